@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from .errors import ConfigurationError
 from .keys import check_name
 from .security import Encryptor, make_encryptor
-from .transport import Address, Replication
+from .transport import Address, Gateway, Replication, ServerRequirements
 
 __all__ = ["LONGEST", "ConnectionSettings", "Seconds", "read_settings"]
 
@@ -35,6 +35,8 @@ class ConnectionSettings(BaseSettings):
         data_dir: directory of the embedded server.
         replicas: number of replicas that must have a write of `durability="replicated"`.
         replication_timeout: seconds that such a write waits for them.
+        allow_eviction: use a server whose eviction policy is `allkeys-*`, which deletes tasks when its memory is full.
+        require_durable: use only a server that evicts no keys and has each write on its disk before it replies.
         encryption_keys, encryption_key_file: keys as text or in a file; the first one encrypts, all decrypt.
         encryption_required: refuse arguments, results and checkpoints that are not encrypted.
     """
@@ -46,6 +48,8 @@ class ConnectionSettings(BaseSettings):
     data_dir: Path | None = None
     replicas: Annotated[int, Field(ge=1)] = 1
     replication_timeout: Seconds = 5.0
+    allow_eviction: bool = False
+    require_durable: bool = False
     encryption_keys: SecretStr = SecretStr("")
     encryption_key_file: Path | None = None
     encryption_required: bool = False
@@ -74,6 +78,11 @@ class ConnectionSettings(BaseSettings):
         return Replication(self.replicas, self.replication_timeout)
 
     @property
+    def requirements(self) -> ServerRequirements:
+        """The conditions under which the server is used."""
+        return ServerRequirements(self.allow_eviction, self.require_durable)
+
+    @property
     def encryptor(self) -> Encryptor:
         """The encryptor of the tasks' data; without keys, data stays plain. Reads the key file. Raises `InvalidKey`."""
         file = self.encryption_key_file
@@ -82,6 +91,10 @@ class ConnectionSettings(BaseSettings):
             None if file is None else file.expanduser(),
             required=self.encryption_required,
         )
+
+    def make_gateway(self, encryptor: Encryptor) -> Gateway:
+        """Return a gateway to the server that is not open yet."""
+        return Gateway(self.address, replication=self.replication, encryptor=encryptor, requirements=self.requirements)
 
 
 S = TypeVar("S", bound=ConnectionSettings)

@@ -6,6 +6,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   │   ├── ServerFull          its memory is full: new tasks are refused, outcomes are stored
 │   │   └── NotReplicated       the write is stored, but too few replicas confirmed it in time
 │   ├── Refused                 Redis refused the client or a command (password, rights, version)
+│   │   └── UnsafeServer        Perdure refuses the server: it would lose acknowledged tasks
 │   ├── BadAddress              the URL does not name a server that Perdure can use
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
 │   ├── PayloadTooLarge         arguments, result or record exceed the size limit
@@ -71,6 +72,7 @@ __all__ = [
     "UnreadableCheckpoint",
     "UnreadableEnvelope",
     "UnreadableMessage",
+    "UnsafeServer",
 ]
 
 
@@ -138,6 +140,10 @@ class NotReplicated(Unavailable):
 
 class Refused(QueueError):
     """Redis refused the client or a command: wrong password, missing rights, version too old."""
+
+
+class UnsafeServer(Refused):
+    """The server would lose acknowledged tasks: by its eviction policy, or it is not durable as the settings demand."""
 
 
 class BadAddress(QueueError, ValueError):

@@ -28,7 +28,7 @@ from .keys import Namespace, Partition
 from .partitions import PartitionRouter, spread
 from .pubsub import TaskNotifications
 from .security import Encryptor, arguments_field
-from .transport import Address, Gateway, Replicated, Replication
+from .transport import Address, Gateway, Replicated, Replication, ServerRequirements
 
 __all__ = ["Key", "Producer", "key_of", "map_items"]
 
@@ -59,6 +59,7 @@ class Producer:
         gateway: Gateway | None = None,
         replication: Replication | None = None,
         encryptor: Encryptor | None = None,
+        requirements: ServerRequirements | None = None,
     ) -> None:
         """Create a producer; `async with` opens it.
 
@@ -73,6 +74,8 @@ class Producer:
             replication: Meaning of `durability="replicated"`. Default: PERDURE_REPLICAS and
                 PERDURE_REPLICATION_TIMEOUT, else one replica within 5 s.
             encryptor: Encryption of the tasks' data. Default: the keys that the environment names.
+            requirements: Conditions under which the server is used. Default: PERDURE_ALLOW_EVICTION and
+                PERDURE_REQUIRE_DURABLE.
         """
         settings = read_settings(ConnectionSettings, {"redis_url": redis_url or None, "namespace": namespace or None})
         self.address = address or settings.address
@@ -83,6 +86,7 @@ class Producer:
             self.address,
             replication=replication or settings.replication,
             encryptor=settings.encryptor if encryptor is None else encryptor,
+            requirements=requirements or settings.requirements,
         )
         self._owns_gateway = gateway is None
         self.notifications = TaskNotifications(self.gateway)

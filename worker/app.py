@@ -158,6 +158,7 @@ class App:
                 result_ttl=self.settings.result_ttl,
                 encryptor=self.encryptor,
                 replication=self.settings.replication,
+                requirements=self.settings.requirements,
             )
             self._warn_of_open_secrets()
             stack.callback(self._forget)

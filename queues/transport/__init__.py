@@ -3,7 +3,8 @@
     module        contents
     gateway       `Gateway`: every command and script is submitted here; retries after a lost reply
     address       server addresses parsed from URLs
-    clients       redis-py clients for an address; translation of errors; check of the server's version
+    clients       redis-py clients for an address; translation of errors
+    server_check  check of the server at connect: version, commands, eviction, persistence
     pipelining    connection that pipelines the commands of one event-loop tick
     blocking      dedicated connection for blocking reads, which can be interrupted
     replication   writes that replicas confirm (WAIT)
@@ -21,10 +22,11 @@ from __future__ import annotations
 
 from .address import Address
 from .backoff import Backoff, jittered, retry_while_unavailable
-from .clients import COMMAND_TIMEOUT, is_read_only, sync_client, translated
-from .gateway import Argument, BlockingConnection, Command, Gateway, GatewayTimings, is_missing_group
+from .clients import COMMAND_TIMEOUT, is_missing_group, is_read_only, sync_client, translated
+from .gateway import Argument, BlockingConnection, Command, Gateway, GatewayTimings
 from .replication import Replicated, Replication
 from .scripts import Script, load_script, pairs, queue_script
+from .server_check import ServerRequirements
 
 __all__ = [
     "COMMAND_TIMEOUT",
@@ -38,6 +40,7 @@ __all__ = [
     "Replicated",
     "Replication",
     "Script",
+    "ServerRequirements",
     "is_missing_group",
     "is_read_only",
     "jittered",

@@ -112,6 +112,13 @@ class Address:
         return self.scheme.startswith("rediss")
 
     @property
+    def user(self) -> str:
+        """The name of the ACL user; empty for the default user."""
+        user = "" if self.embedded else unquote(_Parts.of(self.url).credentials.partition(":")[0].rstrip("@"))
+        user = self.query.get("username", user)
+        return "" if user == "default" else user
+
+    @property
     def query(self) -> dict[str, str]:
         """The query parameters of the URL."""
         return {} if self.embedded else dict(parse_qsl(_Parts.of(self.url).query))

@@ -1,4 +1,4 @@
-"""Clients of the redis-py library for an address, translation of their errors, and the check of the server."""
+"""Clients of the redis-py library for an address, and translation of their errors."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
     TryAgainError,
 )
 from redis.retry import Retry
@@ -37,7 +38,7 @@ __all__ = [
     "COMMAND_TIMEOUT",
     "CONNECT_TIMEOUT",
     "async_client",
-    "check_server",
+    "is_missing_group",
     "is_read_only",
     "pipelined_connection",
     "sync_client",
@@ -192,24 +193,7 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"^Error (?:-?\d+ )?(?:while )?connecting to \S+ ", "", text)
 
 
-OLDEST_SERVER: Final = (6, 2)
-
-
-def check_server(address: Address, info: bytes) -> None:
-    """Raise `Refused` if the server is too old, or of another kind than the address says.
-
-    Args:
-        info: the reply to `INFO server`.
-    """
-    found = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-    mode = found.get("redis_mode") or found.get("server_mode", "")  # Valkey's name for it
-    secure = "s" if address.encrypted else ""
-    if mode == "sentinel":
-        raise Refused(f"{address.shown} is a sentinel: write redis{secure}+sentinel://host:port/service")
-    if mode == "cluster" and not address.clustered:
-        raise Refused(f"{address.shown} is a node of a Redis Cluster: write redis{secure}+cluster://host:port")
-    version = found.get("redis_version", "")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < OLDEST_SERVER:
-        oldest = ".".join(map(str, OLDEST_SERVER))
-        raise Refused(f"{address.shown} is Redis {version or '?'}: Perdure needs {oldest} or newer")
+def is_missing_group(error: Refused) -> bool:
+    """Whether a stream's consumer group does not exist: the queue is new, or the server was emptied."""
+    cause = error.__cause__
+    return isinstance(cause, ResponseError) and "NOGROUP" in str(cause)

@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -24,7 +25,7 @@ import anyio.to_thread
 import redis.asyncio
 from redis.asyncio.client import PubSub
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError
 
 from ..embedded import EmbeddedServer
 from ..errors import NotReplicated, QueueError, Refused, ServerFull, Unavailable
@@ -35,7 +36,6 @@ from .blocking import BlockingConnection
 from .clients import (
     COMMAND_TIMEOUT,
     async_client,
-    check_server,
     is_read_only,
     pipelined_connection,
     translated,
@@ -45,6 +45,7 @@ from .cluster import ClusterConnection
 from .pipelining import Argument, ClientAdapter, Command, CommandConnection, PipelinedConnection
 from .replication import Replication, Replicator
 from .scripts import Script, loaded_scripts
+from .server_check import DEFAULT_REQUIREMENTS, ServerRequirements, check_servers
 
 __all__ = ["Argument", "BlockingConnection", "Command", "Gateway", "GatewayTimings"]
 
@@ -87,15 +88,18 @@ class Gateway:
         patience: float = 3.0,
         replication: Replication | None = None,
         encryptor: Encryptor = NO_KEYS,
+        requirements: ServerRequirements | None = DEFAULT_REQUIREMENTS,
     ) -> None:
         """Args:
         patience: seconds for which a repeatable command is sent again before `Unavailable` is raised.
         replication: number of replicas that must confirm a write of `run_replicated`, and the timeout.
         encryptor: kept here for the modules that read and write data of tasks; the gateway itself does not use it.
+        requirements: conditions under which the server is used; None for a process whose workers check them.
         """
         self.address = address
         self.replication = replication or Replication()
         self.encryptor = encryptor
+        self.requirements = requirements
         self.patience = patience
         self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
         self._client: redis.asyncio.Redis | None = None
@@ -121,21 +125,15 @@ class Gateway:
 
     async def open(self) -> None:
         """Connect and check the server. Raises `Unavailable` or `Refused`."""
-        if self.clustered:
-            cluster = self._connection = self._cluster = ClusterConnection(self.address, self._dial)
-            check: Callable[[], Awaitable[Any]] = cluster.open
-        else:
-            await self._ensure_embedded()
-            self._client = async_client(self.address, self.socket)
-            self._connection = self._dial(None)
-            check = self._check_server
         try:
-            try:
-                await check()
-            except _ERRORS as error:
-                if self._cluster is None:
-                    raise  # the check was a command, which has been repeated already
-                await self._retry(error, check, True)
+            if self.clustered:
+                self._connection = self._cluster = ClusterConnection(self.address, self._dial)
+                await self._repeat(self._cluster.open)
+            else:
+                await self._ensure_embedded()
+                self._client = async_client(self.address, self.socket)
+                self._connection = self._dial(None)
+            await self._repeat(self._check_server)
         except BaseException:
             await self.close()
             raise
@@ -169,13 +167,18 @@ class Gateway:
         return None if self._embedded is None else self._embedded.socket
 
     async def _check_server(self) -> None:
+        cluster = self._cluster
+        if cluster is None:
+            await check_servers(self.address, self.requirements, {"": self._submit})
+        else:
+            primaries = {str(node): partial(cluster.submit_to, node) for node in cluster.reachable()}
+            await check_servers(self.address, self.requirements, primaries)
+
+    async def _repeat(self, call: Callable[[], Awaitable[None]]) -> None:
         try:
-            info: bytes = await self.command("INFO", "server")
-        except Refused as error:
-            if "permission" in str(error).lower():
-                return  # managed servers may forbid INFO; one that is too old refuses the first script
-            raise
-        check_server(self.address, info)
+            await call()
+        except _ERRORS as error:
+            await self._retry(error, call, True)
 
     # commands
 
@@ -389,9 +392,3 @@ async def _connected(pubsub: PubSub) -> PubSub:
         await pubsub.aclose()
         raise
     return pubsub
-
-
-def is_missing_group(error: Refused) -> bool:
-    """Whether a stream's consumer group does not exist: the queue is new, or the server was emptied."""
-    cause = error.__cause__
-    return isinstance(cause, ResponseError) and "NOGROUP" in str(cause)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from perdure.queues import Address, Gateway, Refused, Unavailable
-from perdure.queues.transport.clients import check_server
+from perdure.queues.transport.server_check import check_kind
 
 from tests.conftest import default_kind
 from tests.support.clusters import Cluster
@@ -125,9 +125,9 @@ async def test_any_node_of_a_cluster_is_sufficient(shared_cluster: Cluster) -> N
 )
 def test_the_mode_and_version_of_the_server_are_checked(url: str, info: str, why: str) -> None:
     with pytest.raises(Refused, match=why):
-        check_server(Address(url), info.encode())
+        check_kind(Address(url), info.encode())
 
 
 @pytest.mark.parametrize(("url", "mode"), [("redis://h", "standalone"), ("redis+cluster://h", "cluster")])
 def test_a_server_of_the_right_kind_is_accepted(url: str, mode: str) -> None:
-    check_server(Address(url), f"redis_version:6.2.0\r\nredis_mode:{mode}\r\n".encode())
+    check_kind(Address(url), f"redis_version:6.2.0\r\nredis_mode:{mode}\r\n".encode())

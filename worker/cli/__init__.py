@@ -29,6 +29,7 @@ Help texts are imperative sentences with a full stop: what the command does, whe
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -98,6 +99,7 @@ for command in COMMANDS:
 def main(args: list[str] | None = None) -> None:
     """Run one command and exit with its exit code (see support/errors.py)."""
     _accept_interrupts()
+    logging.getLogger("perdure").addHandler(logging.NullHandler())  # `worker run` shows what is logged
     try:
         code = commands.main(args, prog_name="perdure", standalone_mode=False)
     except typer.Abort:

@@ -16,7 +16,6 @@ import anyio
 from ...queues import (
     Consumer,
     Delivery,
-    Gateway,
     LeaseHeartbeat,
     LeaseLost,
     Leases,
@@ -100,7 +99,7 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._gateway = Gateway(self.settings.address, replication=self.settings.replication, encryptor=app.encryptor)
+        self._gateway = self.settings.make_gateway(app.encryptor)
         self._shared = SharedSettings(self.settings)
         self._slots = Slots(concurrency)
         self._gate = QuarantineGate(link, self.settings.quarantine_window)

@@ -53,7 +53,7 @@ class SupervisorRegistry:
         self.name = f"{name or app.app}-{host}"
         self.state = SupervisorState(0, 0, "")
         self._app = app
-        self._gateway = Gateway(app.address)
+        self._gateway = Gateway(app.address, requirements=None)  # its workers check the server
         self._children = children
         self._on_paused = on_paused
         self._timings = timings

@@ -35,7 +35,7 @@ class LocalQuarantine:
         self._config = config
         self._settings = settings
         self._queues: Sequence[str] = ()
-        self._gateway = Gateway(settings.address)
+        self._gateway = Gateway(settings.address, requirements=None)  # its worker checks the server
         self._loop: asyncio.AbstractEventLoop | None = None
         self._children: Children | None = None
         self._pool: QuarantinePool | None = None

@@ -10,7 +10,8 @@ from redis.exceptions import MovedError, NoPermissionError, ResponseError
 
 from ...errors import Refused, Unavailable
 from ..address import Address, Node
-from ..clients import check_server, sync_client, translated
+from ..clients import sync_client, translated
+from ..server_check import check_kind
 
 __all__ = ["SLOTS", "Topology", "discover_topology"]
 
@@ -119,4 +120,4 @@ def _check(client: Any, address: Address) -> None:
         if "permission" not in str(error).lower():
             raise
         return
-    check_server(address, info)
+    check_kind(address, info)

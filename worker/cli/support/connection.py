@@ -82,6 +82,7 @@ class ConnectionOptions:
             result_ttl=settings.result_ttl,
             encryptor=settings.encryptor,
             replication=settings.replication,
+            requirements=settings.requirements,
         )
 
 
