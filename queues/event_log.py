@@ -6,8 +6,8 @@ task's run, in order; entries without one by the scripts of the outcome that the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Final
 
@@ -153,36 +153,53 @@ class LogTail:
     Attributes:
         events: The last events, oldest first, none from before a fresh start.
         number: Number of the last event that a run wrote.
-        done: Keys of recorded steps. intents: keys of steps that were about to act.
-        saved: Decrypted progress under names that start with `#`, as far as it can be decrypted.
         now: Milliseconds of Redis' clock.
         unread: Messages in the inbox.
+        done: Keys of recorded steps. intents: keys of steps that were about to act.
+        saved: Decrypted progress under names that start with `#`, as far as it can be decrypted.
     """
 
     events: tuple[TaskEvent, ...]
     number: int
-    done: frozenset[str]
-    intents: frozenset[str]
-    saved: Mapping[str, bytes]
     now: int
     unread: int
+    done: Collection[str] = ()
+    intents: Collection[str] = ()
+    saved: Mapping[str, bytes] = field(default_factory=dict)
 
 
-async def read_log_tail(gateway: Gateway, partition: Partition, task_id: str, limit: int = LATEST_EVENTS) -> LogTail:
-    """Read the tail of a task's log in two round trips. The task may be running."""
-    record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
-    names, number, (sent, used), entries, time = await gateway.pipeline(
+async def read_log_tail(
+    gateway: Gateway, partition: Partition, task_id: str, limit: int = LATEST_EVENTS, *, checkpoint: bool = True
+) -> LogTail:
+    """Read the tail of a task's log. The task may be running. checkpoint: whether to read the checkpoint as well."""
+    record, log = partition.record(task_id), partition.log(task_id)
+    number, (sent, used), entries, time, *names = await gateway.pipeline(
         [
-            ("HKEYS", steps),
             ("HGET", record, "events"),
             ("HMGET", partition.inbox(task_id), "sent", "used"),
             ("XREVRANGE", log, "+", "-", "COUNT", limit),
             ("TIME",),
+            *([("HKEYS", partition.steps(task_id))] if checkpoint else []),
         ],
         node_of=record,
     )
+    cipher = gateway.encryptor.of(partition, task_id)
+    events = takewhile(lambda event: not event.restarts, opened_events(entries, task_id, cipher))
+    tail = LogTail(
+        events=tuple(reversed([*events])),
+        number=int(number or 0),
+        now=int(time[0]) * 1000 + int(time[1]) // 1000,
+        unread=max(0, int(sent or 0) - int(used or 0)),
+    )
+    return await _with_checkpoint(tail, gateway, partition, task_id, names[0]) if checkpoint else tail
+
+
+async def _with_checkpoint(
+    tail: LogTail, gateway: Gateway, partition: Partition, task_id: str, names: Sequence[bytes]
+) -> LogTail:
+    """Return the tail with the checkpoint whose fields have these names."""
     own = [name for name in names if name.startswith(b"s:#")]
-    values = await gateway.command("HMGET", steps, *own) if own else []
+    values = await gateway.command("HMGET", partition.steps(task_id), *own) if own else []
     cipher = gateway.encryptor.of(partition, task_id)
     saved: dict[str, bytes] = {}
     for name, value in zip(own, values, strict=True):
@@ -192,13 +209,9 @@ async def read_log_tail(gateway: Gateway, partition: Partition, task_id: str, li
                 saved[key] = cipher.decrypt(f"s:{key}", value)
         except DecryptionError:
             continue
-    events = takewhile(lambda event: not event.restarts, opened_events(entries, task_id, cipher))
-    return LogTail(
-        events=tuple(reversed([*events])),
-        number=int(number or 0),
+    return replace(
+        tail,
         done=frozenset(name.decode().removeprefix("d:") for name in names if name.startswith(b"d:")),
         intents=frozenset(name.decode().removeprefix("i:") for name in names if name.startswith(b"i:")),
         saved=saved,
-        now=int(time[0]) * 1000 + int(time[1]) // 1000,
-        unread=max(0, int(sent or 0) - int(used or 0)),
     )

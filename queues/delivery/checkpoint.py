@@ -17,7 +17,7 @@ from ..transport import Argument, Gateway, pairs, queue_script
 from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
-from .step_pages import PAGE, StepPages
+from .step_pages import PAGE, StepPages, add_fields
 
 __all__ = ["Entry", "History", "Kind", "last_step", "load_history", "recorded_steps", "touch_step", "write_entries"]
 
@@ -69,9 +69,8 @@ class History:
     """State that earlier runs of a task left.
 
     Attributes:
-        done: Step records, by key; only some of them if there are `pages`. intents: risky steps that were about to act.
-        saved: progress within steps.
-        pages: Reads the other records, if the checkpoint is large.
+        done: Step records, by key. intents: risky steps that were about to act. saved: progress within steps.
+        pages: Reads the rest of these, if the checkpoint is large.
         entries: Number of the last entry that a run wrote.
         events: Number of the last event that a run logged.
         lost: Deliveries of the present message that ended without an outcome and were not returned.
@@ -126,11 +125,14 @@ class History:
 
     @property
     def records(self) -> int:
-        """Number of step records."""
+        """Number of step records; of a large checkpoint, of all its fields."""
         return len(self.done) if self.pages is None else self.pages.total
 
     async def read_record(self, step: str) -> bytes | None:
-        """Return a step's record, None if the step is not recorded. Raises `DecryptionError`."""
+        """Return a step's record; None if the step is not recorded, then its intent and its progress are known.
+
+        Raises `DecryptionError`.
+        """
         found = self.done.get(step)
         return found if found is not None or self.pages is None else await self.pages.read(step)
 
@@ -143,18 +145,27 @@ class History:
         found = await self.read_record(step)
         return found if found is None else self.take_known(step)
 
-    async def read_all_records(self) -> None:
-        """Read all step records into `done`. Raises `DecryptionError`."""
+    async def read_unfinished(self, *steps: str) -> None:
+        """Read the intents and the saved progress of steps, unless all are known. Raises `DecryptionError`."""
+        if self.pages is not None and steps:
+            await self.pages.read_unfinished(steps)
+
+    async def read_all(self) -> None:
+        """Read the whole checkpoint. Raises `DecryptionError`, `UnreadableCheckpoint`."""
         if self.pages is not None:
             await self.pages.read_all()
+
+    def by_kind(self) -> dict[str, dict[str, bytes]]:
+        """Return the fields of the checkpoint by kind and step."""
+        return {"d": self.done, "i": self.intents, "s": self.saved}
 
     def decrypt(self, cipher: TaskCipher) -> None:
         """Decrypt the checkpoint in place, and the pages that are read later. Raises `DecryptionError`."""
         if self.pages is not None:
             self.pages.cipher = cipher
-        for prefix, records in (("d", self.done), ("i", self.intents), ("s", self.saved)):
+        for kind, records in self.by_kind().items():
             for step, value in records.items():
-                records[step] = cipher.decrypt(f"{prefix}:{step}", value)
+                records[step] = cipher.decrypt(f"{kind}:{step}", value)
 
 
 async def write_entries(
@@ -215,9 +226,6 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 _NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
 _FIELDS: Final = (*_NUMBERS, "format", "newer_since", "at", "alive", "suspect", "crash", "handed_from", "continued")
 
-_SCANNED: Final = 1024
-"""Fields that Redis looks at in one command for the few that are not step records."""
-
 _LATEST: Final = 8
 """Events of the log that are read: enough to see how the previous run ended."""
 
@@ -225,8 +233,7 @@ _LATEST: Final = 8
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
     """Read the state that earlier runs left. The checkpoint is not decrypted yet.
 
-    One round trip reads a checkpoint of one page. Of a larger one, the intents and the saved progress are read in
-    further pages, and step records when they are asked for.
+    One round trip reads a checkpoint of one page. The rest of a larger one is read when it is asked for.
     """
     partition = delivery.partition
     fields, last, cancel, (cursor, steps), latest, time = await gateway.pipeline(
@@ -272,24 +279,13 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
     )
     if history.format > DATA_FORMAT:
         return history
-    _add_checkpoint(history, steps, broken)
+    add_fields(history.by_kind(), pairs(steps).items(), broken)
     if int(cursor) != 0:
-        await _read_further(gateway, partition, task_id, history, cursor, broken)
+        total = int(await gateway.command("HLEN", partition.steps(task_id)))
+        history.pages = StepPages(gateway, partition, task_id, history.by_kind(), total)
     if broken:
         history.problem = UnreadableCheckpoint(task_id, broken[0])
     return history
-
-
-async def _read_further(
-    gateway: Gateway, partition: Partition, task_id: str, history: History, cursor: bytes, broken: list[str]
-) -> None:
-    """Read the rest of a large checkpoint but its step records, and prepare the reading of those."""
-    key = partition.steps(task_id)
-    while int(cursor) != 0:
-        cursor, found = await gateway.command("HSCAN", key, cursor, "MATCH", "[^d]*", "COUNT", _SCANNED)
-        _add_checkpoint(history, found, broken)
-    total = int(await gateway.command("HLEN", key)) - len(history.intents) - len(history.saved)
-    history.pages = StepPages(gateway, partition, task_id, history.done, total)
 
 
 def _number(name: str, value: bytes | None, broken: list[str]) -> int | None:
@@ -308,14 +304,3 @@ def _evidence(data: bytes | None) -> Mapping[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _add_checkpoint(history: History, fields: Sequence[Any], broken: list[str]) -> None:
-    """Add the fields of a step hash to the history."""
-    records = {b"d": history.done, b"i": history.intents, b"s": history.saved}
-    for name, value in pairs(fields).items():
-        kind, _, step = name.partition(b":")
-        try:
-            records[kind][step.decode()] = value
-        except (KeyError, UnicodeDecodeError):
-            broken.append(f"its field {name!r} is of no known kind")

@@ -1,19 +1,19 @@
-"""Pages of a large checkpoint: step records that a run reads when it asks for them."""
+"""Pages of a large checkpoint: what a run reads when it asks for a step."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from ..errors import Unavailable
+from ..errors import Unavailable, UnreadableCheckpoint
 from ..keys import Partition
 from ..security import TaskCipher
 from ..transport import Command, Gateway, pairs, retry_while_unavailable
 
-__all__ = ["PAGE", "StepPages"]
+__all__ = ["PAGE", "StepPages", "add_fields"]
 
 PAGE: Final = 512
 """Fields of a page. Redis serves no other client meanwhile, for about 0.2 ms."""
@@ -25,11 +25,14 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 
 
 class StepPages:
-    """Records of a checkpoint with more than one page. `read` returns one of them, and reads others ahead.
+    """Fields of a checkpoint with more than one page. `read` returns a step's record, and reads others ahead.
 
     A loop names its steps by numbers (`read#17`, `page-17`), so the records of the next numbers are read with one that
     is asked for. If a step is followed by no such records, the names have no order that is known here, and each further
-    read also brings a page of any records, until all of them are known.
+    read also brings a page of any fields, until all of them are known.
+
+    A handler asks for its recorded steps first, so the few other fields (intents, saved progress) are read for a step
+    that is not recorded, together with those of the next numbers: new steps in a row share these reads.
 
     Only a reply for the very name says that a step is not recorded: a record that has not been read yet must not be
     taken for a missing one.
@@ -40,24 +43,33 @@ class StepPages:
         "_cursor",
         "_gateway",
         "_key",
+        "_known",
         "_lock",
         "_numbered",
         "_per_page",
         "_records",
         "_scans",
+        "_task_id",
         "cipher",
         "on_wait",
         "total",
     )
 
     def __init__(
-        self, gateway: Gateway, partition: Partition, task_id: str, records: dict[str, bytes], total: int
+        self,
+        gateway: Gateway,
+        partition: Partition,
+        task_id: str,
+        known: Mapping[str, dict[str, bytes]],
+        total: int,
     ) -> None:
-        """records: the records that are known already, by step; later ones are added. total: number of all."""
+        """known: the fields that are known already, by kind and step; later ones are added. total: number of all."""
         self.total = total
         self._gateway = gateway
         self._key = partition.steps(task_id)
-        self._records = records
+        self._task_id = task_id
+        self._known = known
+        self._records = known["d"]
         self._absent: set[str] = set()
         """Steps that were read ahead and are not recorded."""
         self._cursor: bytes | int = 0
@@ -67,12 +79,15 @@ class StepPages:
         self._per_page = PAGE // 2
         self._lock = asyncio.Lock()
         self.cipher: TaskCipher | None = None
-        """Decrypts records that are read from now on."""
+        """Decrypts fields that are read from now on."""
         self.on_wait: Callable[[Unavailable], None] | None = None
         """Called while Redis is unavailable."""
 
     async def read(self, step: str) -> bytes | None:
-        """Return a step's record, None if the step is not recorded. Raises `DecryptionError`."""
+        """Return a step's record; None if the step is not recorded, then its intent and its progress are known.
+
+        Raises `DecryptionError`.
+        """
         async with self._lock:
             if step not in self._records and step not in self._absent and not self._is_complete:
                 await retry_while_unavailable(partial(self._read_page, step), on_wait=self.on_wait)
@@ -83,8 +98,16 @@ class StepPages:
         """Return a known record, and forget it unless a scan has started, whose end says that all records are known."""
         return self._records.get(step) if self._scans else self._records.pop(step, None)
 
+    async def read_unfinished(self, steps: Sequence[str]) -> None:
+        """Read the intents and the saved progress of steps. Raises `DecryptionError`."""
+        await retry_while_unavailable(partial(self._read_unfinished, steps), on_wait=self.on_wait)
+
     async def read_all(self) -> None:
-        """Read the remaining records, and those that were released."""
+        """Read the remaining fields, and the records that were released. Raises `DecryptionError`.
+
+        Raises:
+            UnreadableCheckpoint: A field is of no known kind.
+        """
         async with self._lock:
             self._scans, self._cursor = True, 0
             while not self._is_complete:
@@ -92,7 +115,7 @@ class StepPages:
 
     async def _scan(self) -> None:
         cursor, found = await self._gateway.command("HSCAN", self._key, self._cursor, "COUNT", PAGE)
-        self._add_page(found)
+        self._add(pairs(found).items())
         self._cursor = cursor
 
     @property
@@ -107,31 +130,65 @@ class StepPages:
         if self._scans and stem not in self._numbered:
             commands.append(("HSCAN", self._key, self._cursor, "COUNT", PAGE))
         values, *pages = await self._gateway.pipeline(commands)
-        found = self._add(zip(names, values, strict=True))
+        missing: list[str] = []
+        for name, value in zip(names, values, strict=True):
+            if value is None:
+                missing.append(name)
+            elif name not in self._records:
+                self._records[name] = value if self.cipher is None else self.cipher.decrypt(f"d:{name}", value)
+        if values[0] is None:
+            await self._read_unfinished(missing)
+            self._absent.update(missing)
+        found = len(names) - len(missing)
         if found > (values[0] is not None):
             self._numbered.add(stem)
         elif stem not in self._numbered:
             self._scans = True
         for cursor, flat in pages:
-            self._add_page(flat)
+            self._add(pairs(flat).items())
             self._cursor = cursor
         size = sum(map(len, filter(None, values)))
         self._per_page = max(8, min(PAGE // 2, _PAGE_BYTES * found // max(size, 1)))
 
-    def _add_page(self, flat: list[Any]) -> None:
-        self._add((name[2:].decode(), value) for name, value in pairs(flat).items() if name.startswith(b"d:"))
+    async def _read_unfinished(self, steps: Iterable[str]) -> None:
+        fields = [kind + step for step in steps for kind in ("i:", "s:")]
+        values = await self._gateway.command("HMGET", self._key, *fields)
+        self._add(zip(map(str.encode, fields), values, strict=True))
 
-    def _add(self, fields: Iterable[tuple[str, bytes | None]]) -> int:
-        """Add records, and return their number. None: the step is not recorded."""
-        records, cipher, found = self._records, self.cipher, 0
-        for step, value in fields:
-            if value is None:
-                self._absent.add(step)
-                continue
-            found += 1
-            if step not in records:
-                records[step] = value if cipher is None else cipher.decrypt(f"d:{step}", value)
-        return found
+    def _add(self, fields: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Add fields that are not known yet. None: the field does not exist."""
+        broken: list[str] = []
+        add_fields(self._known, fields, broken, self.cipher)
+        if broken:
+            raise UnreadableCheckpoint(self._task_id, broken[0])
+
+
+def add_fields(
+    known: Mapping[str, dict[str, bytes]],
+    fields: Iterable[tuple[bytes, bytes | None]],
+    broken: list[str],
+    cipher: TaskCipher | None = None,
+) -> None:
+    """Add fields of a step hash to those that are known by kind and step, which stay as they are.
+
+    Args:
+        fields: Names and values; None for a field that does not exist.
+        broken: Receives the problems of fields that no version has written.
+        cipher: Decrypts the values.
+
+    Raises `DecryptionError`.
+    """
+    for name, value in fields:
+        if value is None:
+            continue
+        try:
+            kind, _, step = name.decode().partition(":")
+            steps = known[kind]
+        except (KeyError, UnicodeDecodeError):
+            broken.append(f"its field {name!r} is of no known kind")
+            continue
+        if step not in steps:
+            steps[step] = value if cipher is None else cipher.decrypt(f"{kind}:{step}", value)
 
 
 def _successors(step: str, count: int) -> tuple[str, list[str]]:

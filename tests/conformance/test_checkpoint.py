@@ -349,9 +349,7 @@ async def test_each_step_of_a_large_checkpoint_is_found(
     history = await large(gateway, delivery, names)
     assert history.pages is not None
     assert len(history.done) < len(names)
-    assert history.records == len(names)
-    assert history.intents == {"mail": b"1"}
-    assert history.saved == {f"part-{number}": b"2" for number in range(5)}
+    assert history.records == len(names) + 6
     asked = [*names, *(name for name in ABSENT if name not in names)]
     if order == "backward":
         asked.reverse()
@@ -364,6 +362,38 @@ async def test_each_step_of_a_large_checkpoint_is_found(
     assert found == [name.encode() if name in set(names) else None for name in asked]
     for name in names[::97]:  # also after it was used
         assert await history.read_record(name) == name.encode()
+
+
+@pytest.mark.parametrize("kind", ["numbered", "without order"])
+async def test_a_step_that_is_not_recorded_brings_its_intent_and_its_progress(
+    gateway: Gateway, delivery: Delivery, kind: str
+) -> None:
+    history = await large(gateway, delivery, NAMES[kind])
+    for name in NAMES[kind][:600]:
+        assert await history.take_record(name) is not None
+    assert await history.read_record("mail") is None
+    assert history.intents == {"mail": b"1"}
+    for number in range(5):
+        assert await history.read_record(f"part-{number}") is None
+    assert history.saved == {f"part-{number}": b"2" for number in range(5)}
+
+
+async def test_the_intent_of_a_recorded_step_is_read_when_it_is_asked_for(gateway: Gateway, delivery: Delivery) -> None:
+    """A step that runs again with other arguments may have been cut off in that."""
+    history = await large(gateway, delivery, NAMES["numbered"])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.INTENT, "page-7", b"3")])
+    assert await history.read_record("page-7") == b"page-7"
+    await history.read_unfinished("page-7")
+    assert history.intents["page-7"] == b"3"
+
+
+async def test_what_a_run_knows_is_not_replaced_by_a_later_read(gateway: Gateway, delivery: Delivery) -> None:
+    history = await large(gateway, delivery, NAMES["numbered"])
+    history.saved["part-1"] = b"newer"
+    await history.read_unfinished("part-1", "part-2")
+    await history.read_all()
+    assert history.saved == {f"part-{number}": b"newer" if number == 1 else b"2" for number in range(5)}
+    assert history.intents == {"mail": b"1"}
 
 
 @pytest.mark.parametrize(("kind", "most"), [("counted", 8), ("numbered", 8), ("several", 10), ("without order", 10)])
@@ -400,7 +430,7 @@ async def test_all_records_of_a_large_checkpoint_include_those_that_were_used(
     history = await large(gateway, delivery, NAMES["numbered"])
     for name in NAMES["numbered"][:700]:
         assert await history.take_record(name) is not None
-    await history.read_all_records()
+    await history.read_all()
     assert history.done == {name: name.encode() for name in NAMES["numbered"]}
     assert await history.read_record("other") is None
 

@@ -50,7 +50,7 @@ class Loop(Generic[S]):
 
     async def drive(self, goal: str, inputs: dict[str, Any]) -> Any:
         """Run the agent from the point that earlier runs reached; return the result of `finish`."""
-        await self._run.history.read_all_records()
+        await self._run.history.read_all()
         recorded = self._run.history.done.get(_FINISH)
         if recorded is not None:
             return codec_of(self._agent.finish).decode(StepRecord.decode(recorded).result)

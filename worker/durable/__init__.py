@@ -24,7 +24,7 @@ through `run.recorder`, which is fenced. worker/journal/step_record.py has the s
 
 from .codec import Codec, codec_of
 from .context import Context
-from .continuation import successor_of
+from .continuation import HANDING, successor_of
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
 from .run import Run
@@ -37,6 +37,7 @@ from .threads import Threads
 
 __all__ = [
     "CURRENT_RUN",
+    "HANDING",
     "STOP_RULES",
     "AlreadyDone",
     "Artifacts",

@@ -64,7 +64,7 @@ class ResumeInfo:
         run = self._run
         if (agent := run.observer(_HasState)) is not None:  # type: ignore[type-abstract]  # a protocol is asked for
             return agent.state
-        await run.history.read_all_records()
+        await run.history.read_all()
         return sorted(key for key in run.history.done if not key.startswith("#"))
 
     async def history(self) -> AsyncIterator[Event]:

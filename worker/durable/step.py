@@ -206,6 +206,7 @@ async def run_step(
     shown = arguments_text(called_with, run.redact)
     if record is not None:
         _allow_mismatch(run, key, record, shown, options)
+        await run.history.read_unfinished(key)
     if call is not None:
         call.recorded = False
     if run.stopping:

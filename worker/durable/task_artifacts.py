@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from ...queues import Entry, Gateway, Kind, Namespace, deployment_id, retry_while_unavailable
+from ...queues import Entry, Gateway, Kind, Namespace, checkpoint_fields, deployment_id, retry_while_unavailable
 from ..artifacts import ArtifactLink, ArtifactStore, Data, check_artifact_name, field_of, open_store
 from ..artifacts.links import links_among
 from ..errors import ArtifactError
@@ -84,10 +84,12 @@ class Artifacts:
 
     async def _link(self, link: ArtifactLink, key: str | None, step: Step | None) -> None:
         run, field = self._run, field_of(link.name)
-        if key is None and (linked := run.history.saved.get(field)) is not None:
-            former = ArtifactLink.decode(run.id, link.name, linked)
-            if former == link.model_copy(update={"n": former.n}):
-                return  # linked by an earlier try of this step
+        if key is None:
+            await run.history.read_unfinished(field)
+            if (linked := run.history.saved.get(field)) is not None:
+                former = ArtifactLink.decode(run.id, link.name, linked)
+                if former == link.model_copy(update={"n": former.n}):
+                    return  # linked by an earlier try of this step
         where = step.key if step is not None else run.keys.within
         event = run.next_entry(
             ArtifactSaved(name=link.name, hash=link.hash, size=link.size, media_type=link.media_type, step=where)
@@ -99,9 +101,13 @@ class Artifacts:
         run.history.saved[field] = data
         await run.recorder.put(*entries, wait=self._durability != "async", replicated=self._durability == "replicated")
 
-    def list(self) -> list[Artifact]:
+    async def list(self) -> list[Artifact]:
         """Return the task's artifacts, the latest of each name, in the order in which they were saved."""
-        return [_artifact(link) for link in links_among(self._run.id, self._run.history.saved)]
+        run = self._run
+        saved = run.history.saved
+        if run.history.pages is not None:
+            saved = await checkpoint_fields(run.gateway, run.delivery.partition, run.id, field_of("")) | saved
+        return [_artifact(link) for link in links_among(run.id, saved)]
 
     async def read(self, artifact: str | Artifact) -> bytes:
         """Return the bytes, verified by their hash.
@@ -113,18 +119,18 @@ class Artifacts:
             ArtifactMissing, ArtifactDamaged, StoreUnavailable
             ArtifactError: The task has no artifact of this name.
         """
-        found = self._find(artifact)
+        found = await self._find(artifact)
         return await (await self._store()).read(self._what(found.name), found.hash, found.size)
 
     async def chunks(self, artifact: str | Artifact) -> AsyncIterator[bytes]:
         """Yield the bytes in chunks. The hash is verified after the last one. Raises as `read` does."""
-        found = self._find(artifact)
+        found = await self._find(artifact)
         async for chunk in (await self._store()).chunks(self._what(found.name), found.hash, found.size):
             yield chunk
 
     async def fetch(self, artifact: str | Artifact, to: Path) -> None:
         """Write the verified bytes to a file, which is replaced atomically. Raises as `read` does."""
-        found = self._find(artifact)
+        found = await self._find(artifact)
         await (await self._store()).fetch(self._what(found.name), found.hash, found.size, to)
 
     async def path(self, artifact: str | Artifact) -> Path:
@@ -132,15 +138,16 @@ class Artifacts:
 
         Raises as `read` does.
         """
-        found = self._find(artifact)
+        found = await self._find(artifact)
         return await (await self._store()).path(self._what(found.name), found.hash, found.size)
 
-    def _find(self, artifact: str | Artifact) -> Artifact:
+    async def _find(self, artifact: str | Artifact) -> Artifact:
         if isinstance(artifact, Artifact):
             return artifact
+        await self._run.history.read_unfinished(field_of(artifact))
         data = self._run.history.saved.get(field_of(artifact))
         if data is None:
-            names = ", ".join(repr(one.name) for one in self.list()) or "none"
+            names = ", ".join(repr(one.name) for one in await self.list()) or "none"
             raise ArtifactError(f"task {self._run.id} has no artifact {artifact!r}; its artifacts: {names}")
         return _artifact(ArtifactLink.decode(self._run.id, artifact, data))
 

@@ -20,7 +20,7 @@ class Resumption(BaseModel):
         gap: Seconds without a worker, by the Redis clock: from the last sign of the previous run to the reading of its
             checkpoint; None if nothing is known of the previous run.
         restored: Number of restored records by kind (steps, events, decisions, discoveries, messages, progress). The
-            kind `records` replaces some of them if the checkpoint has more than 512 records.
+            kind `records` replaces all but events if the checkpoint has more than 512 fields: it is their number.
         handoff: Handoff document of the previous run, or one drafted from the event log if it left none.
         received: Handoff document of the task that this one continues, however long ago it was received.
     """

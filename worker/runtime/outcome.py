@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
-from ...queues import Counters, NotEncrypted, PayloadTooLarge, TamperedData
+from ...queues import Counters, NotEncrypted, PayloadTooLarge, TamperedData, UnreadableCheckpoint
 from ..durable import STOP_RULES, ParkReason, StopReason, counters_after
 from ..errors import (
     ArtifactTooLarge,
@@ -122,6 +122,7 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     StepInDoubt: Reason.IN_DOUBT,
     TamperedData: Reason.UNDECRYPTABLE,
     NotEncrypted: Reason.UNDECRYPTABLE,
+    UnreadableCheckpoint: Reason.UNREADABLE,
     UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
     StepMismatch: Reason.NOT_RETRYABLE,
     Incoherent: Reason.INCOHERENT,

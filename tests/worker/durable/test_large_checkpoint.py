@@ -5,15 +5,40 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Literal
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, current_step
+from perdure import (
+    Agent,
+    AgentState,
+    AlreadyDone,
+    App,
+    Context,
+    Handoff,
+    PlanStep,
+    Retry,
+    Settings,
+    State,
+    TaskHandle,
+    current_step,
+)
+from perdure.deadletter import Reason
+from perdure.queues import Gateway
 from perdure.queues.delivery.step_pages import PAGE
+from perdure.queues.transport import Command
 from perdure.worker.durable import CURRENT_RUN, CallNext, Middleware, StepCall
 
-from tests.support.workers import bounded, history, recorded_steps, work_off
+from tests.support.workers import (
+    bounded,
+    history,
+    letter,
+    recorded_steps,
+    redis_command,
+    running_worker,
+    wait_until,
+    work_off,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -94,6 +119,153 @@ async def test_steps_of_a_large_checkpoint_run_once(
         assert seen.recorded == {True: STEPS, False: STEPS + PAGE}
 
 
+class Traffic:
+    """The commands of this process that read the checkpoint or the log of a task. size: of their replies in bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commands: list[str] = []
+        self.size = 0
+        self._task_id = ""
+        command, pipeline = Gateway.command, Gateway.pipeline
+
+        async def counted_command(gateway: Gateway, *given: Any, **options: Any) -> Any:
+            reply = await command(gateway, *given, **options)
+            self._count([given], [reply])
+            return reply
+
+        async def counted_pipeline(gateway: Gateway, given: Sequence[Command], **options: Any) -> list[Any]:
+            replies = await pipeline(gateway, given, **options)
+            self._count(given, replies)
+            return replies
+
+        monkeypatch.setattr(Gateway, "command", counted_command)
+        monkeypatch.setattr(Gateway, "pipeline", counted_pipeline)
+
+    def start(self, handle: TaskHandle[Any]) -> None:
+        self.commands, self.size, self._task_id = [], 0, handle.id
+
+    def _count(self, commands: Sequence[Command], replies: Sequence[Any]) -> None:
+        for given, reply in zip(commands, replies, strict=True):
+            if self._task_id and str(given[1] if len(given) > 1 else "").endswith(
+                (f":steps:{self._task_id}", f":log:{self._task_id}")
+            ):
+                self.commands.append(str(given[0]))
+                self.size += size_of(reply)
+
+
+def size_of(reply: Any) -> int:
+    return (
+        sum(map(size_of, reply)) if isinstance(reply, list | tuple) else len(reply) if isinstance(reply, bytes) else 8
+    )
+
+
+async def add_records(app: App, handle: TaskHandle[Any], count: int) -> None:
+    """Add recorded steps to the checkpoint of a task that waits for its next attempt, and make it due."""
+    for first in range(0, count, 5000):
+        many = [part for number in range(first, min(first + 5000, count)) for part in (f"d:page-{number}", "{}\n1")]
+        await redis_command(app, "HSET", handle.partition.steps(handle.id), *many)
+    await redis_command(app, "ZADD", handle.partition.due, "XX", 1, handle.id)
+
+
+async def failed_once(app: App, handle: TaskHandle[Any]) -> None:
+    """Run a task until its first attempt has failed, and it waits for the next one."""
+    async with running_worker(app):
+        await wait_until(lambda: _is_scheduled(handle), "its first attempt has failed")
+
+
+async def _is_scheduled(handle: TaskHandle[Any]) -> bool:
+    return await handle.status() is State.SCHEDULED
+
+
+LATER = Retry(max_attempts=2, base=600.0, jitter=0.0)
+
+
+async def test_the_handler_starts_after_as_many_reads_for_any_number_of_records(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = Traffic(monkeypatch)
+    before_start: list[tuple[list[str], int]] = []
+    for_new_steps: list[list[str]] = []
+
+    @app.task(retry=LATER, durability="async")
+    async def walk(ctx: Context) -> None:
+        before_start.append(([*traffic.commands], traffic.size))
+        await ctx.step("first", int, 1)
+        if ctx.attempt == 1:
+            raise ConnectionError("cut off")
+        traffic.commands = []
+        for number in range(100):
+            await ctx.step("new", int, number)
+        for_new_steps.append([*traffic.commands])
+
+    for count in (2 * PAGE, 40 * PAGE):
+        handle = await walk.enqueue()
+        await failed_once(app, handle)
+        await add_records(app, handle, count)
+        traffic.start(handle)
+        await work_off(app)
+        await bounded(handle.result())
+        traffic.start(handle)
+    (_, few, _, many), (new_after_few, new_after_many) = before_start, for_new_steps
+    assert few[0] == many[0]
+    assert "HSCAN" in few[0]
+    assert len(few[0]) < 10
+    assert many[1] < 1.3 * few[1]
+    assert 0 < len(new_after_few) < 5
+    assert 0 < len(new_after_many) < 5
+
+
+@pytest.mark.parametrize("in_doubt", ["retry", "fail"])
+async def test_a_step_in_doubt_is_found_in_a_large_checkpoint(app: App, in_doubt: Literal["retry", "fail"]) -> None:
+    verified: list[int] = []
+
+    def pay(amount: int) -> str:
+        raise ConnectionError("no reply")
+
+    def paid(amount: int) -> AlreadyDone[str]:
+        verified.append(amount)
+        return AlreadyDone("receipt")
+
+    @app.task(retry=LATER)
+    async def order(ctx: Context) -> str:
+        how: dict[str, Any] = {"in_doubt": "fail"} if in_doubt == "fail" else {"verify": paid}
+        return str(await ctx.step("pay", pay, 30, risky=True, **how))
+
+    handle = await order.enqueue()
+    await failed_once(app, handle)
+    await redis_command(app, "HDEL", handle.partition.steps(handle.id), "s:#handoff")  # as after a crash
+    await add_records(app, handle, 3 * PAGE)
+    async with running_worker(app):
+        if in_doubt == "fail":
+            assert (await bounded(letter(app, handle))).reason is Reason.IN_DOUBT
+        else:
+            assert await bounded(handle.result()) == "receipt"
+            assert verified == [30]
+
+
+async def test_the_drafted_handoff_of_a_large_checkpoint_names_the_step_in_doubt(app: App) -> None:
+    found: list[Handoff | None] = []
+
+    def pay() -> None:
+        raise ConnectionError("no reply")
+
+    @app.task(retry=LATER)
+    async def order(ctx: Context) -> None:
+        found.append(None if ctx.resumption is None else ctx.resumption.handoff)
+        if ctx.attempt == 1:
+            await ctx.step("pay", pay, risky=True)
+
+    handle = await order.enqueue()
+    await failed_once(app, handle)
+    await redis_command(app, "HDEL", handle.partition.steps(handle.id), "s:#handoff")
+    await add_records(app, handle, 3 * PAGE)
+    await work_off(app)
+    assert found[0] is None
+    assert found[1] is not None
+    assert [step.key for step in found[1].dependencies.in_doubt] == ["pay"]
+    assert found[1].steps == 3 * PAGE + 1
+
+
 async def test_other_records_are_found_in_a_large_checkpoint(app: App) -> None:
     saved: list[Any] = []
 
@@ -115,7 +287,7 @@ async def test_other_records_are_found_in_a_large_checkpoint(app: App) -> None:
         names = await ctx.resume_info().state()
         await ctx.step("part", save)
         return {
-            "artifacts": [one.name for one in ctx.artifacts.list()],
+            "artifacts": [one.name for one in await ctx.artifacts.list()],
             "messages": messages,
             "records": restored.get("records"),
             "names": names,
@@ -127,7 +299,7 @@ async def test_other_records_are_found_in_a_large_checkpoint(app: App) -> None:
     found = await bounded(handle.result())
     assert found["artifacts"] == ["report"]
     assert found["messages"] == ["first"]
-    assert found["records"] == 2 * PAGE + 3  # and an artifact, an inbox, a message
+    assert found["records"] == 2 * PAGE + 5  # and an artifact with its link, an inbox, a message, progress
     assert found["names"] == sorted(["page", *(f"page#{number}" for number in range(2, PAGE + 1))])
     assert saved == [None, 1]
     events = await history(handle)

@@ -53,7 +53,7 @@ async def test_a_saved_artifact_is_linked_logged_and_readable(app: App, folder: 
     async def report(ctx: Context) -> tuple[Artifact, bytes, list[Artifact], bytes]:
         saved = await ctx.artifacts.save("report.md", "# Found\n")
         path = await ctx.artifacts.path("report.md")
-        return saved, await ctx.artifacts.read("report.md"), ctx.artifacts.list(), path.read_bytes()
+        return saved, await ctx.artifacts.read("report.md"), await ctx.artifacts.list(), path.read_bytes()
 
     task = app.task(report)
     async with app:
@@ -117,7 +117,7 @@ async def test_a_save_within_a_step_is_part_of_the_step(app: App, folder: Path) 
             return saved.name
 
         names = [await ctx.step("write", writes), await ctx.step("thread", in_thread)]
-        return [*names, *(artifact.name for artifact in ctx.artifacts.list())]
+        return [*names, *(artifact.name for artifact in await ctx.artifacts.list())]
 
     task = app.task(retry=Retry(base=0.0))(works)
     async with app:

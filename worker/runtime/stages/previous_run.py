@@ -9,23 +9,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from ....queues import (
+    DecryptionError,
     Gateway,
     History,
     Namespace,
     ServerFull,
     TaskEvent,
     Unavailable,
+    UnreadableCheckpoint,
     confirm_successor,
     load_history,
     read_log_tail,
     retry_while_unavailable,
 )
-from ...durable import STOP_RULES, Run, StopReason, stop_of_event
+from ...durable import HANDING, STOP_RULES, Run, StopReason, stop_of_event
 from ...errors import BadHandoff
-from ...journal import HANDOFF, Handoff, Resumption, handoff_of
+from ...journal import HANDOFF, SNAPSHOT, Handoff, Resumption, handoff_of
 from ...journal.handoff import RECEIVED, Why
 from ...journal.run_events import Resumed
 from ...log import log_wait, logger
@@ -33,6 +37,9 @@ from ..outcome import Cancelled, Outcome
 from .execution import Execution
 
 __all__ = ["LoadHistory", "Resume", "resume"]
+
+_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT)
+"""Saved values that are needed before the handler starts, also of a large checkpoint."""
 
 
 class LoadHistory:
@@ -50,6 +57,7 @@ class LoadHistory:
         run.load(await retry_while_unavailable(load, on_wait=log_wait(f"task {run.id}")))
         if (pages := run.history.pages) is not None:
             pages.on_wait = log_wait(f"task {run.id}", run.touch)
+            await run.history.read_unfinished(*_READ_FIRST)
         source = run.history.handed_from
         if source is not None and run.history.entries == 0:
             namespace = Namespace(run.delivery.partition.namespace)
@@ -162,20 +170,28 @@ def _stored(run: Run, key: str) -> Handoff | None:
 
 
 async def _draft_handoff(gateway: Gateway, run: Run, why: Why) -> Handoff | None:
-    """Return a handoff drafted from the log, for a previous run that left none."""
+    """Return a handoff drafted from the log and the checkpoint, for a previous run that left none."""
     history = run.history
     if not (history.records or history.saved or history.intents or _events(history)):
         return None
-    tail = await retry_while_unavailable(
-        partial(read_log_tail, gateway, run.delivery.partition, run.id), on_wait=log_wait(f"task {run.id}")
-    )
-    return handoff_of(
-        tail,
+    read = partial(read_log_tail, gateway, run.delivery.partition, run.id, checkpoint=False)
+    tail = await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}"))
+    is_agent = SNAPSHOT in history.saved
+    try:
+        if is_agent:
+            await history.read_all()  # which it needs anyway
+        else:
+            await history.read_unfinished(*{event.step or "" for event in tail.events if event.type == "step_started"})
+    except (DecryptionError, UnreadableCheckpoint):
+        return None  # the handler raises it again
+    handoff = handoff_of(
+        replace(tail, done=history.done, intents=history.intents, saved=history.saved),
         task=run.envelope.task,
         session=run.id,
         why=why,
         in_flight=() if (step := history.crash.get("step")) is None else (str(step),),
     )
+    return handoff if history.pages is None or is_agent else handoff.model_copy(update={"steps": history.records})
 
 
 def _events(history: History) -> int:
@@ -191,11 +207,11 @@ def _events(history: History) -> int:
 def _restored(history: History, handoff: Handoff | None) -> dict[str, int]:
     """Count what is restored, by kind; an agent's decisions and discoveries are in its state.
 
-    The records of a large checkpoint are counted as one kind: most of them are read later.
+    The fields of a large checkpoint are counted as one kind: most of them are read later.
     """
-    events, progress = _events(history), sum(not key.startswith("#") for key in history.saved)
+    events = _events(history)
     if history.pages is not None:
-        counts = {"records": history.records, "events": events, "progress": progress}
+        counts = {"records": history.records, "events": events}
     else:
         names = [key[key.rfind("/") + 1 :] for key in history.done]
         kinds = Counter(name[1:].partition("#")[0] for name in names if name.startswith("#"))
@@ -205,7 +221,7 @@ def _restored(history: History, handoff: Handoff | None) -> dict[str, int]:
             "decisions": max(kinds["decided"], _known(handoff, "decisions")),
             "discoveries": max(kinds["discovered"], _known(handoff, "discoveries")),
             "messages": kinds["message_added"],
-            "progress": progress,
+            "progress": sum(not key.startswith("#") for key in history.saved),
         }
     return {name: count for name, count in counts.items() if count}
 
