@@ -20,10 +20,10 @@ from perdure.queues.transport.pipelining import ClientAdapter, Command, Pipeline
 from perdure.queues.transport.scripts import loaded_scripts
 from perdure.worker.settings import Settings
 
-from tests.support.clusters import Cluster, private_cluster
 from tests.support.key_leaks import check_for_leaks
-from tests.support.postgres import PostgresServer, find_postgres
 from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
+from tests.support.servers.clusters import Cluster, private_cluster
+from tests.support.servers.postgres import PostgresServer, find_postgres
 
 DEFAULT_KIND = os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
 SERVERS = [

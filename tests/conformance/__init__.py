@@ -1,30 +1,31 @@
 """Conformance suite: every script and its Python call, on fakeredis and on real servers.
 
 The `gateway` fixture runs each test on every server of the matrix (see tests/conftest.py). Tests of one script are in
-one file; tests/conformance/test_scripts.py checks this table, and what holds for all scripts.
+one file; `delivery` has those of perdure.queues.delivery. tests/conformance/test_scripts.py checks this table, and what
+holds for all scripts.
 
 | file | scripts |
 |---|---|
 | `test_bury_and_replay` | bury, discard, replay |
-| `test_checkpoint` | touch_step, write_checkpoint |
-| `test_consumer` | claim, create_groups, leave_group, remove_consumer |
-| `test_due_set` | due, promote, schedule |
+| `delivery/test_checkpoint` | touch_step, write_checkpoint |
+| `delivery/test_consumer` | claim, create_groups, leave_group, remove_consumer |
+| `delivery/test_due_set` | due, promote, schedule |
 | `test_enqueue` | enqueue |
 | `test_inbox` | park, send_message |
-| `test_leases` | raise_count, renew_leases |
-| `test_quarantine` | clear_quarantined, excuse_crashes, quarantine, report_crash, take_quarantined |
+| `delivery/test_leases` | raise_count, renew_leases |
+| `delivery/test_quarantine` | clear_quarantined, excuse_crashes, quarantine, report_crash, take_quarantined |
 | `test_queue_rates` | read_workers, register_worker |
 | `test_resharding` | close_partition, join_group, partition_status, register_retention, retire_partition, set_route |
 | `test_results` | cancel, finish |
 | `test_scripts` | enqueue_fork, reset_task |
-| `test_settlement` | release, reschedule |
+| `delivery/test_settlement` | release, reschedule |
 | `test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |
 | `test_versions` | await_version, wake_version |
 | `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
-| `test_touch` | touch |
+| `delivery/test_touch` | touch |
 
 The other files test what several scripts promise together: `test_one_place` that a task is always in one place,
-`test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection` and `test_saved_fields` the read-only
-views, `test_enqueue_many` batches, `test_late_commands` that bytes which arrive late change nothing.
+`delivery/test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection` and `test_saved_fields` the
+read-only views, `test_enqueue_many` batches, `delivery/test_late_commands` that bytes which arrive late change nothing.
 """

@@ -26,8 +26,8 @@ from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import ids, needs_one_server, needs_server, promote, read, read_one, take_over, worker
-from tests.support.every_node import on_every_node
 from tests.support.lossy_proxy import lossy_gateway
+from tests.support.servers.every_node import on_every_node
 from tests.support.task_places import DUE, PENDING, READY, dump, places
 
 

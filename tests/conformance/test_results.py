@@ -47,8 +47,8 @@ from tests.support.consumers import (
     worker,
 )
 from tests.support.delivery_calls import SETTLING, add_entries
-from tests.support.every_node import on_every_node
 from tests.support.lossy_proxy import lossy_gateway
+from tests.support.servers.every_node import on_every_node
 from tests.support.task_places import DEAD, DUE, PENDING, READY, dump, lifetimes, places
 
 SOON = 15.0

@@ -65,8 +65,8 @@ from tests import conformance
 from tests.conftest import ON_SERVERS
 from tests.support.consumers import claim_one, consumers, make_due, needs_server, read_one, worker
 from tests.support.delivery_calls import SETTLING, WRITING
-from tests.support.every_node import on_every_node
 from tests.support.servers import RedisServer, find_program
+from tests.support.servers.every_node import on_every_node
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
@@ -93,7 +93,7 @@ def test_a_script_documents_its_arguments_and_reply(path: Path) -> None:
 
 def test_the_table_names_a_test_file_for_each_script() -> None:
     """tests/conformance/__init__.py has the table; the rows name files that exist."""
-    rows = re.findall(r"^\| `(test_\w+)` \| ([\w, ]+) \|$", conformance.__doc__ or "", re.MULTILINE)
+    rows = re.findall(r"^\| `((?:\w+/)?test_\w+)` \| ([\w, ]+) \|$", conformance.__doc__ or "", re.MULTILINE)
     named = [script for _, scripts in rows for script in scripts.split(", ")]
     assert sorted(named) == sorted({path.stem for path in SCRIPTS} - PRELUDES)
     assert [name for name, _ in rows if not (Path(__file__).parent / f"{name}.py").is_file()] == []

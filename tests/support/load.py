@@ -21,7 +21,7 @@ from typing import Any, Final
 from perdure import NotReplicated, Producer, State, TaskHandle, TaskNotFound
 from perdure.queues import QueueError
 
-from tests.support.nodes import BOUND, Node
+from tests.support.servers.nodes import BOUND, Node
 
 _LONG: Final = "long"
 """Prefix of the ids of long runs."""

@@ -8,7 +8,7 @@ import orjson
 from perdure.queues import Gateway, Namespace, Partition
 from perdure.queues.keys import GROUP
 
-from tests.support.every_node import whereabouts
+from tests.support.servers.every_node import whereabouts
 
 READY, PENDING, DUE, DEAD = "ready", "pending", "due", "dead"
 

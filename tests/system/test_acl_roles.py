@@ -20,8 +20,8 @@ from perdure.queues.transport import GatewayTimings
 from tests.conftest import ON_SERVERS
 from tests.support.acl import documented_rights
 from tests.support.command_line import Answer, Running, call
-from tests.support.nodes import Node, free_ports
 from tests.support.servers import find_program
+from tests.support.servers.nodes import Node, free_ports
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import BOUND, bounded, history, letter, running_worker, wait_until
 from tests.topology.test_managed_servers import refused

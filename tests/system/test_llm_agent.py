@@ -18,9 +18,9 @@ import anyio.to_thread
 import pytest
 from perdure import Producer, Settings
 
-from tests.support.local_model import LocalModel, Messages, Reply
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes import worker_processes
+from tests.support.servers.local_model import LocalModel, Messages, Reply
 from tests.support.workers import BOUND, bounded
 
 PROGRAM = PROGRAMS / "llm_replica.py"

@@ -19,13 +19,13 @@ from anyio.to_thread import run_sync
 from perdure import Producer, Settings
 from perdure.queues import Namespace, Partition, Replication
 
-from tests.support.clusters import Cluster, private_cluster, slot_of
 from tests.support.load import Fault, Figures, Journal, Load, redirections
-from tests.support.nodes import Node
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcesses, worker_processes
-from tests.support.sentinels import private_sentinels
 from tests.support.servers import BUNDLED, SYSTEM, find_program
+from tests.support.servers.clusters import Cluster, private_cluster, slot_of
+from tests.support.servers.nodes import Node
+from tests.support.servers.sentinels import private_sentinels
 
 CARRIER = PROGRAMS / "carrier.py"
 NAMESPACE = Namespace("load")

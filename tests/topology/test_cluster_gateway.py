@@ -26,11 +26,11 @@ from perdure.queues.transport.scripts import loaded_scripts
 from redis.asyncio import Redis
 
 from tests.conftest import default_kind
-from tests.support.clusters import Cluster, Migration, private_cluster, slot_of
 from tests.support.consumers import Held
 from tests.support.key_leaks import check_for_leaks
-from tests.support.nodes import Node
 from tests.support.servers import find_program
+from tests.support.servers.clusters import Cluster, Migration, private_cluster, slot_of
+from tests.support.servers.nodes import Node
 from tests.support.workers import bounded
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]

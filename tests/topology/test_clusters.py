@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.support.clusters import Cluster, private_cluster, slot_of
 from tests.support.servers import BUNDLED, find_program
+from tests.support.servers.clusters import Cluster, private_cluster, slot_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 

@@ -16,10 +16,10 @@ from perdure.queues import Replication
 from redis.exceptions import ResponseError
 
 from tests.conftest import default_kind
-from tests.support.clusters import Cluster, private_cluster, slot_of
 from tests.support.load import Figures
-from tests.support.nodes import Node, wait_for
 from tests.support.servers import find_program
+from tests.support.servers.clusters import Cluster, private_cluster, slot_of
+from tests.support.servers.nodes import Node, wait_for
 from tests.support.workers import bounded
 from tests.topology.failover import primary_killed, resharding, sentinel_primary_killed, sentinel_primary_replaced
 

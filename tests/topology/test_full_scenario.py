@@ -11,11 +11,11 @@ from perdure.queues import Refused
 
 from tests.conftest import default_kind
 from tests.support.acl import documented_rights
-from tests.support.certificates import Authority
-from tests.support.clusters import Cluster, private_cluster
 from tests.support.full_scenario import live
-from tests.support.sentinels import Sentinels, private_sentinels
 from tests.support.servers import SYSTEM, find_program
+from tests.support.servers.certificates import Authority
+from tests.support.servers.clusters import Cluster, private_cluster
+from tests.support.servers.sentinels import Sentinels, private_sentinels
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 

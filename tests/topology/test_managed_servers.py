@@ -12,10 +12,10 @@ from perdure import Producer, Settings, Unavailable
 from perdure.queues import Refused
 
 from tests.support.acl import documented_rights
-from tests.support.certificates import Authority
 from tests.support.full_scenario import live
-from tests.support.nodes import Node, free_ports
 from tests.support.servers import SYSTEM, find_program
+from tests.support.servers.certificates import Authority
+from tests.support.servers.nodes import Node, free_ports
 
 pytestmark = pytest.mark.integration
 

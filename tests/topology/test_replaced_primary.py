@@ -12,9 +12,9 @@ from perdure.queues.transport.address import Node
 from perdure.queues.transport.sentinel import FailoverListener
 
 from tests.conftest import default_kind
-from tests.support.nodes import Node as Server
-from tests.support.sentinels import Sentinels, private_sentinels
 from tests.support.servers import find_program
+from tests.support.servers.nodes import Node as Server
+from tests.support.servers.sentinels import Sentinels, private_sentinels
 from tests.support.workers import bounded, running_worker, wait_until
 
 FORMER, NEW = Node("10.0.0.1", 6379), Node("10.0.0.2", 6380)

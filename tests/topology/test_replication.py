@@ -16,8 +16,8 @@ from perdure.queues.transport.clients import is_read_only
 from tests.conftest import default_kind
 from tests.support.command_line import call
 from tests.support.lossy_proxy import LossyProxy
-from tests.support.nodes import Node, free_ports, wait_for
 from tests.support.servers import find_program
+from tests.support.servers.nodes import Node, free_ports, wait_for
 from tests.support.workers import bounded, history, recorded_steps, running_worker, wait_until
 
 pytestmark = pytest.mark.integration

@@ -22,8 +22,8 @@ from perdure.queues.keys import GROUP
 
 from tests.conftest import default_kind
 from tests.support.consumers import Held
-from tests.support.sentinels import SERVICE, Sentinels, private_sentinels
 from tests.support.servers import find_program
+from tests.support.servers.sentinels import SERVICE, Sentinels, private_sentinels
 from tests.support.workers import bounded, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]

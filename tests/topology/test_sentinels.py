@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.sentinels import private_sentinels
 from tests.support.servers import BUNDLED, find_program
+from tests.support.servers.sentinels import private_sentinels
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 

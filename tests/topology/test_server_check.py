@@ -17,9 +17,9 @@ from perdure.queues.transport.pipelining import _Transport
 
 from tests.conftest import default_kind
 from tests.support.acl import documented_rights
-from tests.support.clusters import private_cluster
-from tests.support.sentinels import private_sentinels
 from tests.support.servers import RedisServer, find_program
+from tests.support.servers.clusters import private_cluster
+from tests.support.servers.sentinels import private_sentinels
 
 pytestmark = pytest.mark.integration
 

@@ -10,10 +10,10 @@ from perdure.queues import Address, Gateway, Refused, Unavailable
 from perdure.queues.transport.server_check import check_kind
 
 from tests.conftest import default_kind
-from tests.support.clusters import Cluster
-from tests.support.nodes import Node, free_ports
-from tests.support.sentinels import SERVICE, Sentinels, private_sentinels
 from tests.support.servers import find_program
+from tests.support.servers.clusters import Cluster
+from tests.support.servers.nodes import Node, free_ports
+from tests.support.servers.sentinels import SERVICE, Sentinels, private_sentinels
 
 pytestmark = pytest.mark.integration
 

@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from tests.conftest import default_kind
-from tests.support.clusters import Cluster
 from tests.support.command_line import COMMAND, Answer, call, process
-from tests.support.sentinels import private_sentinels
 from tests.support.servers import BUNDLED, RedisServer, find_program
+from tests.support.servers.clusters import Cluster
+from tests.support.servers.sentinels import private_sentinels
 
 pytestmark = [pytest.mark.integration]
 

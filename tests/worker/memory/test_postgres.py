@@ -9,7 +9,7 @@ from perdure.worker.memory.postgres import schema
 from perdure.worker.memory.postgres.backend import PostgresBackend
 
 from tests.support.memory_stores import Numbers, remember
-from tests.support.postgres import PostgresServer, find_postgres
+from tests.support.servers.postgres import PostgresServer, find_postgres
 
 pytestmark = pytest.mark.skipif(find_postgres() is None, reason="there is no PostgreSQL wheel for this host")
 

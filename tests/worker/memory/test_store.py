@@ -32,7 +32,7 @@ from perdure.worker.memory.postgres.backend import PostgresBackend
 
 from tests.support.memory_stores import DAY, Angles, Numbers, Stores, remember
 from tests.support.paths import PROGRAMS
-from tests.support.postgres import PostgresServer, find_postgres
+from tests.support.servers.postgres import PostgresServer, find_postgres
 
 ADDER = PROGRAMS / "rememberer.py"
 

@@ -19,7 +19,7 @@ from perdure.worker.log import logger
 from perdure.worker.runtime.webhooks import WebhookEvent, WebhookLimits, WebhookQueue, WebhookTarget, post, sign
 from perdure.worker.settings import load_settings
 
-from tests.support.webhook_server import Listener, listening
+from tests.support.servers.webhook_server import Listener, listening
 from tests.support.workers import bounded, expire_lease, history, running_worker, steal, work_off
 
 SECRET = "a webhook's secret"

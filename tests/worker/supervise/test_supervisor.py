@@ -43,7 +43,7 @@ from perdure.worker.supervise.supervisor import run_alert
 from tests.support.paths import PROGRAMS
 from tests.support.processes import JournalLine, WorkerProcesses
 from tests.support.servers import BUNDLED, RedisServer, find_program
-from tests.support.webhook_server import listening
+from tests.support.servers.webhook_server import listening
 from tests.support.workers import BOUND, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]

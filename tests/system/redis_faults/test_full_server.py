@@ -16,7 +16,7 @@ from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import Address, Delivery, Gateway, Namespace, Partition, Producer
 from perdure.queues.partitions.assignment import join_group
 
-from tests.conformance.test_settlement import WHERE
+from tests.conformance.delivery.test_settlement import WHERE
 from tests.conftest import ON_SERVERS
 from tests.support.command_line import call
 from tests.support.consumers import make_due, read_one, worker

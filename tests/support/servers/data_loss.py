@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import redis
 
-from tests.support.append_only import EVERYSEC, AppendOnlyHistory
 from tests.support.delayed_line import DelayedLine
-from tests.support.servers import RedisServer, answers
+from tests.support.servers.append_only import EVERYSEC, AppendOnlyHistory
+from tests.support.servers.redis import RedisServer, answers
 
 _LINKED_WITHIN: Final = 60.0
 """Seconds in which a replica connects. The bound only ends a failing test."""

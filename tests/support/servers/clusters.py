@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from redis.crc import key_slot
 
-from tests.support.nodes import BOUND, Node, free_ports, wait_for
+from tests.support.servers.nodes import BOUND, Node, free_ports, wait_for
 
 SLOTS: Final = 16_384
 

@@ -17,10 +17,10 @@ from perdure import App, Producer, Settings, TaskHandle
 from perdure.deadletter import count_letters
 from perdure.worker.journal import StepRecord, check_state
 
-from tests.support.data_loss import CutServer, LaggingPair
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcesses, worker_processes
 from tests.support.servers import BUNDLED, find_program
+from tests.support.servers.data_loss import CutServer, LaggingPair
 from tests.support.workers import bounded, history, recorded_steps, redis_command, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]

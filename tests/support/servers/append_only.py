@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from tests.support.servers import RedisServer
+from tests.support.servers.redis import RedisServer
 
 __all__ = ["EVERYSEC", "AppendOnlyHistory"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.nodes import Node, free_ports, wait_for
+from tests.support.servers.nodes import Node, free_ports, wait_for
 
 SERVICE: Final = "jobs"
 """Service name of the servers that the sentinels monitor."""

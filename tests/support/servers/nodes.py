@@ -16,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.servers import RedisServer
+from tests.support.servers.redis import RedisServer
 
 BOUND: Final = 60.0
 """Seconds that a test waits for servers. The bound only ends a failing test."""

@@ -21,8 +21,8 @@ from perdure.queues import Consumer, Gateway, LeaseHeartbeat
 from perdure.queues.transport import GatewayTimings
 from perdure.worker.log import logger
 
-from tests.support.clock import SettableClock, compiler
 from tests.support.servers import BUNDLED, RedisServer, find_program
+from tests.support.servers.clock import SettableClock, compiler
 from tests.support.workers import bounded, running_worker, take_and_die, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
