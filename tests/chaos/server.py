@@ -107,6 +107,7 @@ class DurableServer:
         assert self._replica is not None
         replica, _ = self._replica
         promote(replica)
+        replica.options = DURABLE  # when it is started again, it is a primary
         self._replica = None
         self._sizes.close()
         self._server.stop()
