@@ -111,7 +111,7 @@ def _agent(app: App, scene: Scene) -> Any:
             last = step.key == f"chapter-{STEPS - 1}"
             pages = min(INTO_A_STEP, scene.calls // 2) if last else each + (rest if step.key == "chapter-0" else 0)
             for number in range(pages):
-                await ctx.tool("read", scene.call, number, reasoning="the plan says so")
+                await ctx.options(reasoning="the plan says so").tool("read", scene.call, number)
             if last:
                 await scene.interruption()
                 await ctx.tool("read", scene.call, pages)

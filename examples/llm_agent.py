@@ -269,7 +269,7 @@ async def call_tool(ctx: Context, folder: str, call: ToolCall) -> str:
         inspect.signature(tool).bind(folder, **call.arguments)
     except TypeError as error:
         return f"error: {error}"
-    return str(await ctx.tool(call.name, with_error_text(tool), folder, call=call.id, **call.arguments))
+    return str(await ctx.options(call=call.id).tool(call.name, with_error_text(tool), folder, **call.arguments))
 
 
 def with_error_text(tool: Callable[..., str]) -> Callable[..., str]:

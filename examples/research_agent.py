@@ -191,14 +191,11 @@ class Research(Agent[Notes]):
     async def plan(self, ctx: Context, state: Notes) -> list[PlanStep]:
         tools = Tools(state)
         state.words = list(words_of(state.goal))
-        names = await ctx.tool(
-            "search",
-            tools.search,
-            state.words,
+        names = await ctx.options(
             reasoning="documents with most words of the question come first",
             risky=True,
             verify=tools.if_paid(tools.ranking),
-        )
+        ).tool("search", tools.search, state.words)
         chosen, left = names[: state.documents], names[state.documents :]
         await ctx.decide(
             f"read {', '.join(chosen)}", reasoning="they have most words of the question", alternatives=left[:5]
@@ -213,7 +210,7 @@ class Research(Agent[Notes]):
     async def read(self, ctx: Context, state: Notes, name: str) -> int:
         """Store the passages of a document as discoveries."""
         tools = Tools(state)
-        found = await ctx.tool("read", tools.read, name, risky=True, verify=tools.if_paid(tools.passages))
+        found = await ctx.options(risky=True, verify=tools.if_paid(tools.passages)).tool("read", tools.read, name)
         for passage in found:
             await ctx.discover(passage.text, source=place(passage))
         state.passages += found

@@ -177,8 +177,8 @@ class StepMismatch(StepError):
         lost = "a step before it was not recorded, so Redis has lost data, or " if after_new else ""
         super().__init__(
             f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}: {lost}the "
-            "handler or its inputs changed while the task was running; give the step another name, pass "
-            "on_mismatch='rerun', or replay the task from the dead letters with --fresh"
+            "handler or its inputs changed while the task was running; give the step another name, use "
+            "ctx.options(on_mismatch='rerun'), or replay the task from the dead letters with --fresh"
         )
         self.step = step
         self.recorded = recorded

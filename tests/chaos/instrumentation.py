@@ -101,7 +101,7 @@ def made(token: str) -> str:
 
 async def stepped(ctx: Context, name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> str:
     """Call `ctx.step`, and log the value that the handler gets. Names are used once per run, so they are the keys."""
-    value: str = await ctx.step(name, fn, *args, **options)
+    value: str = await ctx.options(**options).step(name, fn, *args)
     durability = options.get("durability", "sync")
     JOURNAL.write("value", task=ctx.task_id, run=_RUN.get(), step=name, token=value, durability=durability)
     return value

@@ -81,7 +81,7 @@ async def test_a_step_has_an_idempotency_key_that_each_try_shares(app: App) -> N
 
     @app.task
     async def checkout(ctx: Context, order: str) -> str:
-        return await ctx.step("pay", pay, order, retry=Retry(max_attempts=2, base=0))
+        return await ctx.options(retry=Retry(max_attempts=2, base=0)).step("pay", pay, order)
 
     async with app:
         handle = await checkout.enqueue("A17")

@@ -78,7 +78,7 @@ async def test_timeout_of_a_step_limits_one_try_of_it(app: App) -> None:
 
     @app.task(retry=Retry(max_attempts=1))
     async def crawl(ctx: Context) -> str:
-        return await ctx.step("fetch", fetch, timeout=0.05, retry=Retry(max_attempts=2, base=0))
+        return await ctx.options(timeout=0.05, retry=Retry(max_attempts=2, base=0)).step("fetch", fetch)
 
     async with app:
         handle = await crawl.enqueue()

@@ -18,7 +18,7 @@ async def test_the_event_log_shows_tools_discoveries_and_decisions_in_order(app:
 
     @app.task
     async def answer(ctx: Context, question: str) -> str:
-        found: list[str] = await ctx.tool("search", search, question, reasoning="nothing is known yet")
+        found: list[str] = await ctx.options(reasoning="nothing is known yet").tool("search", search, question)
         await ctx.discover(found[0], source="the index")
         await ctx.decide("use the first", reasoning="it is the newest", alternatives=["search again"])
         return found[0]

@@ -45,11 +45,19 @@ async def tasks() -> None:
 async def steps(ctx: Context) -> None:
     assert_type(await ctx.step("fetch", fetch, "url", tries=2), bytes)
     assert_type(await ctx.step("count", count, "text"), int)
-    assert_type(await ctx.step("fetch", fetch, "url", timeout=1), bytes)
-    assert_type(await ctx.step("count", count, "text", retry=Retry()), int)
-    assert_type(await ctx.step("act", fetch, "url", risky=True, verify=lambda url: AlreadyDone(b"")), bytes)
+    assert_type(await ctx.options(timeout=1).step("fetch", fetch, "url"), bytes)
+    assert_type(await ctx.options(retry=Retry()).step("count", count, "text"), int)
+    assert_type(await ctx.options(risky=True, verify=lambda url: AlreadyDone(b"")).step("act", fetch, "url"), bytes)
     assert_type(await ctx.step("later", lambda: 1), int)
-    await ctx.step("fetch", fetch, "url", durability="never")  # type: ignore[call-overload]
+    await ctx.options(durability="never").step("fetch", fetch, "url")  # type: ignore[arg-type]
+    await ctx.step("fetch", fetch)  # type: ignore[call-overload]
+    await ctx.step("fetch", fetch, 1)  # type: ignore[call-overload]
+    await ctx.step("fetch", fetch, "url", timeout=1)  # type: ignore[call-arg]
+    await ctx.options(timeout=1).step("count", count, "text", depth=1)  # type: ignore[call-arg, arg-type]
+    assert_type(await ctx.tool("fetch", fetch, "url", tries=2), bytes)
+    assert_type(await ctx.options(reasoning="to know").tool("count", count, "text"), int)
+    await ctx.tool("count", count, b"text")  # type: ignore[call-overload]
+    await ctx.options(call="c1").tool("count", count, "text", reasoning="to know")  # type: ignore[call-arg, arg-type]
     call: Any = await plain(ctx, "src")
     assert_type(await plain(ctx, "src"), list[str])
     await plain(ctx, call, "deep")  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def build(settings: Settings, ran: list[str], *, mended: bool) -> App:
 
     @app.task(retry=Retry(max_attempts=3, base=3600.0, jitter=0.0))
     async def retries(ctx: Context) -> list[str]:
-        found = [await ctx.step("first", note, "first"), await ctx.step("second", note, "second", risky=True)]
+        found = [await ctx.step("first", note, "first"), await ctx.options(risky=True).step("second", note, "second")]
         if not mended:
             raise ValueError("not yet")
         return found

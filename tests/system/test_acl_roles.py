@@ -74,7 +74,7 @@ def build(settings: Settings) -> App:
 
     @app.task
     async def works(ctx: Context, number: int) -> int:
-        return await ctx.step("one", lambda: number + 1, risky=True)
+        return await ctx.options(risky=True).step("one", lambda: number + 1)
 
     @app.task(queue="other", retry=Retry(max_attempts=2, base=0.0))
     async def fails(ctx: Context, mended: bool = False) -> str:

@@ -56,10 +56,10 @@ def build(settings: Settings) -> App:
         async def fall_ill(name: str) -> None:
             raise ValueError(f"{name} is ill")
 
-        found = await ctx.step("examine", examine, patient, risky=True)
+        found = await ctx.options(risky=True).step("examine", examine, patient)
         await ctx.add_message("user", patient)
         await ctx.decide(patient, reasoning=patient, alternatives=[patient])
-        await ctx.tool("look_up", lambda name: [name], patient, reasoning=patient)
+        await ctx.options(reasoning=patient).tool("look_up", lambda name: [name], patient)
         with suppress(ValueError):
             await ctx.step("wait", fall_ill, patient)
         if not mended:
@@ -439,7 +439,9 @@ async def test_many_steps_at_once_are_recorded_once(settings: Settings) -> None:
             def number(n: int) -> int:
                 return n
 
-            return list(await asyncio.gather(*(ctx.step(f"n{n}", number, n, durability="async") for n in range(20))))
+            return list(
+                await asyncio.gather(*(ctx.options(durability="async").step(f"n{n}", number, n) for n in range(20)))
+            )
 
         handle = await spread_out.enqueue()
         await work_off(app)

@@ -305,10 +305,10 @@ async def test_a_step_waits_for_the_replica_and_costs_no_attempt(app: App, prima
 
     @app.task
     async def job(ctx: Context) -> tuple[int, int]:
-        await ctx.step("first", act, "first", durability="replicated")
+        await ctx.options(durability="replicated").step("first", act, "first")
         first_done.set()
         await go_on.wait()
-        await ctx.step("second", act, "second", durability="replicated")
+        await ctx.options(durability="replicated").step("second", act, "second")
         calls.append("after")
         return ctx.attempt, ctx.crashes
 
@@ -346,7 +346,7 @@ async def test_a_risky_step_acts_when_its_intent_is_replicated(app: App, primary
 
     @app.task(durability="replicated")
     async def job(ctx: Context) -> None:
-        await ctx.step("pay", pay, risky=True, verify=lambda: None)
+        await ctx.options(risky=True, verify=lambda: None).step("pay", pay)
 
     replica.freeze()
     async with running_worker(app):

@@ -6,6 +6,7 @@
     middleware.py         hooks around enqueue, run, step and settle
     context.py            Context: the public `ctx`
     step.py               ctx.step: run once, record, return from the record
+    step_caller.py        step and tool of a context and of its options
     step_keys.py          keys of steps
     checkpoint_writer.py  the one writer of a run's checkpoint
     codec.py              results as JSON and back; hash of arguments

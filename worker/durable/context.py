@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ...deadletter import Retry
 from ...queues import InboxMessage, Sent, TaskHandle
@@ -12,11 +12,12 @@ from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.agent_events import Decided, Discovered, MessageAdded
 from ..log import logger
 from .continuation import Receiver, continue_as
-from .log_calls import call_tool, log_once
+from .log_calls import log_once
 from .messaging import ask, receive, send
 from .resume_info import ResumeInfo
 from .run import Run
-from .step import Durability, StepOptions, run_step
+from .step import DEFAULT_OPTIONS, Durability, StepOptions
+from .step_caller import StepCaller
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory
 
@@ -25,20 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
-R = TypeVar("R")
-
 
 def _no_resources() -> None:
     return None
 
 
-class Context:
+class Context(StepCaller):
     """The running task, as its handler and middleware see it."""
 
     def __init__(
         self, run: Run, *, durability: Durability = "sync", resources: Callable[[], Any] = _no_resources
     ) -> None:
-        self._run = run
+        super().__init__(run, DEFAULT_OPTIONS[durability])
         self._resources = resources
         self._durability: Durability = durability
 
@@ -104,13 +103,9 @@ class Context:
         """Files and other bytes that the task produces, stored outside Redis; see docs/how-to/artifacts.md."""
         return Artifacts(self._run, self._durability)
 
-    @overload
-    async def step(
+    def options(
         self,
-        name: str,
-        fn: Callable[..., Awaitable[R]],
-        /,
-        *args: Any,
+        *,
         timeout: float | None = None,
         retry: Retry | None = None,
         durability: Durability | None = None,
@@ -118,68 +113,27 @@ class Context:
         verify: Callable[..., Any] | None = None,
         in_doubt: Literal["retry", "fail"] = "retry",
         on_mismatch: Literal["error", "rerun"] = "error",
-        **kwargs: Any,
-    ) -> R: ...
-    @overload
-    async def step(
-        self,
-        name: str,
-        fn: Callable[..., R],
-        /,
-        *args: Any,
-        timeout: float | None = None,
-        retry: Retry | None = None,
-        durability: Durability | None = None,
-        risky: bool = False,
-        verify: Callable[..., Any] | None = None,
-        in_doubt: Literal["retry", "fail"] = "retry",
-        on_mismatch: Literal["error", "rerun"] = "error",
-        **kwargs: Any,
-    ) -> R: ...
-    def step(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        /,
-        *args: Any,
-        timeout: float | None = None,
-        retry: Retry | None = None,
-        durability: Durability | None = None,
-        risky: bool = False,
-        verify: Callable[..., Any] | None = None,
-        in_doubt: Literal["retry", "fail"] = "retry",
-        on_mismatch: Literal["error", "rerun"] = "error",
-        **kwargs: Any,
-    ) -> Any:
-        """Run `fn(*args, **kwargs)` once and record its result; on a resumed run, return the record.
+        reasoning: str = "",
+        call: str | None = None,
+    ) -> StepCaller:
+        """Return `step` and `tool` with options: `await ctx.options(timeout=30).step("fetch", fetch, url)`.
 
         Args:
-            name: name of the step within the task; the second use of a name is `name#2`.
-            fn: async function, or a plain one, which runs in a thread that cannot be stopped from outside. Its result
-                must be JSON data, or of the type that it declares.
-            args: arguments of `fn`.
-            timeout, retry, durability, risky, verify, in_doubt, on_mismatch: see `StepOptions`; pass a function that
-                has parameters of these names as a lambda.
-            kwargs: keyword arguments of `fn`.
-
-        Raises:
-            StepMismatch, StepTimeout, StepInDoubt, StepOutsideTask: see there.
-            UnserialisableResult, PayloadTooLarge: the result cannot be recorded.
-            LeaseLost: another worker runs the task.
-            Exception: what `fn` raises.
+            durability: in place of the task's.
+            timeout, retry, risky, verify, in_doubt, on_mismatch, reasoning, call: see `StepOptions`.
         """
-        options = _PLAIN_STEP
-        if (
-            timeout is not None
-            or retry is not None
-            or durability is not None
-            or risky
-            or verify is not None
-            or in_doubt != "retry"
-            or on_mismatch != "error"
-        ):
-            options = StepOptions(timeout, retry, durability, risky, verify, in_doubt, on_mismatch)
-        return run_step(self._run, name, fn, args, kwargs, options, self._durability)
+        options = StepOptions(
+            timeout=timeout,
+            retry=retry,
+            durability=durability or self._options.durability,
+            risky=risky,
+            verify=verify,
+            in_doubt=in_doubt,
+            on_mismatch=on_mismatch,
+            reasoning=reasoning,
+            call=call,
+        )
+        return StepCaller(self._run, options)
 
     async def checkpoint(self) -> None:
         """Save the `progress` of the current step of an agent's plan now; it is also saved periodically.
@@ -286,30 +240,3 @@ class Context:
         who: the sender name of the answer (`perdure task send ID yes --from NAME`). The task is parked meanwhile.
         """
         return await ask(self._run, who, question, wait=wait, durability=self._durability)
-
-    async def tool(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        /,
-        *args: Any,
-        reasoning: str = "",
-        call: str | None = None,
-        timeout: float | None = None,
-        retry: Retry | None = None,
-        risky: bool = False,
-        verify: Callable[..., Any] | None = None,
-        in_doubt: Literal["retry", "fail"] = "retry",
-        **kwargs: Any,
-    ) -> Any:
-        """Call a tool: a step that is logged with its arguments, its result and the reasoning.
-
-        call: the id that the model gave to this call. Everything else: see `step`.
-        """
-        options = StepOptions(timeout, retry, None, risky, verify, in_doubt)
-        return await call_tool(
-            self._run, name, fn, args, kwargs, options, self._durability, reasoning=reasoning, call=call
-        )
-
-
-_PLAIN_STEP = StepOptions()

@@ -12,7 +12,7 @@ from ...queues import Entry, Kind
 from ..journal import Event, StepRecord
 from ..journal.agent_events import ToolCalled
 from .run import Run
-from .step import Durability, StepOptions, check_place, run_step
+from .step import StepOptions, check_place, run_step
 
 __all__ = ["call_tool", "log_once"]
 
@@ -49,12 +49,8 @@ async def call_tool(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     options: StepOptions,
-    durability: Durability,
-    *,
-    reasoning: str,
-    call: str | None,
 ) -> Any:
-    """Run a step that is logged as the call of a tool, with its arguments, result and reasoning. See `Context.tool`."""
+    """Run a step that is logged as a call of a tool, with arguments, result and reasoning. See `StepCaller.tool`."""
     named = _arguments(fn, args, kwargs)
 
     def event_of(key: str, result: Any, attempt: int) -> Event:
@@ -66,14 +62,14 @@ async def call_tool(
             tool=name,
             arguments=named,
             result=result if clipped is None else data[:_MOST_LOGGED].decode("utf-8", "ignore"),
-            reasoning=reasoning,
-            call=call,
+            reasoning=options.reasoning,
+            call=options.call,
             attempt=attempt,
             clipped=clipped,
             step=key,
         )
 
-    return await run_step(run, name, fn, args, kwargs, options, durability, event_of, tool=name)
+    return await run_step(run, name, fn, args, kwargs, options, event_of, tool=name)
 
 
 def _arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

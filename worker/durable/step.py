@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import anyio
 import orjson
@@ -22,6 +22,7 @@ from .run import Run
 
 __all__ = [
     "CURRENT_RUN",
+    "DEFAULT_OPTIONS",
     "AlreadyDone",
     "Durability",
     "Step",
@@ -63,15 +64,19 @@ class StepOptions:
         in_doubt: without `verify`: `retry` calls the function again under the same idempotency key, `fail` makes the
             task a dead letter.
         on_mismatch: what follows if the recorded arguments differ from the present ones: `error` or `rerun`.
+        reasoning: why a tool is called, for the event log.
+        call: the id that the model gave to the call of a tool.
     """
 
     timeout: float | None = None
     retry: Retry | None = None
-    durability: Durability | None = None
+    durability: Durability = "sync"
     risky: bool = False
     verify: Callable[..., Any] | None = None
     in_doubt: Literal["retry", "fail"] = "retry"
     on_mismatch: Literal["error", "rerun"] = "error"
+    reasoning: str = ""
+    call: str | None = None
 
     def __post_init__(self) -> None:
         if self.verify is not None and not self.risky:
@@ -83,11 +88,18 @@ class StepOptions:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
 
 
-_CHOICES: dict[str, tuple[str | None, ...]] = {
-    "durability": (None, "sync", "async", "replicated"),
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "durability": ("sync", "async", "replicated"),
     "in_doubt": ("retry", "fail"),
     "on_mismatch": ("error", "rerun"),
 }
+
+DEFAULT_OPTIONS: Final[Mapping[Durability, StepOptions]] = {
+    "sync": StepOptions(durability="sync"),
+    "async": StepOptions(durability="async"),
+    "replicated": StepOptions(durability="replicated"),
+}
+"""Options of steps by the durability of their task."""
 
 
 class Step:
@@ -170,7 +182,6 @@ async def run_step(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     options: StepOptions,
-    durability: Durability,
     make_event: Callable[[str, Any, int], Event] | None = None,
     tool: str | None = None,
     call: StepCall | None = None,
@@ -178,7 +189,7 @@ async def run_step(
     """Return the recorded result of a step, or run it and record its result.
 
     Args:
-        run, name, fn, args, kwargs, options, durability: the step.
+        run, name, fn, args, kwargs, options: the step.
         make_event: makes the step's event from its key, its result as JSON data and the number of tries; else the event
             is `step_completed`.
         tool: name of the tool if the step is a tool call.
@@ -192,7 +203,7 @@ async def run_step(
         if run.around_step is not None:
             call = StepCall(name, key, tool, recorded=await run.history.read_record(key) is not None)
             return await run.around_step(
-                call, partial(run_step, run, name, fn, args, kwargs, options, durability, make_event, tool, call)
+                call, partial(run_step, run, name, fn, args, kwargs, options, make_event, tool, call)
             )
     codec = codec_of(fn)
     digest, called_with = fingerprint(args, kwargs)
@@ -211,8 +222,7 @@ async def run_step(
         call.recorded = False
     if run.stopping:
         await run.boundary()
-    durability = options.durability or durability
-    replicated = durability == "replicated"
+    replicated = options.durability == "replicated"
     step = Step(run, key, replicated=replicated, tool=tool)
     token = _CURRENT_STEP.set(step)
     run.step_began(key)
@@ -225,7 +235,7 @@ async def run_step(
                 call.attempt = step.attempt
         data, value = codec.encode(f"step {key!r}", value)
         entries = _entries(run, step, StepRecord.encode_call(data, digest, shown), data, make_event)
-        stored = durability != "async"
+        stored = options.durability != "async"
         await run.recorder.put(*entries, wait=stored, replicated=replicated)
         run.step_recorded(stored=stored)
     finally:

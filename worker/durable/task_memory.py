@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..errors import ConfigurationError, StepOutsideTask
 from ..journal import redacted
 from ..memory import FoundMemory, HybridStore, Memory, NewMemory, new_memory
 from .run import Run
-from .step import CURRENT_RUN, Durability, Step, StepOptions, current_step, run_step
+from .step import CURRENT_RUN, DEFAULT_OPTIONS, Durability, Step, current_step, run_step
 
 __all__ = ["TaskMemory", "store_findings"]
-
-_PLAIN: Final = StepOptions()
 
 
 class TaskMemory:
@@ -94,7 +92,7 @@ class TaskMemory:
     async def _do(self, name: str, act: Callable[..., Any], *args: Any) -> Any:
         if _step_of(self._run) is not None:
             return await act(*args)
-        return await run_step(self._run, name, act, args, {}, _PLAIN, self._durability)
+        return await run_step(self._run, name, act, args, {}, DEFAULT_OPTIONS[self._durability])
 
     # Take the next key. It must be taken before the first await, so that the order of the calls decides.
 

@@ -37,7 +37,7 @@ async def half(task_id: str, pause: float) -> None:
 async def carry(ctx: Context, pause: float) -> str:
     """Take `pause` seconds, half of them in a step."""
     note("start", ctx.task_id)
-    await ctx.step("half", half, ctx.task_id, pause / 2, durability=DURABILITY)
+    await ctx.options(durability=DURABILITY).step("half", half, ctx.task_id, pause / 2)
     note("recorded", ctx.task_id)
     await anyio.sleep(pause / 2)
     note("finish", ctx.task_id)

@@ -96,7 +96,7 @@ class Continuing(Agent[Continued]):
 
     async def do_checkpoint(self, ctx: Context, state: Continued) -> str:
         state.said.append("on the way")  # undone where the process dies
-        paid: str = await ctx.tool("pay", pay_gladly, "first", reasoning="it is due")
+        paid: str = await ctx.options(reasoning="it is due").tool("pay", pay_gladly, "first")
         die("checkpoint")
         return paid
 

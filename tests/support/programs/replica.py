@@ -184,12 +184,12 @@ def find_charge(before: str, after: str) -> AlreadyDone[str] | None:
 
 @app.task(retry=PATIENT)
 async def payment(ctx: Context, before: str, after: str) -> str:
-    return await ctx.step("charge", charge, before, after, risky=True, verify=find_charge)
+    return await ctx.options(risky=True, verify=find_charge).step("charge", charge, before, after)
 
 
 @app.task(retry=PATIENT)
 async def doubtful(ctx: Context, before: str, after: str) -> str:
-    return await ctx.step("charge", charge, before, after, risky=True, in_doubt="fail")
+    return await ctx.options(risky=True, in_doubt="fail").step("charge", charge, before, after)
 
 
 async def learns(gate: str, ctx: Context) -> str:

@@ -520,7 +520,7 @@ async def test_an_event_that_does_not_fit_the_state_is_refused(app: App) -> None
 async def test_inner_steps_count_for_the_snapshot_interval(app: App) -> None:
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         for number in range(60):
-            await ctx.step("part", str, number, durability="async")
+            await ctx.options(durability="async").step("part", str, number)
 
     handle = await app.agent(agent(take=take), name="parts").enqueue("do", steps=["a"])
     await work_off(app)

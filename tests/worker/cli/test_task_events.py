@@ -28,7 +28,7 @@ async def look(ctx: Context, question: str) -> str:
     """Log one event of each type."""
     await ctx.add_message("user", f"{question}?\x1b[2J\nnow")
     await ctx.add_message("assistant", "let me see", tool_calls=[ToolCall(id="c1", name="find")])
-    found: str = await ctx.tool("find", lambda words: words.upper(), question, reasoning="to know", call="c1")
+    found: str = await ctx.options(reasoning="to know", call="c1").tool("find", lambda words: words.upper(), question)
     await ctx.tool("rate", rate, found)
     await ctx.discover(found, source="the archive")
     await ctx.decide("stop", reasoning="enough", alternatives=["go on", "ask"])

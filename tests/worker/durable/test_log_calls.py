@@ -80,7 +80,7 @@ async def test_each_failed_try_of_a_step_is_logged_before_the_outcome(app: App) 
 
     @app.task(retry=Retry(max_attempts=1))
     async def job(ctx: Context) -> None:
-        await ctx.step("call", flaky, retry=Retry(max_attempts=2, base=0.0))
+        await ctx.options(retry=Retry(max_attempts=2, base=0.0)).step("call", flaky)
 
     handle = await job.enqueue()
     await work_off(app)
@@ -117,7 +117,7 @@ async def test_a_risky_step_is_logged_in_the_write_of_its_intent(app: App) -> No
             assert handle is not None
             seen.append((list(await recorded_steps(app, handle)), [event.type for event in await history(handle)]))
 
-        await ctx.step("pay", act, risky=True)
+        await ctx.options(risky=True).step("pay", act)
 
     handle = await job.enqueue()
     await work_off(app)

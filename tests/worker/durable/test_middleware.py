@@ -305,7 +305,7 @@ async def test_a_step_hook_receives_tool_and_try_and_whether_the_result_was_reco
         async def job(ctx: Context) -> str:
             await ctx.step("page", len, "a")
             await ctx.step("page", len, "ab")
-            found: str = await ctx.tool("search", flaky, retry=Retry(max_attempts=3, base=0.0))
+            found: str = await ctx.options(retry=Retry(max_attempts=3, base=0.0)).tool("search", flaky)
             if ctx.attempt == 1:
                 raise OSError("again")
             return found
@@ -332,7 +332,7 @@ async def test_a_step_that_runs_again_with_other_arguments_is_not_recorded(setti
 
         @app.task(retry=Retry(max_attempts=2, base=0.0))
         async def job(ctx: Context) -> int:
-            found = await ctx.step("count", len, "a" * ctx.attempt, on_mismatch="rerun")
+            found = await ctx.options(on_mismatch="rerun").step("count", len, "a" * ctx.attempt)
             if ctx.attempt == 1:
                 raise OSError("again")
             return found

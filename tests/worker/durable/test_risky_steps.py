@@ -50,7 +50,7 @@ async def charge_with(app: App, bank: Bank, **options: Any) -> Any:
 
     @app.task(retry=AGAIN)
     async def job(ctx: Context) -> Receipt:
-        return await ctx.step("charge", bank.charge, 7, risky=True, **options)
+        return await ctx.options(risky=True, **options).step("charge", bank.charge, 7)
 
     handle = await job.enqueue()
     await work_off(app)
@@ -67,7 +67,7 @@ async def test_the_intent_is_stored_before_the_act(app: App) -> None:
             assert handle is not None
             stored.append(await recorded_steps(app, handle))
 
-        await ctx.step("act", act, 7, risky=True)
+        await ctx.options(risky=True).step("act", act, 7)
         await ctx.step("plain", act, 7)
 
     handle = await job.enqueue()
@@ -85,7 +85,7 @@ async def test_the_act_waits_for_the_reply_to_the_intent(app: App, monkeypatch: 
 
     @app.task
     async def job(ctx: Context) -> Receipt:
-        return await ctx.step("charge", bank.charge, 7, risky=True, durability="async")
+        return await ctx.options(risky=True, durability="async").step("charge", bank.charge, 7)
 
     async with running_worker(app):
         handle = await job.enqueue()
@@ -128,7 +128,7 @@ async def test_verify_may_confirm_an_act_whose_result_is_none(app: App) -> None:
 
     @app.task(retry=AGAIN)
     async def job(ctx: Context) -> str:
-        await ctx.step("act", act, risky=True, verify=lambda: AlreadyDone(None))
+        await ctx.options(risky=True, verify=lambda: AlreadyDone(None)).step("act", act)
         return "done"
 
     handle = await job.enqueue()
@@ -227,7 +227,7 @@ async def test_a_finished_step_is_never_in_doubt(app: App, risky: bool) -> None:
 
     @app.task(retry=AGAIN)
     async def job(ctx: Context) -> Receipt:
-        receipt = await ctx.step("charge", bank.charge, 7, risky=risky, verify=verify)
+        receipt = await ctx.options(risky=risky, verify=verify).step("charge", bank.charge, 7)
         if ctx.attempt == 1:
             raise ConnectionError
         return receipt

@@ -533,7 +533,7 @@ async def test_on_mismatch_rerun_runs_the_step_again_and_records_that(app: App) 
 
     @app.task(retry=Retry(max_attempts=3, base=0.0))
     async def job(ctx: Context) -> int:
-        page = await ctx.step("read", read, min(ctx.attempt, 2), on_mismatch="rerun")
+        page = await ctx.options(on_mismatch="rerun").step("read", read, min(ctx.attempt, 2))
         if ctx.attempt < 3:
             raise ConnectionError
         return page
@@ -663,7 +663,7 @@ async def test_a_step_that_takes_too_long_is_cancelled(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> str:
         try:
-            await ctx.step("sleep", sleeps, timeout=0.05)
+            await ctx.options(timeout=0.05).step("sleep", sleeps)
         except StepTimeout as error:
             errors.append(error)
         return "went on"
@@ -681,7 +681,7 @@ async def test_a_sync_step_that_takes_too_long_is_abandoned(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> str:
         try:
-            await ctx.step("wait", release.wait, timeout=0.05)
+            await ctx.options(timeout=0.05).step("wait", release.wait)
         except StepTimeout:
             return "went on"
         finally:
@@ -704,7 +704,7 @@ async def test_a_step_is_retried_within_the_run(app: App) -> None:
 
     @app.task(retry=Retry(max_attempts=1))
     async def job(ctx: Context) -> int:
-        return await ctx.step("flaky", flaky, retry=Retry(max_attempts=3, base=0.0))
+        return await ctx.options(retry=Retry(max_attempts=3, base=0.0)).step("flaky", flaky)
 
     handle = await job.enqueue()
     await work_off(app)
@@ -726,8 +726,8 @@ async def test_a_timeout_applies_per_try_and_is_retried(app: App) -> None:
 
     @app.task(retry=Retry(max_attempts=1))
     async def job(ctx: Context) -> str:
-        return await ctx.step(
-            "slow", slow_at_first, timeout=0.05, retry=Retry(max_attempts=2, base=0.0, on=(TimeoutError,))
+        return await ctx.options(timeout=0.05, retry=Retry(max_attempts=2, base=0.0, on=(TimeoutError,))).step(
+            "slow", slow_at_first
         )
 
     handle = await job.enqueue()
@@ -748,7 +748,7 @@ async def test_an_error_that_is_not_retried_fails_the_step_at_once(app: App, ret
 
     @app.task(retry=Retry(max_attempts=1))
     async def job(ctx: Context) -> None:
-        await ctx.step("wrong", wrong, retry=retry)
+        await ctx.options(retry=retry).step("wrong", wrong)
 
     handle = await job.enqueue()
     await work_off(app)
@@ -769,6 +769,33 @@ async def test_an_error_that_is_not_retried_fails_the_step_at_once(app: App, ret
 def test_invalid_options_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         StepOptions(**options)
+
+
+async def test_all_arguments_go_to_the_function(app: App) -> None:
+    def fetch(url: str, *, timeout: float, retry: int, name: str, fn: str, self: str) -> list[object]:
+        return [url, timeout, retry, name, fn, self]
+
+    @app.task
+    async def job(ctx: Context) -> list[object]:
+        got = await ctx.step("fetch", fetch, "u", timeout=5, retry=3, name="n", fn="f", self="s")
+        once = ctx.options(timeout=600)
+        assert got == await once.step("fetch", fetch, "u", timeout=5, retry=3, name="n", fn="f", self="s")
+        assert got == await once.tool("fetch", fetch, "u", timeout=5, retry=3, name="n", fn="f", self="s")
+        return got
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await handle.result() == ["u", 5, 3, "n", "f", "s"]
+
+
+async def test_what_describes_a_tool_call_is_refused_for_a_step(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        await ctx.options(reasoning="to know").step("fetch", len, "u")
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert "reasoning and call must be used with tool(), got step 'fetch'" in (await letter(app, handle)).message
 
 
 # the current step

@@ -99,7 +99,7 @@ async def test_tries_of_one_step_use_the_same_keys(app: App, place: Path) -> Non
             if len(tries) < 3:
                 raise ConnectionError
 
-        await ctx.step("learn", learn, retry=Retry(max_attempts=3, base=0.0))
+        await ctx.options(retry=Retry(max_attempts=3, base=0.0)).step("learn", learn)
 
     await student.enqueue()
     await work_off(app)

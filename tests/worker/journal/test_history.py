@@ -302,7 +302,7 @@ def walk(app: App) -> Any:
 
         found = [await ctx.step("a", go, 1)]
         await ctx.decide("continue", reasoning="because")
-        found += [await ctx.tool("b", go, 2), await ctx.step("c", go, 3, risky=True)]
+        found += [await ctx.tool("b", go, 2), await ctx.options(risky=True).step("c", go, 3)]
         await ctx.decide("stop")
         if fail:
             raise ValueError("too far")

@@ -210,7 +210,7 @@ async def test_a_run_that_makes_progress_is_not_idle(limited: Limited, alive: st
             elif alive == "saves in a thread":
                 await ctx.step("long", saving_in_a_thread)
             else:
-                await ctx.step("tried", trying, retry=Retry(max_attempts=rounds, base=0.0))
+                await ctx.options(retry=Retry(max_attempts=rounds, base=0.0)).step("tried", trying)
             return alive
 
         handle = await job.enqueue()
@@ -472,7 +472,7 @@ async def test_threads_of_cancelled_sync_steps_are_counted_until_they_end(limite
 
         @app.task(retry=ONCE)
         async def job(ctx: Context) -> None:
-            await ctx.step("stuck", lambda: goes_on.wait(BOUND), timeout=0.1)
+            await ctx.options(timeout=0.1).step("stuck", lambda: goes_on.wait(BOUND))
 
         async with Worker(app, link=supervisor.link) as worker:
             running = asyncio.create_task(worker.run())

@@ -143,7 +143,7 @@ async def test_a_handler_that_cleans_up_after_its_timeout_has_timed_out(app: App
 async def test_a_step_over_its_timeout_is_a_timeout(app: App) -> None:
     @app.task(retry=Retry(max_attempts=1))
     async def job(ctx: Context) -> None:
-        await ctx.step("endless", Endless(), timeout=0.05)
+        await ctx.options(timeout=0.05).step("endless", Endless())
 
     handle = await job.enqueue()
     await work_off(app)

@@ -126,7 +126,7 @@ class ContextBuilder:
             answer = await _run_of(ctx).threads.run(model, (prompt,), {})
             return await answer if isinstance(answer, Awaitable) else answer
 
-        return await ctx.step(name, called, timeout=timeout, retry=retry)
+        return await ctx.options(timeout=timeout, retry=retry).step(name, called)
 
     async def build(
         self,
