@@ -229,7 +229,7 @@ async def test_a_step_in_doubt_is_found_in_a_large_checkpoint(app: App, in_doubt
     @app.task(retry=LATER)
     async def order(ctx: Context) -> str:
         how: dict[str, Any] = {"in_doubt": "fail"} if in_doubt == "fail" else {"verify": paid}
-        return str(await ctx.step("pay", pay, 30, risky=True, **how))
+        return str(await ctx.options(risky=True, **how).step("pay", pay, 30))
 
     handle = await order.enqueue()
     await failed_once(app, handle)
@@ -253,7 +253,7 @@ async def test_the_drafted_handoff_of_a_large_checkpoint_names_the_step_in_doubt
     async def order(ctx: Context) -> None:
         found.append(None if ctx.resumption is None else ctx.resumption.handoff)
         if ctx.attempt == 1:
-            await ctx.step("pay", pay, risky=True)
+            await ctx.options(risky=True).step("pay", pay)
 
     handle = await order.enqueue()
     await failed_once(app, handle)
