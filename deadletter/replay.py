@@ -15,6 +15,7 @@ from ..queues import (
     Gateway,
     Namespace,
     Partition,
+    UnreadableEnvelope,
     arguments_field,
     is_encrypted,
     load_script,
@@ -55,6 +56,7 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
 
     Raises:
         DecryptionError: New arguments must be encrypted, or have masked values, and the key is missing.
+        UnreadableEnvelope: New arguments are given for a task of a newer version.
     """
     partition = letter.partition
     args = b"" if how.args is None else _edited(gateway, letter, how.args)
@@ -78,8 +80,13 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
 
 def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
     """Return new arguments as they are stored: with the stored secrets, and encrypted if the old ones were."""
-    if letter.envelope is None or letter.args is None:
+    if letter.args is None or letter.raw:
         return edited
+    if letter.envelope is None:
+        raise UnreadableEnvelope(
+            f"could not edit the arguments of task {letter.id}: a newer version of Perdure enqueued it; upgrade, then "
+            "replay, or replay it unchanged"
+        )
     kind = arguments_field(letter.envelope.task)
     cipher = gateway.encryptor.of(letter.partition, letter.id)
     if is_encrypted(letter.args) and not gateway.encryptor.active:

@@ -76,6 +76,7 @@ from .envelope import (
     check_task_id,
     encode_arguments,
     new_task_id,
+    newer_envelope,
 )
 from .errors import (
     BadAddress,
@@ -321,6 +322,7 @@ __all__ = [
     "map_items",
     "mask",
     "new_task_id",
+    "newer_envelope",
     "opened_error",
     "pairs",
     "park",

@@ -5,7 +5,8 @@ arguments, kept apart so that it is parsed once, by the task's validator, or not
 
 A field that this version does not know is ignored, so that a newer producer may add one. A task that an older worker
 would misread names the data format that it needs (`requires`), and older workers leave it to newer ones. A change of
-the envelope itself gets a new format version, and every worker refuses a version newer than its own.
+the envelope itself gets a new format version, which every version of Perdure finds in `v`, next to `id` and `requires`:
+older workers leave such a task to newer ones as well.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .defaults import Seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
+from .keys import DATA_FORMAT
 from .partitions import spread
 from .security import DEEPEST, MOST_SECRET_PATHS, SECRET, SecretPaths, unwrap_secrets
 
@@ -33,6 +35,7 @@ __all__ = [
     "check_task_id",
     "encode_arguments",
     "new_task_id",
+    "newer_envelope",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -136,6 +139,25 @@ class Envelope(BaseModel):
                 "upgrade the worker, then replay"
             )
         return envelope
+
+
+def newer_envelope(data: bytes) -> Envelope | None:
+    """Return what is known of an envelope of a newer version: id, data format that it needs, name of its task ("?" if
+    it is not a text any more). None for any other data.
+    """
+    try:
+        found = orjson.loads(data)
+        version, task, needed = found["v"], found.get("task"), found.get("requires")
+        if type(version) is not int or version <= FORMAT_VERSION:
+            return None
+        return Envelope(
+            v=version,
+            id=found["id"],
+            task=task if isinstance(task, str) else "?",
+            requires=max(DATA_FORMAT + 1, needed if type(needed) is int else 0),
+        )
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError, ValidationError):
+        return None
 
 
 def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:

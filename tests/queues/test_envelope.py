@@ -19,7 +19,9 @@ from perdure.queues import (
     check_size,
     encode_arguments,
     new_task_id,
+    newer_envelope,
 )
+from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.partitions.route import spread
 
 IDS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True)
@@ -71,6 +73,22 @@ def test_a_version_to_come_is_refused_with_what_to_do(version: int) -> None:
     data = orjson.dumps({"v": version, "id": "x", "task": "t"})
     with pytest.raises(UnreadableEnvelope, match=f"version {version}.*upgrade the worker, then replay"):
         Envelope.decode(data)
+    newer = newer_envelope(data)
+    assert newer is not None
+    assert (newer.v, newer.id, newer.task, newer.requires) == (version, "x", "t", DATA_FORMAT + 1)
+
+
+@given(st.integers(-(2**53), 2**53), JSON)
+def test_the_id_and_the_format_of_a_newer_envelope_are_known_whatever_else_it_has(needed: int, task: Any) -> None:
+    fields = {"v": FORMAT_VERSION + 1, "id": "x", "task": task, "options": [], "secrets": {}, "requires": needed}
+    newer = newer_envelope(orjson.dumps(fields))
+    known = 0 < len(task) <= 256 if isinstance(task, str) else True
+    if not known or needed > 1_000_000:
+        assert newer is None
+    else:
+        assert newer is not None
+        assert (newer.id, newer.requires) == ("x", max(DATA_FORMAT + 1, needed))
+        assert newer.task == (task if isinstance(task, str) else "?")
 
 
 @given(st.binary(max_size=64) | JSON.map(orjson.dumps))
@@ -92,6 +110,7 @@ def test_what_is_no_envelope_is_refused_and_nothing_worse(data: bytes) -> None:
         envelope = Envelope.decode(data)
     except UnreadableEnvelope as error:
         assert str(error)
+        assert newer_envelope(data) is None
     else:
         assert orjson.loads(data)["id"] == envelope.id
 

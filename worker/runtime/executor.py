@@ -22,6 +22,7 @@ from ...queues import (
     Leases,
     Partition,
     UnreadableEnvelope,
+    newer_envelope,
     raise_count,
     renew_lease,
     retry_while_unavailable,
@@ -158,9 +159,10 @@ class Executor:
         try:
             envelope = Envelope.decode(delivery.fields.get(b"env", b""))
         except UnreadableEnvelope as error:
-            self._gate.resolved(delivery)
-            await self._settle_unreadable(delivery, error)
-            return False
+            newer = await self._newer_or_buried(delivery, error)
+            if newer is None:
+                return False
+            envelope = newer
         if self._leases.holds_fence(delivery) or time.monotonic() - delivery.requested > self._shared.claim_lease / 2:
             try:
                 delivery = await retry_while_unavailable(partial(self._confirm, delivery, envelope.id))
@@ -300,8 +302,13 @@ class Executor:
         except Exception:  # noqa: BLE001 - the worker continues; the lease brings the task back
             bound.exception("the worker failed; the task is left for recovery")
 
-    async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
+    async def _newer_or_buried(self, delivery: Delivery, error: UnreadableEnvelope) -> Envelope | None:
+        """Return what is known of a task of a newer version, which waits for a newer worker; bury anything else."""
+        newer = newer_envelope(delivery.fields.get(b"env", b""))
         try:
+            if newer is not None and await self._settler.is_message_of(delivery, newer.id):
+                return newer
+            self._gate.resolved(delivery)
             task_id = await self._settler.bury_unreadable(delivery, error)
             if self._webhooks is not None:
                 self._webhooks.give(unreadable_event(delivery, task_id, error))
@@ -309,7 +316,8 @@ class Executor:
         except LeaseLost as lost:
             logger.warning("{}; another worker continues", lost)
         except Exception:  # noqa: BLE001 - the worker continues; the lease brings the message back
-            logger.exception("could not bury an unreadable message; it is left for recovery")
+            logger.exception("could not settle an unreadable message; it is left for recovery")
+        return None
 
 
 class _FirstResult(RunObserver):

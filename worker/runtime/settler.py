@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import orjson
 
@@ -149,21 +150,22 @@ class Settler:
 
         It is the id of the task whose message this is, if the message names one and the task's record confirms it.
         """
-        what = f"the burial of message {delivery.entry.decode()}"
         task_id = unreadable_id(delivery)
         named = _named_id(delivery.fields.get(b"env", b""))
-        if named is not None:
-            record = delivery.partition.record(named)
-            # A record's entry changes only when its message is settled, and this one is pending here.
-            entry = await retry_while_unavailable(
-                lambda: self._gateway.command("HGET", record, "entry"), on_wait=log_wait(what)
-            )
-            task_id = named if entry == delivery.entry else task_id
+        if named is not None and await self.is_message_of(delivery, named):
+            task_id = named
         await retry_while_unavailable(
             lambda: self._bury(delivery, task_id, "?", Reason.UNREADABLE, Counters(), error, raw=True),
-            on_wait=log_wait(what),
+            on_wait=log_wait(f"the burial of message {delivery.entry.decode()}"),
         )
         return task_id
+
+    async def is_message_of(self, delivery: Delivery, task_id: str) -> bool:
+        """Whether the record of a task says that this is its message: anyone could write the id into another one."""
+        read = partial(self._gateway.command, "HGET", delivery.partition.record(task_id), "entry")
+        # A record's entry changes only when its message is settled, and this one is pending here.
+        entry = await retry_while_unavailable(read, on_wait=log_wait(f"message {delivery.entry.decode()}"))
+        return bool(entry == delivery.entry)
 
     async def _bury(
         self,

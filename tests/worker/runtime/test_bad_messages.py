@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure import App, Context, Retry, Settings, State, TaskFailed
+from perdure import App, Context, Retry, Settings, State
 from perdure.deadletter import DeadLetter, Filter, Reason, list_letters
 from perdure.queues import FORMAT_VERSION, Producer, TaskHandle
 
@@ -109,20 +109,6 @@ async def test_unreadable_messages_do_not_block_tasks(app: App) -> None:
     for handle in handles:
         assert await bounded(handle.result()) == "sound"
     assert len(await letters(app)) == 20
-
-
-async def test_a_message_of_a_newer_version_fails_its_task(app: App) -> None:
-    handle = await app.tasks["sound"].enqueue()
-    stream, record = handle.partition.ready, handle.partition.record(handle.id)
-    await redis_command(app, "XTRIM", stream, "MAXLEN", 0)
-    future = envelope(v=FORMAT_VERSION + 1, id=handle.id, task={"name": "sound", "in": "another form"})
-    await redis_command(app, "HSET", record, "entry", await post(app, {"env": future, "args": "{}"}))
-    async with running_worker(app):
-        with pytest.raises(TaskFailed) as caught:
-            await handle.result(timeout=BOUND)
-        assert caught.value.reason == Reason.UNREADABLE
-        assert await bounded((await app.tasks["sound"].enqueue()).result()) == "sound"
-    assert (await letter(app, handle)).raw["env"] == future
 
 
 async def test_an_unreadable_message_with_the_id_of_a_task_leaves_the_task_unchanged(app: App) -> None:

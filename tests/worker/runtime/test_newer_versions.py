@@ -1,4 +1,4 @@
-"""Checkpoints of a newer version wait for newer workers; those that no version can read are buried at once."""
+"""Tasks of a newer version wait for newer workers; a checkpoint that no version can read is buried at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import orjson
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskHandle
 from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import DATA_FORMAT, Envelope
+from perdure.queues import DATA_FORMAT, Envelope, UnreadableEnvelope
 from perdure.queues.delivery import checkpoint, due_set
 from perdure.queues.delivery.step_pages import PAGE
+from perdure.queues.envelope import FORMAT_VERSION
 from perdure.worker.runtime.stages import version_check
 
 from tests.support.workers import (
@@ -216,6 +217,55 @@ async def test_a_message_that_requires_a_newer_version_waits_for_it(
     upgrade(monkeypatch)
     async with running_worker(app):
         await wait_until(lambda: bool_of(ran), "the newer worker runs it")
+
+
+async def of_newer_envelope(app: App) -> tuple[TaskHandle[Any], bytes]:
+    """Return a queued task whose envelope only the next version can read, and that envelope."""
+    handle: TaskHandle[Any] = await app.tasks["stepped"].enqueue()
+    future = {"v": FORMAT_VERSION + 1, "id": handle.id, "task": {"name": "stepped", "in": "another form"}}
+    envelope = orjson.dumps(future)
+    await redis_command(app, "XTRIM", handle.partition.ready, "MAXLEN", 0)
+    entry = await redis_command(app, "XADD", handle.partition.ready, "*", "env", envelope, "args", '{"n":1}')
+    await redis_command(app, "HSET", handle.partition.record(handle.id), "entry", entry)
+    return handle, envelope
+
+
+async def test_an_envelope_of_a_newer_version_waits_for_it(
+    app: App, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, envelope = await of_newer_envelope(app)
+    record = handle.partition.record(handle.id)
+    async with running_worker(app):
+        await wait_until(lambda: waits_for_a_version(handle), "it is parked")
+    assert await redis_command(app, "HMGET", record, "env", "args") == [envelope, b'{"n":1}']
+    assert (await handle.record()).crashes == 0
+
+    def decode(data: bytes) -> Envelope:
+        assert data == envelope
+        return Envelope(id=handle.id, task="stepped")
+
+    upgrade(monkeypatch)
+    await redis_command(app, "HSET", record, "args", "{}")
+    monkeypatch.setattr(Envelope, "decode", decode)
+    async with running_worker(app):
+        await wait_until(lambda: bool_of(ran), "the newer worker runs it")
+
+
+async def test_an_envelope_of_a_newer_version_is_kept_in_its_dead_letter(app: App, ran: list[str]) -> None:
+    handle, envelope = await of_newer_envelope(app)
+    record = handle.partition.record(handle.id)
+    async with running_worker(app):
+        await wait_until(lambda: waits_for_a_version(handle), "it is parked")
+        await redis_command(app, "HINCRBY", record, "newer_since", -round(app.settings.version_wait * 1000))
+        await make_due(app, handle)
+        found = await bounded(letter(app, handle))
+        assert (found.reason, found.task, found.envelope, found.args) == (Reason.NEWER_VERSION, "?", None, b'{"n":1}')
+        with pytest.raises(UnreadableEnvelope, match=f"could not edit the arguments of task {handle.id}"):
+            await replay(app.producer.gateway, found, Replay(args=b"{}"))
+        assert await replay(app.producer.gateway, found, Replay())
+        await wait_until(lambda: waits_for_a_version(handle), "it is parked again")
+    assert await redis_command(app, "HGET", record, "env") == envelope
+    assert ran == []
 
 
 async def bool_of(found: list[str]) -> bool:
