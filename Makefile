@@ -16,26 +16,26 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@printf '%s\n' \
-	  'make demo         the whole story on real input, on an embedded Redis (about a minute)' \
+	  'make demo         kill workers of a task on real files, and show that it completes (about 30 s)' \
 	  'make test         all tests (about five minutes)' \
-	  'make test-fast    the unit tests alone: no server, no processes' \
-	  'make test-python  the unit and conformance tests, for one more Python: VENV=.venv312 PYTHON=python3.12' \
-	  'make test-wheel   the wheel, installed outside of the repository, runs the README (WHEEL_PYTHONS)' \
-	  'make coverage     all tests, and how much of the package they run (COVERAGE_TESTS)' \
-	  'make test-system  the tests of what depends on the server, on the redis-server found on PATH' \
+	  'make test-fast    the unit tests only, without servers and processes' \
+	  'make test-python  the unit and conformance tests on another Python: VENV=.venv312 PYTHON=python3.12' \
+	  'make test-wheel   the quickstart on the installed wheel, outside of the repository (WHEEL_PYTHONS)' \
+	  'make coverage     all tests with a coverage report (COVERAGE_TESTS)' \
+	  'make test-system  the tests that depend on the kind of server, on the redis-server of PATH' \
 	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
-	  'make test-valkey  the same on a Valkey server' \
-	  'make check        ruff, mypy --strict, pyright, import layers' \
-	  'make format       rewrite the code in the house format' \
-	  'make model        a thousand random runs of all scripts beside a model of them (MODEL_SEED, MODEL_RUNS)' \
-	  'make fuzz         ten thousand hostile messages to a real worker (FUZZ_SEED, FUZZ_ENTRIES)' \
-	  'make bounded      100,000 tasks of all outcomes leave nothing behind, in Redis and in the worker' \
-	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
-	  'make chaos        ten minutes of faults, and a proof from the journal that every promise held' \
-	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
-	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/explanation/scaling.md' \
-	  'make bench-peers  the same beside ten peers, into docs/explanation/benchmarks.md (most of an hour)' \
-	  'make install      the virtual environment in .venv, with everything the above need' \
+	  'make test-valkey  the tests that depend on the kind of server, on Valkey' \
+	  'make check        ruff, mypy --strict, basedpyright, import layers' \
+	  'make format       format the code and sort its imports' \
+	  'make model        a thousand random sequences of all scripts, compared with a model (MODEL_SEED, MODEL_RUNS)' \
+	  'make fuzz         ten thousand hostile messages to a worker process (FUZZ_SEED, FUZZ_ENTRIES)' \
+	  'make bounded      100,000 tasks of all outcomes, which leave no key in Redis and no memory in the worker' \
+	  'make failover     kill primaries and move slots under load, and print the outcomes of the tasks' \
+	  'make chaos        ten minutes of random faults, and a check of all guarantees against a journal (CHAOS)' \
+	  'make bench        throughput, step rate, latency and recovery, compared with a raw client' \
+	  'make bench-scale  cost of tasks and idle workers for Redis; writes docs/explanation/scaling.md' \
+	  'make bench-peers  comparison with ten other projects; writes docs/explanation/benchmarks.md (most of an hour)' \
+	  'make install      create .venv with all dependencies; the other targets call it' \
 	  'make clean        remove .venv and all build products'
 
 install: $(VENV)/installed
@@ -69,7 +69,7 @@ test: install
 test-fast: install
 	$(PYTEST) -m 'not integration and not processes and not cluster'
 
-# On one more Python: make test-python VENV=.venv312 PYTHON=python3.12. REDIS_PY: a release of redis-py instead of the latest.
+# On another Python: make test-python VENV=.venv312 PYTHON=python3.12. REDIS_PY: a release of redis-py instead of the latest.
 test-python: install
 	@$(if $(REDIS_PY),$(PIP) install --quiet 'redis[hiredis]==$(REDIS_PY)')
 	$(BIN)/python --version
@@ -154,7 +154,7 @@ bench: install
 bench-scale: install
 	$(BIN)/python -m benchmarks.scale --write docs/explanation/scaling.md
 
-# Into build/ first: what was measured before stays until the new figures are complete.
+# Into build/ first, so that the stored figures stay until the new ones are complete.
 # BENCH_PEERS: options of `python -m benchmarks.peers`; --quick is for all three runs.
 bench-peers: install
 	@mkdir -p docs/explanation/benchmarks build

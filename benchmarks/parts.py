@@ -125,11 +125,11 @@ async def _parts() -> list[tuple[str, float]]:
 
     return [
         ("read: the message as a delivery", await _plain(lambda: Delivery(partition, b"1-1", "w", 1, pairs(fields)))),
-        ("slot: an asyncio task, created and ended", await _cpu(fill, _TIMES)),
-        ("run: from delivery to outcome, of which", await _cpu(execute, _TIMES)),
-        ("    decode and check the envelope", await _plain(lambda: Envelope.decode(data))),
-        ("    decode and check the arguments", await _plain(lambda: noop.arguments.decode(fields[3]))),
-        ("    check and encode the result", await _plain(lambda: noop.result.encode("task 'noop'", 12345))),
+        ("slot: an asyncio task, from start to end", await _cpu(fill, _TIMES)),
+        ("run: from delivery to outcome", await _cpu(execute, _TIMES)),
+        ("    of it: decode and check the envelope", await _plain(lambda: Envelope.decode(data))),
+        ("    of it: decode and check the arguments", await _plain(lambda: noop.arguments.decode(fields[3]))),
+        ("    of it: check and encode the result", await _plain(lambda: noop.result.encode("task 'noop'", 12345))),
         ("send: pack the outcome", await _plain(lambda: hiredis.pack_command(finish))),  # type: ignore[arg-type]  # it takes bytes too
         ("a durable step, from call to record", await _cpu(lambda: executor.execute(walking), _TIMES)),
     ]
@@ -153,8 +153,8 @@ async def _whole(deployment: Deployment) -> list[tuple[str, float]]:
         tasks_took = [await run_all("noop", [{"number": n} for n in range(_WHOLE)]) for _ in range(_ROUNDS)]
         steps_took = [await run_all("walk", [{"steps": _WHOLE // 32}] * 32) for _ in range(_ROUNDS)]
     return [
-        ("the whole: a no-op task in a worker, concurrency 32", median(tasks_took) / _WHOLE * 1e6),
-        ("the whole: a step, 32 tasks at once", median(steps_took) / (_WHOLE // 32 * 32) * 1e6),
+        ("total: a no-op task in a worker, concurrency 32", median(tasks_took) / _WHOLE * 1e6),
+        ("total: a step, 32 concurrent tasks", median(steps_took) / (_WHOLE // 32 * 32) * 1e6),
     ]
 
 

@@ -63,9 +63,9 @@ def made_up(rate: dict[str, list[float]]) -> results.Data:
 
     peers = [PERDURE, OTHER, BROKEN]
     what = Measure("noop", [Line("noop", "No-op tasks", "tasks/s", "how")], peers, round_, lambda size: 1.0)
-    told: dict[str, Facts | str] = {"perdure": FACTS, "other": FACTS, "broken": "not installed: no such package"}
+    reported: dict[str, Facts | str] = {"perdure": FACTS, "other": FACTS, "broken": "not installed: no such package"}
     size = replace(QUICK, rounds=3)
-    return results.as_data(ABOUT, size, [what], told, measure([what], told, size, None, lambda said: None))
+    return results.as_data(ABOUT, size, [what], reported, measure([what], reported, size, None, lambda said: None))
 
 
 def cells(data: results.Data) -> dict[str, Any]:

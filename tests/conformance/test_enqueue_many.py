@@ -41,7 +41,7 @@ async def test_a_handle_is_of_a_task_that_is_stored(producer: Producer) -> None:
 
 
 async def test_nothing_is_read_far_ahead(producer: Producer) -> None:
-    """Who takes his time with the handles is not overrun."""
+    """No more tasks are stored ahead than a slow reader of the handles allows."""
     read_so_far = 0
 
     def counted() -> Iterator[Mapping[str, Any]]:

@@ -122,9 +122,9 @@ async def test_announcements_of_older_versions_are_read(gateway: Gateway, namesp
     """Older workers announced one text with all fields, read with MGET, instead of a hash."""
     await announce(gateway, namespace, replace(INFO, id="new", rates={"default": 1.0}), ttl=30.0)
     seconds, _ = await gateway.command("TIME")
-    told = {name: value for name, value in asdict(INFO).items() if name in BEFORE_THE_HASH}
+    reported = {name: value for name, value in asdict(INFO).items() if name in BEFORE_THE_HASH}
     for name, more in (("old", {"rates": {"default": 4.0}}), ("older", {})):
-        announced = told | {"id": name, "started": 5, "seen": int(seconds) * 1000} | more
+        announced = reported | {"id": name, "started": 5, "seen": int(seconds) * 1000} | more
         await gateway.command("SET", namespace.worker(name), orjson.dumps(announced), "PX", 15_000)
         await gateway.command("ZADD", namespace.workers, int(seconds) * 1000, name)
     found = {one.id: one for one in await list_workers(gateway, namespace)}

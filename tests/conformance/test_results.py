@@ -84,7 +84,7 @@ async def listeners(gateway: Gateway, partition: Partition, *task_ids: str) -> N
     wanted = {partition.record(task_id).encode() for task_id in task_ids}
     deadline = time.monotonic() + SOON
     while not wanted <= set(await channels(gateway, Namespace(partition.namespace))):
-        assert time.monotonic() < deadline, "nobody began to listen"
+        assert time.monotonic() < deadline, "no client subscribed"
         await asyncio.sleep(0)
 
 

@@ -88,7 +88,7 @@ def test_a_script_documents_its_arguments_and_reply(path: Path) -> None:
     first = re.sub(r"^include: \w+\n", "", text)
     assert re.match(r"[A-Z][^\n]*\.\n|[A-Z].*\n[^A-Z].*\.\n", first), f"{path.name}: no sentence of what it does"
     for word in ("KEYS  ", "ARGV  ", "returns  "):
-        assert re.search(rf"^{word}\S", text, re.MULTILINE), f"{path.name}: {word.strip()} is not told"
+        assert re.search(rf"^{word}\S", text, re.MULTILINE), f"{path.name}: {word.strip()} is missing"
 
 
 def test_the_table_names_a_test_file_for_each_script() -> None:

@@ -111,8 +111,8 @@ async def test_a_silent_supervisor_is_not_listed(gateway: Gateway, namespace: Na
 
 async def test_fields_of_another_version_are_ignored(gateway: Gateway, namespace: Namespace) -> None:
     await supervise(gateway, namespace, INFO, 15)
-    told = b'{"id": "i", "name": "n", "later": 1, "children": [{"pid": 1, "role": "r", "state": "s", "later": 2}]}'
-    await gateway.command("HSET", namespace.supervisor(INFO.id), "told", told)
+    reported = b'{"id": "i", "name": "n", "later": 1, "children": [{"pid": 1, "role": "r", "state": "s", "later": 2}]}'
+    await gateway.command("HSET", namespace.supervisor(INFO.id), "told", reported)
     [found] = await list_supervisors(gateway, namespace)
     assert (found.name, found.children) == ("n", (ChildInfo(1, "r", "s"),))
 

@@ -79,8 +79,8 @@ class Target:
         return int(self.process.memory_info().rss)
 
     def peak(self) -> int:
-        told = (Path("/proc") / str(self.process.pid) / "status").read_text()
-        return int(told.partition("VmHWM:")[2].split()[0]) * 1024
+        reported = (Path("/proc") / str(self.process.pid) / "status").read_text()
+        return int(reported.partition("VmHWM:")[2].split()[0]) * 1024
 
     def forget_peak(self) -> None:
         (Path("/proc") / str(self.process.pid) / "clear_refs").write_text("5")
@@ -109,14 +109,14 @@ class Target:
 @contextmanager
 def program(settings: Settings, log: Path) -> Iterator[psutil.Process]:
     """`perdure worker run`, whose log goes into a file."""
-    told = {
+    reported = {
         "PERDURE_REDIS_URL": settings.redis_url,
         "PERDURE_NAMESPACE": settings.namespace,
         "PERDURE_UNKNOWN_TASK": json.dumps({"max_attempts": 2, "base": 0.01, "jitter": 0.0}),
     }
     with log.open("wb") as file:
         command = [*COMMAND, "worker", "run", f"{TARGET}:app", "--no-supervisor", "--concurrency", str(CONCURRENCY)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file, env=os.environ | told)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file, env=os.environ | reported)
     try:
         yield psutil.Process(process.pid)
     finally:
@@ -138,9 +138,9 @@ async def target(settings: Settings, producer: Producer, folder: Path) -> AsyncI
 
             async def listen() -> None:
                 async for message in ear.listen():
-                    told = message["data"].decode() if message["type"] == "pmessage" else ""
-                    if told in ENDED:
-                        found.outcomes.append((message["channel"].decode().rpartition(":record:")[2], told))
+                    reported = message["data"].decode() if message["type"] == "pmessage" else ""
+                    if reported in ENDED:
+                        found.outcomes.append((message["channel"].decode().rpartition(":record:")[2], reported))
 
             listening = asyncio.create_task(listen())
             try:
@@ -245,14 +245,14 @@ async def test_poison_from_outside_harms_only_itself(settings: Settings, produce
         warm = await producer.enqueue_many("honest", [{"number": number} for number in range(300)])
         await producer.enqueue("honest", {"number": 0}, task_id=DECOY)
         await worker.reach([*(handle.id for handle in warm), DECOY])
-        before, begun = worker.memory(), len(worker.outcomes)
+        before, started = worker.memory(), len(worker.outcomes)
         worker.forget_peak()
 
         posted = await post(worker, producer, entries)
         await worker.reach(posted.positions)
-        outcomes = worker.outcomes[begun:]
-        told = Counter(task for task, _ in outcomes)
-        assert {task for task, times in told.items() if times != 1} <= posted.shared
+        outcomes = worker.outcomes[started:]
+        reported = Counter(task for task, _ in outcomes)
+        assert {task for task, times in reported.items() if times != 1} <= posted.shared
         assert {outcome for task, outcome in outcomes if task in posted.honest} == {"succeeded"}
         assert overtaken(outcomes, posted.positions) <= 4 * CONCURRENCY
         letters = await letters_of(producer, worker.partition)

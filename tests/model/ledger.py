@@ -22,7 +22,7 @@ __all__ = ["Ledger"]
 Handed = tuple[bytes, int, dict[bytes, bytes]]
 """A delivery as a worker receives it: entry, count, fields."""
 
-Told = dict[str, Value | int | str]
+Hash = dict[str, Value | int | str]
 """Fields of a hash, as passed to an act."""
 
 HOUR = 3_600_000
@@ -69,8 +69,8 @@ class Ledger:
 
     def settled(self, delivery: Delivery, task: str) -> bool:
         record = self.at.record(task)
-        told = (self.held.get(record, "settled"), self.held.get(record, "worker"))
-        return told == (_fence(delivery), delivery.worker.encode())
+        reported = (self.held.get(record, "settled"), self.held.get(record, "worker"))
+        return reported == (_fence(delivery), delivery.worker.encode())
 
     def tell(self, task: str, what: str) -> None:
         self.news.append((self.at.record(task), what))
@@ -126,7 +126,7 @@ class Ledger:
         for (task, envelope, args), answer in zip(tasks, answers, strict=True):
             if answer == 1:
                 self._schedule(task, delay)
-                kept: Told = {"state": "scheduled", "at": Moment(), "env": envelope, "args": args}
+                kept: Hash = {"state": "scheduled", "at": Moment(), "env": envelope, "args": args}
                 self.held.put(self.at.record(task), kept)
         if 1 in answers and (first is None or self.held.now + delay < first):
             self.nudge("due")
@@ -337,7 +337,7 @@ class Ledger:
         record, steps, log, inbox, control = self.parts(task)
         if kept is None:
             self._keep_payload(delivery, task)
-        outcome: Told = {"state": state, "result": result, "attempts": counts[0], "crashes": counts[1], "ran": ran}
+        outcome: Hash = {"state": state, "result": result, "attempts": counts[0], "crashes": counts[1], "ran": ran}
         self.held.put(record, outcome)
         self._settle(delivery, task)
         self.held.put(record, {"finished": Moment(), **(kept or {})})
@@ -501,8 +501,8 @@ class Ledger:
                 (b"at", self.held.hashes[record]["at"]),
             ),
         )
-        told: Told = {"reason": reason, "error": evidence, "attempts": counts[0], "crashes": counts[1]}
-        self.held.put(record, {"state": "dead", "dead": letter, "finished": Moment(), **told})
+        reported: Hash = {"reason": reason, "error": evidence, "attempts": counts[0], "crashes": counts[1]}
+        self.held.put(record, {"state": "dead", "dead": letter, "finished": Moment(), **reported})
         self._settle(delivery, task)
         self.note_event(task, "buried", evidence)
         self.held.put_new(inbox, "sent", b"0")
@@ -529,10 +529,10 @@ class Ledger:
 
     def _note_crash(self, task: str, known: dict[str, object], doing: Mapping[str, str]) -> None:
         record = self.at.record(task)
-        told = orjson.dumps(known | ({"step": doing[task]} if task in doing else {}))
+        reported = orjson.dumps(known | ({"step": doing[task]} if task in doing else {}))
         self.held.drop(record, "step", "alive")
-        self.held.put(record, {"crash": told})
-        self.note_event(task, "crashed", told)
+        self.held.put(record, {"crash": reported})
+        self.note_event(task, "crashed", reported)
         self.tell(task, "crashed")
 
     def _suspect(self, entry: bytes, count: int) -> None:
@@ -622,9 +622,9 @@ class Ledger:
         number, last = int(answer[1]), int(self.held.get(inbox, "last") or 0)
         if number <= last or (number != last + 1 and number < self.held.now):
             return [b"a number after the last one, or the time"]
-        told: Told = {f"m:{number}": Stamped(text=message), f"id:{digest}": number, "used": used}
-        place: Told = {f"n:{sent + 1}": b"%d %s" % (number, digest.encode()), "sent": sent + 1, "last": number}
-        self.held.put(inbox, {**told, **place})
+        reported: Hash = {f"m:{number}": Stamped(text=message), f"id:{digest}": number, "used": used}
+        place: Hash = {f"n:{sent + 1}": b"%d %s" % (number, digest.encode()), "sent": sent + 1, "last": number}
+        self.held.put(inbox, {**reported, **place})
         past = self.held.get(inbox, f"n:{sent + 1 - most}")
         if past is not None:
             self.held.drop(inbox, f"id:{past.partition(b' ')[2].decode()}", f"n:{sent + 1 - most}")
@@ -664,7 +664,9 @@ class Ledger:
             self.held.put(steps, {name: value})
         return answer
 
-    def fork(self, task: str, envelope: bytes, args: bytes, source: str, told: bytes, kept: Mapping[str, bytes]) -> int:
+    def fork(
+        self, task: str, envelope: bytes, args: bytes, source: str, reported: bytes, kept: Mapping[str, bytes]
+    ) -> int:
         """Store a task that starts from the checkpoint of another one."""
         record, steps, *_ = self.parts(task)
         answer = self._stored(task)
@@ -673,7 +675,7 @@ class Ledger:
         if answer == 1:
             entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
             self.held.put(record, {"state": "queued", "entry": entry, "events": 1, "forked": source})
-            self.note_event(task, "forked", told, number=b"1")
+            self.note_event(task, "forked", reported, number=b"1")
             if kept:
                 self.held.put(steps, dict(kept))
         return answer

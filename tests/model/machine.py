@@ -244,8 +244,8 @@ class Queues(RuleBasedStateMachine):
         found = []
         for task in some:
             self.number += 1
-            told = {"from": "here"} if headers else {}
-            envelope = Envelope(id=task, task="t", headers=told).encode()
+            reported = {"from": "here"} if headers else {}
+            envelope = Envelope(id=task, task="t", headers=reported).encode()
             found.append(TaskMessage(task, envelope, orjson.dumps({"n": self.number}), None, True))
         return found
 
@@ -263,8 +263,8 @@ class Queues(RuleBasedStateMachine):
 
     def begin(self, name: str, deliveries: list[Delivery], expected: list[Handed], *, heard: bool = True) -> None:
         """Add deliveries that reached a worker, or whose reply was lost."""
-        told = [(one.entry, one.count, dict(one.fields)) for one in deliveries]
-        agree(told, expected)
+        reported = [(one.entry, one.count, dict(one.fields)) for one in deliveries]
+        agree(reported, expected)
         for one in deliveries if heard else []:
             self.deliveries.append((one, _task_of(one)))
             self.tables[one.worker].hold(Held(one, self.deliveries[-1][1]))
@@ -357,9 +357,9 @@ class Queues(RuleBasedStateMachine):
         taken = self.ground.run(self.join(name).read(most, block=None))
         expected, why = self.ledger.read(self.names[name], most)
         self.begin(name, taken.deliveries, expected, heard=heard)
-        told = (taken.claimable, taken.due, taken.route_changed, taken.quarantined)
+        reported = (taken.claimable, taken.due, taken.route_changed, taken.quarantined)
         heard_of = [one in why for one in (b"released", b"due", b"route", b"suspect")]
-        agree(told, tuple(heard_of))
+        agree(reported, tuple(heard_of))
 
     @rule(name=workers, most=st.integers(1, 4), heard=st.sampled_from([True, True, True, False]))
     def claim(self, name: str, most: int, heard: bool) -> None:
@@ -509,8 +509,8 @@ class Queues(RuleBasedStateMachine):
         """Return the fields of the message that are sent with the outcome."""
         if b"again" in delivery.fields:
             return None
-        told = {"args": delivery.fields[b"args"], "at": delivery.entry.partition(b"-")[0]}
-        return told | ({"env": delivery.fields[b"env"]} if envelope.headers else {"task": b"t"})
+        reported = {"args": delivery.fields[b"args"], "at": delivery.entry.partition(b"-")[0]}
+        return reported | ({"env": delivery.fields[b"env"]} if envelope.headers else {"task": b"t"})
 
     @rule(
         which=which,

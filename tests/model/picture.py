@@ -79,6 +79,6 @@ def _seen(at: int, kind: str, ttl: int, content: Any) -> Seen:
 
 
 def _group(at: int, info: list[Any], pending: list[Any], consumers: list[Any]) -> Group:
-    told = pairs(info)
+    reported = pairs(info)
     held = {entry: (owner, count, at - idle) for entry, owner, idle, count in pending}
-    return Group(told[b"last-delivered-id"], held, {pairs(one)[b"name"].decode() for one in consumers})
+    return Group(reported[b"last-delivered-id"], held, {pairs(one)[b"name"].decode() for one in consumers})

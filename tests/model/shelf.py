@@ -164,12 +164,12 @@ def fits(value: Value, seen: bytes, low: int, high: int) -> bool:
 
 
 def _field_differences(kept: dict[str, Value], seen: dict[bytes, bytes], low: int, high: int) -> Iterator[str]:
-    told = {name.decode(): value for name, value in seen.items()}
-    yield from (f"{name} is missing" for name in kept.keys() - told.keys())
-    yield from (f"{name} should not be there" for name in told.keys() - kept.keys())
-    for name in kept.keys() & told.keys():
-        if not fits(kept[name], told[name], low, high):
-            yield f"{name} is {told[name]!r}, not {kept[name]!r}"
+    reported = {name.decode(): value for name, value in seen.items()}
+    yield from (f"{name} is missing" for name in kept.keys() - reported.keys())
+    yield from (f"{name} should not be there" for name in reported.keys() - kept.keys())
+    for name in kept.keys() & reported.keys():
+        if not fits(kept[name], reported[name], low, high):
+            yield f"{name} is {reported[name]!r}, not {kept[name]!r}"
 
 
 def _stream_differences(stream: Stream, seen: Seen, low: int, high: int) -> Iterator[str]:

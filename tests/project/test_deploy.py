@@ -109,7 +109,7 @@ class Image:
                     environment = build_environment() | self.args
                     run(["/bin/sh", "-c", value], cwd=workdir, env=environment)
                 case _:
-                    pytest.fail(f"nobody here knows how to carry out {name}")
+                    pytest.fail(f"the test has no answer to {name}")
 
     def environment(self) -> dict[str, str]:
         """The environment of a container: ENV, and what the engine sets for the user."""
@@ -379,7 +379,7 @@ async def test_the_images_own_command_works_and_hands_over_when_stopped(
 
 def test_compose_gives_redis_the_settings_that_keep_tasks(server: RedisServer) -> None:
     with redis.Redis(unix_socket_path=str(server.socket), decode_responses=True) as client:
-        told = client.config_get("*")
+        reported = client.config_get("*")
     expected = {
         "appendonly": "yes",
         "appendfsync": "always",
@@ -387,7 +387,7 @@ def test_compose_gives_redis_the_settings_that_keep_tasks(server: RedisServer) -
         "maxmemory": str(1024**3),
         "maxmemory-policy": "noeviction",
     }
-    assert {name: told[name] for name in expected} == expected
+    assert {name: reported[name] for name in expected} == expected
 
 
 def test_compose_keeps_redis_data_in_a_volume_and_its_port_to_itself() -> None:
@@ -438,7 +438,7 @@ def test_compose_starts_workers_after_redis_and_gives_them_time_to_hand_over() -
     assert worker["depends_on"] == {"redis": {"condition": "service_healthy"}}
     assert worker["restart"] == "unless-stopped"
     assert seconds(worker["stop_grace_period"]) >= float(worker["environment"]["PERDURE_GRACE"]) + LEAVING
-    assert worker["init"]  # who collects what tasks leave behind
+    assert worker["init"]  # it reaps the processes that tasks leave behind
 
 
 def test_compose_builds_the_image_of_this_repository() -> None:
@@ -536,7 +536,7 @@ async def test_a_reload_of_the_unit_replaces_its_workers(
 
 def test_the_unit_gives_a_worker_more_time_than_its_grace(unit: Unit) -> None:
     assert seconds(unit.one("TimeoutStopSec")) >= float(unit.environment["PERDURE_GRACE"]) + LEAVING
-    assert unit.one("KillMode") == "mixed"  # the programs of its steps are not told before it is
+    assert unit.one("KillMode") == "mixed"  # systemd signals the worker before the programs of its steps
 
 
 def test_the_unit_tries_for_ever_but_not_with_settings_that_cannot_be_meant(unit: Unit) -> None:

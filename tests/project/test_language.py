@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +17,6 @@ from tests.support.paths import ROOT
 
 PACKAGE: Final = ("queues", "deadletter", "worker")
 HELPERS: Final = ("benchmarks", "tests")
-TESTS: Final = ROOT / "tests"
 DOCUMENTS: Final = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md", "docs")
 
 WORDS: Final = {
@@ -64,9 +65,9 @@ def folders() -> list[Path]:
     return sorted({path.parent for path in modules()})
 
 
-def checked_tests() -> list[Path]:
-    """Return the modules of the tests, except for this one, which contains the words."""
-    return [path for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__).resolve()]
+def helpers() -> list[Path]:
+    """Return the modules of tests and benchmarks, except for this one, which contains the words."""
+    return [path for path in modules_of(HELPERS) if path != Path(__file__).resolve()]
 
 
 def name_of(path: Path) -> str:
@@ -101,11 +102,17 @@ def names_of(source: str) -> Iterator[str]:
             yield node.name.replace("_", " ").replace("is none", "is None").strip()
 
 
-@pytest.mark.parametrize("file", checked_tests(), ids=name_of)
-def test_names_and_docstrings_of_tests_use_plain_words(file: Path) -> None:
-    """Other strings of a test may be data; docstrings and names are prose."""
+def comments_of(source: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+@pytest.mark.parametrize("file", helpers(), ids=name_of)
+def test_names_docstrings_and_comments_of_tests_use_plain_words(file: Path) -> None:
+    """Other strings of a test or benchmark may be data; docstrings, comments and names are prose."""
     source = file.read_text("utf-8")
-    texts = [text.text for text in texts_of(source) if text.is_docstring] + list(names_of(source))
+    texts = [text.text for text in texts_of(source) if text.is_docstring] + [*names_of(source), *comments_of(source)]
     found = [match[0].lower() for text in texts for match in PATTERN.finditer(text)]
     assert not [f"{word!r}; write: {WORDS[word]}" for word in found]
 

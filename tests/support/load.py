@@ -73,7 +73,7 @@ class Journal:
 class Fault:
     """A time in which these queues had no server, in seconds of the monotonic clock."""
 
-    begun: float
+    entered: float
     over: float
     queues: frozenset[str]
 
@@ -168,10 +168,10 @@ class Load:
     async def _produce(self, number: int, queue: str) -> None:
         turn = 0
         while not self._stop.is_set():
-            begun = time.monotonic()
+            entered = time.monotonic()
             await self._one(f"{number}-{turn}", queue)
             turn += 1
-            left = 2 * len(self.queues) / self.rate - (time.monotonic() - begun)
+            left = 2 * len(self.queues) / self.rate - (time.monotonic() - entered)
             await asyncio.sleep(max(0.0, left))
 
     async def begin_long(self, pause: float) -> None:
@@ -183,17 +183,17 @@ class Load:
         """Enqueue one task under one id until it is stored, as a caller does that must not lose it."""
         self.enqueued += 1
         args = {"pause": self.pause if pause is None else pause}
-        begun = time.monotonic()
+        entered = time.monotonic()
         while True:
             try:
                 handle, confirmed = await self._enqueue(task_id, queue, args)
             except QueueError:
-                if time.monotonic() - begun > BOUND:
+                if time.monotonic() - entered > BOUND:
                     raise
                 await asyncio.sleep(0.05)
                 continue
             break
-        self.slowest = max(self.slowest, time.monotonic() - begun)
+        self.slowest = max(self.slowest, time.monotonic() - entered)
         self.returned[task_id] = handle
         if confirmed:
             self.acknowledged.add(task_id)
@@ -240,10 +240,10 @@ class Load:
     def _pause_elsewhere(self, runs: Mapping[str, Sequence[Run]]) -> float | None:
         pauses: list[float] = []
         for fault in self.faults:
-            starts = [fault.begun, fault.over]
+            starts = [fault.entered, fault.over]
             for task_id, found in runs.items():
                 if self.returned[task_id].partition.queue not in fault.queues:
-                    starts += [run.started for run in found if fault.begun < run.started < fault.over]
+                    starts += [run.started for run in found if fault.entered < run.started < fault.over]
             if len(self.queues) > len(fault.queues):
                 pauses.append(longest_gap(starts))
         return max(pauses, default=None)

@@ -58,9 +58,9 @@ async def all_places(gateway: Gateway, partition: Partition, task_ids: list[str]
 
 
 def _check_record(task_id: str, names: list[str], at: list[tuple[str, bytes]], state: str | None, record: Any) -> None:
-    told = {READY: "queued", PENDING: "queued", DUE: "scheduled"}
+    reported = {READY: "queued", PENDING: "queued", DUE: "scheduled"}
     for name in names:
-        assert state == told.get(name, name), f"{task_id} is {name}, its record says {state}"
+        assert state == reported.get(name, name), f"{task_id} is {name}, its record says {state}"
     for name, entry in at:
         assert record[2 if name == DEAD else 1] == entry, f"{task_id}: the record names another entry ({name})"
     if state in ("queued", "scheduled", "dead"):

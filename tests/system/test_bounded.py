@@ -75,7 +75,7 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 
 @contextmanager
 def watched_worker(settings: Settings, log: Path) -> Iterator[None]:
-    told = {
+    reported = {
         "PERDURE_REDIS_URL": settings.redis_url,
         "PERDURE_NAMESPACE": settings.namespace,
         "PERDURE_LEASE": str(settings.lease),
@@ -85,7 +85,7 @@ def watched_worker(settings: Settings, log: Path) -> Iterator[None]:
     }
     command = [*COMMAND, "worker", "run", f"{mixed.__file__}:app", "--no-supervisor", "--concurrency", str(CONCURRENCY)]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file, env=os.environ | told)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file, env=os.environ | reported)
     try:
         yield
         assert process.poll() is None, "the worker has ended"
@@ -228,8 +228,8 @@ class Footprint:
 
     async def _memory(self) -> int:
         """Bytes in use, without what clients have at the moment: buffers of replies, which come and go."""
-        told = pairs(await self._gateway.command("MEMORY", "STATS"))
-        return int(told[b"total.allocated"]) - int(told[b"clients.normal"])
+        reported = pairs(await self._gateway.command("MEMORY", "STATS"))
+        return int(reported[b"total.allocated"]) - int(reported[b"clients.normal"])
 
     def __str__(self) -> str:
         return f"{len(self.keys)} keys, {self.memory:,} bytes, {self.clients} clients; the worker: {self.worker}"

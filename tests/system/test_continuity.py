@@ -60,9 +60,9 @@ async def test_a_kill_at_each_point_does_not_change_the_result(settings: Setting
         record = await handle.record()
         assert (record.attempts, record.crashes) == (1, len(DEATHS) - 1), "a handoff is no crash"
         events = await history(handle)
-        told = [event.data["after"] for event in events if event.type == "resumed"]
-        assert sorted(told) == ["crash"] * (len(DEATHS) - 1) + ["hand_off"], "each return is told"
-        assert [event.type for event in events].count("incoherent") == 1, "a finding is told once"
+        reported = [event.data["after"] for event in events if event.type == "resumed"]
+        assert sorted(reported) == ["crash"] * (len(DEATHS) - 1) + ["hand_off"], "each resumption is logged"
+        assert [event.type for event in events].count("incoherent") == 1, "a finding is logged once"
         assert [event.type for event in events].count("compacted") == 1
         await check_state(app.producer.gateway, handle.partition, handle.id)
         own = settings.model_copy(update={"data_dir": tmp_path / "troubled"})

@@ -104,13 +104,13 @@ async def test_tasks_of_a_killed_worker_are_resumed_at_once(
 ) -> None:
     """The lease is ten minutes: what runs again within this test does not wait for it."""
     handle = await producer.enqueue("job", {"number": 1, "poison": False})
-    begun = await workers.line("begin", "1")
-    os.kill(begun.pid, signal.SIGKILL)
+    started = await workers.line("begin", "1")
+    os.kill(started.pid, signal.SIGKILL)
     again = await workers.line("begin", "1", number=2)
-    assert again.pid != begun.pid
+    assert again.pid != started.pid
     (tmp_path / "innocent").touch()
     assert await bounded(handle.result()) == 1
     assert (await handle.record()).crashes == 1
-    assert begun.pid not in {worker.pid for worker in await list_workers(producer.gateway, producer.namespace)}
+    assert started.pid not in {worker.pid for worker in await list_workers(producer.gateway, producer.namespace)}
     types = [event.type async for event in handle.events(follow=False)]
     assert types[:4] == ["step_completed", "crashed", "resumed", "step_completed"]

@@ -100,12 +100,12 @@ async def whole_life(app: App) -> list[bytes]:
         "message": dead.message,
         "traceback": dead.traceback,
     }
-    told = {event.type: event for event in await history(handle)}
+    reported = {event.type: event for event in await history(handle)}
     failed = [event.data["message"] for event in await history(handle) if event.type in ("attempt_failed", "buried")]
     assert failed == [f"no cure for {MARKER}"] * 2
-    assert told["step_failed"].data["message"] == f"{MARKER} is ill"
-    assert None not in [told[kind].number for kind in ("step_started", "message_added", "decided", "tool_called")]
-    assert (told["decided"].data["choice"], told["tool_called"].data["result"]) == (MARKER, [MARKER])
+    assert reported["step_failed"].data["message"] == f"{MARKER} is ill"
+    assert None not in [reported[kind].number for kind in ("step_started", "message_added", "decided", "tool_called")]
+    assert (reported["decided"].data["choice"], reported["tool_called"].data["result"]) == (MARKER, [MARKER])
     assert await replay(app.producer.gateway, dead, Replay(args=orjson.dumps({"patient": MARKER, "mended": True})))
     seen.append(await everything(app))
     await work_off(app)

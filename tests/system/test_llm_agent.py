@@ -81,7 +81,7 @@ async def test_an_answer_without_streaming_is_read(example: ModuleType, server: 
 
 
 @pytest.mark.parametrize(
-    ("reply", "error", "told"),
+    ("reply", "error", "reported"),
     [
         (Reply("A long answer", cut=3), "Unavailable", "cut off"),
         (Reply(""), "Unavailable", "answer is empty"),
@@ -92,10 +92,10 @@ async def test_an_answer_without_streaming_is_read(example: ModuleType, server: 
     ],
 )
 async def test_errors_are_retryable_or_final(
-    example: ModuleType, server: LocalModel, reply: Reply, error: str, told: str
+    example: ModuleType, server: LocalModel, reply: Reply, error: str, reported: str
 ) -> None:
     server.script = lambda messages: reply
-    with pytest.raises(getattr(example, error), match=told):
+    with pytest.raises(getattr(example, error), match=reported):
         await anyio.to_thread.run_sync(example.complete, HELLO)
 
 
@@ -171,8 +171,8 @@ async def test_three_kills_repeat_no_answer_and_no_tool_call(
     folder.mkdir()
     for number in range(1, READS + 1):
         words = {1: "alpha", 6: "an odd one", READS: "omega"}.get(number, "")
-        goes_on = f"next: {number + 1:02}.txt" if number < READS else ""
-        (folder / f"{number:02}.txt").write_text(f"{words} {'filler ' * 180}\n{words} {goes_on}\n")
+        proceed = f"next: {number + 1:02}.txt" if number < READS else ""
+        (folder / f"{number:02}.txt").write_text(f"{words} {'filler ' * 180}\n{words} {proceed}\n")
     held = (folder / "09.txt").read_text()
     (folder / "09.txt").unlink()
     os.mkfifo(folder / "09.txt")
@@ -194,7 +194,7 @@ async def test_three_kills_repeat_no_answer_and_no_tool_call(
             first.kill()
             second = workers.start()
             pipe = await opened_by_a_reader(folder / "09.txt")
-            (folder / "09.txt").unlink()  # the next one reads a file; this one goes on to wait
+            (folder / "09.txt").unlink()  # the next one reads a file; this one waits next
             (folder / "09.txt").write_text(held)
             second.kill()
             os.close(pipe)
@@ -205,17 +205,17 @@ async def test_three_kills_repeat_no_answer_and_no_tool_call(
             assert await handle.result(timeout=BOUND) == "From alpha to omega."
             events = [event async for event in handle.events(follow=False)]
         tools = Counter(line.key for line in workers.lines("end"))
-        begun = Counter(line.key for line in workers.lines("begin"))
+        started = Counter(line.key for line in workers.lines("begin"))
     assert server.problems == []
     answered = Counter(json.dumps(messages) for messages in server.answered)
     assert set(answered.values()) == {1}, "an answer was paid for twice"
     assert len(server.asked) == len(server.answered) + 2  # those that were cut off were asked again
     assert set(tools.values()) == {1}, "a tool acted twice"
-    assert sum(begun.values()) == sum(tools.values()) + 1  # the one that was cut off began again
-    told = Counter(event.type for event in events)
-    assert told["tool_called"] == len(tools) == READS + 1
-    assert told["compacted"] == sum(says("Summarize the work so far")(messages) for messages in server.asked) >= 1
-    assert told["repaired"] == 0
+    assert sum(started.values()) == sum(tools.values()) + 1  # the one that was cut off began again
+    reported = Counter(event.type for event in events)
+    assert reported["tool_called"] == len(tools) == READS + 1
+    assert reported["compacted"] == sum(says("Summarize the work so far")(messages) for messages in server.asked) >= 1
+    assert reported["repaired"] == 0
     numbers = [event.number for event in events if event.number is not None]
     assert numbers == list(range(1, len(numbers) + 1))
     compacted = next(event for event in events if event.type == "compacted")

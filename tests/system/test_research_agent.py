@@ -91,8 +91,8 @@ async def test_kills_change_no_report_and_repeat_no_paid_call(
         assert await bounded(report_of(app, handle)) == (found, report)
     assert bill(ledger) == bill(tmp_path / "quiet")
     assert (await handle.record()).crashes >= len(KILLS)
-    told = [event for event in await history(handle) if event.type == "discovered"]
-    assert len(told) == found["passages"], "no discovery is there twice"
+    reported = [event for event in await history(handle) if event.type == "discovered"]
+    assert len(reported) == found["passages"], "no discovery is there twice"
 
 
 async def test_an_answered_question_returns_the_stored_result(app: App, folder: Path, tmp_path: Path) -> None:

@@ -237,15 +237,15 @@ async def test_a_worker_without_a_supervisor_starts_a_process_for_a_suspect(
         assert len(await (claim_all(dead) if name == "dead too" else read(dead, 1))) == 1
         await report_crash(producer.gateway, producer.namespace, ["default"], name, exit_status="SIGKILL", steps={})
     worker = supervisors.run("--no-supervisor", "--concurrency=4")
-    begun = await supervisors.journal.line("begin", f"{suspect.id}:second")
-    assert begun.pid in {child.pid for child in supervisors.children(worker)}
+    entered = await supervisors.journal.line("begin", f"{suspect.id}:second")
+    assert entered.pid in {child.pid for child in supervisors.children(worker)}
     ordinary = await producer.enqueue("walk", {"steps": 1, "pause": 0.0})
     assert await ordinary.result(timeout=BOUND) == worker.pid
     gate.touch()
-    assert await suspect.result(timeout=BOUND) == begun.pid
+    assert await suspect.result(timeout=BOUND) == entered.pid
     worker.terminate()
     assert await supervisors.ended() == 0
-    await wait_until(lambda: _is_no_process(begun.pid), "the end of the quarantine worker")
+    await wait_until(lambda: _is_no_process(entered.pid), "the end of the quarantine worker")
 
 
 async def test_a_reload_under_load_loses_nothing_and_costs_nothing(
@@ -271,8 +271,8 @@ async def test_a_reload_under_load_loses_nothing_and_costs_nothing(
     assert not old & {child.pid for child in supervisors.children(supervisor)}
     records = [await handle.record() for handle in handles]
     assert {(record.attempts, record.crashes) for record in records} == {(1, 0)}
-    begun = [line.key for line in journal.lines("begin")]
-    assert len(begun) == len(set(begun)) == 3 * len(handles)
+    entered = [line.key for line in journal.lines("begin")]
+    assert len(entered) == len(set(entered)) == 3 * len(handles)
     [info] = await list_supervisors(producer.gateway, producer.namespace)
     assert info.crashes == 0
     supervisor.terminate()

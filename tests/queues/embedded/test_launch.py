@@ -21,7 +21,7 @@ from perdure.queues.errors import EmbeddedServerError
 
 pytestmark = pytest.mark.integration
 
-NOBODY = 65534
+UNPRIVILEGED = 65534
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def ordinary_user() -> Iterator[None]:
     if os.geteuid():
         yield
         return
-    os.seteuid(NOBODY)
+    os.seteuid(UNPRIVILEGED)
     try:
         yield
     finally:
@@ -167,7 +167,7 @@ def test_a_socket_directory_of_another_user_is_refused(directory: Path, temporar
         share.ensure()
     if os.geteuid() == 0:
         share.socket.parent.chmod(0o700)
-        os.chown(share.socket.parent, NOBODY, -1)
+        os.chown(share.socket.parent, UNPRIVILEGED, -1)
         with pytest.raises(EmbeddedServerError, match="must be a directory of user"):
             share.ensure()
     share.socket.parent.rmdir()
@@ -205,7 +205,7 @@ def test_a_directory_that_cannot_be_written_is_reported(temporary: Path) -> None
     path.mkdir()
     if os.geteuid() == 0:
         temporary.chmod(0o755)
-        os.chown(path, NOBODY, -1)
+        os.chown(path, UNPRIVILEGED, -1)
     path.chmod(0o500)
     with ordinary_user(), pytest.raises(EmbeddedServerError, match="could not write"):
         EmbeddedServer(path).ensure()
@@ -216,7 +216,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         path = tmp_path / "data"
         path.mkdir()
-        os.chown(path, NOBODY, -1)
+        os.chown(path, UNPRIVILEGED, -1)
     with pytest.raises(EmbeddedServerError, match=r"must belong to user .* PERDURE_DATA_DIR"):
         EmbeddedServer(path).ensure()
 

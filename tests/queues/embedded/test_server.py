@@ -565,8 +565,8 @@ def test_a_server_in_use_is_stopped_by_force_only(directory: Path, member: Calla
     path = user.do("ensure")
     start(directory)
     before = running(directory)
-    who = f"1 processes \\(pid {user.process.pid}\\)" if LINUX else "other processes"
-    with pytest.raises(EmbeddedServerError, match=f"still used by {who}"):
+    users = f"1 processes \\(pid {user.process.pid}\\)" if LINUX else "other processes"
+    with pytest.raises(EmbeddedServerError, match=f"still used by {users}"):
         stop(directory)
     assert running(directory) == before
     assert status(directory).pinned

@@ -93,13 +93,13 @@ def test_a_join_of_conflicting_routes_keeps_all_indexes(one: list[int], other: l
 
 def test_a_key_has_the_same_hash_in_every_process() -> None:
     code = "from perdure.queues.partitions.route import spread; print(spread('session-7'), spread('ü'))"
-    told = [
+    reported = [
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True, text=True
         ).stdout.split()
         for seed in ("1", "2")
     ]
-    assert told[0] == told[1] == [str(spread("session-7")), str(spread("ü"))]
+    assert reported[0] == reported[1] == [str(spread("session-7")), str(spread("ü"))]
     assert spread("session-7") == 0x4E1B615FC715581A, "another hash would send a key elsewhere, and its order with it"
 
 

@@ -1,6 +1,6 @@
 """A worker for tests under load: one kind of task, on several queues, that logs its start and its end.
 
-The journal is a file outside of Redis, to which all workers append: who, what, when (nanoseconds of the machine's
+The journal is a file outside of Redis, to which all workers append: worker, event, time (nanoseconds of the machine's
 monotonic clock), which task.
 """
 

@@ -104,9 +104,9 @@ async def resumes(ctx: Context, gate: str) -> dict[str, object]:
     found = ctx.resumption
     if found is None or found.handoff is None:
         return {"pid": os.getpid()}
-    told = found.handoff.model_dump(include={"why", "last_completed"})
+    reported = found.handoff.model_dump(include={"why", "last_completed"})
     reasons = [made.reasoning for made in found.handoff.decisions]
-    return {"after": found.after, "gap": found.gap, "restored": found.restored, "reasons": reasons, **told}
+    return {"after": found.after, "gap": found.gap, "restored": found.restored, "reasons": reasons, **reported}
 
 
 async def freezes(seconds: float, gate: str) -> int:

@@ -127,7 +127,7 @@ class Scene:
         return bool(channels)
 
     async def _produce(self) -> TaskHandle[int]:
-        """As a caller does who may not lose it: the same id again until it is stored."""
+        """Enqueue with the same id until the task is stored, as a caller that may not lose it does."""
         while True:
             try:
                 return await self.later.options(task_id="mine").enqueue(7)

@@ -82,8 +82,8 @@ async def test_an_agent_plans_acts_and_finishes(app: App, counter: type[Counter]
     handle = await count.enqueue("count", words=["one", "three"])
     await work_off(app)
     assert await bounded(handle.result()) == {"total": 8, "discoveries": 2, "results": {"one": 3, "three": 5}}
-    told = [(event.type, event.step) for event in await history(handle) if event.number is not None]
-    assert told == [
+    reported = [(event.type, event.step) for event in await history(handle) if event.number is not None]
+    assert reported == [
         ("started", None),
         ("planned", None),
         ("step_started", "one"),

@@ -78,8 +78,8 @@ def test_missing_progress_is_found() -> None:
 def test_repeated_calls_are_found() -> None:
     same, other = Call("search", '{"q":1}'), Call("search", '{"q":2}')
     assert wrong(calls=[same] * 4) == {}
-    told = 'search({"q":1}) was called 5 times in the last 5 calls'
-    assert wrong(calls=[same] * 5) == {"repetition": told}
+    reported = 'search({"q":1}) was called 5 times in the last 5 calls'
+    assert wrong(calls=[same] * 5) == {"repetition": reported}
     assert "5 times in the last 9" in wrong(calls=[same, other] * 4 + [same])["repetition"]
     assert wrong(calls=[same] * 5 + [Call("read", str(number)) for number in range(16)]) == {}  # beyond the window
     assert wrong(calls=[same] * 2, coherence=Coherence(repeats=2, window=2)).keys() == {"repetition"}
@@ -408,7 +408,7 @@ async def test_worker_health_lists_incoherent_runs(app: App) -> None:
         assert type(report).from_summary(report.summary()) == report
         go_on.set()
         assert await bounded(handle.result()) == "finished"
-        await wait_until(lambda: is_coherent(worker.health), "the report names nobody")
+        await wait_until(lambda: is_coherent(worker.health), "a report without findings")
 
 
 async def is_confused(report: Callable[[], Any]) -> bool:

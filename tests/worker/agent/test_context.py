@@ -75,10 +75,10 @@ def talkative(app: App, builder: ContextBuilder, prompts: list[Prompt], *, turns
     return talk
 
 
-def check_ranges(told: list[TaskEvent], said: list[TaskEvent], summaries: Summaries) -> int:
+def check_ranges(reported: list[TaskEvent], said: list[TaskEvent], summaries: Summaries) -> int:
     """Assert that each summary replaces the messages up to the last that it cites; return their number."""
     gone = 0
-    for event, old in zip(told, summaries.asked, strict=True):
+    for event, old in zip(reported, summaries.asked, strict=True):
         gone += event.data["messages"] - (1 if gone else 0)  # the former summary is one of them
         assert event.data["first"] == old.first == said[0].number
         assert event.data["last"] == old.last == said[gone - 1].number
@@ -96,15 +96,15 @@ async def test_the_oldest_messages_are_summarized_once_with_their_event_numbers(
     said = await handle.result(timeout=0)
     assert len(summaries.asked) >= 2
     assert len(prompts) == 19
-    told = await of_type(handle, "compacted")
-    assert len(told) == len(summaries.asked)
+    reported = await of_type(handle, "compacted")
+    assert len(reported) == len(summaries.asked)
     messages = await of_type(handle, "message_added")
     assert len(messages) == 38
-    check_ranges(told, messages, summaries)
+    check_ranges(reported, messages, summaries)
     old = summaries.asked[-1]
     assert old.goal == "Talk"
     assert old.messages[0].content.startswith("[Summary of events")
-    assert said[0].endswith("summary " + str(len(told)))
+    assert said[0].endswith("summary " + str(len(reported)))
     assert len(said) < 20
     last = prompts[-1]
     assert last.messages[0].content.startswith("Me.")
@@ -396,10 +396,10 @@ async def test_the_compacted_event_changes_the_state_of_an_agent(settings: Setti
         handle = await app.agent(name="chatty", retry=AT_ONCE)(kind).enqueue("Talk")
         await work_off(app)
         length, first = await handle.result(timeout=0)
-        told = await of_type(handle, "compacted")
+        reported = await of_type(handle, "compacted")
         said = await of_type(handle, "message_added")
     assert len(kind.prompts) == 12
-    assert len(told) == 2
-    assert length == 24 - check_ranges(told, said, kind.summaries) + 1
+    assert len(reported) == 2
+    assert length == 24 - check_ranges(reported, said, kind.summaries) + 1
     assert first == said[0].number
-    assert {event.data["step"] for event in told} == {"talk"}
+    assert {event.data["step"] for event in reported} == {"talk"}

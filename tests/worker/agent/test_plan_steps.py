@@ -155,8 +155,8 @@ async def test_a_recorded_plan_step_clears_a_quarantined_task(app: App) -> None:
     await work_off(app)
     await work_off(app)
     await bounded(once.handle.result())
-    told = [event.type for event in await history(once.handle)]
-    assert told.index("cleared") < told.index("finished")
+    reported = [event.type for event in await history(once.handle)]
+    assert reported.index("cleared") < reported.index("finished")
 
 
 async def test_a_risky_step_is_logged_before_it_runs(app: App) -> None:
@@ -227,8 +227,8 @@ async def test_a_replan_without_changes_logs_nothing(app: App) -> None:
     await work_off(app)
     assert (await bounded(handle.result()))["done"] == ["a", "b", "changed", "c"]
     assert len(asked) == 3
-    told = [event.type for event in await history(handle)]
-    assert told.count("changed") == 1
+    reported = [event.type for event in await history(handle)]
+    assert reported.count("changed") == 1
     assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
 
 
@@ -332,7 +332,7 @@ async def test_resuming_reads_a_bounded_number_of_events_however_long_the_histor
         for number in range(facts):
             await ctx.discover(f"fact {number}")
         for _ in range(2):
-            await ctx.step("write", str.upper, "what was told")
+            await ctx.step("write", str.upper, "what was found")
         if once.first():
             if ends == "fails":
                 raise ConnectionError
@@ -405,7 +405,7 @@ async def test_events_logged_during_a_restore_are_restored(app: App, monkeypatch
             raise ConnectionError
 
     monkeypatch.setattr(restoration, "read_last_events", reading)
-    handle = await app.agent(agent(take=take), name="told", retry=AGAIN).enqueue("do", steps=["a", "b"])
+    handle = await app.agent(agent(take=take), name="planned", retry=AGAIN).enqueue("do", steps=["a", "b"])
     await work_off(app)
     assert (await bounded(handle.result()))["done"] == ["a", "b"]
     assert "notified" in [event.type for event in await history(handle)]
@@ -448,16 +448,16 @@ async def test_an_event_keeps_the_agents_own_changes_to_a_list(app: App) -> None
         await ctx.discover(f"{step.key} began")
         state.discoveries = [one for one in state.discoveries if one.fact.startswith(step.key)]
         await ctx.discover(f"{step.key} ended")
-        state.discoveries[0].fact = f"{step.key} was begun"
+        state.discoveries[0].fact = f"{step.key} was started"
         await ctx.discover(f"{step.key} is over")
         return ", ".join(one.fact for one in state.discoveries)
 
     handle = await app.agent(agent(take=take), name="own").enqueue("do", steps=["a", "b"])
     await work_off(app)
     result = await bounded(handle.result())
-    assert result["results"] == {key: f"{key} was begun, {key} ended, {key} is over" for key in "ab"}
+    assert result["results"] == {key: f"{key} was started, {key} ended, {key} is over" for key in "ab"}
     past = await state_at(app.producer.gateway, handle.partition, handle.id)
-    assert [one["fact"] for one in past.state["discoveries"]] == ["b was begun", "b ended", "b is over"]
+    assert [one["fact"] for one in past.state["discoveries"]] == ["b was started", "b ended", "b is over"]
 
 
 async def test_a_list_that_the_agent_shortened_is_not_shortened_again(app: App) -> None:

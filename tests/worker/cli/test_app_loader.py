@@ -110,9 +110,9 @@ def test_a_missing_module_of_a_package_is_refused() -> None:
 )
 def test_a_failed_import_is_reported_with_the_line_of_user_code(spec: str, text: str, said: str, line: int) -> None:
     path = write("jobs.py", text)
-    told = refusal(spec)
-    assert said in told
-    assert told.endswith(f"({path}:{line})")
+    reported = refusal(spec)
+    assert said in reported
+    assert reported.endswith(f"({path}:{line})")
 
 
 def test_a_failed_import_of_a_helper_module_is_reported_with_its_line() -> None:

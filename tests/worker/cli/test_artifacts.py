@@ -138,7 +138,7 @@ def test_gc_prints_json(task_id: str, folder: Path) -> None:
     kept = the_object(folder)
     orphan = kept.parent / ("0" * 62)
     orphan.write_bytes(b"12345")
-    told: Any = call("artifacts", "gc", "--grace", "0s", "--json").json
-    assert (told["count"], told["size"], told["dry_run"]) == (1, 5, False)
-    assert [one["hash"] for one in told["orphans"]] == [REPORT[:2] + "0" * 62]
+    reported: Any = call("artifacts", "gc", "--grace", "0s", "--json").json
+    assert (reported["count"], reported["size"], reported["dry_run"]) == (1, 5, False)
+    assert [one["hash"] for one in reported["orphans"]] == [REPORT[:2] + "0" * 62]
     assert [orphan.exists(), kept.exists()] == [False, True]

@@ -201,7 +201,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(redis_url: str, namespa
     place = ("--redis-url", redis_url, "--namespace", namespace_name)
     task_id = call("enqueue", "wait", *place).ids[0]
     with Running("task", "events", task_id, "--follow", *place, cwd=tmp_path) as following:
-        _until_subscribed(redis_url)  # there is no event to wait for: nobody runs the task
+        _until_subscribed(redis_url)  # there is no event to wait for: no worker runs the task
         following.send(signal.SIGINT)
         answer = following.wait()
     call("task", "cancel", task_id, *place)

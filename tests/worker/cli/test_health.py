@@ -226,15 +226,15 @@ def test_a_worker_without_health_reports_is_healthy_while_it_registers(redis_url
     namespace = Namespace(namespace_name)
     with redis.Redis.from_url(redis_url) as client:
         now = int(client.time()[0]) * 1000
-        told = {"id": "old", "app": "x", "host": socket.gethostname(), "pid": os.getpid(), "version": "0.0.9"}
-        told |= {"queues": ["default"], "concurrency": 1, "in_flight": 0, "started": now, "seen": now}
-        client.set(namespace.worker("old"), orjson.dumps(told), px=15_000)
+        reported = {"id": "old", "app": "x", "host": socket.gethostname(), "pid": os.getpid(), "version": "0.0.9"}
+        reported |= {"queues": ["default"], "concurrency": 1, "in_flight": 0, "started": now, "seen": now}
+        client.set(namespace.worker("old"), orjson.dumps(reported), px=15_000)
         client.zadd(namespace.workers, {"old": now})
         client.expire(namespace.workers, 60)
         answer = call("worker", "health", "old")
         assert (answer.code, "version 0.0.9 sends no health report" in answer.out) == (0, True)
         assert "?" in call("worker", "list").out
-        client.set(namespace.worker("old"), orjson.dumps(told | {"seen": now - 11_000}), px=15_000)
+        client.set(namespace.worker("old"), orjson.dumps(reported | {"seen": now - 11_000}), px=15_000)
         assert call("worker", "health", "old").code == 1
 
 

@@ -13,7 +13,7 @@ from tests.support.command_line import call, process
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://localhost:1")  # nobody is there, and nobody is asked
+    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://localhost:1")  # no server listens there, and none is asked
     path = tmp_path / "memories" / "m.sqlite3"
     monkeypatch.setenv("PERDURE_MEMORY", str(path))
     return path
@@ -62,7 +62,7 @@ def test_a_duplicate_is_updated_and_a_known_key_stores_nothing() -> None:
 def test_an_export_can_be_imported_unchanged(place: Path, tmp_path: Path) -> None:
     for number in range(3):
         add(f"memory number {number}", "--owner", "a")
-    add("of nobody")
+    add("of no user")
     file = tmp_path / "memories.jsonl"
     exported = call("memory", "export", "-o", str(file))
     assert (exported.code, exported.out) == (0, "")
@@ -121,7 +121,7 @@ def test_the_deleted_ids_are_printed_as_json() -> None:
 
 def test_forget_and_prune_have_a_dry_run() -> None:
     ids = {add(f"memory number {n}", "--owner", "a", "--importance", f"0.{n}") for n in range(1, 4)}
-    kept = add("of nobody")
+    kept = add("of no user")
     assert set(call("memory", "forget", "--all", "--owner", "a", "--dry-run").ids) == ids
     assert len(call("memory", "prune", "--below", "0.25", "--dry-run").ids) == 2
     pruned = call("memory", "prune", "--keep", "1", "--json").json

@@ -59,7 +59,7 @@ def test_metrics_are_prometheus_text_with_base_units_in_the_names(queues: None, 
     assert found[("perdure_queue_settled_tasks_per_second", "default")] == 0
     assert found[("perdure_queue_due", "mail")] == 1
     assert found[("perdure_queue_drain_time_seconds", "mail")] == 0
-    assert ("perdure_queue_drain_time_seconds", "default") not in found  # nobody can know it
+    assert ("perdure_queue_drain_time_seconds", "default") not in found  # it is unknown
     assert f'perdure_queue_depth{{namespace="{namespace_name}",queue="default"}} 3.0' in answer.out
     assert {family.type for family in text_string_to_metric_families(answer.out)} == {"gauge"}
 

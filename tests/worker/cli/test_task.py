@@ -171,9 +171,9 @@ def test_cancel_prints_json() -> None:
 def test_events_are_printed_the_oldest_first(work: Any) -> None:
     task_id = enqueue("fail")
     work()
-    told = call("task", "events", task_id).out.splitlines()
-    assert ["step_completed before" in told[0], "buried error=ValueError" in told[1]] == [True, True]
-    assert "traceback" not in told[1].lower()
+    reported = call("task", "events", task_id).out.splitlines()
+    assert ["step_completed before" in reported[0], "buried error=ValueError" in reported[1]] == [True, True]
+    assert "traceback" not in reported[1].lower()
     assert [event["type"] for event in call("task", "events", task_id, "--json").lines] == ["step_completed", "buried"]
 
 

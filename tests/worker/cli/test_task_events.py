@@ -83,8 +83,8 @@ def add(settings: Settings, task_id: str, *entries: dict[str, str]) -> None:
 def test_events_read_as_sentences_without_control_characters(run: Any) -> None:
     (task_id,) = run("look")
     lines = call("task", "events", task_id).out.splitlines()
-    told = [line.split("  ", 1)[1] for line in lines]
-    assert told == [
+    reported = [line.split("  ", 1)[1] for line in lines]
+    assert reported == [
         "#1 message_added user: why?\\x1b[2J now",
         "#2 message_added assistant: let me see (calls find)",
         "#3 tool_called find(words=why) -> WHY, because to know",
@@ -98,15 +98,15 @@ def test_events_read_as_sentences_without_control_characters(run: Any) -> None:
 def test_an_event_within_a_step_names_the_step() -> None:
     called = TaskEvent("5-0", 5, "tool_called", "read/find#2", {"tool": "find", "result": 1}, 4)
     decided = TaskEvent("5-1", 5, "decided", "read", {"choice": "stop"}, 5)
-    told = [describe_event(event).split("  ", 1)[1] for event in (called, decided)]
-    assert told == ["#4 tool_called in read: find() -> 1", "#5 decided in read: stop"]
+    reported = [describe_event(event).split("  ", 1)[1] for event in (called, decided)]
+    assert reported == ["#4 tool_called in read: find() -> 1", "#5 decided in read: stop"]
 
 
 def test_a_replaced_plan_is_marked_in_the_list_of_events() -> None:
     plans = [{"steps": [{"key": "read"}]}, {"steps": [{"key": "sum up"}], "why": "too long", "again": True}]
     events = [TaskEvent(f"{n}-0", n, "planned", None, plan, n) for n, plan in enumerate(plans, 1)]
-    told = [describe_event(event).split("  ", 1)[1] for event in events]
-    assert told == ["#1 planned read", "#2 planned again: sum up, because too long"]
+    reported = [describe_event(event).split("  ", 1)[1] for event in events]
+    assert reported == ["#1 planned read", "#2 planned again: sum up, because too long"]
 
 
 def test_filters_of_one_log(run: Any) -> None:
@@ -200,15 +200,15 @@ def test_an_unreadable_event_does_not_hide_others(run: Any, settings: Settings) 
         {"type": "decided", "n": "11", "data": orjson.dumps({"v": 9, "choice": "other"}).decode()},
     )
     answer = call("task", "events", task_id)
-    told = [line.split("  ", 1)[1] for line in answer.out.splitlines()[len(TYPES) :]]
-    assert told[0].startswith("#9 decided (cannot be read: not JSON: ")
-    assert told[1].startswith("decided (cannot be read: number must be decimal digits, got ")
-    assert told[2].startswith("later (cannot be read: not JSON: ")
-    assert told[3].startswith("bare (cannot be read: unknown event type 'bare': a later version wrote it)")
-    assert told[4].startswith("\\x1b[2J a b (cannot be read: its data must be a JSON object")
-    assert told[5] == "#10 decided end"
-    assert told[6].startswith("#11 decided (cannot be read: it has version 9; ")
-    assert told[6].endswith(" choice=other")
+    reported = [line.split("  ", 1)[1] for line in answer.out.splitlines()[len(TYPES) :]]
+    assert reported[0].startswith("#9 decided (cannot be read: not JSON: ")
+    assert reported[1].startswith("decided (cannot be read: number must be decimal digits, got ")
+    assert reported[2].startswith("later (cannot be read: not JSON: ")
+    assert reported[3].startswith("bare (cannot be read: unknown event type 'bare': a later version wrote it)")
+    assert reported[4].startswith("\\x1b[2J a b (cannot be read: its data must be a JSON object")
+    assert reported[5] == "#10 decided end"
+    assert reported[6].startswith("#11 decided (cannot be read: it has version 9; ")
+    assert reported[6].endswith(" choice=other")
     lines = call("task", "events", task_id, "--json").lines
     assert len(lines) == len(TYPES) + 7
     assert ["problem" in line for line in lines[-2:]] == [False, True]

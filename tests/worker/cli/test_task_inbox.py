@@ -53,17 +53,17 @@ def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
     assert "1 unread" in call("task", "show", task_id).out
     work()
     assert "for a message since 20" in call("task", "show", task_id).out
-    told = call("task", "send", task_id, "--data", '{"n": 1}', "--from", "bob", "--id", "own", "--json").json
-    second = told["number"]
-    assert told == {"id": task_id, "number": second, "state": "scheduled"}
+    reported = call("task", "send", task_id, "--data", '{"n": 1}', "--from", "bob", "--id", "own", "--json").json
+    second = reported["number"]
+    assert reported == {"id": task_id, "number": second, "state": "scheduled"}
     assert second > first
     assert call("task", "send", task_id, "--data", '{"n": 1}', "--id", "own", "--json").json["number"] == second
     work()
     assert call("task", "result", task_id).out == '["yes",[{"n":1}]]\n'
-    told = call("task", "events", task_id).out
-    assert "waiting for approval from ada: Ship it?" in told
-    assert f"received message {first} from ada: yes" in told
-    assert f'received message {second} from bob: {{"n":1}}' in told
+    reported = call("task", "events", task_id).out
+    assert "waiting for approval from ada: Ship it?" in reported
+    assert f"received message {first} from ada: yes" in reported
+    assert f'received message {second} from bob: {{"n":1}}' in reported
     refused = call("task", "send", task_id, "too late")
     assert (refused.code, refused.out) == (1, "")
     assert refused.err == f"perdure: task {task_id} reads no more messages: it is succeeded\n"

@@ -482,7 +482,7 @@ async def test_an_error_after_the_outcome_was_stored_has_no_effect(settings: Set
 
 
 async def test_a_settle_hook_sees_a_lost_lease(settings: Settings) -> None:
-    begun, stolen, lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    started, stolen, lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Watching(Middleware):
         async def settle(self, ctx: Context, settlement: Settlement, call_next: Any) -> None:
@@ -497,14 +497,14 @@ async def test_a_settle_hook_sees_a_lost_lease(settings: Settings) -> None:
     @app.task
     async def job(ctx: Context) -> int:
         if not ctx.crashes:
-            begun.set()
+            started.set()
             await stolen.wait()
         return ctx.crashes
 
     async with app:
         handle = await job.enqueue()
         async with running_worker(app):
-            await bounded(begun.wait())
+            await bounded(started.wait())
             entry = await steal(app, handle)
             stolen.set()
             await bounded(lost.wait())

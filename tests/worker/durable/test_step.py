@@ -905,19 +905,19 @@ async def refusal(call: Awaitable[Any]) -> str:
 
 async def test_a_leaked_ctx_is_refused_outside_the_task(app: App) -> None:
     leaked: list[Context] = []
-    running, goes_on = asyncio.Event(), asyncio.Event()
+    running, proceed = asyncio.Event(), asyncio.Event()
 
     @app.task
     async def job(ctx: Context) -> None:
         leaked.append(ctx)
         running.set()
-        await goes_on.wait()
+        await proceed.wait()
 
     async with running_worker(app):
         handle = await job.enqueue()
         await bounded(running.wait())
         assert "outside a running task" in await refusal(leaked[0].step("while it runs", len, "x"))
-        goes_on.set()
+        proceed.set()
         await bounded(handle.result())
         assert "outside a running task" in await refusal(leaked[0].step("after it ended", len, "x"))
     assert await recorded_steps(app, handle) == {}

@@ -64,12 +64,12 @@ class Stubborn:
     """A coroutine that ignores its cancellation until the test releases it."""
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.let_go = asyncio.Event()
         self.cancelled = 0
 
     async def __call__(self) -> None:
-        self.begun.set()
+        self.started.set()
         while not self.let_go.is_set():
             try:
                 await self.let_go.wait()
@@ -311,9 +311,9 @@ async def test_a_run_that_ignores_cancellation_loses_its_task(limited: Limited, 
         record = await handle.record()
         assert (record.state, record.attempts, record.crashes) == (State.SUCCEEDED, 2, 0)
         assert await recorded_steps(app, handle) == {}
-    told = "".join(log)
-    assert "(timed_out): task abandoned, slot leaked" in told
-    assert "in __call__" in told  # the stack trace names the function
+    reported = "".join(log)
+    assert "(timed_out): task abandoned, slot leaked" in reported
+    assert "in __call__" in reported  # the stack trace names the function
 
 
 @pytest.mark.parametrize(("attempts", "state"), [(2, State.SCHEDULED), (1, State.DEAD)])
@@ -330,7 +330,7 @@ async def test_giving_up_a_run_returns_whether_its_task_runs_again(
 
         async with running_worker(app) as worker:
             handle = await job.enqueue()
-            await bounded(stubborn.begun.wait())
+            await bounded(stubborn.started.wait())
             [run] = worker._executor.runs
             run.cancel(StopReason.TIMED_OUT)
             assert await worker._executor.give_up(run) is (state is State.SCHEDULED)
@@ -375,7 +375,7 @@ async def test_the_task_of_a_handler_that_ignores_cancellation_is_cancelled(limi
 
         async with running_worker(app) as worker:
             handle = await job.enqueue()
-            await bounded(stubborn.begun.wait())
+            await bounded(stubborn.started.wait())
             await handle.cancel()
             with pytest.raises(TaskCancelled):
                 await bounded(handle.result())
@@ -398,13 +398,13 @@ async def test_a_worker_with_a_handler_that_ignores_cancellation_stops_and_hands
 
         @app.task
         async def job(ctx: Context) -> str:
-            if not stubborn.begun.is_set():
+            if not stubborn.started.is_set():
                 await stubborn()
             return "carried on"
 
         async with running_worker(app):
             handle = await job.enqueue()
-            await bounded(stubborn.begun.wait())
+            await bounded(stubborn.started.wait())
         assert await handle.status() is State.QUEUED
         await work_off(app)
         assert await bounded(handle.result()) == "carried on"
@@ -468,11 +468,11 @@ async def test_a_worker_with_a_stuck_handler_asks_to_be_replaced(limited: Limite
 
 async def test_threads_of_cancelled_sync_steps_are_counted_until_they_end(limited: Limited, log: list[str]) -> None:
     async with limited() as app:
-        goes_on, supervisor = threading.Event(), Supervisor()
+        proceed, supervisor = threading.Event(), Supervisor()
 
         @app.task(retry=ONCE)
         async def job(ctx: Context) -> None:
-            await ctx.options(timeout=0.1).step("stuck", lambda: goes_on.wait(BOUND))
+            await ctx.options(timeout=0.1).step("stuck", lambda: proceed.wait(BOUND))
 
         async with Worker(app, link=supervisor.link) as worker:
             running = asyncio.create_task(worker.run())
@@ -484,7 +484,7 @@ async def test_threads_of_cancelled_sync_steps_are_counted_until_they_end(limite
             why = (await supervisor.hears("replace"))["why"]
             assert why == "20 of 40 threads run cancelled sync steps that do not end"
             assert any("this worker should be replaced" in line for line in log)
-            goes_on.set()
+            proceed.set()
 
             async def none() -> bool:
                 return worker._executor.threads.lost == 0
@@ -519,14 +519,14 @@ async def test_a_cancelled_worker_does_not_wait_for_a_handler_that_ignores_cance
 
         @app.task
         async def job(ctx: Context) -> str:
-            if not stubborn.begun.is_set():
+            if not stubborn.started.is_set():
                 await stubborn()
             return "carried on"
 
         async with Worker(app) as worker:
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
-            await bounded(stubborn.begun.wait())
+            await bounded(stubborn.started.wait())
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await bounded(running)

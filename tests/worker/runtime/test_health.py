@@ -151,22 +151,22 @@ async def test_failed_lease_renewals_fail_connected(app: App) -> None:
 
 
 async def test_a_stuck_intake_fails_consuming_unless_all_slots_are_taken(app: App) -> None:
-    begun, goes_on = asyncio.Event(), asyncio.Event()
+    started, proceed = asyncio.Event(), asyncio.Event()
 
     @app.task
     async def job(ctx: Context) -> None:
-        begun.set()
-        await goes_on.wait()
+        started.set()
+        await proceed.wait()
 
     async with running_worker(app, concurrency=1) as worker:
         await until_failing(worker)
         worker._health._clock = lambda: time.monotonic() + 1000
         assert failing(worker)["consuming"].startswith("no read for ")
         await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(started.wait())
         assert "consuming" not in failing(worker)  # all slots are taken
         worker._health._clock = time.monotonic
-        goes_on.set()
+        proceed.set()
 
 
 async def test_stuck_runs_in_all_slots_fail_progress(app: App) -> None:

@@ -49,7 +49,7 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
     """It is held from the next tick of the event loop on, when its run begins; a suspect is looked for before that."""
     leases: Leases = Leases()
     consumer = await worker(gateway, partition, leases=leases)
-    begun: list[asyncio.Task[None]] = []
+    started: list[asyncio.Task[None]] = []
 
     async def run(delivery: Delivery) -> None:
         leases.hold(Held(delivery, handle.id))
@@ -65,7 +65,7 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
         Slots(8),
         ReclaimSchedule([partition], 60.0),
         QuarantineGate(None, window=60.0),
-        start=lambda delivery: begun.append(asyncio.create_task(run(delivery))),
+        start=lambda delivery: started.append(asyncio.create_task(run(delivery))),
         on_due=quiet,
         on_route_changed=quiet,
         give_back=never_back,
@@ -73,5 +73,5 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
     handle = await producer.enqueue("task")
     await intake._read(None)
     await intake._claim_quarantined()
-    await asyncio.gather(*begun)
-    assert len(begun) == 1
+    await asyncio.gather(*started)
+    assert len(started) == 1

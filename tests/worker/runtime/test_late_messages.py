@@ -44,11 +44,11 @@ class SlowReply:
 async def test_a_message_that_another_worker_claimed_meanwhile_starts_no_run(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[int] = []
+    started: list[int] = []
 
     @app.task
     async def job(ctx: Context) -> int:
-        begun.append(ctx.crashes)
+        started.append(ctx.crashes)
         return ctx.crashes
 
     reply = SlowReply(monkeypatch)
@@ -62,7 +62,7 @@ async def test_a_message_that_another_worker_claimed_meanwhile_starts_no_run(
         second = await job.enqueue()
         assert await bounded(second.result()) == 0
         assert slow.in_flight == 0
-    assert begun == [1, 0]
+    assert started == [1, 0]
 
 
 async def test_a_message_that_is_still_the_workers_is_run(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

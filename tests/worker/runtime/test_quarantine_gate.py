@@ -159,13 +159,13 @@ async def test_an_isolated_worker_runs_only_quarantined_tasks_one_at_a_time(app:
         await supervisor.hears("idle")
         assert (most, ran) == ([1], [0, 1, 2])
         assert await state(ordinary) is State.QUEUED
-        told = [line for line in supervisor.said() if line["say"] in ("begins", "step", "ends")]
-        assert told[:3] == [
+        reported = [line for line in supervisor.said() if line["say"] in ("begins", "step", "ends")]
+        assert reported[:3] == [
             {"say": "begins", "id": handles[0].id, "task": "job"},
             {"say": "step", "id": handles[0].id, "step": "only"},
             {"say": "ends", "id": handles[0].id},
         ]
-        assert len(told) == 9
+        assert len(reported) == 9
         order = [line["say"] for line in supervisor.said() if line["say"] in ("begins", "suspects")]
         assert order == ["begins", "suspects", "begins", "suspects", "begins"]  # never "suspects" while it seems free
         assert [(await handle.record()).crashes for handle in handles] == [2, 2, 2]
@@ -223,12 +223,12 @@ async def test_an_isolated_worker_reclaims_nothing(app: App) -> None:
 
 
 async def test_a_worker_runs_one_quarantined_task_at_a_time_and_reads_no_other(app: App) -> None:
-    begun: list[int] = []
+    started: list[int] = []
     gates = [asyncio.Event() for _ in range(4)]
 
     @app.task
     async def job(ctx: Context, number: int) -> int:
-        begun.append(number)
+        started.append(number)
         await gates[number].wait()
         return number
 
@@ -238,13 +238,13 @@ async def test_a_worker_runs_one_quarantined_task_at_a_time_and_reads_no_other(a
     async with running_worker(app):
 
         async def first_started() -> bool:
-            return begun == [0]
+            return started == [0]
 
         await wait_until(first_started, "the first suspect began")
         last = await job.enqueue(3)
         for _ in range(20):
             await redis_command(app, "PING")
-        assert begun == [0]
+        assert started == [0]
         assert {await state(handle) for handle in (handles[1], later, last)} == {State.QUEUED}
         gates[0].set()
         assert await bounded(handles[0].result()) == 0
@@ -252,7 +252,7 @@ async def test_a_worker_runs_one_quarantined_task_at_a_time_and_reads_no_other(a
             gate.set()
         assert await bounded(handles[1].result()) == 1
         assert [await bounded(one.result()) for one in (later, last)] == [2, 3]
-    assert begun[:2] == [0, 1]
+    assert started[:2] == [0, 1]
 
 
 async def test_suspects_run_one_at_a_time(app: App) -> None:
@@ -285,11 +285,11 @@ async def test_suspects_run_one_at_a_time(app: App) -> None:
 
 async def test_no_task_is_read_while_a_reclaimed_task_runs(app: App) -> None:
     """The worker reads no message between the claim and the check of the quarantine."""
-    begun, hold = asyncio.Event(), asyncio.Event()
+    started, hold = asyncio.Event(), asyncio.Event()
 
     @app.task
     async def suspect(ctx: Context) -> str:
-        begun.set()
+        started.set()
         await hold.wait()
         return "ended"
 
@@ -301,7 +301,7 @@ async def test_no_task_is_read_while_a_reclaimed_task_runs(app: App) -> None:
     await crash_twice_unseen(app)
     new = await other.enqueue()
     async with running_worker(app):
-        await bounded(begun.wait())
+        await bounded(started.wait())
         for _ in range(20):
             await redis_command(app, "PING")
         assert await state(new) is State.QUEUED

@@ -270,21 +270,24 @@ async def test_a_secret_reaches_only_the_handler(settings: Settings, log: list[s
         handle = await task.enqueue(SecretStr(TOKEN), how, account=account)
         queued = orjson.dumps((await handle.record()).summary()).decode()
         await work_off(app)
-        told = [queued, *log]
+        reported = [queued, *log]
         if how in ("well", "mismatch"):
             assert await bounded(handle.result()) == str(len(TOKEN))
         else:
             dead = await letter(app, handle)
             with pytest.raises(TaskFailed) as caught:
                 await handle.result()
-            told += [orjson.dumps(dead.summary()).decode(), repr(dead.traceback), str(caught.value)]
-            told += [repr(caught.value.error), repr((await handle.record()).error)]
+            reported += [orjson.dumps(dead.summary()).decode(), repr(dead.traceback), str(caught.value)]
+            reported += [repr(caught.value.error), repr((await handle.record()).error)]
             assert dead.message
         record = await handle.record()
-        told += [orjson.dumps(record.summary()).decode(), repr([event.summary() for event in await history(handle)])]
+        reported += [
+            orjson.dumps(record.summary()).decode(),
+            repr([event.summary() for event in await history(handle)]),
+        ]
         assert orjson.loads(orjson.dumps(record.summary()))["args"]["account"]["user"] == "ada"
         assert orjson.loads(orjson.dumps(record.summary()))["args"]["token"] == MASK
-        for text in told:
+        for text in reported:
             assert TOKEN not in text
             assert TOKEN[:7] not in text  # pydantic quotes parts of the input, and a long message is cut
             assert "xs3" not in text

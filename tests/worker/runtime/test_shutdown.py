@@ -54,8 +54,8 @@ class Stage:
     """A task with a step that waits until the test releases it."""
 
     def __init__(self, app: App) -> None:
-        self.begun = asyncio.Event()
-        self.goes_on = asyncio.Event()
+        self.entered = asyncio.Event()
+        self.proceed = asyncio.Event()
         self.calls: list[str] = []
 
         @app.task
@@ -69,17 +69,17 @@ class Stage:
 
     async def first(self) -> None:
         self.calls.append("first")
-        self.begun.set()
-        await self.goes_on.wait()
+        self.entered.set()
+        await self.proceed.wait()
         self.calls.append("first ended")
 
 
 async def stop_in_the_middle(stage: Stage, worker: Worker, running: asyncio.Task[None]) -> TaskHandle[str]:
     """Stop the worker while the first step runs, let the step end, and wait until the worker ends."""
     handle = await stage.task.enqueue()
-    await bounded(stage.begun.wait())
+    await bounded(stage.entered.wait())
     worker.stop()
-    stage.goes_on.set()
+    stage.proceed.set()
     await bounded(running)
     return handle
 
@@ -103,11 +103,11 @@ async def test_an_idle_worker_takes_a_handed_over_task_at_once(app: App) -> None
     async with Worker(app, concurrency=1) as first:
         stopping = asyncio.create_task(first.run())
         handle = await stage.task.enqueue()
-        await bounded(stage.begun.wait())
+        await bounded(stage.entered.wait())
         async with running_worker(app) as second:  # blocks in its read: no message is waiting
             await one_waits_in_its_read(app)
             first.stop()
-            stage.goes_on.set()
+            stage.proceed.set()
             async with asyncio.timeout(AT_ONCE):
                 assert await handle.result() == "attempt 1, crashes 0, resumed True"
             await bounded(stopping)
@@ -125,14 +125,14 @@ async def one_waits_in_its_read(app: App) -> None:
 
 
 async def test_many_tasks_are_handed_over_at_once(app: App) -> None:
-    begun = asyncio.Semaphore(0)
-    goes_on = asyncio.Event()
+    entered = asyncio.Semaphore(0)
+    proceed = asyncio.Event()
 
     @app.task
     async def job(ctx: Context, number: int) -> tuple[int, int]:
         async def first() -> None:
-            begun.release()
-            await goes_on.wait()
+            entered.release()
+            await proceed.wait()
 
         await ctx.step("first", first)
         await ctx.step("second", len, "x")
@@ -142,11 +142,11 @@ async def test_many_tasks_are_handed_over_at_once(app: App) -> None:
         stopping = asyncio.create_task(first.run())
         handles = await job.enqueue_many({"number": number} for number in range(10))
         for _ in handles:
-            await bounded(begun.acquire())
+            await bounded(entered.acquire())
         async with running_worker(app, concurrency=3):
             await one_waits_in_its_read(app)
             first.stop()
-            goes_on.set()
+            proceed.set()
             async with asyncio.timeout(AT_ONCE):
                 assert [await handle.result() for handle in handles] == [(1, 0)] * 10
             await bounded(stopping)
@@ -154,20 +154,20 @@ async def test_many_tasks_are_handed_over_at_once(app: App) -> None:
 
 async def test_parallel_steps_end_before_the_run_is_handed_over(app: App) -> None:
     calls: list[str] = []
-    begun, goes_on = asyncio.Event(), asyncio.Event()
+    entered, proceed = asyncio.Event(), asyncio.Event()
 
     async def quick() -> None:
         calls.append("quick")
 
     async def slow() -> None:
-        begun.set()
-        await goes_on.wait()
+        entered.set()
+        await proceed.wait()
         calls.append("slow")
 
     @app.task
     async def job(ctx: Context) -> None:
         async def branch() -> None:
-            await begun.wait()
+            await entered.wait()
             await stopped.wait()
             await ctx.step("quick", quick)
 
@@ -177,39 +177,39 @@ async def test_parallel_steps_end_before_the_run_is_handed_over(app: App) -> Non
     async with Worker(app) as worker:
         running = asyncio.create_task(worker.run())
         handle = await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(entered.wait())
         worker.stop()
         await anyio.wait_all_tasks_blocked()
         stopped.set()
         await anyio.wait_all_tasks_blocked()
         assert calls == []  # the other branch stops before its next step, and the step continues
-        goes_on.set()
+        proceed.set()
         await bounded(running)
     assert calls == ["slow"]
     assert set(await recorded_steps(app, handle)) == {"d:slow", "s:#handoff"}
 
 
 async def test_a_handler_that_ends_within_the_grace_period_is_settled(app: App) -> None:
-    begun, goes_on = asyncio.Event(), asyncio.Event()
+    entered, proceed = asyncio.Event(), asyncio.Event()
 
     @app.task
     async def job(ctx: Context) -> str:
-        begun.set()
-        await goes_on.wait()
+        entered.set()
+        await proceed.wait()
         return "in time"
 
     async with Worker(app) as worker:
         running = asyncio.create_task(worker.run())
         handle = await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(entered.wait())
         worker.stop()
-        goes_on.set()
+        proceed.set()
         await bounded(running)
     assert await handle.status() is State.SUCCEEDED
 
 
-async def endless(begun: asyncio.Event, cancelled: list[str]) -> None:
-    begun.set()
+async def endless(entered: asyncio.Event, cancelled: list[str]) -> None:
+    entered.set()
     try:
         await anyio.sleep_forever()
     except asyncio.CancelledError:
@@ -225,20 +225,20 @@ async def assert_handed_over(app: App, handle: TaskHandle[Any]) -> None:
 
 @pytest.mark.parametrize("in_a_step", [True, False])
 async def test_a_run_is_cancelled_and_handed_over_after_the_grace_period(settings: Settings, in_a_step: bool) -> None:
-    begun, cancelled = asyncio.Event(), list[str]()
+    entered, cancelled = asyncio.Event(), list[str]()
     async with app_with(settings, grace=0.1) as app:
 
         @app.task
         async def job(ctx: Context) -> None:
             if in_a_step:
-                await ctx.step("endless", endless, begun, cancelled)
+                await ctx.step("endless", endless, entered, cancelled)
             else:
-                await endless(begun, cancelled)
+                await endless(entered, cancelled)
 
         async with Worker(app) as worker:
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
-            await bounded(begun.wait())
+            await bounded(entered.wait())
             worker.stop()
             await bounded(running)
         assert cancelled == ["cancelled"]
@@ -260,17 +260,17 @@ async def stop_and_stop_again_later(worker: Worker) -> None:
 async def test_a_second_stop_cancels_runs_at_once(
     settings: Settings, stopping: Callable[[Worker], Awaitable[None]]
 ) -> None:
-    begun, cancelled = asyncio.Event(), list[str]()
+    entered, cancelled = asyncio.Event(), list[str]()
     async with app_with(settings, grace=3600.0) as app:
 
         @app.task
         async def job(ctx: Context) -> None:
-            await ctx.step("endless", endless, begun, cancelled)
+            await ctx.step("endless", endless, entered, cancelled)
 
         async with Worker(app) as worker:
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
-            await bounded(begun.wait())
+            await bounded(entered.wait())
             await stopping(worker)
             await bounded(running)
         assert cancelled == ["cancelled"]
@@ -278,17 +278,17 @@ async def test_a_second_stop_cancels_runs_at_once(
 
 
 async def test_a_cancelled_worker_hands_over_its_tasks(settings: Settings) -> None:
-    begun, cancelled = asyncio.Event(), list[str]()
+    entered, cancelled = asyncio.Event(), list[str]()
     async with app_with(settings, grace=0.1) as app:
 
         @app.task
         async def job(ctx: Context) -> None:
-            await ctx.step("endless", endless, begun, cancelled)
+            await ctx.step("endless", endless, entered, cancelled)
 
         async with Worker(app) as worker:
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
-            await bounded(begun.wait())
+            await bounded(entered.wait())
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await bounded(running)
@@ -333,11 +333,11 @@ async def test_a_stopping_worker_reads_no_task(app: App) -> None:
     async with Worker(app, concurrency=5) as worker:
         running = asyncio.create_task(worker.run())
         await stage.task.enqueue()
-        await bounded(stage.begun.wait())
+        await bounded(stage.entered.wait())
         worker.stop()
         await anyio.wait_all_tasks_blocked()
         late = await stage.task.enqueue()
-        stage.goes_on.set()
+        stage.proceed.set()
         await bounded(running)
     assert stage.calls.count("handler") == 1
     assert await late.status() is State.QUEUED
@@ -355,18 +355,18 @@ async def test_a_stopped_worker_leaves_no_consumer_name(app: App) -> None:
 @pytest.mark.processes
 async def test_a_worker_stops_in_time_while_redis_is_away(settings: Settings, tmp_path: Path) -> None:
     """Frozen connections answer nothing, and no lease is near its end: only the grace takes time."""
-    begun, cancelled = asyncio.Event(), list[str]()
+    entered, cancelled = asyncio.Event(), list[str]()
     async with LossyProxy(Path(settings.redis_url.removeprefix("unix://")), tmp_path / "line").open() as line:
         app = app_with(settings, redis_url=f"unix://{tmp_path / 'line'}", grace=0.1)
 
         @app.task
         async def job(ctx: Context) -> None:
-            await ctx.step("endless", endless, begun, cancelled)
+            await ctx.step("endless", endless, entered, cancelled)
 
         async with app, Worker(app) as worker:
             running = asyncio.create_task(worker.run())
             await job.enqueue()
-            await bounded(begun.wait())
+            await bounded(entered.wait())
             line.hang()
             started = time.monotonic()
             worker.stop()

@@ -57,13 +57,13 @@ def test_saying_to_one_who_is_gone_is_no_error(ends: tuple[SupervisorLink, int, 
 
 def test_what_the_supervisor_says_is_heard_and_its_end_too(ends: tuple[SupervisorLink, int, int]) -> None:
     link, _, write = ends
-    told: list[str] = []
+    reported: list[str] = []
     gone = threading.Event()
-    link.listen(told.append, gone.set)
+    link.listen(reported.append, gone.set)
     os.write(write, b'{"say": "isolate"}\n{"say": "stop", "more": 1}\n')
     os.close(write)
     assert gone.wait(BOUND)
-    assert told == ["isolate", "stop"]
+    assert reported == ["isolate", "stop"]
 
 
 def test_a_program_that_a_supervised_worker_starts_is_not_supervised() -> None:
@@ -85,9 +85,9 @@ def test_a_program_that_a_supervised_worker_starts_is_not_supervised() -> None:
 def test_a_signal_to_all_processes_and_the_supervisors_word_are_one_request() -> None:
     stopped: list[int] = []
     stops = StopRequests()
-    for who in ("signal", "supervisor"):
-        stops.add(who, lambda: stopped.append(1))
+    for source in ("signal", "supervisor"):
+        stops.add(source, lambda: stopped.append(1))
     assert len(stopped) == 1
-    for who in ("supervisor", "signal"):
-        stops.add(who, lambda: stopped.append(2))
+    for source in ("supervisor", "signal"):
+        stops.add(source, lambda: stopped.append(2))
     assert stopped == [1, 2]

@@ -60,11 +60,11 @@ class Endless:
     """A coroutine that runs until it is cancelled."""
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
+        self.started = asyncio.Event()
         self.cancelled = asyncio.Event()
 
     async def __call__(self) -> None:
-        self.begun.set()
+        self.started.set()
         try:
             await anyio.sleep_forever()
         except asyncio.CancelledError:
@@ -200,7 +200,7 @@ async def test_a_running_task_is_cancelled_at_the_next_lease_renewal(app: App) -
 
     async with running_worker(app) as worker:
         handle = await job.enqueue()
-        await bounded(endless.begun.wait())
+        await bounded(endless.started.wait())
         assert await handle.cancel() is State.RUNNING
         with pytest.raises(TaskCancelled):
             await bounded(handle.result())
@@ -217,11 +217,11 @@ async def test_a_running_task_is_cancelled_at_the_next_lease_renewal(app: App) -
 
 async def test_a_running_task_is_cancelled_at_its_next_step(patient: App) -> None:
     calls: list[str] = []
-    begun, goes_on = asyncio.Event(), asyncio.Event()
+    started, proceed = asyncio.Event(), asyncio.Event()
 
     async def first() -> None:
-        begun.set()
-        await goes_on.wait()
+        started.set()
+        await proceed.wait()
         calls.append("first")
 
     @patient.task
@@ -231,35 +231,35 @@ async def test_a_running_task_is_cancelled_at_its_next_step(patient: App) -> Non
 
     async with running_worker(patient):
         handle = await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(started.wait())
         assert await handle.cancel() is State.RUNNING
-        goes_on.set()
+        proceed.set()
         with pytest.raises(TaskCancelled):
             await bounded(handle.result())
     assert calls == ["first"]
 
 
 async def test_a_task_that_ends_before_its_cancellation_keeps_its_result(patient: App) -> None:
-    begun, goes_on = asyncio.Event(), asyncio.Event()
+    started, proceed = asyncio.Event(), asyncio.Event()
 
     @patient.task
     async def job(ctx: Context) -> str:
-        begun.set()
-        await goes_on.wait()
+        started.set()
+        await proceed.wait()
         return "too late"
 
     async with running_worker(patient):
         handle = await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(started.wait())
         assert await handle.cancel() is State.RUNNING
-        goes_on.set()
+        proceed.set()
         assert await bounded(handle.result()) == "too late"
         assert await handle.cancel() is State.SUCCEEDED
 
 
 async def test_a_task_that_fails_before_its_cancellation_is_cancelled(patient: App) -> None:
     """The request was accepted, so the task must not end as a dead letter."""
-    begun, fails = asyncio.Event(), asyncio.Event()
+    started, fails = asyncio.Event(), asyncio.Event()
     settled: list[tuple[State, str, str | None]] = []
 
     class Watching(Middleware):
@@ -271,13 +271,13 @@ async def test_a_task_that_fails_before_its_cancellation_is_cancelled(patient: A
 
         @app.task(retry=Retry(max_attempts=1))
         async def job(ctx: Context) -> None:
-            begun.set()
+            started.set()
             await fails.wait()
             raise ValueError("it fails before the cancellation reaches it")
 
         async with running_worker(app):
             handle = await job.enqueue()
-            await bounded(begun.wait())
+            await bounded(started.wait())
             assert await handle.cancel() is State.RUNNING
             fails.set()
             with pytest.raises(TaskCancelled):
@@ -328,7 +328,7 @@ async def test_a_run_that_lost_its_lease_is_cancelled_at_the_next_lease_renewal(
 
     async with running_worker(app):
         handle = await job.enqueue()
-        await bounded(endless.begun.wait())
+        await bounded(endless.started.wait())
         entry = await steal(app, handle)
         await bounded(endless.cancelled.wait())
         await expire_lease(app, entry)
@@ -338,11 +338,11 @@ async def test_a_run_that_lost_its_lease_is_cancelled_at_the_next_lease_renewal(
 
 async def test_a_step_without_the_lease_is_refused_and_the_run_ends(patient: App) -> None:
     calls: list[str] = []
-    begun, goes_on = asyncio.Event(), asyncio.Event()
+    started, proceed = asyncio.Event(), asyncio.Event()
 
     async def first() -> None:
-        begun.set()
-        await goes_on.wait()
+        started.set()
+        await proceed.wait()
 
     @patient.task
     async def job(ctx: Context) -> None:
@@ -351,9 +351,9 @@ async def test_a_step_without_the_lease_is_refused_and_the_run_ends(patient: App
 
     async with running_worker(patient) as worker:
         handle = await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(started.wait())
         await steal(patient, handle)
-        goes_on.set()
+        proceed.set()
 
         async def idle() -> bool:
             return worker.in_flight == 0
@@ -366,12 +366,12 @@ async def test_a_step_without_the_lease_is_refused_and_the_run_ends(patient: App
 
 @pytest.mark.parametrize("ends", ["returns", "raises", "catches it"])
 async def test_an_outcome_without_the_lease_is_not_stored(patient: App, ends: str) -> None:
-    begun, goes_on = asyncio.Event(), asyncio.Event()
+    started, proceed = asyncio.Event(), asyncio.Event()
 
     @patient.task
     async def job(ctx: Context) -> str:
-        begun.set()
-        await goes_on.wait()
+        started.set()
+        await proceed.wait()
         if ends == "raises":
             raise ConnectionError
         if ends == "catches it":
@@ -383,9 +383,9 @@ async def test_an_outcome_without_the_lease_is_not_stored(patient: App, ends: st
 
     async with running_worker(patient) as worker:
         handle = await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(started.wait())
         await steal(patient, handle)
-        goes_on.set()
+        proceed.set()
 
         async def idle() -> bool:
             return worker.in_flight == 0
@@ -399,21 +399,21 @@ async def test_an_outcome_without_the_lease_is_not_stored(patient: App, ends: st
 async def test_a_worker_that_reclaims_its_own_task_ends_the_earlier_run(patient: App) -> None:
     """After an outage longer than the lease, the worker may reclaim its own message before it renews the lease."""
     runs: list[Endless] = []
-    begun = asyncio.Semaphore(0)
+    started = asyncio.Semaphore(0)
 
     @patient.task
     async def job(ctx: Context) -> None:
         runs.append(Endless())
-        begun.release()
+        started.release()
         await runs[-1]()
 
     async with Worker(patient) as worker:
         running = asyncio.create_task(worker.run())
         handle = await job.enqueue()
-        await bounded(begun.acquire())
+        await bounded(started.acquire())
         await expire_lease(patient, await steal(patient, handle))
         await redis_command(patient, "XADD", handle.partition.nudge, "*", "why", "released")
-        await bounded(begun.acquire())
+        await bounded(started.acquire())
         await bounded(runs[0].cancelled.wait())
         worker.stop()
         worker.stop()
@@ -424,13 +424,13 @@ async def test_a_worker_that_reclaims_its_own_task_ends_the_earlier_run(patient:
 
 async def test_a_late_write_of_a_run_is_refused_after_its_worker_reclaimed_the_task(patient: App) -> None:
     """Worker and message are the same: only the delivery count distinguishes the runs."""
-    begun = asyncio.Semaphore(0)
+    started = asyncio.Semaphore(0)
     first_ends, second_ends = asyncio.Event(), asyncio.Event()
     ends = [(first_ends, "of the loser"), (second_ends, "of the heir")]
 
     async def stubborn() -> str:
         end, value = ends.pop(0)
-        begun.release()
+        started.release()
         with anyio.CancelScope(shield=True):
             await end.wait()
         return value
@@ -441,10 +441,10 @@ async def test_a_late_write_of_a_run_is_refused_after_its_worker_reclaimed_the_t
 
     async with running_worker(patient) as worker:
         handle = await job.enqueue()
-        await bounded(begun.acquire())
+        await bounded(started.acquire())
         await expire_lease(patient, await steal(patient, handle))
         await redis_command(patient, "XADD", handle.partition.nudge, "*", "why", "released")
-        await bounded(begun.acquire())
+        await bounded(started.acquire())
         first_ends.set()
 
         async def one_left() -> bool:
@@ -457,20 +457,20 @@ async def test_a_late_write_of_a_run_is_refused_after_its_worker_reclaimed_the_t
 
 
 async def test_a_handler_that_catches_lease_lost_is_cancelled(patient: App) -> None:
-    begun, goes_on = asyncio.Event(), asyncio.Event()
+    started, proceed = asyncio.Event(), asyncio.Event()
     endless = Endless()
 
     @patient.task
     async def job(ctx: Context) -> None:
-        begun.set()
-        await goes_on.wait()
+        started.set()
+        await proceed.wait()
         with contextlib.suppress(LeaseLost):
             await ctx.step("refused", len, "x")
         await endless()
 
     async with running_worker(patient):
         handle = await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(started.wait())
         await steal(patient, handle)
-        goes_on.set()
+        proceed.set()
         await bounded(endless.cancelled.wait())

@@ -119,25 +119,25 @@ async def telling(settings: Settings, listener: Listener, **changes: Any) -> Asy
 
 @pytest.mark.integration
 async def test_a_resumed_run_reports_what_was_restored(settings: Settings, listener: Listener) -> None:
-    begun, told = asyncio.Event(), asyncio.Event()
+    started, reported = asyncio.Event(), asyncio.Event()
     async with telling(settings, listener) as app:
 
         @app.task
         async def job(ctx: Context) -> None:
             await ctx.step("one", len, "x")
             if ctx.resumption is None:
-                begun.set()
+                started.set()
                 await asyncio.sleep(60)
-            await told.wait()
+            await reported.wait()
 
         async with running_worker(app):
             handle = await job.enqueue()
-            await bounded(begun.wait())
+            await bounded(started.wait())
             await expire_lease(app, await steal(app, handle))
             _, about = await listener.heard()
             while "notified" not in [event.type for event in await history(handle)]:  # noqa: ASYNC110 - see working.py
                 await asyncio.sleep(0.005)
-            told.set()
+            reported.set()
             await bounded(handle.result())
         assert (about["event"], about["task"], about["id"], about["queue"]) == ("resumed", "job", handle.id, "default")
         assert (about["after"], about["restored"]) == ("crash", {"steps": 1})
@@ -208,13 +208,13 @@ async def test_waiting_for_a_person_is_reported_with_the_reply_command(settings:
 @pytest.mark.integration
 async def test_a_failed_webhook_does_not_change_the_task(settings: Settings, listener: Listener) -> None:
     listener.answers = [404]
-    begun = asyncio.Event()
+    started = asyncio.Event()
     async with telling(settings, listener) as app:
 
         @app.task
         async def job(ctx: Context) -> str:
             if ctx.resumption is None:
-                begun.set()
+                started.set()
                 await asyncio.sleep(60)
             while "notified" not in [event.type for event in await history(handle)]:  # noqa: ASYNC110 - see working.py
                 await asyncio.sleep(0.005)
@@ -222,7 +222,7 @@ async def test_a_failed_webhook_does_not_change_the_task(settings: Settings, lis
 
         async with running_worker(app):
             handle = await job.enqueue()
-            await bounded(begun.wait())
+            await bounded(started.wait())
             await expire_lease(app, await steal(app, handle))
             assert await bounded(handle.result()) == "done"
         notified = [event.data for event in await history(handle) if event.type == "notified"]

@@ -75,16 +75,16 @@ async def test_a_worker_runs_at_most_one_task_per_slot(patient: App) -> None:
 
 @pytest.mark.integration
 async def test_a_worker_without_a_free_slot_leaves_messages_to_others(patient: App) -> None:
-    begun, ends = asyncio.Event(), asyncio.Event()
+    started, ends = asyncio.Event(), asyncio.Event()
 
     @patient.task
     async def job(ctx: Context) -> None:
-        begun.set()
+        started.set()
         await ends.wait()
 
     async with running_worker(patient, concurrency=1) as busy:
         handles = await job.enqueue_many({} for _ in range(10))
-        await bounded(begun.wait())
+        await bounded(started.wait())
         held = await pending(patient)
         assert [(owner, count) for _, owner, _, count in held] == [(busy.id, 1)]
         assert (await redis_command(patient, "XINFO", "GROUPS", partition_of(patient).ready))[0][5] == 1
@@ -103,12 +103,12 @@ async def test_a_worker_without_a_free_slot_leaves_messages_to_others(patient: A
 @pytest.mark.integration
 async def test_a_read_of_several_queues_takes_at_most_the_free_slots(patient: App) -> None:
     """Two queues have a message each for a worker with one slot: one message stays in its queue."""
-    begun: list[str] = []
+    started: list[str] = []
     ends = asyncio.Event()
 
     @patient.task
     async def job(ctx: Context) -> str:
-        begun.append(ctx.queue)
+        started.append(ctx.queue)
         await ends.wait()
         return ctx.queue
 
@@ -116,21 +116,21 @@ async def test_a_read_of_several_queues_takes_at_most_the_free_slots(patient: Ap
         handles = await asyncio.gather(*(job.options(queue=queue).enqueue() for queue in ("left", "right")))
 
         async def one_runs() -> bool:
-            return len(begun) == 1
+            return len(started) == 1
 
         await wait_until(one_runs, "one of the two runs")
         assert busy.in_flight == 1
-        assert await pending(patient, "right" if begun == ["left"] else "left") == []
+        assert await pending(patient, "right" if started == ["left"] else "left") == []
         async with asyncio.timeout(AT_ONCE), running_worker(patient, concurrency=1, queues=["left", "right"]):
 
             async def both_run() -> bool:
-                return len(begun) == 2
+                return len(started) == 2
 
             await wait_until(both_run, "another worker takes it")
             ends.set()
             for handle in handles:
                 await handle.result()
-    assert sorted(begun) == ["left", "right"]
+    assert sorted(started) == ["left", "right"]
     assert [(await handle.record()).crashes for handle in handles] == [0, 0]
 
 
@@ -271,17 +271,17 @@ async def test_a_burst_waits_for_the_leases_of_workers_that_died_long_ago(app: A
 
 @pytest.mark.integration
 async def test_a_burst_may_be_stopped(patient: App) -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     @patient.task(retry=Retry(base=200.0))
     async def job(ctx: Context) -> None:
-        begun.set()
+        started.set()
         raise ConnectionError
 
     handle = await job.enqueue()
     async with Worker(patient) as worker:
         running = asyncio.create_task(worker.run(burst=True))
-        await bounded(begun.wait())
+        await bounded(started.wait())
         worker.stop()
         await bounded(running)
     assert await handle.cancel() is State.CANCELLED

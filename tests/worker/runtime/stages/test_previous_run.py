@@ -121,11 +121,11 @@ async def test_a_failure_without_steps_adds_no_resumed_event(app: App) -> None:
 
 
 async def test_the_next_run_gets_the_handoff_of_a_shutdown(app: App) -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
     found: list[Resumption | None] = []
 
     async def first() -> None:
-        begun.set()
+        started.set()
 
     @app.task
     async def job(ctx: Context) -> None:
@@ -138,7 +138,7 @@ async def test_the_next_run_gets_the_handoff_of_a_shutdown(app: App) -> None:
 
     async with running_worker(app):
         handle = await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(started.wait())
     handoff = await handoff_of(app, handle)
     assert (handoff.why, handoff.last_completed, handoff.events) == ("shutdown", "first", 1)
     await work_off(app)
@@ -219,22 +219,22 @@ async def test_a_fresh_replay_gets_no_handoff(app: App) -> None:
         assert await replay(app.producer.gateway, letter, Replay(fresh=fresh))
         await work_off(app)
     await bounded(handle.result())
-    _, begun, after, _ = found
-    assert begun is not None
-    assert (begun.after, begun.handoff, begun.restored) == ("replay", None, {})
+    _, started, after, _ = found
+    assert started is not None
+    assert (started.after, started.handoff, started.restored) == ("replay", None, {})
     assert after is not None
     assert after.handoff is not None
     assert [one.choice for one in after.handoff.decisions] == ["way 2"]
 
 
 async def test_a_lost_lease_counts_as_a_crash(app: App) -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     @app.task
     async def job(ctx: Context) -> str:
         await ctx.step("one", len, "x")
         if ctx.resumption is None:
-            begun.set()
+            started.set()
             await asyncio.sleep(60)
         assert ctx.resumption is not None
         assert ctx.resumption.handoff is not None
@@ -242,7 +242,7 @@ async def test_a_lost_lease_counts_as_a_crash(app: App) -> None:
 
     async with running_worker(app):
         handle = await job.enqueue()
-        await bounded(begun.wait())
+        await bounded(started.wait())
         await expire_lease(app, await steal(app, handle))
     await work_off(app)
     assert await bounded(handle.result()) == "crash, crash, after one"
@@ -311,14 +311,14 @@ async def test_an_unreadable_handoff_is_rebuilt_from_the_log(app: App) -> None:
 
 
 async def test_a_handoff_survives_a_crash_before_the_release(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
     found: list[Resumption] = []
 
     async def die(*_: Any, **__: Any) -> None:
         raise RuntimeError("the worker dies here")
 
     async def first() -> None:
-        begun.set()
+        started.set()
 
     @app.task
     async def job(ctx: Context) -> None:
@@ -332,7 +332,7 @@ async def test_a_handoff_survives_a_crash_before_the_release(app: App, monkeypat
         patched.setattr(settler, "release", die)
         async with running_worker(app):
             handle = await job.enqueue()
-            await bounded(begun.wait())
+            await bounded(started.wait())
     handoff = await handoff_of(app, handle)
     async with running_worker(app):
         await bounded(handle.result())
@@ -401,12 +401,12 @@ async def test_another_process_gets_the_end_of_the_previous_run(
             found = await bounded(handle.result())
     assert found.pop("gap") >= 0
     if signal == "SIGKILL":
-        told = {"after": "crash", "why": "crash", "last_completed": "first"}
+        reported = {"after": "crash", "why": "crash", "last_completed": "first"}
         restored = {"steps": 1, "events": 1, "decisions": 1, "progress": 1}
     else:
-        told = {"after": "hand_off", "why": "shutdown", "last_completed": "second"}
+        reported = {"after": "hand_off", "why": "shutdown", "last_completed": "second"}
         restored = {"steps": 2, "events": 1, "decisions": 1}
-    assert found == told | {"restored": restored, "reasons": ["there is no other way"]}
+    assert found == reported | {"restored": restored, "reasons": ["there is no other way"]}
 
 
 # continuing as another task
@@ -590,7 +590,7 @@ async def test_an_invalid_continuation_is_refused_before_a_write(app: App) -> No
     @app.task
     async def needs(ctx: Context, path: str) -> None: ...
 
-    told: list[str] = []
+    reported: list[str] = []
 
     @app.task
     async def job(ctx: Context) -> None:
@@ -598,11 +598,11 @@ async def test_an_invalid_continuation_is_refused_before_a_write(app: App) -> No
             try:
                 await ctx.continue_as(to)
             except (ValueError, InvalidArguments) as error:
-                told.append(str(error))
+                reported.append(str(error))
 
     handle = await job.enqueue()
     await work_off(app)
     await bounded(handle.result())
-    assert "continue_as needs to=" in told[0]
-    assert "'needs': path" in told[1]
+    assert "continue_as needs to=" in reported[0]
+    assert "'needs': path" in reported[1]
     assert await recorded_steps(app, handle) == {}
