@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NotRequired, get_type_hints
+from typing import Any, NotRequired, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -25,6 +25,12 @@ class Arguments:
         parameters = list(inspect.signature(handler).parameters.values())
         if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
             raise TaskDefinitionError(f"task {name!r}: the first parameter must be the Context: async def f(ctx, ...)")
+        declared = type_hints(name, handler).get(parameters[0].name, object)
+        if declared is not object and getattr(get_origin(declared) or declared, "__module__", "") == "builtins":
+            raise TaskDefinitionError(
+                f"task {name!r}: the first parameter must be the Context, got {parameters[0].name!r}: "
+                "async def f(ctx, ...)"
+            )
         for parameter in parameters[1:]:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise TaskDefinitionError(

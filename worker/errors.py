@@ -11,6 +11,7 @@ PerdureError
 │   ├── UnknownTask             no handler is registered for the task on this worker
 │   └── CrashLoop               too many deliveries ended without an outcome
 ├── StepError                   definition or call of a step
+│   ├── StepDefinitionError     a name, a function, its arguments or options cannot make a step
 │   ├── StepOutsideTask         a step was called outside of the task that it belongs to
 │   ├── StepMismatch            a resumed run called a recorded step with other arguments
 │   ├── StepTimeout             a step exceeded its timeout
@@ -73,6 +74,7 @@ __all__ = [
     "StateMismatch",
     "StateTooLarge",
     "StateUnstorable",
+    "StepDefinitionError",
     "StepError",
     "StepInDoubt",
     "StepMismatch",
@@ -126,9 +128,7 @@ class TaskIdle(TaskTimeout):
             f"task {task!r} made no progress for {seconds:g} s {where}: no step started or ended, and nothing was "
             "saved; save the progress of long steps (current_step().save), or raise the task's idle_timeout",
         )
-        self.task = task
-        self.seconds = seconds
-        self.steps = tuple(steps)
+        self.task, self.seconds, self.steps = task, seconds, tuple(steps)
 
 
 class Incoherent(TaskError):
@@ -165,6 +165,10 @@ class StepError(PerdureError):
     """Base of errors in the definition or call of a step."""
 
 
+class StepDefinitionError(StepError, ValueError):
+    """A name, a function, its arguments or options cannot make a step. Retrying does not help."""
+
+
 class StepOutsideTask(StepError, RuntimeError):
     """A step was called outside of a running task, or from another task, so it could not be recorded."""
 
@@ -180,9 +184,7 @@ class StepMismatch(StepError):
             "handler or its inputs changed while the task was running; give the step another name, use "
             "ctx.options(on_mismatch='rerun'), or replay the task from the dead letters with --fresh"
         )
-        self.step = step
-        self.recorded = recorded
-        self.asked = asked
+        self.step, self.recorded, self.asked = step, recorded, asked
 
 
 class StepTimeout(StepError, TimeoutError):
@@ -223,9 +225,7 @@ class ContextTooLarge(ContextError, ValueError):
 
     def __init__(self, layer: str, tokens: int, budget: int, remedy: str) -> None:
         super().__init__(f"context layer {layer!r} has {tokens} tokens, the budget is {budget}: {remedy}")
-        self.layer = layer
-        self.tokens = tokens
-        self.budget = budget
+        self.layer, self.tokens, self.budget = layer, tokens, budget
 
 
 class CompactionFailed(ContextError):
@@ -236,9 +236,7 @@ class CompactionFailed(ContextError):
 
     def __init__(self, task_id: str, first: int, last: int, problem: str) -> None:
         super().__init__(f"task {task_id}: events {first} to {last} could not be summarized and were kept: {problem}")
-        self.task_id = task_id
-        self.first = first
-        self.last = last
+        self.task_id, self.first, self.last = task_id, first, last
 
 
 class ArtifactError(PerdureError):

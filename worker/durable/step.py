@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -14,7 +15,7 @@ import orjson
 
 from ...deadletter import Evidence, Retry, backoff
 from ...queues import Entry, Kind, PayloadTooLarge, check_size
-from ..errors import Reschedule, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
+from ..errors import Reschedule, StepDefinitionError, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
 from ..journal import Event, StepRecord
 from ..journal.run_events import StepFailed, StepStarted
 from .codec import Codec, arguments_text, codec_of, fingerprint, is_async
@@ -80,12 +81,12 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         if self.verify is not None and not self.risky:
-            raise ValueError("verify must be used with risky=True")
+            raise StepDefinitionError("verify must be used with risky=True")
         if self.timeout is not None and self.timeout <= 0:
-            raise ValueError(f"timeout must be more than 0 seconds, got {self.timeout}")
+            raise StepDefinitionError(f"timeout must be more than 0 seconds, got {self.timeout}")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+                raise StepDefinitionError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -205,6 +206,10 @@ async def run_step(
             return await run.around_step(
                 call, partial(run_step, run, name, fn, args, kwargs, options, make_event, tool, call)
             )
+    if not callable(fn):
+        raise StepDefinitionError(
+            f"step {name!r} must have a function, got {fn!r}: pass {name!r}, the function, arguments"
+        )
     codec = codec_of(fn)
     digest, called_with = fingerprint(args, kwargs)
     record = run.history.take_known(key)
@@ -289,7 +294,7 @@ def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False)
     if own:
         return
     if not (isinstance(name, str) and 0 < len(name) <= 200 and "#" not in name):
-        raise ValueError(f"name must be 1 to 200 characters without '#', got {name!r}")
+        raise StepDefinitionError(f"name must be 1 to 200 characters without '#', got {name!r}")
 
 
 async def _reach(
@@ -318,6 +323,8 @@ async def _reach(
         try:
             return await _call(step, run, fn, args, kwargs, options.timeout)
         except Exception as error:
+            if isinstance(error, TypeError):
+                _check_call(step.key, fn, args, kwargs, error)
             await _log_failure(step, run, error)
             retry = options.retry
             if retry is None or step.attempt >= retry.max_attempts or not retry.allows(error):
@@ -326,6 +333,20 @@ async def _reach(
             step.attempt += 1
             step.remembered = 0
             run.touch()
+
+
+def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error: TypeError) -> None:
+    """Raise `StepDefinitionError` if a call failed because the arguments do not fit the function's signature."""
+    try:
+        signature = inspect.signature(fn, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as problem:
+        raise StepDefinitionError(
+            f"step {key!r} calls {getattr(fn, '__qualname__', fn)}{signature} with other arguments: {problem}"
+        ) from error
 
 
 async def _log_failure(step: Step, run: Run, error: Exception) -> None:
@@ -342,7 +363,11 @@ async def _resolve_doubt(
     step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions
 ) -> AlreadyDone[Any] | None:
     if options.verify is not None:
-        answer = await _call(step, run, options.verify, args, kwargs, options.timeout)
+        try:
+            answer = await _call(step, run, options.verify, args, kwargs, options.timeout)
+        except TypeError as error:
+            _check_call(step.key, options.verify, args, kwargs, error)
+            raise
         if answer is not None and not isinstance(answer, AlreadyDone):
             raise TypeError(f"verify of step {step.key!r} must return AlreadyDone(result) or None, got {answer!r}")
         return answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
+from ..errors import StepDefinitionError
 from .log_calls import call_tool
 from .run import Run
 from .step import StepOptions, run_step
@@ -38,13 +39,13 @@ class StepCaller:
             args, kwargs: all of them are arguments of `fn`. Options of the step are given to `ctx.options(...)`.
 
         Raises:
-            StepMismatch, StepTimeout, StepInDoubt, StepOutsideTask: see there.
+            StepDefinitionError, StepMismatch, StepTimeout, StepInDoubt, StepOutsideTask: see there.
             UnserialisableResult, PayloadTooLarge: the result cannot be recorded.
             LeaseLost: another worker runs the task.
             Exception: what `fn` raises.
         """
         if self._options.reasoning or self._options.call is not None:
-            raise ValueError(f"reasoning and call must be used with tool(), got step {name!r}")
+            raise StepDefinitionError(f"reasoning and call must be used with tool(), got step {name!r}")
         return run_step(self._run, name, fn, args, kwargs, self._options)
 
     @overload

@@ -15,8 +15,10 @@ from ..errors import (
     RetryLater,
     Snooze,
     StateError,
+    StepDefinitionError,
     StepInDoubt,
     StepMismatch,
+    StepOutsideTask,
     UnserialisableResult,
 )
 
@@ -124,6 +126,8 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     NotEncrypted: Reason.UNDECRYPTABLE,
     UnreadableCheckpoint: Reason.UNREADABLE,
     UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
+    StepDefinitionError: Reason.NOT_RETRYABLE,
+    StepOutsideTask: Reason.NOT_RETRYABLE,
     StepMismatch: Reason.NOT_RETRYABLE,
     Incoherent: Reason.INCOHERENT,
     StateError: Reason.NOT_RETRYABLE,

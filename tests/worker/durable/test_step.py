@@ -897,6 +897,93 @@ async def test_saved_progress_must_be_json(app: App) -> None:
 # where steps are refused
 
 
+async def takes_two(one: int, two: int) -> None:
+    raise AssertionError("it was called")
+
+
+@functools.wraps(takes_two)
+async def passes_one_more(*args: int) -> None:
+    await takes_two(*[*args, 0])
+
+
+def raises_type_error(*_: int) -> None:
+    raise TypeError("unsupported operand")
+
+
+WRONG_CALLS: dict[str, tuple[Callable[[Any], Awaitable[Any]], str]] = {
+    "too few arguments": (
+        lambda ctx: ctx.options(retry=AGAIN).step("pair", takes_two, 1),
+        "step 'pair' calls takes_two(one: 'int', two: 'int') -> 'None' with other arguments: missing",
+    ),
+    "a plain function": (
+        lambda ctx: ctx.options(retry=AGAIN).tool("text", str.upper, "a", 5),
+        "step 'text' calls str.upper(self, /) with other arguments: too many positional arguments",
+    ),
+    "a lambda": (
+        lambda ctx: ctx.step("none", lambda: 1, depth=2),
+        "got an unexpected keyword argument 'depth'",
+    ),
+    "verify": (
+        lambda ctx: ctx.options(risky=True, verify=lambda: None).step("pay", cut_off_once, ctx.attempt),
+        "step 'pay' calls",
+    ),
+    "not callable": (lambda ctx: ctx.step("list", [1]), "step 'list' must have a function, got [1]"),
+    "a coroutine": (lambda ctx: ctx.step("late", _closed(ctx)), "step 'late' must have a function, got <coroutine"),
+    "no name": (lambda ctx: ctx.step(len, "a"), "name must be 1 to 200 characters"),
+    "options": (lambda ctx: ctx.options(timeout=-1).step("late", len, "a"), "timeout must be more than 0 seconds"),
+}
+
+
+def cut_off_once(attempt: int) -> None:
+    if attempt == 1:
+        raise ConnectionError
+
+
+def _closed(ctx: Context) -> object:
+    called = takes_two(1, 2)
+    called.close()
+    return called
+
+
+@pytest.mark.parametrize("what", WRONG_CALLS)
+async def test_a_wrong_call_of_a_step_is_not_tried_again(app: App, what: str) -> None:
+    call, says = WRONG_CALLS[what]
+
+    @app.task(retry=Retry(max_attempts=9, base=0.0))
+    async def job(ctx: Context) -> None:
+        await call(ctx)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert says in found.message
+    assert found.error.endswith("StepDefinitionError")
+    assert (found.reason, found.attempts) == (Reason.NOT_RETRYABLE, 1 if what != "verify" else 2)
+
+
+@pytest.mark.parametrize("fn", [passes_one_more, raises_type_error])
+async def test_a_type_error_of_the_function_itself_is_tried_again(app: App, fn: Callable[..., Any]) -> None:
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> None:
+        await ctx.step("call", fn, 1, 2)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.error.split(".")[-1]) == (Reason.ATTEMPTS_EXHAUSTED, "TypeError")
+
+
+async def test_a_step_outside_of_its_task_is_not_tried_again(app: App) -> None:
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> None:
+        current_step()
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.attempts) == (Reason.NOT_RETRYABLE, 1)
+
+
 async def refusal(call: Awaitable[Any]) -> str:
     with pytest.raises(StepOutsideTask) as caught:
         await call
