@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Resumption,
         register_event,
     )
+    from .worker.log import configure_logging, use_stdlib_logging
     from .worker.runtime import Worker
     from .worker.settings import Settings
 
@@ -103,8 +104,10 @@ __all__ = [
     "TaskNotFound",
     "Unavailable",
     "Worker",
+    "configure_logging",
     "current_step",
     "register_event",
+    "use_stdlib_logging",
 ]
 
 _HOMES = {
@@ -155,8 +158,10 @@ _HOMES = {
     "TaskNotFound": ".queues",
     "Unavailable": ".queues",
     "Worker": ".worker.runtime",
+    "configure_logging": ".worker.log",
     "current_step": ".worker.durable",
     "register_event": ".worker.journal",
+    "use_stdlib_logging": ".worker.log",
 }
 
 if not TYPE_CHECKING:  # with __getattr__, a type checker accepts any name

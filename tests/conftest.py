@@ -18,6 +18,7 @@ import redis.asyncio
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
 from perdure.queues.transport.pipelining import ClientAdapter, Command, PipelinedConnection
 from perdure.queues.transport.scripts import loaded_scripts
+from perdure.worker.log import logger
 from perdure.worker.settings import Settings
 
 from tests.support.key_leaks import check_for_leaks
@@ -34,6 +35,7 @@ SERVERS = [
 ON_SERVERS = [pytest.param(kind, marks=(pytest.mark.integration, pytest.mark.conformance)) for kind in SERVERS]
 """Parameters of the tests that run on every kind of server."""
 CLUSTER = "cluster"
+logger.enable("perdure")  # the library is quiet otherwise
 STDERR = pytest.StashKey[int]()
 BACKENDS = ["fake", *ON_SERVERS, pytest.param(CLUSTER, marks=pytest.mark.cluster)]
 

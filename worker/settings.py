@@ -41,6 +41,7 @@ class Settings(ConnectionSettings):
         artifact_limit: Limit of one artifact in bytes.
         log_level: Lowest level that is logged.
         log_json: Log as JSON.
+        log_tasks: Log the start and the end of each run.
         crash_threshold: A supervisor pauses after more crashes than this within crash_window.
         crash_window: Window of crash_threshold.
         restart_delays: Delays before a crashed worker is restarted: after the first crash in the window, the second...
@@ -72,6 +73,7 @@ class Settings(ConnectionSettings):
     artifact_limit: Annotated[int, Field(ge=1)] = 1 << 30
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
+    log_tasks: bool = False
     crash_threshold: Annotated[int, Field(ge=0)] = 5
     crash_window: Seconds = 3600.0
     restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (0.0, 5.0, 30.0, 120.0, 600.0)

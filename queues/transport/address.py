@@ -154,6 +154,13 @@ class Address:
         user = credentials.partition(":")[0]
         return f"{scheme}://{user}:***@{tail}"
 
+    @property
+    def described(self) -> str:
+        """The address for a worker's first line, where a forgotten URL must be noticed."""
+        if not self.embedded:
+            return self.shown
+        return f"{self.shown} (only processes on this host share it; PERDURE_REDIS_URL names another server)"
+
 
 def _has_plain_password(url: str) -> bool:
     """Whether the credentials contain a '/' or '#', so that the host would be read wrongly."""

@@ -59,8 +59,10 @@ NAMES = {
     "TaskNotFound",
     "Unavailable",
     "Worker",
+    "configure_logging",
     "current_step",
     "register_event",
+    "use_stdlib_logging",
 }
 
 CONTEXT_NAMES = {

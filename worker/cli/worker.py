@@ -135,6 +135,9 @@ def run(
             rich_help_panel=_SUPERVISOR,
         ),
     ] = None,
+    log_tasks: Annotated[
+        bool, typer.Option("--log-tasks", help="Log the start and the end of each run. Default: PERDURE_LOG_TASKS.")
+    ] = False,
     health_port: Annotated[
         int | None,
         typer.Option(
@@ -194,7 +197,13 @@ def run(
         queues=queue_names,
         name=checked_name,
         burst=burst,
-        settings={"lease": lease, "strict": strict or None, "grace": grace, "partitions": partitions},
+        settings={
+            "lease": lease,
+            "strict": strict or None,
+            "grace": grace,
+            "partitions": partitions,
+            "log_tasks": log_tasks or None,
+        },
         quarantine=load(".support.supervisor_process:supervisor_config")(context, processes=1, isolated=isolated),
     )
 

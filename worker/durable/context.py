@@ -16,7 +16,7 @@ from .log_calls import log_once
 from .messaging import ask, receive, send
 from .resume_info import ResumeInfo
 from .run import Run
-from .step import DEFAULT_OPTIONS, Durability, StepOptions
+from .step import DEFAULT_OPTIONS, Durability, StepOptions, step_here
 from .step_caller import StepCaller
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory
@@ -85,8 +85,9 @@ class Context(StepCaller):
 
     @property
     def log(self) -> Logger:
-        """A logger with the task's name and id bound."""
-        return logger.bind(task=self.task, id=self.task_id)
+        """A logger with the task's name and id bound, and within a step its name."""
+        step, bound = step_here(), logger.bind(task=self.task, id=self.task_id)
+        return bound if step is None else bound.bind(step=step.key)
 
     @property
     def resources(self) -> Any:

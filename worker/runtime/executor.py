@@ -52,6 +52,7 @@ from .stages import (
     outcome_of_stop,
 )
 from .stopped_run import HandoffMiddleware
+from .task_log import TaskLog
 from .webhooks import WebhookMiddleware, WebhookQueue, unreadable_event
 
 __all__ = ["Executor"]
@@ -104,6 +105,8 @@ class Executor:
         self.threads = Threads(threads)
         self.memory = LazyMemoryStore(settings)
         self._settler = Settler(gateway, registry, shared)
+        if settings.log_tasks:
+            middleware = [TaskLog(), *middleware]
         own: list[Middleware] = [] if self._webhooks is None else [WebhookMiddleware(self._webhooks)]
         own.append(HandoffMiddleware(gateway))
         self._settle_success = build_chain(middleware, "settle", self._store, shown=2, must_call=True)

@@ -146,7 +146,14 @@ class Supervisor:
             first.start_work()
             if not await first.wait_ready():
                 return _exit_code_of(first)
-            logger.info("supervisor {} started: {} workers, process {}", registry.name, config.processes, os.getpid())
+            logger.info(
+                "supervisor {} started: {} workers, process {}, namespace {} at {}",
+                registry.name,
+                config.processes,
+                os.getpid(),
+                app.namespace.name,
+                app.address.described,
+            )
         self._pool = WorkerPool(config, app, registry, self._children)
         if self._reload_requested:  # before there was a pool; the first child may have loaded the old code
             self._pool.reload()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -109,7 +110,8 @@ def test_burst_runs_the_queued_tasks_and_exits(url: tuple[str, str], redis_url: 
     answer = process("worker", "run", "tasks:app", "--no-supervisor", "--burst", *url)
     assert (answer.code, answer.out) == (0, "")
     assert [call("task", "result", task_id, *url).out for task_id in ids] == ["3\n"] * 3
-    start, end = answer.err.splitlines()
+    finding, start, end = answer.err.splitlines()
+    assert f"WARNING {redis_url} has no append-only file" in finding
     worker_id = start.partition("worker ")[2].partition(" ")[0]
     assert worker_id.startswith("audit-")
     assert f"started: queues default, second, namespace {namespace_name} at {redis_url}, concurrency 16" in start
@@ -154,7 +156,15 @@ def test_a_failed_start_is_reported_in_one_line(args: tuple[str, ...], code: int
 
 def test_the_environment_can_set_json_logs(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_LOG_JSON", "1")
-    assert process("worker", "run", "tasks:app", "--no-supervisor", "--burst", *url).err.startswith('{"text"')
+    [task_id] = call("enqueue", "add", "--args", '{"a": 1, "b": 2}', *url).ids
+    answer = process("worker", "run", "tasks:app", "--no-supervisor", "--burst", "--log-tasks", *url)
+    lines = [json.loads(line) for line in answer.err.splitlines()]
+    assert all({"time", "level", "message", "logger", "worker"} <= line.keys() for line in lines)
+    began, ended = [line for line in lines if line.get("id") == task_id]
+    assert (began["message"], began["task"], began["attempt"]) == ("started", "add", 1)
+    assert (ended["message"], ended["level"], ended["stop"]) == ("ended: succeeded", "INFO", "completed")
+    assert ended["seconds"] >= 0
+    assert ended["worker"] == lines[0]["worker"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -349,6 +359,8 @@ def test_a_stuck_thread_does_not_change_the_exit_code() -> None:
     program = """
 import threading
 from perdure.worker.cli.support.worker_process import force_exit
+from perdure import configure_logging
+configure_logging()
 threading.Thread(target=threading.Event().wait, name="of the user").start()
 print("text", end="")
 force_exit(3, limit=0.05)
@@ -356,3 +368,12 @@ force_exit(3, limit=0.05)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND, check=False)
     assert (done.returncode, done.stdout) == (3, "text")
     assert done.stderr.endswith("cannot be stopped: of the user\n")
+
+
+def test_the_first_line_shows_that_no_redis_url_is_set(folder: Path) -> None:
+    (folder / "local.py").write_text(
+        'from perdure import App, Context\napp = App("local")\n@app.task\nasync def idle(ctx: Context) -> None: ...\n'
+    )
+    answer = process("worker", "run", "local:app", "--no-supervisor", "--burst")
+    first = answer.err.splitlines()[0]
+    assert f"at embedded:{folder / 'data'} (only processes on this host share it; PERDURE_REDIS_URL names" in first

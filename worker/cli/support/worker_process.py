@@ -21,7 +21,7 @@ from importlib.util import find_spec
 import anyio
 
 from ...app import App
-from ...log import configure_logging, logger
+from ...log import add_to_json, configure_logging, logger
 from ...runtime import Worker
 from ...runtime.health.probe_server import HealthSource, ProbeServer
 from ...runtime.signals import stop_on_signals
@@ -255,6 +255,7 @@ async def _work(
 ) -> None:
     link = quarantine if supervised is None else supervised.link
     worker = Worker(app, concurrency=concurrency, queues=queues, name=name, link=link)
+    add_to_json(worker=worker.id)
     idle = sorted(set(worker.queues) - set(app.tasks.queues))
     isolated = link is not None and link.role == "isolated"
     if idle and not isolated:
@@ -278,7 +279,7 @@ async def _work(
                 worker.id,
                 ", ".join(worker.queues),
                 app.settings.namespace,
-                app.settings.address.shown,
+                app.settings.address.described,
                 worker.concurrency,
             )
             await worker.run(burst=burst)

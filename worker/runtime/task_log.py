@@ -1,0 +1,26 @@
+"""Log lines for the start and the end of each run (`--log-tasks`)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..durable import CallNext, Context, Middleware, Settlement
+from .settlement import RunSettlement
+
+__all__ = ["TaskLog"]
+
+
+class TaskLog(Middleware):
+    """Logs runs. It is part of the hooks only where it was asked for, so that other workers do not pay for it."""
+
+    async def run(self, ctx: Context, call_next: CallNext) -> Any:
+        ctx.log.bind(attempt=ctx.attempt).info("started")
+        return await call_next()
+
+    async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
+        await call_next()
+        if isinstance(settlement, RunSettlement):
+            seconds = round(time.monotonic() - settlement.run.started, 3)
+            bound = ctx.log.bind(attempt=settlement.attempt, stop=settlement.stop, seconds=seconds)
+            bound.info("ended: {}", settlement.state)
