@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from perdure import Producer, Settings, State, TaskFailed
 from perdure.deadletter import Reason
-from perdure.queues import list_workers
+from perdure.queues import list_supervisors, list_workers
 
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcesses
@@ -97,6 +97,30 @@ async def test_only_the_poison_dies_of_itself(
     assert all(str(POISON) in tasks for tasks in killed)
     assert len([tasks for tasks in killed if len(tasks) > 1]) <= 2
     assert {str(POISON)} in killed  # the last time it died alone
+
+
+async def test_saved_progress_excuses_the_crashes_of_a_task_and_of_its_worker(
+    supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer
+) -> None:
+    """Three crashes in a row would bury it. They count within the window, whose limit is ten."""
+    handle = await producer.enqueue("saver", {"number": 1, "kills": 4, "changing": True})
+    assert await bounded(handle.result()) == 4
+    record = await handle.record()
+    assert (record.crashes, record.attempts) == (4, 1)
+    stored = await producer.gateway.command("HMGET", handle.partition.record(handle.id), "excused", "recent")
+    assert stored == [b"4", b"4"]
+    (info,) = await list_supervisors(producer.gateway, producer.namespace)
+    assert (info.crashes, info.paused_since) == (0, 0)
+
+
+async def test_the_same_progress_again_excuses_no_crash(
+    supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer
+) -> None:
+    handle = await producer.enqueue("saver", {"number": 1, "kills": 9, "changing": False})
+    with pytest.raises(TaskFailed) as caught:
+        await bounded(handle.result())
+    assert caught.value.reason == Reason.CRASH_LOOP
+    assert len(workers.lines("begin", "1")) == 3
 
 
 async def test_tasks_of_a_killed_worker_are_resumed_at_once(

@@ -51,6 +51,7 @@ class Autosave(RunObserver):
         await self._run.recorder.put(Entry(Kind.SAVED, self._step.key, data), wait=True)
         self._saved = self._run.history.saved[self._step.key] = data
         self._run.touch()
+        self._run.progressed()
 
     async def _save_periodically(self) -> None:
         while True:

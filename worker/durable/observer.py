@@ -29,7 +29,7 @@ class RunObserver:
         """
 
     def on_recorded(self) -> None:
-        """A result was stored that no earlier run had stored."""
+        """A result or progress was stored that no earlier run had stored."""
 
     async def on_checkpoint(self) -> None:
         """The handler asked to store what is not stored yet."""

@@ -131,14 +131,18 @@ class Step:
     async def save(self, value: Any) -> None:
         """Save the step's progress: JSON data that `saved` returns when the step runs again.
 
-        It also proves that the step makes progress: a step longer than the task's idle timeout must save in time.
+        A changed value also proves progress: it excuses earlier crashes as a recorded step does, and a step longer than
+        the task's idle timeout must save in time.
         From a step in a thread: `anyio.from_thread.run(step.save, value)`. Raises `PayloadTooLarge`, `LeaseLost`.
         """
         data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
         check_size(f"what step {self.key!r} saves", len(data), self._run.payload_limit)
-        await self._run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True, replicated=self._replicated)
-        self._run.touch()
-        self._run.history.saved[self.key] = data
+        run, former = self._run, self._run.history.saved.get(self.key)
+        await run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True, replicated=self._replicated)
+        run.touch()
+        run.history.saved[self.key] = data
+        if data != former:
+            run.progressed()
 
 
 _PLAIN = Codec(Any)

@@ -1,4 +1,4 @@
-"""An app for test_poison.py: tasks of two steps, one of which kills its process in the second.
+"""An app for test_crashing_task.py: tasks of two steps, one of which kills its process in the second.
 
 What happens goes into the journal. In the second step all wait until there is a file that lets them go on.
 """
@@ -10,7 +10,8 @@ import signal
 from pathlib import Path
 
 import anyio
-from perdure import App, Context, Retry
+from perdure import App, Context, Retry, current_step
+from perdure.worker.durable import CURRENT_RUN, Run
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 GATES = Path(os.environ["GATES"])
@@ -42,3 +43,28 @@ async def second(number: int, poison: bool) -> int:
 async def job(ctx: Context, number: int, poison: bool) -> int:
     """Two steps, one after the other."""
     return await ctx.step("second", second, await ctx.step("first", first, number), poison)
+
+
+async def saving(number: int, kills: int, changing: bool) -> int:
+    """Save its number of crashes, if `changing`, else always the same; then kill its process, so many times."""
+    note("begin", number)
+    run = CURRENT_RUN.get()
+    assert run is not None
+    crashes = run.history.counters.crashes
+    await current_step().save(crashes if changing else "begun")
+    if crashes < kills:
+        with anyio.move_on_after(1):
+            while await excused(run) < crashes:  # noqa: ASYNC110 - there is no event for it
+                await anyio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return crashes
+
+
+async def excused(run: Run) -> int:
+    record = run.delivery.partition.record(run.id)
+    return int(await run.gateway.command("HGET", record, "excused") or 0)
+
+
+@app.task(retry=Retry(max_crashes=1, base=0.01))
+async def saver(ctx: Context, number: int, kills: int, changing: bool) -> int:
+    return await ctx.step("save", saving, number, kills, changing)

@@ -10,13 +10,13 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure import App, Context, Retry, Settings, State, TaskFailed, TaskHandle, Worker
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskFailed, TaskHandle, Worker
 from perdure.deadletter import Reason
 from perdure.queues import Envelope, quarantine, report_crash
 from perdure.queues.keys import GROUP, SUSPECTS
 from perdure.worker.runtime.supervisor_link import Role, SupervisorLink
 
-from tests.support.consumers import LONG_AGO, claim_all, read, worker
+from tests.support.consumers import LONG_AGO, claim_all, promote, read, worker
 from tests.support.workers import (
     bounded,
     partition_of,
@@ -520,6 +520,38 @@ async def test_progress_between_crashes_keeps_a_task_alive(app: App, supervised_
         await crash_with(app, 1, times=1)
     async with running_worker(app):
         assert await bounded(handle.result()) == 4
+
+
+async def test_the_progress_of_a_plan_step_excuses_a_crash(app: App) -> None:
+    async def excused(task_id: str) -> bool:
+        return bool(await redis_command(app, "HGET", partition_of(app).record(task_id), "excused") == b"1")
+
+    class Reader(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="read", title="read")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> int:
+            if ctx.attempt == 1:
+                raise ConnectionError("cut off")
+            step.progress["page"] = 1
+            await ctx.checkpoint()
+            await wait_until(lambda: excused(ctx.task_id), "the crash is excused")
+            return 1
+
+        async def finish(self, ctx: Context, state: AgentState) -> int:
+            return ctx.crashes
+
+    handle = await app.agent(name="reader", retry=Retry(base=600.0))(Reader).enqueue("read")
+    async with running_worker(app):
+        await wait_until(lambda: is_scheduled(handle), "its first attempt has failed")
+    await promote(app.producer.gateway, handle.partition, handle.id)
+    await take_and_die(app)
+    async with running_worker(app):
+        assert await bounded(handle.result()) == 1
+
+
+async def is_scheduled(handle: TaskHandle[Any]) -> bool:
+    return await state(handle) is State.SCHEDULED
 
 
 async def test_a_task_that_progresses_and_crashes_again_and_again_is_quarantined_and_capped(app: App) -> None:

@@ -1,6 +1,7 @@
 """Crash limit: the stage that buries or delays a task whose deliveries keep ending without an outcome.
 
-Progress excuses crashes: as soon as the run records what no earlier run had recorded, they no longer count in a row.
+Progress excuses crashes: as soon as the run stores a result or progress of a step that no earlier run had stored, they
+no longer count in a row. They still count within a window, so a task that saves and crashes again and again is buried.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class CrashLimit:
 
 
 class _Progress(RunObserver):
-    """Excuses the crashes of a run at its first recorded result."""
+    """Excuses the crashes of a run at its first progress."""
 
     def __init__(self, limit: CrashLimit, run: Run) -> None:
         self._limit = limit
