@@ -139,12 +139,18 @@ def shared_server(servers: dict[str, RedisServer], kind: str) -> RedisServer:
 
 
 @pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[Cluster]:
-    """Cluster that tests share and do not change, started on first use."""
+def server_program() -> Path:
+    """Program of the kind of server for integration tests."""
     program = find_program(default_kind())
     if program is None:
         pytest.skip(f"no {default_kind()} redis-server here")
-    with private_cluster(program) as cluster:
+    return program
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(server_program: Path) -> Iterator[Cluster]:
+    """Cluster that tests share and do not change, started on first use."""
+    with private_cluster(server_program) as cluster:
         yield cluster
 
 

@@ -1,6 +1,7 @@
 """Servers that are lost or moved under load: three scenes, and the figures of each.
 
-`make failover` plays them at length and prints the figures. The short versions are in test_failover.py.
+`make failover` plays them at length and prints the figures. The short versions are in test_failover.py and
+test_failover_sentinels.py.
 """
 
 from __future__ import annotations
@@ -84,6 +85,15 @@ async def ended_well(workers: WorkerProcesses) -> bool:
             return False
         replica.stop()
     return [await replica.ended() for replica in workers.processes] == [0] * len(workers.processes)
+
+
+def check_figures(figures: Figures) -> None:
+    """Fail if a task or the answer of a waiter is lost, or if the load was too small to prove it."""
+    sys.stdout.write("".join(f"{name}: {value}\n" for name, value in figures.rows()))  # shown if the test fails
+    assert figures.lost == 0
+    assert figures.steps_run_again == 0
+    assert figures.acknowledged >= 200
+    assert figures.waiters == figures.waited
 
 
 async def acknowledged(load: Load, more: int) -> None:

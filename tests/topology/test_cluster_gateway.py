@@ -25,10 +25,8 @@ from perdure.queues.transport.cluster import UnknownCommandError
 from perdure.queues.transport.scripts import loaded_scripts
 from redis.asyncio import Redis
 
-from tests.conftest import default_kind
 from tests.support.consumers import Held
 from tests.support.key_leaks import check_for_leaks
-from tests.support.servers import find_program
 from tests.support.servers.clusters import Cluster, Migration, private_cluster, slot_of
 from tests.support.servers.nodes import Node
 from tests.support.workers import bounded
@@ -244,16 +242,10 @@ async def renewed(gateway: Gateway, partition: Partition) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.fixture
-def program() -> Path:
-    found = find_program(default_kind())
-    if found is None:
-        pytest.skip(f"no {default_kind()} server here")
-    return found
-
-
-async def test_a_lost_node_is_replaced_and_does_not_delay_other_nodes(program: Path, namespace: Namespace) -> None:
-    with private_cluster(program) as cluster:
+async def test_a_lost_node_is_replaced_and_does_not_delay_other_nodes(
+    server_program: Path, namespace: Namespace
+) -> None:
+    with private_cluster(server_program) as cluster:
         gateway = Gateway(Address(cluster.url()), patience=60.0)
         await gateway.open()
         try:

@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from perdure.queues import Address, Gateway, Unavailable
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.scripts import Script
 
-from tests.conftest import default_kind
-from tests.support.servers import RedisServer, find_program
+from tests.support.servers import RedisServer
 from tests.support.workers import bounded, wait_until
 
 pytestmark = pytest.mark.integration
@@ -24,11 +24,8 @@ WRITES = Script("writes", SOURCE, "6ba5a9e8f1c0b2cd7bd4a1a1b4b2f7a9b1a5f4d0")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    program = find_program(default_kind())
-    if program is None:
-        pytest.skip(f"no {default_kind()} server here")
-    server = RedisServer(program).start()
+def server(server_program: Path) -> Iterator[RedisServer]:
+    server = RedisServer(server_program).start()
     yield server
     server.stop()
 

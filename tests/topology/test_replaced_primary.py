@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from perdure import App, Context, Settings
 from perdure.queues.transport.address import Node
 from perdure.queues.transport.sentinel import FailoverListener
 
-from tests.conftest import default_kind
-from tests.support.servers import find_program
 from tests.support.servers.nodes import Node as Server
 from tests.support.servers.sentinels import Sentinels, private_sentinels
 from tests.support.workers import bounded, running_worker, wait_until
@@ -96,11 +95,8 @@ def test_messages_of_other_services_are_ignored(replaced: FailoverListener, text
 
 
 @pytest.fixture
-def sentinels() -> Iterator[Sentinels]:
-    program = find_program(default_kind())
-    if program is None:
-        pytest.skip(f"no {default_kind()} server here")
-    with private_sentinels(program) as sentinels:
+def sentinels(server_program: Path) -> Iterator[Sentinels]:
+    with private_sentinels(server_program) as sentinels:
         yield sentinels
 
 

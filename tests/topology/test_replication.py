@@ -13,10 +13,8 @@ from perdure import App, Context, NotReplicated, Producer, Settings, State, Task
 from perdure.queues import Address, Namespace, Replication, set_partitions
 from perdure.queues.transport.clients import is_read_only
 
-from tests.conftest import default_kind
 from tests.support.command_line import call
 from tests.support.lossy_proxy import LossyProxy
-from tests.support.servers import find_program
 from tests.support.servers.nodes import Node, free_ports, wait_for
 from tests.support.workers import bounded, history, recorded_steps, running_worker, wait_until
 
@@ -28,15 +26,12 @@ LONG = Replication(1, 60.0)
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[tuple[Node, Node]]:
+def nodes(server_program: Path) -> Iterator[tuple[Node, Node]]:
     """A primary and its replica."""
-    program = find_program(default_kind())
-    if program is None:
-        pytest.skip(f"no {default_kind()} server here")
     options = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0")
     ports = free_ports(2)
-    primary = Node(program, ports[0], (*options, "--port", str(ports[0])), {})
-    replica = Node(program, ports[1], (*options, "--port", str(ports[1])), {})
+    primary = Node(server_program, ports[0], (*options, "--port", str(ports[0])), {})
+    replica = Node(server_program, ports[1], (*options, "--port", str(ports[1])), {})
     try:
         for node in (primary, replica):
             node.start()

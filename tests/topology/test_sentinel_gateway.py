@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from perdure.queues import (
@@ -20,9 +21,7 @@ from perdure.queues import (
 )
 from perdure.queues.keys import GROUP
 
-from tests.conftest import default_kind
 from tests.support.consumers import Held
-from tests.support.servers import find_program
 from tests.support.servers.sentinels import SERVICE, Sentinels, private_sentinels
 from tests.support.workers import bounded, wait_until
 
@@ -30,11 +29,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")
-def sentinels() -> Iterator[Sentinels]:
-    program = find_program(default_kind())
-    if program is None:
-        pytest.skip(f"no {default_kind()} server here")
-    with private_sentinels(program) as sentinels:
+def sentinels(server_program: Path) -> Iterator[Sentinels]:
+    with private_sentinels(server_program) as sentinels:
         yield sentinels
 
 

@@ -9,8 +9,6 @@ import pytest
 from perdure.queues import Address, Gateway, Refused, Unavailable
 from perdure.queues.transport.server_check import check_kind
 
-from tests.conftest import default_kind
-from tests.support.servers import find_program
 from tests.support.servers.clusters import Cluster
 from tests.support.servers.nodes import Node, free_ports
 from tests.support.servers.sentinels import SERVICE, Sentinels, private_sentinels
@@ -27,28 +25,20 @@ async def reach(url: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def program() -> Path:
-    found = find_program(default_kind())
-    if found is None:
-        pytest.skip(f"no {default_kind()} server here")
-    return found
-
-
-@pytest.fixture(scope="module")
-def server(program: Path) -> Iterator[int]:
+def server(server_program: Path) -> Iterator[int]:
     """The port of a standalone server."""
     (port,) = free_ports(1)
-    node = Node(program, port, ["--bind", "127.0.0.1", "--port", str(port), "--save", ""], {})
+    node = Node(server_program, port, ["--bind", "127.0.0.1", "--port", str(port), "--save", ""], {})
     node.start()
     yield port
     node.stop()
 
 
 @pytest.fixture(scope="module")
-def lone_node(program: Path) -> Iterator[int]:
+def lone_node(server_program: Path) -> Iterator[int]:
     """The port of a cluster node without other nodes and slots."""
     (port,) = free_ports(1, bus=True)
-    node = Node(program, port, ["--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes"], {})
+    node = Node(server_program, port, ["--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes"], {})
     node.start()
     yield port
     node.stop()
@@ -84,8 +74,8 @@ async def test_a_missing_certificate_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def sentinels(program: Path) -> Iterator[Sentinels]:
-    with private_sentinels(program, replicas=0, sentinels=1) as sentinels:
+def sentinels(server_program: Path) -> Iterator[Sentinels]:
+    with private_sentinels(server_program, replicas=0, sentinels=1) as sentinels:
         yield sentinels
 
 

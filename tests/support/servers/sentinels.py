@@ -75,7 +75,9 @@ class Sentinels:
 
     def demoted(self, node: Node) -> None:
         """Wait until a running former primary has become a replica."""
-        wait_for(lambda: node.info("replication")["role"] == "slave" and _follows(node), "the former primary to hear")
+        wait_for(
+            lambda: node.info("replication")["role"] == "slave" and _follows(node), "the demotion of the former primary"
+        )
 
     def failed_over(self, victim: Node) -> Node:
         """Wait until every living sentinel names another primary which has that role; return it."""
@@ -88,9 +90,10 @@ class Sentinels:
         return self.primary
 
     def restart(self, node: Node) -> None:
-        """Start a killed server again, and wait until it replicates the present primary."""
+        """Start a killed server again as a replica of the present primary, which sentinels do after ten seconds."""
         node.start()
-        wait_for(lambda: _follows(node), "the sentinels to set it right")
+        node.command("REPLICAOF", "127.0.0.1", self.primary.port)
+        wait_for(lambda: _follows(node), "the server to replicate the primary")
 
     def _start_servers(self, ports: list[int]) -> None:
         for port in ports:
