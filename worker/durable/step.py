@@ -131,8 +131,7 @@ class Step:
     async def save(self, value: Any) -> None:
         """Save the step's progress: JSON data that `saved` returns when the step runs again.
 
-        A changed value also proves progress: it excuses earlier crashes as a recorded step does, and a step longer than
-        the task's idle timeout must save in time.
+        A changed value is progress: it excuses earlier crashes, as a record does. Each save ends the idle time.
         From a step in a thread: `anyio.from_thread.run(step.save, value)`. Raises `PayloadTooLarge`, `LeaseLost`.
         """
         data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
