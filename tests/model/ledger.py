@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 import orjson
 from perdure.queues import Delivery, Namespace, Partition
@@ -17,7 +18,7 @@ from perdure.queues.keys import RELEASED, SUSPECTS, is_reserved
 from tests.model.later import Id, Later, Moment, Stamped, Value, text_of
 from tests.model.shelf import Fields, Pending, Shelf, Stream
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "LedgerCopy"]
 
 Handed = tuple[bytes, int, dict[bytes, bytes]]
 """A delivery as a worker receives it: entry, count, fields."""
@@ -29,6 +30,8 @@ HOUR = 3_600_000
 
 VALID = 120_000
 """Milliseconds for which a registered retention may be used."""
+
+LedgerCopy = tuple[Shelf, int]
 
 CRASHES = ("excused", "recent", "recent_at", "crash", "newer_since")
 """Fields of a record that describe crashes."""
@@ -44,6 +47,15 @@ class Ledger:
         self.news: list[tuple[str, str]] = []
         self.unattended = 0
         """Milliseconds that passed since the last touch; time itself does not pass here."""
+
+    def take_copy(self) -> LedgerCopy:
+        return deepcopy(self.held), self.unattended
+
+    def put_back(self, copy: LedgerCopy) -> None:
+        """Lose all that was stored since the copy was taken."""
+        now = self.held.now
+        self.held, self.unattended = copy
+        self.held.now = now
 
     # -- parts of the acts
 

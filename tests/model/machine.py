@@ -7,7 +7,8 @@ time to live. So no act waits, and the order of the acts alone decides the resul
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import orjson
@@ -64,8 +65,8 @@ from perdure.queues.transport.scripts import queue_script
 
 from tests.model.ground import Ground
 from tests.model.later import Moment, text_of
-from tests.model.ledger import HOUR, Handed, Ledger
-from tests.model.picture import take_picture
+from tests.model.ledger import HOUR, Handed, Ledger, LedgerCopy
+from tests.model.picture import Copy, put_back, take_copy, take_picture
 from tests.model.promises import broken_promises
 from tests.support.consumers import Held, worker
 from tests.support.delivery_calls import EVIDENCE
@@ -115,6 +116,9 @@ OLD_LETTER = (
     (b"at", b"1"),
 )
 
+Written = tuple[str, str, bytes, bytes]
+"""An entry: kind, step, value, log data."""
+
 tasks = st.sampled_from(TASKS)
 workers = st.sampled_from(WORKERS)
 MINE, LOST, AGAIN, HANDED, OUTDONE, ANY = "mine", "lost", "taken again", "handed on", "outdone", "any"
@@ -139,6 +143,18 @@ entries = st.lists(
 )
 
 
+@dataclass
+class Sent:
+    """What a run knows of its checkpoint: the number of the last entry before it, and those that it has stored."""
+
+    before: int
+    entries: list[Written] = field(default_factory=list)
+
+    @property
+    def last(self) -> int:
+        return self.before + len(self.entries)
+
+
 class Queues(RuleBasedStateMachine):
     """One partition with a few tasks and workers, and clients that cancel, replay and purge."""
 
@@ -154,6 +170,8 @@ class Queues(RuleBasedStateMachine):
         self.tables: dict[str, Leases[Any]] = {}
         self.deliveries: list[tuple[Delivery, str]] = []  # all deliveries so far, stale ones too
         self.written: set[object] = set()  # fences under which something was recorded
+        self.runs: dict[object, Sent] = {}  # by fence, also of a delivery that Redis has lost
+        self.copy: tuple[Copy, LedgerCopy] | None = None
         self.letters: list[DeadLetter] = []  # all letters so far, stale ones too
         self.ground.listen(self.namespace)
         self.number = 0
@@ -266,8 +284,12 @@ class Queues(RuleBasedStateMachine):
         reported = [(one.entry, one.count, dict(one.fields)) for one in deliveries]
         agree(reported, expected)
         for one in deliveries if heard else []:
-            self.deliveries.append((one, _task_of(one)))
-            self.tables[one.worker].hold(Held(one, self.deliveries[-1][1]))
+            self.hold(one, _task_of(one))
+
+    def hold(self, delivery: Delivery, task: str) -> None:
+        self.deliveries.append((delivery, task))
+        self.runs[delivery.fence] = Sent(self.last_entry(task))
+        self.tables[delivery.worker].hold(Held(delivery, task))
 
     def end(self, delivery: Delivery) -> None:
         """Remove a delivery that the worker no longer holds: settled, or lost."""
@@ -395,9 +417,8 @@ class Queues(RuleBasedStateMachine):
             self.same(self.ground.accepted(raise_count(self.ground.gateway, delivery)), answers[-1])
         if all(answers):
             raised = replace(delivery, count=delivery.count + 1, claimed=True)
-            self.deliveries.append((raised, task))
             self.end(delivery)
-            self.tables[delivery.worker].hold(Held(raised, task))
+            self.hold(raised, task)
 
     @rule(some=st.lists(which, min_size=1, max_size=3), standing=standings)
     def beat(self, some: list[int], standing: str) -> None:
@@ -436,11 +457,26 @@ class Queues(RuleBasedStateMachine):
     def last_entry(self, task: str) -> int:
         return int(self.ledger.held.get(self.partition.record(task), "entries") or 0)
 
-    def write(self, delivery: Delivery, task: str, written: list[tuple[str, str, bytes, bytes]], off: int = 0) -> None:
-        """Write entries. off: how many of them are stored already, or, if negative, how many before them are lost."""
+    def write(self, delivery: Delivery, task: str, written: Sequence[Written], off: int = 0) -> None:
+        """Write entries. off: how many of them are stored already, or, if negative, how many before them are lost.
+
+        If Redis has lost entries before them, the run sends those again that it has written itself; if others are lost
+        too, it releases the task, and the next run continues after the last stored one.
+        """
         if task not in TASKS:
             return
-        first = max(1, self.last_entry(task) + 1 - off)
+        sent = self.runs[delivery.fence]
+        answer = self.send_entries(delivery, task, max(1, sent.last + 1 - off), written)
+        if answer < 0 and off >= 0:
+            first = -answer
+            if first > sent.before:
+                self.send_entries(delivery, task, first, [*sent.entries[first - sent.before - 1 :], *written])
+            else:
+                self.give_back(delivery, task)
+
+    def send_entries(self, delivery: Delivery, task: str, first: int, written: Sequence[Written]) -> int:
+        """Write entries with numbers from `first` on. Return the answer: it is negative if earlier ones are missing."""
+        answer = 0
         for _ in range(2):
             expected = self.ledger.record(delivery, task, first, written)
             given = [Entry(Kind(kind), step, value, data) for kind, step, value, data in written]
@@ -453,6 +489,10 @@ class Queues(RuleBasedStateMachine):
             except EntriesLost as lost:
                 answer = -1 - lost.last
             self.same(answer, expected)
+        sent = self.runs[delivery.fence]
+        if answer > 0:
+            sent.entries += written[max(0, sent.last + 1 - first) :]
+        return answer
 
     @rule(which=which, standing=standings, late=st.sampled_from([0, 0, 1]))
     def note(self, which: int, standing: str, late: int) -> None:
@@ -860,6 +900,30 @@ class Queues(RuleBasedStateMachine):
     def trim(self, age: int) -> None:
         expected = self.ledger.trim(self.ledger.held.now - age)
         agree(self.ground.run(trim_letters(self.ground.gateway, self.partition, age / 1000)), expected)
+
+    # -- loss of data
+
+    @precondition(lambda self: self.crew)
+    @rule()
+    def take_copy(self) -> None:
+        """Remember what is stored: it is what a power cut or a failover will leave."""
+        copy = self.ground.run(take_copy(self.ground.gateway, self.namespace))
+        self.copy = copy, self.ledger.take_copy()
+
+    @precondition(lambda self: self.copy)
+    @rule(kept=st.booleans())
+    def lose_tail(self, kept: bool) -> None:
+        """Lose all that was stored since the copy. Workers and clients know of it all the same.
+
+        kept: the runs still have the entries that they have written.
+        """
+        if self.copy is not None:
+            copy, held = self.copy
+            self.ground.run(put_back(self.ground.gateway, self.namespace, copy))
+            self.ledger.put_back(held)
+            self.copy = None
+        for sent in [] if kept else self.runs.values():
+            sent.before, sent.entries = sent.last, []
 
     # -- occasional chores
 

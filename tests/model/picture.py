@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.queues import Gateway, Namespace, pairs
 
-__all__ = ["Group", "Picture", "Seen", "take_picture"]
+__all__ = ["Copy", "Group", "Picture", "Seen", "put_back", "take_copy", "take_picture"]
 
 _LOOK = """
 local time = redis.call('TIME')
@@ -34,6 +34,33 @@ for i = 1, #ARGV do
 end
 return found
 """
+
+_COPY = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local found = {}
+for i = 1, #ARGV do
+  for _, key in ipairs(redis.call('KEYS', ARGV[i])) do
+    local left = redis.call('PTTL', key)
+    found[#found + 1] = {key, left < 0 and 0 or now + left, redis.call('DUMP', key)}
+  end
+end
+return found
+"""
+
+_PUT_BACK = """
+for i = 1, 2 do
+  for _, key in ipairs(redis.call('KEYS', ARGV[i])) do
+    redis.call('DEL', key)
+  end
+end
+for i = 3, #ARGV, 3 do
+  redis.call('RESTORE', ARGV[i], ARGV[i + 1], ARGV[i + 2], 'ABSTTL')
+end
+"""
+
+Copy = list[tuple[bytes, int, bytes]]
+"""Each key of a namespace, when it expires (milliseconds; 0: never), and its content."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +92,23 @@ class Picture:
 
 async def take_picture(gateway: Gateway, namespace: Namespace) -> Picture:
     """Read all keys in one script, so that no other command runs in between."""
-    patterns = (f"{{{namespace.name}:*", f"{{{namespace.name}}}:*")
-    at, *found = await gateway.command("EVAL", _LOOK, 0, *patterns)
+    at, *found = await gateway.command("EVAL", _LOOK, 0, *_patterns(namespace))
     return Picture(at, {key.decode(): _seen(at, kind.decode(), ttl, content) for key, kind, ttl, content in found})
+
+
+async def take_copy(gateway: Gateway, namespace: Namespace) -> Copy:
+    """Copy all keys in one script."""
+    return [(key, at, content) for key, at, content in await gateway.command("EVAL", _COPY, 0, *_patterns(namespace))]
+
+
+async def put_back(gateway: Gateway, namespace: Namespace, copy: Copy) -> None:
+    """Replace all keys by those of a copy, in one script."""
+    flat = [part for one in copy for part in one]
+    await gateway.command("EVAL", _PUT_BACK, 0, *_patterns(namespace), *flat)
+
+
+def _patterns(namespace: Namespace) -> tuple[str, str]:
+    return f"{{{namespace.name}:*", f"{{{namespace.name}}}:*"
 
 
 def _seen(at: int, kind: str, ttl: int, content: Any) -> Seen:
