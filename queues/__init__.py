@@ -110,7 +110,7 @@ from .errors import (
     UnreadableMessage,
 )
 from .event_log import LogTail, TaskEvent, read_events, read_last_events, read_log_tail, walk_events
-from .handle import TaskHandle
+from .handle import SERVED_QUEUES, TaskHandle
 from .inbox import InboxMessage, Sent, drop_message, forward_messages, last_message, read_inbox, send_message
 from .inspection import (
     QueueStats,
@@ -197,6 +197,7 @@ __all__ = [
     "MOST_PARTITIONS",
     "NO_CIPHER",
     "NO_KEYS",
+    "SERVED_QUEUES",
     "SHARED",
     "Address",
     "Backoff",

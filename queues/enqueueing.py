@@ -12,7 +12,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
 from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
@@ -245,7 +245,11 @@ class BatchEnqueuer:
         try:
             answers: list[int] = await self._gateway.run_replicated(script, keys, args, partition.mark)
         except NotReplicated as error:
-            raise error.of_tasks([message.id for message in messages]) from None
+            answers = cast("list[int]", error.reply)
+            # A closed partition has stored nothing; the router finds another one for these tasks.
+            stored = [message.id for message, answer in zip(messages, answers, strict=True) if answer >= 0]
+            if stored:
+                raise error.of_tasks(stored) from None
         return answers
 
     async def _known(self, places: Sequence[tuple[int, Partition, str]]) -> dict[int, Partition]:

@@ -132,6 +132,8 @@ class NotReplicated(Unavailable):
         self.wanted = wanted
         self.timeout = timeout
         self.task_ids = tuple(task_ids)
+        self.reply: object = None
+        """The reply to the write."""
 
     def of_tasks(self, task_ids: Sequence[str]) -> NotReplicated:
         """Return the same error with the ids of the tasks."""

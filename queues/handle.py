@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+import warnings
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -14,7 +16,7 @@ from pydantic_core import from_json
 
 from .derived_tasks import MOST_HAND_OFFS, confirm_successor
 from .envelope import DEFAULT_PAYLOAD_LIMIT
-from .errors import HandOffRefused, TaskCancelled, TaskFailed, TaskNotFound
+from .errors import HandOffRefused, QueueError, TaskCancelled, TaskFailed, TaskNotFound
 from .event_log import TaskEvent, read_events, walk_events
 from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .inspection import find_task
@@ -26,11 +28,14 @@ from .security import RESULT
 from .shared_config import read_seconds
 from .transport import Gateway, queue_script, retry_while_unavailable
 
-__all__ = ["DEFAULT_RESULT_TTL", "TaskHandle"]
+__all__ = ["DEFAULT_RESULT_TTL", "SERVED_QUEUES", "TaskHandle"]
 
 R = TypeVar("R")
 
 _CANCEL = queue_script("cancel")
+
+SERVED_QUEUES: ContextVar[Collection[str]] = ContextVar("perdure_served_queues", default=())
+"""Queues of the worker in whose task the caller runs; empty outside of tasks."""
 
 DEFAULT_RESULT_TTL: Final = 86_400.0
 """Seconds for which the record of an ended task is kept."""
@@ -91,22 +96,47 @@ class TaskHandle(Generic[R]):
             timeout: Seconds to wait, None for ever.
 
         Raises:
-            TimeoutError: The timeout has passed.
+            TimeoutError: The timeout has passed; the message has the state of the task.
             TaskFailed: The task is a dead letter.
             TaskCancelled: The task was cancelled.
             TaskNotFound: There is no record.
             DecryptionError: The result is encrypted, and the key is missing.
         """
         started = time.monotonic()
-        with anyio.fail_after(None if timeout is None else max(timeout, _FIRST_READ)):
-            record = await retry_while_unavailable(self.record)
-        if not record.state.terminal:
-            with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - started)):
-                record = await self._wait()
+        try:
+            with anyio.fail_after(None if timeout is None else max(timeout, _FIRST_READ)):
+                record = await retry_while_unavailable(self.record)
+            if not record.state.terminal:
+                if self.partition.queue in SERVED_QUEUES.get():
+                    self._warn_of_deadlock()
+                with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - started)):
+                    record = await self._wait()
+        except TimeoutError:
+            state = await self._explain_wait()
+            raise TimeoutError(f"no result of task {self.id} within {timeout:g} s: {state}") from None
         if record.handed_to is not None:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
             return await (await self._next(record.handed_to)).result(left)
         return self._outcome(record)
+
+    def _warn_of_deadlock(self) -> None:
+        warnings.warn(
+            f"a task waits for the result of task {self.id} on queue {self.partition.queue!r}, which its own worker "
+            "serves: if every slot waits like this, no worker runs the awaited tasks; return without the result, or "
+            "continue in the other task with ctx.continue_as",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+    async def _explain_wait(self) -> str:
+        """Return what the task is doing instead of having a result."""
+        with anyio.move_on_after(_FIRST_READ):
+            try:
+                record, now = await self.record(), await self._gateway.command("TIME")
+            except QueueError as error:
+                return str(error)
+            return _explain(record, int(now[0]))
+        return "Redis does not answer"
 
     async def successor(self) -> TaskHandle[R] | None:
         """Return the task that continues this one, or None. Raises `TaskNotFound`."""
@@ -248,6 +278,23 @@ class TaskHandle(Generic[R]):
                 with anyio.move_on_after(_POLL_INTERVAL):
                     await notifications.get()
                     _drain(notifications)
+
+
+def _explain(record: Record, now: int) -> str:
+    """Return the state of a task with what is known of it. now: Redis' time in seconds."""
+    age = "" if record.enqueued_at is None else f", enqueued {max(0, now - record.enqueued_at // 1000)} s ago"
+    match record.state:
+        case State.QUEUED:
+            return f"it is in queue {record.queue!r}{age}, and no worker has taken it yet"
+        case State.RUNNING:
+            step = "" if record.step is None else f" in step {record.step!r}"
+            return f"it is running on worker {record.worker or '?'}{step}{age}"
+        case State.SCHEDULED:
+            waits = "" if record.waits is None else f" and waits for a {record.waits}"
+            due = "" if record.due_at is None else f", due in {max(0, record.due_at // 1000 - now)} s"
+            failed = f", after {record.attempts} failed attempts" if record.attempts else ""
+            return f"it is scheduled{waits}{due}{failed}{age}"
+    return f"it is {record.state} since a moment ago"
 
 
 def _drain(queue: asyncio.Queue[Any]) -> None:

@@ -174,7 +174,9 @@ class _Rounds:
             elif isinstance(confirmed, Exception):
                 write.future.set_exception(_copy(confirmed))
             elif confirmed < wanted:
-                write.future.set_exception(NotReplicated(self._shown, confirmed, wanted, timeout))
+                missing = NotReplicated(self._shown, confirmed, wanted, timeout)
+                missing.reply = reply
+                write.future.set_exception(missing)
             else:
                 write.future.set_result(reply)
         if any(is_read_only(reply) for reply in replies if isinstance(reply, Exception)):

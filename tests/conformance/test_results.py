@@ -249,6 +249,23 @@ async def test_a_wait_that_times_out_leaves_no_subscription(
     assert await waiting == {"ok": True}
 
 
+async def test_the_error_of_a_timeout_says_what_the_task_does(
+    gateway: Gateway, handle: TaskHandle[Any], partition: Partition
+) -> None:
+    with pytest.raises(TimeoutError, match=r"^no result of task x within 0\.01 s: it is in queue 'default', enqueued"):
+        await handle.result(timeout=0.01)
+    await read_one(await worker(gateway, partition))
+    with pytest.raises(TimeoutError, match=r"it is running on worker a, enqueued \d+ s ago"):
+        await handle.result(timeout=0.01)
+
+
+async def test_the_error_of_a_timeout_names_the_time_of_a_delayed_task(producer: Producer) -> None:
+    later = await producer.enqueue("t", delay=3600)
+    with pytest.raises(TimeoutError, match=r"it is scheduled, due in 3[56]\d\d s, enqueued"):
+        await later.result(timeout=0.01)
+    await later.cancel()
+
+
 async def test_many_waits_that_time_out_at_once_leave_no_subscription(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:

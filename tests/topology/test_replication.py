@@ -179,6 +179,17 @@ async def test_a_known_task_in_a_closed_partition_is_confirmed(
     assert replica.command("EXISTS", handle.partition.record("mine")) == 1
 
 
+async def test_an_unconfirmed_task_is_stored_though_its_first_partition_was_closed(
+    replica: Node, impatient: Producer, producer: Producer, namespace_name: str
+) -> None:
+    await impatient.enqueue("t")
+    await set_partitions(producer.gateway, Namespace(namespace_name), "default", 2)
+    replica.freeze()
+    with pytest.raises(NotReplicated, match="task mine is stored"):
+        await impatient.enqueue("t", task_id="mine", durability="replicated")
+    assert await producer.find("mine") is not None
+
+
 async def _has_seen_new_route(producer: Producer) -> None:
     await producer.enqueue("t")
     await producer.enqueue("t", task_id="mine", durability="replicated")

@@ -290,8 +290,7 @@ async def result(
             await _print_outcome(handle)
         if isinstance(error, TaskOutcome):
             raise
-        state = await handle.status()
-        raise Failed(f"task {task_id} did not finish within {duration(timeout or 0)}: it is {state}") from None
+        raise Failed(str(error)) from None
     if json:
         await _print_outcome(handle)
     else:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 from ...queues import (
+    SERVED_QUEUES,
     Delivery,
     EntriesLost,
     Envelope,
@@ -76,6 +77,7 @@ class Executor:
         on_progress: Callable[[], None] | None = None,
         middleware: Sequence[Middleware] = (),
         resources: Callable[[], Any] = lambda: None,
+        queues: Collection[str] = (),
     ) -> None:
         """Build the stages and the hooks.
 
@@ -92,6 +94,7 @@ class Executor:
             on_progress: called once, when the first attempt ended or the first result was recorded.
             middleware: the user's, the outermost first.
             resources: returns what the app's lifespan yielded.
+            queues: those that the worker serves.
         """
         self._gateway = gateway
         self._registry = registry
@@ -102,6 +105,7 @@ class Executor:
         self._gate = gate
         self._webhooks = webhooks if webhooks is not None and webhooks.wanted else None
         self._resources = resources
+        self._queues = queues
         self.threads = Threads(threads)
         self.memory = LazyMemoryStore(settings)
         self._settler = Settler(gateway, registry, shared)
@@ -173,6 +177,7 @@ class Executor:
                 logger.bind(task=envelope.task, id=envelope.id).warning("{}; another worker continues", error)
                 self._gate.resolved(delivery)
                 return False
+        SERVED_QUEUES.set(self._queues)  # each call has context variables of its own
         run = Run(
             self._gateway,
             delivery,

@@ -118,6 +118,7 @@ class Worker:
             on_progress=None if link is None else lambda: link.say("progress"),
             middleware=app.middleware,
             resources=lambda: app.resources,
+            queues=self.queues,
         )
         self._link = link
         self._watchdog = LoopWatchdog(

@@ -123,7 +123,10 @@ def test_result_of_a_dead_task_is_its_error_on_stderr(work: Any) -> None:
 def test_result_fails_after_the_timeout() -> None:
     task_id = enqueue("add")
     answer = call("task", "result", task_id, "--timeout", "0.05")
-    assert answer == Answer(1, "", f"perdure: task {task_id} did not finish within 50 ms: it is queued\n")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith(
+        f"perdure: no result of task {task_id} within 0.05 s: it is in queue 'default', enqueued"
+    )
 
 
 def test_result_of_a_cancelled_task() -> None:
