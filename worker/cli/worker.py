@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -204,7 +205,7 @@ def run(
             "partitions": partitions,
             "log_tasks": log_tasks or None,
         },
-        quarantine=load(".support.supervisor_process:supervisor_config")(context, processes=1, isolated=isolated),
+        quarantine=partial(load(".support.supervisor_process:local_quarantine"), context, isolated),
     )
 
 

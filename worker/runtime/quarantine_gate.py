@@ -61,6 +61,11 @@ class QuarantineGate:
         elif self._link is not None:
             self._link.say("suspects")
 
+    def run_here(self) -> None:
+        """Run suspects in this process from now on: no other process can be started for them."""
+        self._link = None
+        self.request()
+
     def pending(self, delivery: Delivery) -> None:
         """Note that a delivery was taken that may be a suspect: `resolved` follows."""
         self._pending.add(delivery.key)

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
@@ -34,6 +35,7 @@ from ..durable import Run, StopReason
 from ..errors import ConfigurationError
 from ..log import logger
 from .burst import Burst
+from .children import LocalQuarantine
 from .executor import Executor
 from .health import Health, LoopWatchdog, Report, RunDeadlines
 from .intake import Intake
@@ -81,8 +83,8 @@ class Worker:
             queues: Queues to read; by default those of the app's tasks.
             partitions: Read all partitions ("all"), or share them with other workers ("share"); by default the setting.
             name: Start of the worker's id; by default the name of the app.
-            link: Link to the process that starts quarantine workers, if there is one. With the role "isolated", the
-                worker runs quarantined tasks only, one at a time.
+            link: Link to the process that starts quarantine workers; by default, this one does. With the role
+                "isolated", the worker runs quarantined tasks only, one at a time.
 
         Raises:
             ConfigurationError: The app has no tasks and `queues` is empty, or `concurrency` is below 1.
@@ -97,12 +99,13 @@ class Worker:
         self.id = f"{name or app.name}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.concurrency = concurrency
         self._partitions = partitions or self.settings.partitions
-        namespace = Namespace(self.settings.namespace)
-        self._namespace = namespace
+        self._namespace = Namespace(self.settings.namespace)
         self._gateway = self.settings.make_gateway(app.encryptor)
         self._shared = SharedSettings(self.settings)
         self._slots = Slots(concurrency)
-        self._gate = QuarantineGate(link, self.settings.quarantine_window)
+        self._quarantine = link if isinstance(link, LocalQuarantine) else LocalQuarantine.of(app, self.queues, name)
+        self._link = None if link is self._quarantine else link
+        self._gate = QuarantineGate(self._link or self._quarantine, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()
         self._webhooks = WebhookQueue(WebhookTarget.of(self.settings))
         self._executor = Executor(
@@ -115,12 +118,11 @@ class Worker:
             self._gate,
             threads=max(40, concurrency),
             webhooks=self._webhooks,
-            on_progress=None if link is None else lambda: link.say("progress"),
+            on_progress=None if self._link is None else partial(self._link.say, "progress"),
             middleware=app.middleware,
             resources=lambda: app.resources,
             queues=self.queues,
         )
-        self._link = link
         self._watchdog = LoopWatchdog(
             warn_after=self.settings.stall_warning,
             stall_limit=self.settings.stall_limit,
@@ -240,6 +242,7 @@ class Worker:
             self._stop_now.set()
         self._stop.set()
         self._health.stopping = True
+        self._quarantine.stop()
 
     def check_quarantine(self) -> None:
         """Look for quarantined tasks now, and run them alone."""
@@ -252,16 +255,12 @@ class Worker:
         nothing runs here, and no task that failed here waits for its next attempt.
         """
         async with anyio.create_task_group() as background, anyio.create_task_group() as reading:
-
-            def start(delivery: Delivery) -> None:
-                self._slots.fill(self._execute(delivery))
-
             intake = Intake(
                 self._consumer,
                 self._slots,
                 self._reclaim,
                 self._gate,
-                start=start,
+                start=lambda delivery: self._slots.fill(self._execute(delivery)),
                 on_due=self._promoter.take_over,
                 on_route_changed=self._assignment_watcher.wake,
                 give_back=self._give_back,
@@ -276,14 +275,9 @@ class Worker:
                 worker=self.id,
             )
             notes = StepHeartbeat(lambda: self._executor.runs, self.settings.note_interval)
-            for run in (
-                self._assignment_watcher.run,
-                notes.run,
-                self._registration.run,
-                self._deadlines.run,
-                self._webhooks.run,
-            ):
-                background.start_soon(run)
+            for one in (self._assignment_watcher, notes, self._registration, self._deadlines, self._webhooks):
+                background.start_soon(one.run)
+            self._quarantine.open(background, self._gateway, self.queues, self.concurrency, self._gate.run_here)
             if not self._gate.dedicated:
                 background.start_soon(self._promoter.run)
                 background.start_soon(janitor.run)
@@ -297,11 +291,13 @@ class Worker:
                         self._executor,
                         self._clock,
                         self._stop,
+                        self._quarantine,
                     ).run()
                 else:
                     reading.start_soon(intake.run)
                     await self._stop.wait()
             except BaseException:  # cancelled from outside: cancel the runs as well, at once
+                self._quarantine.stop(requests=2)
                 with anyio.move_on_after(_FORCED, shield=True):  # what does not end is abandoned below
                     await self._slots.cancel()
                 raise
@@ -309,6 +305,7 @@ class Worker:
                 with anyio.CancelScope(shield=True):
                     await self._drain(intake)
                     await self._slots.cancel()
+                    await self._quarantine.close()
                 reading.cancel_scope.cancel()
                 background.cancel_scope.cancel()
 
@@ -382,14 +379,14 @@ class Worker:
         return False
 
     async def _wait_empty_or_stop_now(self) -> None:
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(self._cancel_on_stop_now, waiting.cancel_scope)
-            await self._slots.wait_empty()
+        async def cancel_on_stop_now() -> None:
+            await self._stop_now.wait()
             waiting.cancel_scope.cancel()
 
-    async def _cancel_on_stop_now(self, scope: anyio.CancelScope) -> None:
-        await self._stop_now.wait()
-        scope.cancel()
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(cancel_on_stop_now)
+            await self._slots.wait_empty()
+            waiting.cancel_scope.cancel()
 
     def _on_renewal(self, trouble: QueueError | None) -> None:
         """Called in the heartbeat's thread."""

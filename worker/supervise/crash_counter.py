@@ -25,8 +25,9 @@ from ...queues import (
     withdraw_supervisor,
 )
 from ..log import logger
-from .child import Child
-from .config import AppInfo, SupervisorTimings
+from ..runtime.children.child import Child
+from ..runtime.children.timings import SupervisorTimings
+from .config import AppInfo
 
 __all__ = ["SupervisorRegistry"]
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from ..log import logger
-from .child import Child
-from .children import Children
+from ..runtime.children.child import Child
+from ..runtime.children.processes import Children
+from ..runtime.children.quarantine_pool import QuarantinePool
 from .config import AppInfo, SupervisorConfig
 from .crash_counter import SupervisorRegistry
-from .quarantine_pool import QuarantinePool
 
 __all__ = ["WorkerPool", "WorkerSlot"]
 

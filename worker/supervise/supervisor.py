@@ -15,14 +15,15 @@ from anyio.abc import TaskGroup
 
 from ...queues import QueueError
 from ..log import logger
+from ..runtime.children.app_path import ChildCommand
+from ..runtime.children.child import Child, exit_status_text, wait_any
+from ..runtime.children.processes import Children
+from ..runtime.children.stall_monitor import StallMonitor, health_of
 from ..runtime.health import CombinedReport
 from ..runtime.webhooks import WebhookEvent, WebhookTarget, post
-from .child import Child, exit_status_text, wait_any
-from .children import Children
 from .config import AppInfo, SupervisorConfig
 from .crash_counter import SupervisorRegistry
 from .pool import WorkerPool
-from .stall_monitor import StallMonitor, health_of
 
 __all__ = ["Supervisor", "has_terminal", "run_alert"]
 
@@ -56,7 +57,11 @@ class Supervisor:
         """
         async with anyio.create_task_group() as background:
             self._children = Children(
-                self._config, background, on_message=self._on_message, on_exit=self._on_child_exit
+                ChildCommand(self._config.command),
+                self._config.timings,
+                background,
+                on_message=self._on_message,
+                on_exit=self._on_child_exit,
             )
             self._background = background
             self._running = self._children

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -33,11 +34,12 @@ from perdure.queues import (
     resume_supervisor,
 )
 from perdure.worker.log import logger
+from perdure.worker.runtime.children.child import Child, ChildPipe
+from perdure.worker.runtime.children.quarantine_pool import QuarantinePool
+from perdure.worker.runtime.children.stall_monitor import StallMonitor
+from perdure.worker.runtime.children.timings import SupervisorTimings
 from perdure.worker.settings import Settings
 from perdure.worker.supervise import Supervisor, SupervisorConfig, crash_counter
-from perdure.worker.supervise.child import Child, ChildPipe
-from perdure.worker.supervise.config import SupervisorTimings
-from perdure.worker.supervise.stall_monitor import StallMonitor
 from perdure.worker.supervise.supervisor import run_alert
 
 from tests.support.paths import PROGRAMS
@@ -577,6 +579,28 @@ async def test_a_reload_waits_for_the_end_of_a_quarantined_task(harness: Harness
     assert not harness.journal.lines("heard", "stop", pid=busy)
     harness.order(busy, 'say {"what": "ends", "id": "t1"}')
     await harness.until_received(busy, "stop")
+
+
+async def test_a_request_that_arrives_with_the_first_messages_of_a_child_is_not_lost() -> None:
+    """They are handled before the pool knows that the child is ready."""
+    started: list[SimpleNamespace] = []
+
+    async def spawn() -> Child:
+        started.append(SimpleNamespace(busy=not started, survived=False, stop_requests=0, idle_since=0.0))
+        if started[-1].busy:
+            pool.scale_up(1)
+        return cast("Child", started[-1])
+
+    pool = QuarantinePool(spawn, lambda child: None, lambda failures: 0.0, 4, SupervisorTimings())
+    async with anyio.create_task_group() as running:
+        running.start_soon(pool.run)
+        pool.scale_up(1)
+        await wait_until(partial(_has, started, 2), "another child")
+        running.cancel_scope.cancel()
+
+
+async def _has(found: list[SimpleNamespace], number: int) -> bool:
+    return len(found) == number
 
 
 async def test_a_reload_logs_that_a_new_child_failed_to_start(harness: Harness, log: list[str]) -> None:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from typing import Any, Final
 
 import anyio
 import typer
 
+from ...app import App
 from ...log import configure_logging
+from ...runtime.children import LocalQuarantine
+from ...runtime.children.app_path import WORKER_COMMAND, ChildCommand
+from ...runtime.children.quarantine_pool import most_children
 from ...settings import load_settings
 from ...supervise import Supervisor, SupervisorConfig
 from .connection import ConnectionOptions
 from .worker_process import ProbeOptions
 
-__all__ = ["run_supervisor"]
+__all__ = ["local_quarantine", "run_supervisor"]
 
 _SUPERVISOR_OPTIONS: Final = ("processes", "no_supervisor", "isolated", "alert", "health_port", "health_host")
 """Options of the supervisor that are not passed to children."""
-
-_MOST_ISOLATED: Final = 16
-"""Default limit of quarantine children: each is a process."""
 
 
 def run_supervisor(
@@ -48,17 +48,21 @@ def run_supervisor(
         raise typer.Exit(code)
 
 
-_PYTHON: Final = (sys.executable, "-P", "-X", "faulthandler", "-m", "perdure.worker.cli", "worker", "run")
-"""-P: the working directory is not on the import path, as for the installed program."""
-
-
 def supervisor_config(
     context: typer.Context, *, processes: int, isolated: int | None, **options: Any
 ) -> SupervisorConfig:
     """Return the configuration for children that run this command."""
     slots = processes * context.params["concurrency"]
-    command = [*_PYTHON, *_arguments(context, _SUPERVISOR_OPTIONS)]
-    return SupervisorConfig(command, processes, isolated or max(2, min(_MOST_ISOLATED, slots)), **options)
+    return SupervisorConfig(_command(context), processes, isolated or most_children(slots), **options)
+
+
+def local_quarantine(context: typer.Context, isolated: int | None, app: App) -> LocalQuarantine:
+    """Return the quarantine pool of a worker without a supervisor, for children that run this command."""
+    return LocalQuarantine(app, lambda: ChildCommand(_command(context)), isolated)
+
+
+def _command(context: typer.Context) -> list[str]:
+    return [*WORKER_COMMAND, *_arguments(context, _SUPERVISOR_OPTIONS)]
 
 
 def _arguments(context: typer.Context, without: Collection[str]) -> list[str]:

@@ -23,10 +23,11 @@ import anyio
 from ...app import App
 from ...log import add_to_json, configure_logging, logger
 from ...runtime import Worker
+from ...runtime.children import LocalQuarantine
+from ...runtime.children.app_path import app_digest, use_import_path
 from ...runtime.health.probe_server import HealthSource, ProbeServer
 from ...runtime.signals import stop_on_signals
-from ...runtime.supervisor_link import SupervisorLink
-from ...supervise import LocalQuarantine, SupervisorConfig
+from ...runtime.supervisor_link import Link, SupervisorLink
 from .app_loader import load_app
 from .connection import ConnectionOptions
 from .errors import Failed, Misuse
@@ -60,6 +61,7 @@ class SupervisedWorker:
         self.link.say(
             "loaded",
             app=app.name,
+            digest=app_digest(app),
             url=address.url,
             directory=None if address.directory is None else str(address.directory),
             namespace=settings.namespace,
@@ -206,16 +208,17 @@ def run_worker(
     name: str | None,
     burst: bool,
     settings: Mapping[str, object],
-    quarantine: SupervisorConfig,
+    quarantine: Callable[[App], LocalQuarantine],
 ) -> None:
     """Run a worker until a signal or the supervisor stops it.
 
     Args:
         settings: Options of the command line that override the app's settings.
-        quarantine: Quarantine children of a worker without a supervisor.
+        quarantine: Returns the quarantine pool of a worker without a supervisor.
     """
     link = SupervisorLink.from_environment()
     supervised = None if link is None else SupervisedWorker(link)
+    use_import_path()
     app = load_app(application)
     app.configure(**place.overrides(), **settings)
     configure_logging(app.settings.log_level, json=app.settings.log_json)
@@ -228,11 +231,11 @@ def run_worker(
         app,
         probe,
         supervised,
+        link or quarantine(app),
         1 if isolated else concurrency,
         queues,
         name,
         burst and not isolated,
-        LocalQuarantine(quarantine, app.settings) if link is None else None,
         backend_options={"use_uvloop": find_spec("uvloop") is not None},
     )
 
@@ -247,17 +250,16 @@ async def _work(
     app: App,
     probe: ProbeOptions,
     supervised: SupervisedWorker | None,
+    link: Link,
     concurrency: int,
     queues: Sequence[str] | None,
     name: str | None,
     burst: bool,
-    quarantine: LocalQuarantine | None,
 ) -> None:
-    link = quarantine if supervised is None else supervised.link
     worker = Worker(app, concurrency=concurrency, queues=queues, name=name, link=link)
     add_to_json(worker=worker.id)
     idle = sorted(set(worker.queues) - set(app.tasks.queues))
-    isolated = link is not None and link.role == "isolated"
+    isolated = link.role == "isolated"
     if idle and not isolated:
         logger.warning(
             "app {!r} has no task for queue {}; it has tasks for {}", app.name, ", ".join(idle), app.tasks.queues
@@ -265,14 +267,12 @@ async def _work(
     code = 1
     try:
         async with AsyncExitStack() as stack:
-            stop = _stop_both(worker, quarantine) if supervised is None else supervised.attach(worker)
+            stop = worker.stop if supervised is None else supervised.attach(worker)
             await stack.enter_async_context(stop_on_signals(stop))
             stack.enter_context(probe.serving(worker.health))
             await stack.enter_async_context(worker)
             if supervised is not None:
                 supervised.link.say("ready", worker=worker.id, queues=worker.queues)
-            if quarantine is not None:
-                await stack.enter_async_context(quarantine.running(worker.queues))
             logger.info(
                 "{} {} started: queues {}, namespace {} at {}, concurrency {}",
                 "quarantine worker" if isolated else "worker",
@@ -283,18 +283,7 @@ async def _work(
                 worker.concurrency,
             )
             await worker.run(burst=burst)
-            if burst and quarantine is not None:
-                await quarantine.wait_idle()
         logger.info("worker {} stopped after {} tasks", worker.id, worker.settled)
         code = 0
     finally:
         force_exit(code, lambda: worker.stuck_handlers)
-
-
-def _stop_both(worker: Worker, quarantine: LocalQuarantine | None) -> Callable[[], None]:
-    def stop() -> None:
-        worker.stop()
-        if quarantine is not None:
-            quarantine.stop()
-
-    return stop

@@ -1,4 +1,4 @@
-"""One child process of a supervisor: its pipes, its state, and how it ended.
+"""One child process of a supervisor or worker: its pipes, its state, and how it ended.
 
 The other end of the pipes, with the table of messages, is worker/runtime/supervisor_link.py.
 """
@@ -9,15 +9,16 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Self
 
 import anyio
 import orjson
 
-from ...queues import ChildInfo
-from ..runtime.supervisor_link import SUPERVISED, Role
+from ....queues import ChildInfo
+from ..supervisor_link import SUPERVISED, Role
+from .app_path import ChildCommand
 
 __all__ = ["Child", "ChildPipe", "OnMessage", "exit_status_text", "wait_any"]
 
@@ -161,7 +162,7 @@ class Child:
     # process
 
     @classmethod
-    async def start(cls, role: Role, command: Sequence[str], on_message: OnMessage) -> Self:
+    async def start(cls, role: Role, command: ChildCommand, on_message: OnMessage) -> Self:
         """Start a process.
 
         It leads its own session, so a Ctrl-C in the terminal reaches only the supervisor, which forwards it.
@@ -174,11 +175,11 @@ class Child:
         try:
             with anyio.CancelScope(shield=True):
                 process = await asyncio.create_subprocess_exec(
-                    *command,
+                    *command.arguments,
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=pipe.child_ends,
                     start_new_session=True,  # a process group, too; uvloop knows no process_group
-                    env=os.environ | {SUPERVISED: f"{role}:{read}:{write}"},
+                    env=os.environ | command.environment | {SUPERVISED: f"{role}:{read}:{write}"},
                 )
         except BaseException:
             pipe.close()

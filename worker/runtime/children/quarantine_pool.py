@@ -8,15 +8,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
 
-from ..log import logger
+from ...log import logger
 from .child import Child
-from .config import SupervisorTimings
+from .timings import SupervisorTimings
 
-__all__ = ["QuarantinePool"]
+__all__ = ["QuarantinePool", "most_children"]
+
+_MOST: Final = 16
+"""Default limit of quarantine children: each is a process."""
+
+
+def most_children(slots: int) -> int:
+    """Return the default limit of quarantine children for a number of slots."""
+    return max(2, min(_MOST, slots))
 
 
 class QuarantinePool:
@@ -119,6 +128,7 @@ class QuarantinePool:
             starts.start_soon(self._start_after_delay)
 
     async def _start_after_delay(self) -> None:
+        child = None
         try:
             await anyio.sleep(self._restart_delay(self._failures))
             child = await self._spawn()
@@ -132,6 +142,8 @@ class QuarantinePool:
         finally:
             self._starting -= 1
             self._changed.set()
+        if child is not None and child.busy:
+            self.scale_up(1)  # requests that came since it has its task counted on it
 
     def _terminate_idle(self) -> None:
         """Terminate children that were idle for too long."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import anyio
 
-from ..log import logger
-from ..runtime.health import ALIVE, CONNECTED, CombinedReport, Level, Report
+from ...log import logger
+from ..health import ALIVE, CONNECTED, CombinedReport, Level, Report
 from .child import Child
-from .config import SupervisorTimings
+from .timings import SupervisorTimings
 
 __all__ = ["StallMonitor", "health_of"]
 

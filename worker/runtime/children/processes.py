@@ -1,4 +1,4 @@
-"""All child processes of a supervisor: start, terminate, and handle their exit."""
+"""All child processes of a supervisor or worker: start, terminate, and handle their exit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator
 import anyio
 from anyio.abc import TaskGroup
 
-from ...queues import Backoff, ChildInfo, QueueError
-from ..log import logger
-from ..runtime.supervisor_link import Role
+from ....queues import Backoff, ChildInfo, QueueError
+from ...log import logger
+from ..supervisor_link import Role
+from .app_path import ChildCommand
 from .child import Child, OnMessage, wait_any
-from .config import SupervisorConfig
+from .timings import SupervisorTimings
 
 __all__ = ["Children"]
 
@@ -31,14 +32,15 @@ class Children:
 
     def __init__(
         self,
-        config: SupervisorConfig,
+        command: ChildCommand,
+        timings: SupervisorTimings,
         background: TaskGroup,
         *,
         on_message: OnMessage,
         on_exit: Callable[[Child], Awaitable[None]],
     ) -> None:
-        self._command = config.command
-        self._timings = config.timings
+        self._command = command
+        self._timings = timings
         self._background = background
         self._on_message = on_message
         self._on_exit = on_exit
@@ -140,8 +142,9 @@ class Children:
         return spare
 
     def terminate(self, child: Child) -> None:
-        """Request a child to stop, and kill it if it exceeds the stop limit."""
-        child.stop()
+        """Request a child to stop unless that is done, and kill it if it exceeds the stop limit."""
+        if not child.stop_requests:
+            child.stop()
         self._background.start_soon(self._kill_after_limit, child)
 
     async def _kill_after_limit(self, child: Child) -> None:

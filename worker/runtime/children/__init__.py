@@ -1,0 +1,22 @@
+"""Child processes that run workers: those of a supervisor, and the quarantine workers of a worker without one.
+
+    app_path.py          how another process imports the app of this one
+    timings.py           intervals and time limits
+    child.py             one child process, its two pipes, and how it ended
+    processes.py         all child processes: start, terminate, handle their exit; the spare
+    quarantine_pool.py   children that run quarantined tasks, one task per process
+    local_quarantine.py  the same children for a worker without a supervisor
+    stall_monitor.py     children that stopped responding; health of all children
+
+Before you change it:
+
+- The other end of the pipes is worker/runtime/supervisor_link.py, which has the table of messages. Both ends ignore
+  unknown messages, because children that start after a reload may run a newer version than the supervisor. Add
+  messages; do not rename or reuse them.
+- A child stops at the end of file on its pipe, which means that its parent is gone. A child therefore inherits only its
+  own two descriptors: a copy of another child's pipe would keep that pipe open.
+"""
+
+from .local_quarantine import LocalQuarantine
+
+__all__ = ["LocalQuarantine"]
