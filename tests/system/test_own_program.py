@@ -23,9 +23,10 @@ from tests.support.workers import BOUND, bounded
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 PROGRAM = """
-import asyncio, os, sys
+import asyncio, loguru, os, sys
 from perdure import App, Context, Settings, Worker
 
+loguru.logger.enable("perdure")
 app = App("own")
 print("imported", flush=True)
 

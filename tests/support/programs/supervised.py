@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import anyio
-from perdure import App, Context, Retry, current_step
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, current_step
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 
@@ -30,7 +31,11 @@ async def act(pause: float) -> None:
 
 async def wait_for(name: str) -> None:
     note("begin", current_step().idempotency_key)
-    while not Path(name).exists():  # noqa: ASYNC110, ASYNC240 - a file tells of nothing
+    await wait_for_file(Path(name))
+
+
+async def wait_for_file(path: Path) -> None:
+    while not path.exists():  # noqa: ASYNC110, ASYNC240 - a file has no event
         await anyio.sleep(0.005)
 
 
@@ -74,3 +79,32 @@ async def walk(ctx: Context, steps: int, pause: float) -> int:
     for _ in range(steps):
         await ctx.step("act", act, pause)
     return os.getpid()
+
+
+@app.task(retry=Retry(max_attempts=3, max_crashes=1000, base=0.0))
+async def die(ctx: Context) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Climb(AgentState):
+    """State of the agent. folder: of the files that it waits for."""
+
+    folder: str
+    steps: int
+
+
+@app.agent(name="climbing", retry=Retry(base=0.0))
+class Climbing(Agent[Climb]):
+    """An agent that waits at each fifth step of its plan for a file named after it."""
+
+    async def plan(self, ctx: Context, state: Climb) -> list[PlanStep]:
+        return [PlanStep(key=str(number), title="climb") for number in range(1, state.steps + 1)]
+
+    async def act(self, ctx: Context, state: Climb, step: PlanStep) -> str:
+        note("begin", f"{ctx.task_id}:{step.key}")
+        if int(step.key) % 5 == 0:
+            await wait_for_file(Path(state.folder, step.key))
+        return step.key
+
+    async def finish(self, ctx: Context, state: Climb) -> int:
+        return os.getpid()

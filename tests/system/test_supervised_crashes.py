@@ -1,0 +1,126 @@
+"""Real workers under a real supervisor, killed again and again: with progress between the kills, and without."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from perdure import Producer, Settings, State
+from perdure.queues import SupervisorInfo, list_supervisors, report_crash
+
+from tests.support.consumers import claim_all, read
+from tests.support.consumers import worker as consumer
+from tests.support.supervisors import Supervisors, all_work
+from tests.support.workers import BOUND, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+SUSPECTS = 8
+PLACES = 4
+"""Of quarantined tasks, each of which is a process: 32 on 16 take two processors more than ten seconds to start."""
+
+
+@pytest.fixture
+def supervisors(settings: Settings, tmp_path: Path) -> Iterator[Supervisors]:
+    supervisors = Supervisors(settings, tmp_path)
+    yield supervisors
+    supervisors.close()
+
+
+@pytest.fixture
+async def producer(settings: Settings) -> AsyncIterator[Producer]:
+    async with Producer(address=settings.address, namespace=settings.namespace) as producer:
+        yield producer
+
+
+async def info(producer: Producer) -> SupervisorInfo:
+    [found] = await list_supervisors(producer.gateway, producer.namespace)
+    return found
+
+
+async def test_an_agent_survives_four_kills_with_progress_between_them(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path
+) -> None:
+    """It records five steps before each. The last ones hit its quarantine process: three crashes in ten minutes."""
+    supervisors.environment["PERDURE_CRASH_THRESHOLD"] = "0"
+    supervisors.start(processes=1)
+    agent = await producer.enqueue("climbing", {"goal": "up", "folder": str(tmp_path), "steps": 22})
+    killed = []
+    for number in (5, 10, 15, 20):
+        begun = await supervisors.journal.line("begin", f"{agent.id}:{number}")
+        os.kill(begun.pid, signal.SIGKILL)
+        killed.append(begun.pid)
+        (tmp_path / str(number)).touch()
+    last = await agent.result(timeout=BOUND)
+    assert len({*killed, last}) == 5
+    record = await agent.record()
+    assert (record.state, record.attempts, record.crashes) == (State.SUCCEEDED, 1, 4)
+    await all_work(producer, 1)
+    found = await info(producer)
+    assert (found.crashes, found.paused_since) == (0, 0)
+
+
+async def test_kills_of_a_child_that_settles_tasks_between_them_pause_nothing(
+    supervisors: Supervisors, producer: Producer
+) -> None:
+    supervisors.environment["PERDURE_CRASH_THRESHOLD"] = "0"
+    supervisors.start(processes=1)
+    killed: list[int] = []
+    for _ in range(4):
+        await (await producer.enqueue("walk", {"steps": 0, "pause": 0.0})).result(timeout=BOUND)
+        # A second one, because the child reports the first only after its result is stored.
+        pid = await (await producer.enqueue("walk", {"steps": 0, "pause": 0.0})).result(timeout=BOUND)
+        assert pid not in killed
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+    await all_work(producer, 1)
+    found = await info(producer)
+    assert (found.crashes, found.paused_since) == (0, 0)
+
+
+async def test_a_loop_of_crashes_without_progress_pauses_and_alerts(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path
+) -> None:
+    alert = tmp_path / "alert"
+    supervisors.environment["PERDURE_CRASH_THRESHOLD"] = "1"
+    supervisors.run("--concurrency", "2", "--alert", f"cat > {alert}.new && mv {alert}.new {alert}")
+    await producer.enqueue("die", {})
+
+    async def alerted() -> bool:
+        return alert.exists()
+
+    await wait_until(alerted, "the alert")
+    event = orjson.loads(alert.read_bytes())
+    assert (event["event"], event["crashes"]) == ("paused", 2)
+    assert "ended by SIGKILL" in event["why"]
+    found = await info(producer)
+    assert found.paused_since > 0
+    assert event["remedy"].endswith(f"perdure worker resume {found.name}")
+
+
+async def test_long_suspects_free_their_places_after_the_probation_time(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path
+) -> None:
+    """Twice as many as there are places run at the same time in the end; new tasks run in the ordinary worker."""
+    gate, journal = tmp_path / "gate", supervisors.journal
+    suspects = [await producer.enqueue("gated", {"name": str(gate)}) for _ in range(SUSPECTS)]
+    for name in ("dead", "dead too"):
+        dead = await consumer(producer.gateway, suspects[0].partition, name=name)
+        assert len(await (claim_all(dead) if name == "dead too" else read(dead, SUSPECTS))) == SUSPECTS
+        await report_crash(producer.gateway, producer.namespace, ["default"], name, exit_status="SIGKILL", steps={})
+    supervisors.environment["PERDURE_QUARANTINE_WINDOW"] = "0.5"
+    supervisors.run("--concurrency", "4", "--isolated", str(PLACES))
+    ordinary: set[int] = set()
+    while len(journal.lines("begin")) < 2 * SUSPECTS:
+        new = await producer.enqueue("walk", {"steps": 0, "pause": 0.0})
+        ordinary.add(await new.result(timeout=BOUND))
+    assert len(ordinary) == 1  # the ordinary worker has never stopped
+    assert not gate.exists()  # so all suspects are running
+    gate.touch()
+    pids = {await suspect.result(timeout=BOUND) for suspect in suspects}
+    assert len(pids) == SUSPECTS
+    assert not pids & ordinary
