@@ -11,7 +11,7 @@ SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-python test-wheel coverage test-system test-cluster test-valkey failover check format
+.PHONY: help install demo test test-fast test-python test-wheel coverage test-system test-cluster test-redis62 failover check format
 .PHONY: model fuzz bounded chaos bench bench-scale bench-peers clean
 
 help:
@@ -24,7 +24,7 @@ help:
 	  'make coverage     all tests with a coverage report (COVERAGE_TESTS)' \
 	  'make test-system  the tests that depend on the kind of server, on the redis-server of PATH' \
 	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
-	  'make test-valkey  the tests that depend on the kind of server, on Valkey' \
+	  'make test-redis62 the tests that depend on the kind of server, on Redis 6.2, the oldest supported' \
 	  'make check        ruff, mypy --strict, basedpyright, import layers' \
 	  'make format       format the code and sort its imports' \
 	  'make model        a thousand random sequences of all scripts, compared with a model (MODEL_SEED, MODEL_RUNS)' \
@@ -88,16 +88,16 @@ coverage: install
 	$(PYTEST) -m '$(COVERAGE_TESTS)' --cov --cov-report=
 	$(BIN)/coverage report
 
-# On another server than the bundled one: the conformance suite and the tests of what depends on the kind of server.
+# On another server than the bundled Valkey: the conformance suite and the tests of what depends on the kind of server.
 ELSEWHERE := -m '(conformance or integration and not processes) and not cluster' \
   tests/conformance tests/fundamentals tests/model tests/system tests/topology
 
 test-system: install
 	PERDURE_TEST_SERVER=system $(PYTEST) $(ELSEWHERE)
 
-test-valkey: install
-	$(PIP) install --quiet --group valkey
-	PERDURE_TEST_SERVER=valkey $(PYTEST) $(ELSEWHERE)
+test-redis62: install
+	$(PIP) install --quiet --group redis62
+	PERDURE_TEST_SERVER=redis62 $(PYTEST) $(ELSEWHERE)
 
 # Each process starts clusters of its own, of six nodes and more.
 test-cluster: PARALLEL = 2

@@ -46,7 +46,7 @@ def pytest_report_header() -> str:
 
 
 def default_kind() -> str:
-    """Return the kind of server for integration tests: bundled (6.2), or the one in PERDURE_TEST_SERVER.
+    """Return the kind of server for integration tests: bundled (Valkey), or the one in PERDURE_TEST_SERVER.
 
     If the variable is set, conformance tests run on that kind only, else on the bundled and the system server.
     """

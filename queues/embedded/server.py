@@ -46,7 +46,7 @@ class EmbeddedServer:
         Starts the server if it does not run, also after it was killed. Takes a fraction of a millisecond if it runs.
 
         Raises:
-            EmbeddedServerError: the directory is not usable, there is no redis-server program, or the server did not
+            EmbeddedServerError: the directory is not usable, no program can read its data, or the server did not
                 start; the message quotes its log. This object then holds no share.
         """
         with self._guard():

@@ -1,4 +1,4 @@
-"""Watchdog of the embedded server: the parent process of redis-server, which stops it when no share is left.
+"""Watchdog of the embedded server: the parent process of the server, which stops it when no share is left.
 
 It runs by path with `-I -S`, so it imports little of the standard library and needs little memory. It ends with its
 server, and (on Linux) the server ends with it.

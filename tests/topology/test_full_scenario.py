@@ -43,7 +43,7 @@ def guarded(authority: Authority) -> Iterator[Cluster]:
     """A cluster whose nodes require TLS, client certificates and passwords."""
     program = find_program(SYSTEM)
     if program is None:
-        pytest.skip("the bundled redis-server is built without TLS, and there is no system one")
+        pytest.skip("the bundled Valkey is built without TLS, and there is no system one")
     files = dict(part.split("=") for part in authority.query().split("&"))
     with private_cluster(
         program,

@@ -39,7 +39,7 @@ class Managed:
 def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Managed]:
     program = find_program(SYSTEM)
     if program is None or shutil.which("openssl") is None:
-        pytest.skip("the bundled redis-server is built without TLS, and there is no system one (or no openssl)")
+        pytest.skip("the bundled Valkey is built without TLS, and there is no system one (or no openssl)")
     authority = Authority.found(tmp_path_factory.mktemp("managed"))
     query = authority.query()
     (port,) = free_ports(1)

@@ -32,7 +32,7 @@ class TlsServer:
 def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     program = find_program(SYSTEM)
     if program is None or shutil.which("openssl") is None:
-        pytest.skip("the bundled redis-server is built without TLS, and there is no system one (or no openssl)")
+        pytest.skip("the bundled Valkey is built without TLS, and there is no system one (or no openssl)")
     folder = tmp_path_factory.mktemp("tls")
     for name in ("server", "stranger"):
         make_certificate(folder, name)

