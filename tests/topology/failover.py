@@ -154,7 +154,7 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
         def primary(partition: Partition) -> Node:
             return cluster.owner(slot_of(partition.ready))
 
-        async with under_load(cluster.url(), queues, folder) as (load, workers):
+        async with under_load(cluster.url(), queues, folder, steps="replicated") as (load, workers):
             for number in range(rounds):
                 await _begin_long(load, rounds)
                 await acknowledged(load, 200)
