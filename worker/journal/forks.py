@@ -187,6 +187,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
             past.apply(event)
             if _is_at(event, past, at):
                 cut = position
+    past.check()
     if cut is None and at is not None:
         raise BadHistory(task_id, f"the log of task {task_id} has no event, entry or step {at!r}")
     point = position if cut is None else cut

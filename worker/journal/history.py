@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from ...queues import Gateway, Partition, TaskEvent, checkpoint_fields, walk_events
 from ..errors import BadHistory, StateDrift
+from .agent_events import Rewound
+from .event import Event
 from .json_patch import BadPatch, diff
 from .parsing import Unreadable, parse_event
 from .reducer import State, empty_state, reduce
@@ -20,14 +22,37 @@ __all__ = ["PastState", "check_state", "read_snapshot", "state_at", "walk_states
 
 
 @dataclass(slots=True)
+class Gap:
+    """Missing events of a log. first: number of the first one. before: the state before it.
+
+    since: The last start of the agent after them, and its number.
+    """
+
+    first: int
+    before: State
+    problem: str
+    since: tuple[Event, int] | None = None
+
+    def closed_by(self, event: Rewound) -> State:
+        """Return the state with which an agent has continued from before the gap."""
+        if self.since is not None and self.since[1] > event.last:
+            return reduce(self.before, *self.since)  # nothing was before the gap: it has started again
+        return self.before
+
+
+@dataclass(slots=True)
 class PastState:
     """Reduction of a task's log up to the last entry that was read.
+
+    An agent that finds a gap in its log continues from before it, and logs that (`rewound`): from there on the state is
+    known again.
 
     Attributes:
         number: Number of the last event in the state.
         entry: Id of the last log entry that was read.
         agent: Name of the agent; None for a function, whose state has only what it logged.
         skipped: Problems of the events that could not be read and are missing from the state.
+        gap: Missing events on which the state depends, so that it is not known.
     """
 
     task_id: str
@@ -37,35 +62,57 @@ class PastState:
     entry: str = "0-0"
     agent: str | None = None
     skipped: list[str] = field(default_factory=list)
+    gap: Gap | None = None
 
     def apply(self, found: TaskEvent) -> None:
-        """Apply the next entry. Raises `BadHistory` if it cannot be read or leaves a gap, unless lenient."""
+        """Apply the next entry. Raises `BadHistory` if it cannot be read, unless lenient."""
         self.entry = found.id
         if found.number is None:
             if found.type == "replayed" and isinstance(found.data, dict) and found.data.get("fresh"):
-                self.state, self.agent = empty_state(), None
+                self.state, self.agent, self.gap = empty_state(), None, None
             return
-        if found.number != self.number + 1:
-            missing = f"event {self.number + 1} of task {self.task_id} was lost by Redis or deleted: the next one is"
-            self._refuse(f"{missing} event {found.number} (entry {found.id})")
-            if found.number <= self.number:
-                return
+        if found.number <= self.number:
+            self._refuse(f"event {found.number} of task {self.task_id} follows event {self.number} (entry {found.id})")
+            return
+        if found.number != self.number + 1 and self.gap is None:
+            self.gap = Gap(self.number + 1, self.state, self._missing(self.number + 1, found))
+            if self.lenient:
+                self.skipped.append(self.gap.problem)
         self.number = found.number
         event = parse_event(found)
         if isinstance(event, Unreadable):
             self._refuse(str(event))
             return
+        if isinstance(event, Rewound) and self.gap is not None and event.first == self.gap.first:
+            self.state, self.gap = self.gap.closed_by(event), None
         try:
             self.state = reduce(self.state, event, found.number)
         except BadPatch as error:
             self._refuse(f"task {self.task_id}: {error}")
         if isinstance(event, Started) and event.agent is not None:
             self.agent = event.agent
+            if self.gap is not None:
+                self.gap.since = event, found.number
+
+    def check(self) -> None:
+        """Raise `BadHistory` if the state depends on events that are missing, unless lenient."""
+        if self.gap is not None and not self.lenient:
+            raise BadHistory(self.task_id, self.gap.problem)
+
+    def _missing(self, first: int, following: TaskEvent) -> str:
+        last = (following.number or 0) - 1
+        which = f"event {first} is" if first == last else f"events {first} to {last} are"
+        return (
+            f"{which} missing from the log of task {self.task_id}: lost by Redis or deleted before entry "
+            f"{following.id}; the task can resume, but its state after event {first - 1} is unknown: ask for an "
+            "earlier one with --at, or leave out what is missing with --skip-unreadable"
+        )
 
     def _refuse(self, problem: str) -> None:
-        if not self.lenient:
+        if self.lenient:
+            self.skipped.append(problem)
+        elif self.gap is None:
             raise BadHistory(self.task_id, problem)
-        self.skipped.append(problem)
 
 
 async def walk_states(
@@ -74,9 +121,9 @@ async def walk_states(
     """Yield every entry of a task's log with the reduction up to it, which is one object that changes.
 
     Args:
-        lenient: Skip entries that cannot be read.
+        lenient: Skip entries that are missing or cannot be read.
 
-    Raises `BadHistory`.
+    Raises `BadHistory` for an entry that cannot be read; `PastState.check` does for a missing one.
     """
     past = PastState(task_id, lenient)
     async for found in walk_events(gateway, partition, task_id):
@@ -96,9 +143,12 @@ async def state_at(
         return past
     async for _, past in walk_states(gateway, partition, task_id, lenient=lenient):
         if past.number == at:
-            return past
-    if at is not None:
+            break
+    if at is not None and past.number < at:
         raise BadHistory(task_id, f"task {task_id} has no event {at}: the last one is {past.number}")
+    past.check()
+    if at is not None and past.number > at:
+        raise BadHistory(task_id, f"event {at} is missing from the log of task {task_id}: lost by Redis or deleted")
     return past
 
 
@@ -151,6 +201,8 @@ async def _first_difference(
     async for _, past in walk_states(gateway, partition, task_id):
         if past.number > stored.number:
             break
+        if past.gap is not None:
+            continue
         compare(past.state, past.number)
         former = past.state
     return min(last[name] + 1 if name in last else stored.number for name in fields)

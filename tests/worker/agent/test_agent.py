@@ -22,7 +22,8 @@ from perdure import (
 )
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Gateway, Script, pairs
-from perdure.worker.journal import empty_state, parse_event, reduce
+from perdure.worker.errors import BadHistory
+from perdure.worker.journal import check_state, empty_state, parse_event, reduce, state_at
 from pydantic import Field, SecretStr, field_serializer
 
 from tests.support.workers import bounded, history, letter, recorded_steps, redis_command, work_off
@@ -417,6 +418,18 @@ async def test_an_agent_resumes_from_before_a_gap_in_its_log(app: App, settings:
     assert [(one["first"], one["last"]) for one in rewound] == [(lost, last + 1)]  # and the event of the resumption
     numbers = [event.number for event in await history(handle) if event.number is not None]
     assert numbers == [number for number in range(1, numbers[-1] + 1) if number != lost]
+
+    place = (app.producer.gateway, handle.partition, handle.id)
+    assert (await check_state(*place)) is not None, "what came before the gap and what came after it is known"
+    assert (await state_at(*place)).state["results"] == (await bounded(handle.result()))["results"]
+    assert (await state_at(*place, lost - 1)).number == lost - 1
+    for unknown in (lost, last + 1):
+        with pytest.raises(
+            BadHistory, match=f"^event {lost} is missing from the log of task {handle.id}: lost by Redis"
+        ):
+            await state_at(*place, unknown)
+    lenient = await state_at(*place, lenient=True)
+    assert (lenient.state["results"], len(lenient.skipped) > 0) == ((await state_at(*place)).state["results"], True)
 
 
 async def test_check_state_reports_a_state_that_differs_from_its_log(settings: Settings, app: App) -> None:

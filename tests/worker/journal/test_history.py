@@ -187,9 +187,12 @@ async def test_a_broken_event_is_named_unless_lenient(app: App, data: bytes | No
     assert (await state_at(*place(app, handle), broken - 1)).number == broken - 1
     past = await state_at(*place(app, handle), lenient=True)
     assert (past.number, len(past.state["discoveries"]), len(past.skipped)) == (last, 2, 1)
-    answer = await cli(app, "state", handle.id)
-    assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
-    assert f"event {broken} " in answer.err
+    for options in ((), ("--check",), ("--at", str(last))):
+        answer = await cli(app, "state", handle.id, *options)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
+        assert f"event {broken} " in answer.err
+        if data is None:
+            assert "unknown: ask for an earlier one with --at, or leave out what is missing" in answer.err
     shown = await cli(app, "state", handle.id, "--skip-unreadable", "--json")
     assert (shown.json["event"], shown.json["state"]["mood"]) == (last, "after three")
     assert "skipped: " in shown.err
