@@ -201,7 +201,7 @@ class Ledger:
         if heard:
             nudges.delivered = heard[-1][0]
         for stream, some in ((self.ready, handed), (nudges, heard)):
-            stream.names[worker] = True if some else stream.names.get(worker)
+            stream.names[worker] = True if some else stream.names.get(worker) or None
         return handed, {text_of(fields[0][1]) for _, fields in heard}
 
     def claimable(self, lease_ms: int) -> list[bytes]:
@@ -217,7 +217,7 @@ class Ledger:
         taken = sorted(passed, key=lambda one: (self.pending[one].owner == worker, Id(one).order))[:most]
         for entry in taken:
             self.pending[entry] = Pending(worker, self.pending[entry].count + 1, Moment(loose=True))
-        self.ready.names[worker] = True if taken else self.ready.names.get(worker)
+        self.ready.names[worker] = True if taken else self.ready.names.get(worker) or None
         return [self._handed(entry) for entry in taken]
 
     def adopt(self, worker: str, holding: set[bytes]) -> list[Handed]:
