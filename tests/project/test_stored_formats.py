@@ -11,11 +11,18 @@ from perdure import App, Settings, State
 from perdure.deadletter import Filter, Replay, list_letters, replay
 from perdure.queues import DATA_FORMAT, Namespace, TaskHandle, list_tasks
 from perdure.queues.keys import TaskKey
+from perdure.worker.journal import check_state
 
-from tests.support.stored_formats import FORMATS, build, dump, restore, scenario
+from tests.support.stored_formats import FORMATS, NAMESPACE, SECRET, build, dump, restore, scenario
 from tests.support.workers import bounded, history, running_worker
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def namespace_name() -> str:
+    return NAMESPACE
+
 
 FILES = {file.stem: orjson.loads(file.read_bytes()) for file in sorted(FORMATS.glob("*.json"))}
 
@@ -42,6 +49,10 @@ async def test_data_of_each_format_is_read_resumed_and_replayed(number: str, set
             "retries": State.SCHEDULED,
             "dies": State.DEAD,
             "listens": State.SCHEDULED,
+            "reads": State.SCHEDULED,
+            "keeps": State.SCHEDULED,
+            "stops": State.QUEUED,
+            "pending": State.RUNNING,
             "delayed": State.SCHEDULED,
             "queued": State.QUEUED,
         }
@@ -56,7 +67,7 @@ async def test_data_of_each_format_is_read_resumed_and_replayed(number: str, set
 
         await handles["listens"].send("hers", sender="ada")
         assert await replay(gateway, letter, Replay())
-        for name in ("retries", "delayed"):
+        for name in ("retries", "delayed", "reads", "keeps"):
             await gateway.command("ZADD", namespace.partition("default").due, "XX", 1, name)
         async with running_worker(app):
             assert await bounded(handles["retries"].result()) == ["first done", "second done"]
@@ -64,6 +75,15 @@ async def test_data_of_each_format_is_read_resumed_and_replayed(number: str, set
             assert await bounded(handles["listens"].result()) == ["open done", "early", "hers"]
             assert await bounded(handles["delayed"].result()) == "only done"
             assert await bounded(handles["queued"].result()) == "only done"
+            assert await bounded(handles["stops"].result()) == "before stopping done"
+            assert await bounded(handles["pending"].result()) == ["first done", "second done"]
+            assert await bounded(handles["keeps"].result()) == [SECRET, f"{SECRET} done"]
+            assert await bounded(handles["reads"].result()) == {
+                "results": {"one": "agent one done", "two": "agent two done"},
+                "decisions": ["read one", "read two"],
+            }
+        assert (await handles["pending"].record()).crashes == 1
+        assert await check_state(gateway, namespace.partition("default"), "reads") is not None
         assert ran == ["only", "only"], "only the tasks that never ran have run a step"
 
 

@@ -8,22 +8,31 @@ format. After a release the file is evidence of what that version has stored, an
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
-from perdure import App, Context, Retry, Settings, State, TaskHandle
-from perdure.queues import DATA_FORMAT, Gateway, Namespace, pairs
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
+from perdure.queues import DATA_FORMAT, Gateway, Namespace, is_encrypted, pairs
+from perdure.queues.keys import GROUP
 
+from tests.support.consumers import promote
 from tests.support.paths import ROOT
-from tests.support.workers import running_worker, wait_until
+from tests.support.stored_data import FIRST, with_keys
+from tests.support.workers import FRESH, recorded_steps, running_worker, take_and_die, wait_until
 
-__all__ = ["FORMATS", "build", "dump", "restore", "scenario"]
+__all__ = ["FORMATS", "NAMESPACE", "SECRET", "build", "dump", "restore", "scenario"]
 
 FORMATS = ROOT / "tests" / "project" / "formats"
+
+NAMESPACE = "stored-formats"
+"""Namespace of the scenario, and of every test that restores its data: encrypted values are bound to it."""
+
+SECRET = "nobody but the task reads this"
 
 _NAME = "NAMESPACE"
 """Stands for the name of the namespace in the keys of a file."""
@@ -33,8 +42,13 @@ _PASSING = ("lock", "nudge", "seen", "mark", "registry")
 
 
 def build(settings: Settings, ran: list[str], *, mended: bool) -> App:
-    """Return the app of the scenario. ran: receives the name of each step that runs. mended: nothing fails any more."""
-    app = App("formats", settings=settings)
+    """Return the app of the scenario, which has encryption keys once it is mended.
+
+    Args:
+        ran: Receives the name of each step that runs.
+        mended: Nothing fails and nothing waits for ever.
+    """
+    app = App("formats", settings=with_keys(settings, FIRST) if mended else settings)
 
     def note(name: str) -> str:
         ran.append(name)
@@ -44,7 +58,9 @@ def build(settings: Settings, ran: list[str], *, mended: bool) -> App:
     async def succeeds(ctx: Context) -> str:
         return await ctx.step("only", note, "only")
 
-    @app.task(retry=Retry(max_attempts=3, base=3600.0, jitter=0.0))
+    later = Retry(max_attempts=3, base=3600.0, jitter=0.0)
+
+    @app.task(retry=later)
     async def retries(ctx: Context) -> list[str]:
         found = [await ctx.step("first", note, "first"), await ctx.options(risky=True).step("second", note, "second")]
         if not mended:
@@ -65,20 +81,70 @@ def build(settings: Settings, ran: list[str], *, mended: bool) -> App:
         second = await ctx.inbox(wait=3600, sender="ada")
         return [opened, *(one.content for one in (*first, *second))]
 
+    @app.task
+    async def stops(ctx: Context) -> str:
+        found = await ctx.step("before", note, "before stopping")
+        if not mended:
+            await asyncio.sleep(3600)
+        return found
+
+    @app.task(retry=later)
+    async def keeps(ctx: Context, secret: str) -> list[str]:
+        await ctx.decide("keep it", reasoning=secret)
+        found = await ctx.step("keep", note, secret)
+        if not mended:
+            raise ValueError("not yet")
+        return [secret, found]
+
+    @app.agent(name="reads", retry=later)
+    class Reader(Agent[AgentState]):
+        snapshot_every: ClassVar[int] = 3
+
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key=key, title=f"read {key}") for key in ("one", "two")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            await ctx.decide(f"read {step.key}")
+            found = await ctx.step("read", note, f"agent {step.key}")
+            step.progress["read"] = True
+            await ctx.checkpoint()
+            if step.key == "two" and not mended:
+                raise ValueError("not yet")
+            return found
+
+        async def finish(self, ctx: Context, state: AgentState) -> dict[str, Any]:
+            return {"results": state.results, "decisions": [one.choice for one in state.decisions]}
+
     return app
 
 
 async def scenario(settings: Settings) -> None:
-    """Leave tasks in every state that data can rest in: ended, dead, parked, scheduled after a failure, queued."""
-    ran: list[str] = []
-    async with build(settings, ran, mended=False) as app:
+    """Leave tasks in every state that data can rest in.
+
+    Ended, dead, parked, scheduled after a failure (a function, an agent, an encrypted function), released by a stopping
+    worker, pending at a dead one, queued.
+    """
+    async with build(with_keys(settings, FIRST), [], mended=False) as app:
+        keeps = await app.tasks["keeps"].options(task_id="keeps").enqueue(SECRET)
+        async with running_worker(app):
+            await wait_until(partial(_is, keeps, State.SCHEDULED), "keeps has failed")
+    async with build(settings, [], mended=False) as app:
         tasks = app.tasks
-        handles = {name: await tasks[name].options(task_id=name).enqueue() for name in tasks}
+        handles = {
+            name: await tasks[name].options(task_id=name).enqueue()
+            for name in ("succeeds", "retries", "dies", "listens", "stops")
+        }
+        handles["reads"] = await tasks["reads"].options(task_id="reads").enqueue(goal="read it all")
+        handles["pending"] = await tasks["retries"].options(task_id="pending").enqueue()
         await handles["listens"].send("early", sender="bob", message_id="one")
-        ends = {"succeeds": State.SUCCEEDED, "retries": State.SCHEDULED, "dies": State.DEAD, "listens": State.SCHEDULED}
+        ends = {"succeeds": State.SUCCEEDED, "dies": State.DEAD}
+        ends |= dict.fromkeys(("retries", "listens", "reads", "pending"), State.SCHEDULED)
         async with running_worker(app):
             for name, state in ends.items():
                 await wait_until(partial(_is, handles[name], state), f"{name} is {state}")
+            await wait_until(partial(recorded_steps, app, handles["stops"]), "the step before the stop is recorded")
+        await promote(app.producer.gateway, handles["pending"].partition, "pending")
+        await take_and_die(app)
         await handles["listens"].send("not hers", sender="bob", message_id="two")
         await tasks["succeeds"].options(task_id="delayed", delay=3600).enqueue()
         await tasks["succeeds"].options(task_id="queued").enqueue()
@@ -116,7 +182,9 @@ async def _dumped(gateway: Gateway, key: str) -> dict[str, Any]:
         case "stream":
             entries = await gateway.command("XRANGE", key, "-", "+")
             groups = [pairs(one) for one in await gateway.command("XINFO", "GROUPS", key)]
+            pending = await gateway.command("XPENDING", key, GROUP, "-", "+", 1000) if groups else []
             content = {
+                "pending": [[_text(entry), _text(consumer), count] for entry, consumer, _, count in pending],
                 "entries": [[_text(entry), [_text(part) for part in fields]] for entry, fields in entries],
                 "delivered": {_text(one[b"name"]): _text(one[b"last-delivered-id"]) for one in groups},
             }
@@ -126,9 +194,18 @@ async def _dumped(gateway: Gateway, key: str) -> dict[str, Any]:
 
 
 def _text(data: Any) -> str:
-    """Return stored data as text, without what only this machine has."""
+    """Return stored data as text, without what only this machine has; encrypted data as it is, in base64."""
+    if isinstance(data, bytes) and is_encrypted(data):
+        return _BASE64 + base64.b64encode(data).decode()
     text = data.decode() if isinstance(data, bytes) else str(data)
     return text.replace(str(ROOT), "/app").replace(socket.gethostname(), "host")
+
+
+_BASE64 = "base64:"
+
+
+def _stored(text: str) -> str | bytes:
+    return base64.b64decode(text.removeprefix(_BASE64)) if text.startswith(_BASE64) else text
 
 
 async def restore(gateway: Gateway, namespace: Namespace, data: Mapping[str, Any]) -> None:
@@ -137,22 +214,25 @@ async def restore(gateway: Gateway, namespace: Namespace, data: Mapping[str, Any
         key, content = name.replace(f"{{{_NAME}", f"{{{namespace.name}"), one["content"]
         match one["type"]:
             case "hash":
-                await gateway.command("HSET", key, *(part for field in content.items() for part in field))
+                await gateway.command("HSET", key, *(_stored(part) for field in content.items() for part in field))
             case "zset":
                 scores = ((score, member) for member, score in content.items())
                 await gateway.command("ZADD", key, *(part for pair in scores for part in pair))
             case "stream":
                 for entry, fields in content["entries"]:
-                    await gateway.command("XADD", key, entry, *fields)
+                    await gateway.command("XADD", key, entry, *map(_stored, fields))
                 for group, delivered in content["delivered"].items():
                     await gateway.command("XGROUP", "CREATE", key, group, delivered, "MKSTREAM")
+                for entry, consumer, count in content["pending"]:
+                    how = ("IDLE", FRESH, "RETRYCOUNT", count, "FORCE", "JUSTID")
+                    await gateway.command("XCLAIM", key, GROUP, consumer, 0, entry, *how)
         if one["expires"]:
             await gateway.command("PEXPIRE", key, 3_600_000)
 
 
-async def _stored(url: str) -> bytes:
+async def _written(url: str) -> bytes:
     """Run the scenario, and return what it has stored."""
-    namespace = Namespace("stored-formats")
+    namespace = Namespace(NAMESPACE)
     settings = Settings(redis_url=url, namespace=namespace.name)
     await scenario(settings)
     async with build(settings, [], mended=True) as app:
@@ -168,7 +248,7 @@ def main() -> None:
     file = FORMATS / f"{DATA_FORMAT}.json"
     if file.exists() and "--replace" not in sys.argv:
         sys.exit(f"{file} exists; --replace writes it again, if no released version has stored such data")
-    file.write_bytes(asyncio.run(_stored(sys.argv[1])))
+    file.write_bytes(asyncio.run(_written(sys.argv[1])))
 
 
 if __name__ == "__main__":
