@@ -181,7 +181,7 @@ class StepMismatch(StepError):
         lost = "a step before it was not recorded, so Redis has lost data, or " if after_new else ""
         super().__init__(
             f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}: {lost}the "
-            "handler or its inputs changed while the task was running; give the step another name, use "
+            "handler or its inputs changed while the task was running; give the step another name or a scope, use "
             "ctx.options(on_mismatch='rerun'), or replay the task from the dead letters with --fresh"
         )
         self.step, self.recorded, self.asked = step, recorded, asked

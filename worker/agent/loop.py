@@ -215,7 +215,7 @@ class Loop(Generic[S]):
 
     async def _within(self, scope: str, call: Callable[[], Awaitable[Any]]) -> Any:
         """Call a method of the agent with `scope` as the prefix of its step keys."""
-        with self._run.keys.inside(f"{scope}/"):
+        with self._run.keys.inside(scope):
             return await call()
 
     async def _record(self, key: str, event: Event, *entries: Entry) -> None:

@@ -6,6 +6,7 @@
     middleware.py         hooks around enqueue, run, step and settle
     context.py            Context: the public `ctx`
     step.py               ctx.step: run once, record, return from the record
+    step_options.py       options of a step
     step_caller.py        step and tool of a context and of its options
     step_keys.py          keys of steps
     checkpoint_writer.py  the one writer of a run's checkpoint
@@ -29,8 +30,9 @@ from .continuation import HANDING, successor_of
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
 from .run import Run
-from .step import CURRENT_RUN, AlreadyDone, Durability, Step, StepCall, StepOptions, current_step
+from .step import CURRENT_RUN, Step, StepCall, current_step
 from .step_keys import forget_steps
+from .step_options import AlreadyDone, Durability, StepOptions
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
 from .task_artifacts import Artifacts, artifact_store
 from .task_memory import TaskMemory, store_findings

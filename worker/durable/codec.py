@@ -22,7 +22,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from ...queues import Redaction, contains_mask, unwrap_secrets
 from ..errors import UnserialisableResult
 
-__all__ = ["Codec", "arguments_text", "codec_of", "fingerprint", "is_async"]
+__all__ = ["Codec", "arguments_text", "codec_of", "digests_of", "fingerprint", "is_async"]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _UNCHANGED = (str, int, bool, type(None))  # by JSON; a float may be infinite, which becomes a string
@@ -134,13 +134,24 @@ _SHOWN: Final = 200
 def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
     """Return the hash of a step's arguments, and the canonical JSON that it is of.
 
-    A value without a JSON form (a client, a connection) counts by its type alone, which is the same in every process.
+    All values without a JSON form (a client, a connection) count as the same, so that the names of types may change.
     """
     values = (*args, kwargs) if kwargs else args
     if not _PLAIN.issuperset(map(type, values)):
         values = _ordered(values)
-    data = to_json(values, fallback=_by_type)
+    data = to_json(values, fallback=_opaque)
     return hashlib.blake2b(data, digest_size=12).hexdigest(), data
+
+
+def digests_of(args: tuple[Any, ...], kwargs: dict[str, Any], digest: str, data: bytes) -> tuple[str, ...]:
+    """Return the hashes by which records of a step's arguments are found: `fingerprint` and its earlier form.
+
+    That has the name of its type for a value without a JSON form.
+    """
+    if _OPAQUE not in data:
+        return (digest,)
+    former = to_json(_ordered((*args, kwargs) if kwargs else args), fallback=_by_type)
+    return digest, hashlib.blake2b(former, digest_size=12).hexdigest()
 
 
 def arguments_text(data: bytes, redact: Redaction | None) -> str:
@@ -166,6 +177,13 @@ def _ordered(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _ordered(value[key]) for key in sorted(value, key=str)}
     return value
+
+
+_OPAQUE: Final = b'"<object>"'
+
+
+def _opaque(_: Any) -> str:
+    return "<object>"
 
 
 def _by_type(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ...deadletter import Retry
@@ -16,8 +17,9 @@ from .log_calls import log_once
 from .messaging import ask, receive, send
 from .resume_info import ResumeInfo
 from .run import Run
-from .step import DEFAULT_OPTIONS, Durability, StepOptions, step_here
+from .step import step_here
 from .step_caller import StepCaller
+from .step_options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory
 
@@ -114,6 +116,7 @@ class Context(StepCaller):
         verify: Callable[..., Any] | None = None,
         in_doubt: Literal["retry", "fail"] = "retry",
         on_mismatch: Literal["error", "rerun"] = "error",
+        step_id: str | None = None,
         reasoning: str = "",
         call: str | None = None,
     ) -> StepCaller:
@@ -121,7 +124,7 @@ class Context(StepCaller):
 
         Args:
             durability: in place of the task's.
-            timeout, retry, risky, verify, in_doubt, on_mismatch, reasoning, call: see `StepOptions`.
+            timeout, retry, risky, verify, in_doubt, on_mismatch, step_id, reasoning, call: see `StepOptions`.
         """
         options = StepOptions(
             timeout=timeout,
@@ -131,10 +134,20 @@ class Context(StepCaller):
             verify=verify,
             in_doubt=in_doubt,
             on_mismatch=on_mismatch,
+            step_id=step_id,
             reasoning=reasoning,
             call=call,
         )
         return StepCaller(self._run, options)
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """Return a scope of steps: `with ctx.scope("page-3"): ...` puts `page-3/` before their keys.
+
+        A scope holds in the asyncio tasks that are started in it too, so that each concurrent branch of a handler has
+        the records of its own steps, however the branches take turns.
+        """
+        check_name("scope", name)
+        return self._run.keys.scoped(name)
 
     async def checkpoint(self) -> None:
         """Save the `progress` of the current step of an agent's plan now; it is also saved periodically.

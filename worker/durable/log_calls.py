@@ -12,7 +12,8 @@ from ...queues import Entry, Kind
 from ..journal import Event, StepRecord
 from ..journal.agent_events import ToolCalled
 from .run import Run
-from .step import StepOptions, check_place, run_step
+from .step import check_place, run_step
+from .step_options import StepOptions
 
 __all__ = ["call_tool", "log_once"]
 

@@ -34,7 +34,8 @@ from ..journal import StepRecord
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
 from .codec import arguments_text, fingerprint
 from .run import Run
-from .step import Durability, check_place
+from .step import check_place
+from .step_options import Durability
 from .stop_reasons import ParkReason
 
 __all__ = ["ask", "receive", "send"]

@@ -3,104 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any
 
 import anyio
 import orjson
 
-from ...deadletter import Evidence, Retry, backoff
+from ...deadletter import Evidence, backoff
 from ...queues import Entry, Kind, PayloadTooLarge, check_size
 from ..errors import Reschedule, StepDefinitionError, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
 from ..journal import Event, StepRecord
 from ..journal.run_events import StepFailed, StepStarted
-from .codec import Codec, arguments_text, codec_of, fingerprint, is_async
+from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
 from .run import Run
+from .step_keys import Match
+from .step_options import AlreadyDone, StepOptions, check_name
 
 __all__ = [
     "CURRENT_RUN",
-    "DEFAULT_OPTIONS",
-    "AlreadyDone",
-    "Durability",
     "Step",
     "StepCall",
-    "StepOptions",
     "check_place",
     "current_step",
     "run_step",
     "step_here",
 ]
 
-R = TypeVar("R")
-
-Durability = Literal["sync", "async", "replicated"]
-
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
 _CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class AlreadyDone(Generic[R]):
-    """The answer of `verify` when the effect has happened; `result` becomes the step's result."""
-
-    result: R
-
-
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """Options of one step.
-
-    Attributes:
-        timeout: seconds for one try.
-        retry: tries within this run, with backoff; None for one try.
-        durability: `sync` records the result before the next line runs; `async` in the background, but before the
-            outcome; `replicated` waits until replicas have the record, too. See docs/how-to/durability.md.
-        risky: record the intent before the function is called.
-        verify: called with the step's arguments if an intent without a result is found; returns `AlreadyDone(result)`,
-            or None if the effect did not happen.
-        in_doubt: without `verify`: `retry` calls the function again under the same idempotency key, `fail` makes the
-            task a dead letter.
-        on_mismatch: what follows if the recorded arguments differ from the present ones: `error` or `rerun`.
-        reasoning: why a tool is called, for the event log.
-        call: the id that the model gave to the call of a tool.
-    """
-
-    timeout: float | None = None
-    retry: Retry | None = None
-    durability: Durability = "sync"
-    risky: bool = False
-    verify: Callable[..., Any] | None = None
-    in_doubt: Literal["retry", "fail"] = "retry"
-    on_mismatch: Literal["error", "rerun"] = "error"
-    reasoning: str = ""
-    call: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.verify is not None and not self.risky:
-            raise StepDefinitionError("verify must be used with risky=True")
-        if self.timeout is not None and self.timeout <= 0:
-            raise StepDefinitionError(f"timeout must be more than 0 seconds, got {self.timeout}")
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise StepDefinitionError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "durability": ("sync", "async", "replicated"),
-    "in_doubt": ("retry", "fail"),
-    "on_mismatch": ("error", "rerun"),
-}
-
-DEFAULT_OPTIONS: Final[Mapping[Durability, StepOptions]] = {
-    "sync": StepOptions(durability="sync"),
-    "async": StepOptions(durability="async"),
-    "replicated": StepOptions(durability="replicated"),
-}
-"""Options of steps by the durability of their task."""
 
 
 class Step:
@@ -189,6 +123,7 @@ async def run_step(
     make_event: Callable[[str, Any, int], Event] | None = None,
     tool: str | None = None,
     call: StepCall | None = None,
+    match: Match | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
@@ -197,34 +132,31 @@ async def run_step(
         make_event: makes the step's event from its key, its result as JSON data and the number of tries; else the event
             is `step_completed`.
         tool: name of the tool if the step is a tool call.
-        call: the argument of the step hooks; None until they have been called.
+        call, match: the argument of the step hooks, and the step's key and record; None until the hooks are called.
     """
     check_place(run, name)
-    if call is not None:
-        key = call.key
-    else:
-        key = run.keys.next(name)
-        if run.around_step is not None:
-            call = StepCall(name, key, tool, recorded=await run.history.read_record(key) is not None)
-            return await run.around_step(
-                call, partial(run_step, run, name, fn, args, kwargs, options, make_event, tool, call)
-            )
     if not callable(fn):
-        raise StepDefinitionError(
-            f"step {name!r} must have a function, got {fn!r}: pass {name!r}, the function, arguments"
-        )
-    codec = codec_of(fn)
+        raise StepDefinitionError(f"step {name!r} must have a function, got {fn!r}: pass it and its arguments")
     digest, called_with = fingerprint(args, kwargs)
-    record = run.history.take_known(key)
-    if record is None and run.history.pages is not None and (call is None or call.recorded):
-        record = await run.history.take_record(key)
-    result = None if record is None else StepRecord.result_of(record, digest)
+    if match is None:
+        history = run.history
+        if history.done or history.intents or history.pages is not None or options.step_id is not None:
+            match = await _match(run, name, digests_of(args, kwargs, digest, called_with), options)
+        else:
+            match = (run.keys.next(name), None, None)
+        if run.around_step is not None:
+            call = StepCall(name, match[0], tool, recorded=match[1] is not None)
+            return await run.around_step(
+                call, partial(run_step, run, name, fn, args, kwargs, options, make_event, tool, call, match)
+            )
+    key, result, former = match
+    codec = codec_of(fn)
     if result is not None:
         run.touch()
         return codec.decode(result)
     shown = arguments_text(called_with, run.redact)
-    if record is not None:
-        _allow_mismatch(run, key, record, shown, options)
+    if former is not None:
+        _allow_mismatch(run, key, former, shown, options)
         await run.history.read_unfinished(key)
     if call is not None:
         call.recorded = False
@@ -236,7 +168,7 @@ async def run_step(
     run.step_began(key)
     try:
         try:
-            value = await _reach(step, run, fn, args, kwargs, options, shown, replicated=replicated)
+            value = await _reach(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
         finally:
             _CURRENT_STEP.reset(token)
             if call is not None:
@@ -249,6 +181,15 @@ async def run_step(
     finally:
         run.step_ended(key)
     return value
+
+
+async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOptions) -> Match:
+    """Return the key of a called step, and its record if there is one. Raises `DecryptionError`."""
+    if options.step_id is not None:
+        return await run.keys.find(name, options.step_id, digests, run.history)
+    if run.history.pages is not None:
+        await run.keys.read(name, digests, run.history)
+    return run.keys.match(name, digests, run.history, run.task, rerun=options.on_mismatch == "rerun")
 
 
 def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:
@@ -294,10 +235,8 @@ def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False)
             f"step {name!r} was called inside step {outer.key!r}: a step is recorded as a whole; "
             "call it as a plain function, or from the handler"
         )
-    if own:
-        return
-    if not (isinstance(name, str) and 0 < len(name) <= 200 and "#" not in name):
-        raise StepDefinitionError(f"name must be 1 to 200 characters without '#', got {name!r}")
+    if not own:
+        check_name("name", name)
 
 
 async def _reach(
@@ -307,6 +246,7 @@ async def _reach(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     options: StepOptions,
+    digest: str,
     shown: str,
     *,
     replicated: bool,
@@ -319,7 +259,7 @@ async def _reach(
                 if happened is not None:
                     return happened.result
             else:
-                intent = orjson.dumps({"a": shown})
+                intent = orjson.dumps({"h": digest, "a": shown})
                 started = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
                 await run.recorder.put(Entry(Kind.INTENT, step.key, intent), started, wait=True, replicated=replicated)
                 run.history.intents[step.key] = intent

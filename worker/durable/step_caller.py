@@ -8,7 +8,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 from ..errors import StepDefinitionError
 from .log_calls import call_tool
 from .run import Run
-from .step import StepOptions, run_step
+from .step import run_step
+from .step_options import StepOptions
 
 __all__ = ["StepCaller"]
 
@@ -33,7 +34,7 @@ class StepCaller:
         """Run `fn(*args, **kwargs)` once and record its result; on a resumed run, return the record.
 
         Args:
-            name: name of the step within the task; the second use of a name is `name#2`.
+            name: name of the step within its scope; the second use of a name is `name#2`.
             fn: async function, or a plain one, which runs in a thread that cannot be stopped from outside. Its result
                 must be JSON data, or of the type that it declares.
             args, kwargs: all of them are arguments of `fn`. Options of the step are given to `ctx.options(...)`.

@@ -1,44 +1,179 @@
-"""Keys of a run's steps: their numbering and nesting."""
+"""Keys of a run's steps: their scopes, their numbers, and the records that they are matched to.
+
+A handler that calls one step after the other does so in the same order in every run. Of concurrent branches, another
+one may come first in a resumed run. So the calls of one name in one scope are matched to the records by the digest of
+their arguments, and equal calls by order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeAlias
+
+import orjson
 
 from ...queues import Entry, History, Kind
+from ..errors import StepDefinitionError
+from ..journal import StepRecord
 
-__all__ = ["StepKeys", "forget_steps"]
+__all__ = ["Match", "StepKeys", "forget_steps"]
+
+_SCOPE: ContextVar[str] = ContextVar("perdure_scope", default="")
+
+Match: TypeAlias = tuple[str, bytes | None, bytes | None]
+"""The key of a called step, its recorded result as JSON, or else its record with other arguments."""
 
 
 class StepKeys:
-    """Keys that one run has given out. scope: prefix of the keys of nested steps."""
+    """Keys that one run has given out. within: key of the step of an agent's plan that encloses those called now."""
 
-    __slots__ = ("_names", "scope")
+    __slots__ = ("_ahead", "_matched", "_names", "within")
 
     def __init__(self) -> None:
-        self.scope = ""
+        self.within: str | None = None
         self._names: dict[str, int] = {}
+        self._ahead: set[str] = set()
+        """Keys that were given out before one with a lower number."""
+        self._matched: set[str] = set()
+        """Names of which no record is left."""
 
     @property
-    def within(self) -> str | None:
-        """Key of the step that encloses the steps called now; None at the top level."""
-        return self.scope.rstrip("/") or None
+    def scope(self) -> str:
+        """Prefix of the keys of the steps that are called here."""
+        return _SCOPE.get()
 
     def next(self, name: str) -> str:
         """Return the key of the next step of this name: `read`, `read#2`, `read#3`, in the order of the calls."""
-        name = self.scope + name
-        number = self._names[name] = self._names.get(name, 0) + 1
-        return name if number == 1 else f"{name}#{number}"
+        name = _SCOPE.get() + name
+        number = self._names.get(name, 0) + 1
+        key = name if number == 1 else f"{name}#{number}"
+        if key in self._ahead:
+            number, key = self._lowest(name)
+        self._names[name] = number
+        return key
+
+    async def find(self, name: str, step_id: str, digests: tuple[str, ...], history: History) -> Match:
+        """Return the match of a step with an id. Raises `StepDefinitionError` if this run has called it already."""
+        key = f"{_SCOPE.get()}{name}#:{step_id}"
+        if key in self._ahead:
+            raise StepDefinitionError(f"step {name!r} must have a unique step_id in its scope, got {step_id!r} twice")
+        self._ahead.add(key)
+        record = await history.read_record(key)
+        if record is not None and (result := _result(record, digests)) is not None:
+            return key, result, None
+        return key, None, record
+
+    async def read(self, name: str, digests: tuple[str, ...], history: History) -> None:
+        """Read what `match` has to know of a large checkpoint. Raises `DecryptionError`."""
+        name = _SCOPE.get() + name
+        while (lowest := self._lowest(name)[1]) not in history.done:
+            if await history.read_record(lowest) is None and self._lowest(name)[1] == lowest:
+                break
+        left = self._unmatched(name, history.done)
+        if left and not any(_result(record, digests) is not None for record in left.values()):
+            await history.read_all()
+
+    def match(
+        self,
+        name: str,
+        digests: tuple[str, ...],
+        history: History,
+        handler: asyncio.Task[object] | None,
+        *,
+        rerun: bool = False,
+    ) -> Match:
+        """Return the key of a called step, and the record that fits.
+
+        If none fits, an earlier run made the call and did not record it, or it is new, or its arguments have changed.
+        The handler's own asyncio task calls steps in one order, so the next record must fit. In another task, a call
+        that fits it may still come.
+
+        Args:
+            digests: Hashes of the arguments, of which a record has one.
+            handler: The handler's asyncio task.
+            rerun: Take the next record if none fits.
+        """
+        name = _SCOPE.get() + name
+        number, key = self._lowest(name)
+        record = history.done.get(key)
+        if record is not None and (result := _result(record, digests)) is not None:
+            self._names[name] = number
+            history.take_known(key)
+            return key, result, None
+        if name in self._matched or not (history.records or history.intents):
+            self._names[name] = number
+            return key, None, record
+        return self._match_later(name, digests, history, in_order=rerun or asyncio.current_task() is handler)
+
+    def _match_later(self, name: str, digests: tuple[str, ...], history: History, *, in_order: bool) -> Match:
+        records, intents = self._unmatched(name, history.done), self._unmatched(name, history.intents)
+        if not records and not intents:
+            self._matched.add(name)
+        for key, record in records.items():
+            if (result := _result(record, digests)) is not None:
+                self._ahead.add(key)
+                history.take_known(key)
+                return key, result, None
+        for key, intent in intents.items():
+            if orjson.loads(intent).get("h") in digests:
+                self._ahead.add(key)
+                return key, None, None
+        number, key = self._lowest(name)
+        while not in_order and (key in records or key in intents):
+            number, key = self._lowest(name, number)
+        self._ahead.add(key)
+        return key, None, records.get(key)
+
+    def _lowest(self, name: str, after: int = 0) -> tuple[int, str]:
+        """Return the lowest number after this one that is not given out, and its key."""
+        number = max(after, self._names.get(name, 0)) + 1
+        key = name if number == 1 else f"{name}#{number}"
+        while key in self._ahead:
+            number += 1
+            key = f"{name}#{number}"
+        return number, key
+
+    def _unmatched(self, name: str, fields: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return the fields of the steps of this name that are not matched, by key, in the order of their numbers."""
+        found: dict[int, str] = {}
+        given = self._names.get(name, 0)
+        for key in fields:
+            head, mark, tail = key.partition(f"{name}#")
+            if key == name:
+                number = 1
+            elif mark and not head and tail.isdigit():
+                number = int(tail)
+            else:
+                continue
+            if number > given and key not in self._ahead:
+                found[number] = key
+        return {found[number]: fields[found[number]] for number in sorted(found)}
 
     @contextmanager
-    def inside(self, scope: str) -> Iterator[None]:
-        """Nest the steps that are called in the block: their keys begin with the scope and are numbered from 1."""
-        outer, self.scope = self.scope, scope
-        self._names = {name: count for name, count in self._names.items() if not name.startswith(scope)}
+    def scoped(self, name: str) -> Iterator[None]:
+        """Put the steps that are called in the block, and in asyncio tasks that it starts, into a scope."""
+        token = _SCOPE.set(f"{_SCOPE.get()}{name}/")
         try:
             yield
         finally:
-            self.scope = outer
+            _SCOPE.reset(token)
+
+    @contextmanager
+    def inside(self, step: str) -> Iterator[None]:
+        """Nest the steps that are called in the block in a step of the plan, numbered from 1."""
+        scope = f"{step}/"
+        self._names = {name: count for name, count in self._names.items() if not name.startswith(scope)}
+        self._ahead = {key for key in self._ahead if not key.startswith(scope)}
+        self._matched = {name for name in self._matched if not name.startswith(scope)}
+        outer, self.within = self.within, step
+        try:
+            with self.scoped(step):
+                yield
+        finally:
+            self.within = outer
 
     def under(self, scope: str, history: History) -> list[str]:
         """Return the keys of all steps in a scope that this run has called or that earlier runs have recorded."""
@@ -54,7 +189,16 @@ class StepKeys:
             for key in records
             if key.startswith(scope)
         ]
+        called += [key for key in self._ahead if key.startswith(scope)]
         return list(dict.fromkeys(found + called))
+
+
+def _result(record: bytes, digests: tuple[str, ...]) -> bytes | None:
+    """Return the result in a record of a call with these arguments, None for other arguments."""
+    for digest in digests:
+        if (result := StepRecord.result_of(record, digest)) is not None:
+            return result
+    return None
 
 
 def forget_steps(keys: Iterable[str], history: History) -> list[Entry]:

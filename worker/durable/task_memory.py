@@ -9,7 +9,8 @@ from ..errors import ConfigurationError, StepOutsideTask
 from ..journal import redacted
 from ..memory import FoundMemory, HybridStore, Memory, NewMemory, new_memory
 from .run import Run
-from .step import CURRENT_RUN, DEFAULT_OPTIONS, Durability, Step, current_step, run_step
+from .step import CURRENT_RUN, Step, current_step, run_step
+from .step_options import DEFAULT_OPTIONS, Durability
 
 __all__ = ["TaskMemory", "store_findings"]
 

@@ -12,6 +12,7 @@ import orjson
 import pytest
 from perdure import AlreadyDone, App, Context, Retry, Settings, current_step
 from perdure.deadletter import Reason, Replay, replay
+from perdure.worker.durable.codec import fingerprint
 from pydantic import BaseModel
 
 from tests.support.workers import Gate, bounded, letter, recorded_steps, running_worker, work_off
@@ -75,7 +76,7 @@ async def test_the_intent_is_stored_before_the_act(app: App) -> None:
     await bounded(handle.result())
     while_acting, while_plain = stored
     assert list(while_acting) == ["i:act"]
-    assert orjson.loads(while_acting["i:act"]) == {"a": "7"}
+    assert orjson.loads(while_acting["i:act"]) == {"h": fingerprint((7,), {})[0], "a": "7"}
     assert list(while_plain) == ["d:act"]  # the result replaced the intent; a plain step has none
 
 

@@ -1,0 +1,86 @@
+"""Options of a step, and its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from ...deadletter import Retry
+from ..errors import StepDefinitionError
+
+__all__ = ["DEFAULT_OPTIONS", "AlreadyDone", "Durability", "StepOptions", "check_name"]
+
+R = TypeVar("R")
+
+Durability = Literal["sync", "async", "replicated"]
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyDone(Generic[R]):
+    """The answer of `verify` when the effect has happened; `result` becomes the step's result."""
+
+    result: R
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """Options of one step.
+
+    Attributes:
+        timeout: seconds for one try.
+        retry: tries within this run, with backoff; None for one try.
+        durability: `sync` records the result before the next line runs; `async` in the background, but before the
+            outcome; `replicated` waits until replicas have the record, too. See docs/how-to/durability.md.
+        risky: record the intent before the function is called.
+        verify: called with the step's arguments if an intent without a result is found; returns `AlreadyDone(result)`,
+            or None if the effect did not happen.
+        in_doubt: without `verify`: `retry` calls the function again under the same idempotency key, `fail` makes the
+            task a dead letter.
+        on_mismatch: what follows if the recorded arguments differ from the present ones: `error` or `rerun`.
+        step_id: identifies the step within its scope, in place of its arguments and its number; unique in a run.
+        reasoning: why a tool is called, for the event log.
+        call: the id that the model gave to the call of a tool.
+    """
+
+    timeout: float | None = None
+    retry: Retry | None = None
+    durability: Durability = "sync"
+    risky: bool = False
+    verify: Callable[..., Any] | None = None
+    in_doubt: Literal["retry", "fail"] = "retry"
+    on_mismatch: Literal["error", "rerun"] = "error"
+    step_id: str | None = None
+    reasoning: str = ""
+    call: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.verify is not None and not self.risky:
+            raise StepDefinitionError("verify must be used with risky=True")
+        if self.timeout is not None and self.timeout <= 0:
+            raise StepDefinitionError(f"timeout must be more than 0 seconds, got {self.timeout}")
+        if self.step_id is not None:
+            check_name("step_id", self.step_id)
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise StepDefinitionError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "durability": ("sync", "async", "replicated"),
+    "in_doubt": ("retry", "fail"),
+    "on_mismatch": ("error", "rerun"),
+}
+
+DEFAULT_OPTIONS: Final[Mapping[Durability, StepOptions]] = {
+    "sync": StepOptions(durability="sync"),
+    "async": StepOptions(durability="async"),
+    "replicated": StepOptions(durability="replicated"),
+}
+"""Options of steps by the durability of their task."""
+
+
+def check_name(what: str, name: object) -> None:
+    """Raise `StepDefinitionError` if a step, its id or a scope cannot have this name."""
+    if not (isinstance(name, str) and 0 < len(name) <= 200 and "#" not in name):
+        raise StepDefinitionError(f"{what} must be 1 to 200 characters without '#', got {name!r}")
