@@ -107,7 +107,11 @@ class BatchEnqueuer:
             partition.dead,
             partition.inbox(message.id),
         ]
-        answer: bytes = await self._gateway.run(_RESET, keys, [message.envelope, message.arguments, token])
+        answer = b"changed"
+        while answer == b"changed":  # another call replaced the task after it was read
+            found = await self._gateway.command("HMGET", partition.record(message.id), "finished", "token", "replays")
+            args = (message.envelope, message.arguments, token, *(value or b"" for value in found))
+            answer = await self._gateway.run(_RESET, keys, args)
         if answer not in (b"stored", b"closed"):
             raise StillRunning(message.id, answer.decode())
         return answer == b"stored"

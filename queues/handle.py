@@ -212,14 +212,20 @@ class TaskHandle(Generic[R]):
             partition.control(self.id),
         ]
         namespace = Namespace(partition.namespace)
-        stored, source = await self._gateway.pipeline(
-            [("HGET", namespace.config, "result_ttl"), ("HGET", partition.record(self.id), "handed_from")]
-        )
-        ttl = read_seconds(stored) or self._retention
-        if source is not None:  # a cancelled successor must not be stored again once its record has expired
-            await confirm_successor(self._gateway, namespace, source.decode())
-        retention = (round(ttl * 1000), registered_retention(ttl))
-        answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, RESERVED, self.id, *retention])
+        answer = b"changed"
+        while answer == b"changed":  # the task was replaced or replayed after it was read
+            stored, (source, *read) = await self._gateway.pipeline(
+                [
+                    ("HGET", namespace.config, "result_ttl"),
+                    ("HMGET", partition.record(self.id), "handed_from", "at", "entry", "token", "replays"),
+                ]
+            )
+            ttl = read_seconds(stored) or self._retention
+            if source is not None:  # a cancelled successor must not be stored again once its record has expired
+                await confirm_successor(self._gateway, namespace, source.decode())
+            retention = (round(ttl * 1000), registered_retention(ttl))
+            args = (GROUP, RESERVED, self.id, *retention, *(value or b"" for value in read))
+            answer = await self._gateway.run(_CANCEL, keys, args)
         if answer == b"missing":
             raise TaskNotFound(self.id, f"queue {partition.queue!r}")
         return State.RUNNING if answer == b"requested" else State(answer.decode())

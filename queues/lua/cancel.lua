@@ -2,17 +2,27 @@
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees.
 -- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
---       rounded up to one that is registered
--- returns  'missing', 'requested', 'cancelled', or the terminal state that the task has already
+--       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays
+-- returns  'missing', 'requested', 'cancelled', the terminal state that the task has already, or 'changed': the record
+--          is not that of the task that the caller has read
 -- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
 -- there is no group: XPENDING answers with an error, and no worker has the message. The first write frees memory, so
--- that a full server accepts the rest (see fence.lua).
+-- that a full server accepts the rest (see fence.lua). A command that arrives late does not cancel a task that was
+-- replayed, or enqueued again under the same id, since.
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
   return 'missing'
 end
 if state ~= 'queued' and state ~= 'scheduled' then
   return state
+end
+local now = redis.call('HMGET', KEYS[2], 'at', 'entry', 'token', 'replays')
+local function born(at, entry)
+  return at or string.match(entry or '', '^%d+') or ''
+end
+if born(now[1], now[2]) ~= born(ARGV[6] ~= '' and ARGV[6], ARGV[7])
+  or (now[3] or '') ~= ARGV[8] or (now[4] or '') ~= ARGV[9] then
+  return 'changed'
 end
 redis.call('DEL', KEYS[8])
 if state == 'scheduled' then

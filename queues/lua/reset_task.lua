@@ -1,16 +1,21 @@
 -- Store a task in the place of an ended one with the same id.
 -- KEYS  ready stream, mark of a closed partition, record, steps, log, dead-letter stream, inbox
--- ARGV  envelope, arguments, token of this call
--- returns  the state of a task that has not ended; 'stored'; or 'closed' if the partition is closed: what an ended
---          task left here was deleted, and the caller stores the task in another partition
+-- ARGV  envelope, arguments, token of this call, then what the caller has read of the record: finished, token, replays
+-- returns  the state of a task that has not ended; 'stored'; 'closed' if the partition is closed: what an ended task
+--          left here was deleted, and the caller stores the task in another partition; or 'changed': the record is not
+--          that of the task that the caller has read
 -- Atomic: what the earlier task left, a dead letter included, is deleted in the script that adds the new message.
--- Idempotent: after a lost reply, the token in the record shows that the task is stored.
-local held = redis.call('HMGET', KEYS[3], 'state', 'dead', 'token')
+-- Idempotent: after a lost reply, the token in the record shows that the task is stored. A command that arrives late
+-- does not replace a task that was stored since.
+local held = redis.call('HMGET', KEYS[3], 'state', 'dead', 'token', 'finished', 'replays')
 if held[3] == ARGV[3] then
   return 'stored'
 end
 if held[1] and held[1] ~= 'succeeded' and held[1] ~= 'dead' and held[1] ~= 'cancelled' then
   return held[1]
+end
+if (held[4] or '') ~= ARGV[4] or (held[3] or '') ~= ARGV[5] or (held[5] or '') ~= ARGV[6] then
+  return 'changed'
 end
 if held[2] then
   redis.call('XDEL', KEYS[6], held[2])

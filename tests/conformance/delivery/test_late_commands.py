@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from perdure.deadletter import Filter, Replay, list_letters, replay
@@ -21,6 +22,7 @@ from perdure.queues import (
     Namespace,
     Partition,
     Producer,
+    State,
     clear_quarantined,
     excuse_crashes,
     load_history,
@@ -222,3 +224,78 @@ async def test_a_heartbeat_that_arrives_late_takes_nothing_back(
     await unchanged(gateway, namespace, proxy)
     await claim_one(await worker(gateway, partition))
     await unchanged(gateway, namespace, proxy)
+
+
+@pytest.mark.parametrize("then", ["enqueued fresh", "expired, enqueued again", "replayed"])
+async def test_a_cancellation_that_arrives_late_spares_the_next_task_of_the_id(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    producer: Producer,
+    delivery: Delivery,
+    line: tuple[Gateway, LossyProxy],
+    then: str,
+) -> None:
+    late, proxy = line
+    if then == "replayed":
+        await SETTLING["bury"](gateway, delivery, "x")
+    async with Producer(namespace=namespace.name, gateway=late) as another:
+        handle = await another.find("x")
+        assert handle is not None
+        proxy.hold(queue_script("cancel").sha.encode())
+        assert await handle.cancel() == (State.DEAD if then == "replayed" else State.RUNNING)
+    await unchanged(gateway, namespace, proxy)
+    if then == "replayed":
+        await next_delivery(gateway, partition, producer, "bury")
+    else:
+        await SETTLING["cancelled"](gateway, delivery, "x")
+        await unchanged(gateway, namespace, proxy)
+        if then == "enqueued fresh":
+            await next_delivery(gateway, partition, producer, "cancelled")
+        else:
+            await gateway.command("DEL", partition.record("x"), partition.steps("x"), partition.log("x"))
+            await producer.enqueue("t", task_id="x")
+    await unchanged(gateway, namespace, proxy)
+
+
+async def test_a_fresh_start_that_arrives_late_spares_what_replaced_it(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    producer: Producer,
+    delivery: Delivery,
+    line: tuple[Gateway, LossyProxy],
+) -> None:
+    """The task that it started has ended, and another one that replaced this one, too."""
+    late, proxy = line
+    message = EnvelopeTemplate("t").message(b"{}", task_id="x")
+    await SETTLING["succeed"](gateway, delivery, "x")
+    async with Producer(namespace=namespace.name, gateway=late) as another:
+        await another.find("x")
+        proxy.hold(queue_script("reset_task").sha.encode())
+        await another.enqueue_fresh(message, queue="default")
+    await unchanged(gateway, namespace, proxy)
+    for _ in range(2):
+        await SETTLING["succeed"](gateway, await read_one(await worker(gateway, partition)), "x")
+        await unchanged(gateway, namespace, proxy)
+        await producer.enqueue_fresh(message, queue="default")
+        await unchanged(gateway, namespace, proxy)
+
+
+async def test_a_task_that_is_replaced_while_it_is_cancelled_is_cancelled(
+    gateway: Gateway, producer: Producer, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller reads the record again."""
+    handle = await producer.find("x")
+    assert handle is not None
+    await SETTLING["succeed"](gateway, delivery, "x")
+    pipeline = Gateway.pipeline
+
+    async def replaced(self: Gateway, *arguments: Any, **options: Any) -> Any:
+        found = await pipeline(self, *arguments, **options)
+        monkeypatch.undo()
+        await producer.enqueue_fresh(EnvelopeTemplate("t").message(b"{}", task_id="x"), queue="default")
+        return found
+
+    monkeypatch.setattr(Gateway, "pipeline", replaced)
+    assert await handle.cancel() == State.CANCELLED
