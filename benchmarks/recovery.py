@@ -50,7 +50,7 @@ async def _kill(deployment: Deployment, lease: float) -> Figure:
         Producer(deployment.url, namespace=deployment.namespace) as producer,
         started("benchmarks.support.worker_process", deployment) as victim,
     ):
-        await producer.enqueue("hang")
+        await producer.enqueue("hang", queue="bench")
         await victim.reported(_STARTED_WITHIN)
         async with started("benchmarks.support.worker_process", deployment) as rescuer:
             # Leases are renewed every third of a lease and swept about every half: kill at a random time.
@@ -81,7 +81,7 @@ async def supervised_kills(deployment: Deployment, times: int) -> list[float]:
         found: list[float] = []
         for _ in range(times):
             await first.complete()
-            task = await producer.enqueue("hang_once")
+            task = await producer.enqueue("hang_once", queue="bench")
             await first.reported(_STARTED_WITHIN)
             killed = await first.kill_worker_of(task)
             found.append(await first.reported(_STARTED_WITHIN) - killed)
@@ -95,7 +95,7 @@ async def host_lost(deployment: Deployment) -> float:
         Producer(deployment.url, namespace=deployment.namespace) as producer,
         host("first", deployment, producer) as first,
     ):
-        await producer.enqueue("hang_once")
+        await producer.enqueue("hang_once", queue="bench")
         await first.reported(_STARTED_WITHIN)
         async with host("second", deployment, producer) as second:
             await asyncio.sleep(lease * random.uniform(0.5, 1.0))
@@ -109,7 +109,7 @@ async def deploy(deployment: Deployment) -> float:
         Producer(deployment.url, namespace=deployment.namespace) as producer,
         host("first", deployment, producer) as first,
     ):
-        await producer.enqueue("pace")
+        await producer.enqueue("pace", queue="bench")
         await first.reported(_STARTED_WITHIN)
         async with host("second", deployment, producer) as second:
             await asyncio.sleep(random.uniform(0.2, 0.4))
@@ -119,7 +119,7 @@ async def deploy(deployment: Deployment) -> float:
 
 def _silence(deployment: Deployment) -> float:
     """Return the seconds since the only lease was renewed."""
-    ready = Namespace(deployment.namespace).partition("default").ready
+    ready = Namespace(deployment.namespace).partition("bench").ready
     with RawClient(deployment.url) as client:
         pending = client.call("XPENDING", ready, GROUP, "-", "+", 1)
     return int(pending[0][2]) / 1000

@@ -163,7 +163,7 @@ async def _measure(case: Case, count: int, deployment: Deployment, patience: flo
         AsyncExitStack() as stack,
     ):
         first = await stack.enter_async_context(_worker("first", case, deployment, reports))
-        await producer.enqueue_many("hold", [{}] * count)
+        await producer.enqueue_many("hold", [{}] * count, queue="many")
         if not await reports.wait("held", count, _READY_WITHIN):
             raise RuntimeError(f"only {len(reports.held)} of {count} tasks started")
         if case.whole_host:
@@ -184,7 +184,7 @@ async def _measure(case: Case, count: int, deployment: Deployment, patience: flo
 
 async def _feed(producer: Producer) -> None:
     while True:
-        await producer.enqueue("new", {"enqueued": time.monotonic()})
+        await producer.enqueue("new", {"enqueued": time.monotonic()}, queue="many")
         await asyncio.sleep(NEW_TASKS_EACH)
 
 

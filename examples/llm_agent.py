@@ -2,7 +2,7 @@
 
     export PERDURE_LLM_URL=http://localhost:11434/v1 PERDURE_LLM_MODEL=llama3.1
     perdure worker run examples/llm_agent.py:app &
-    perdure enqueue ask --args '{"question": "Which of these pages name a lease?", "folder": "docs"}'
+    perdure enqueue ask --queue llm_agent --args '{"question": "Which of these pages name a lease?", "folder": "docs"}'
 
 Each answer of the model and each tool call is a durable step. If the worker dies, the next one resumes the conversation
 without repeating a recorded answer or tool call. Old messages are summarized once when the conversation outgrows the

@@ -44,7 +44,7 @@ class Producer:
     """Client that enqueues tasks by name, without handler code.
 
     async with Producer("redis://localhost") as producer:
-        handle = await producer.enqueue("audit", {"root": "src"}, queue="default")
+        handle = await producer.enqueue("audit", {"root": "src"}, queue="reports")
         report = await handle.result(timeout=60)
     """
 
@@ -109,7 +109,7 @@ class Producer:
         task: str,
         args: Mapping[str, Any] | None = None,
         *,
-        queue: str = "default",
+        queue: str,
         delay: float = 0.0,
         key: str | None = None,
         task_id: str | None = None,
@@ -149,7 +149,7 @@ class Producer:
         task: str,
         many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
-        queue: str = "default",
+        queue: str,
         delay: float = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
@@ -162,7 +162,7 @@ class Producer:
         task: str,
         many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
-        queue: str = "default",
+        queue: str,
         delay: float = 0.0,
         key: Key = None,
         durability: Replicated | None = None,

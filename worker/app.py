@@ -34,7 +34,7 @@ class App:
 
     app = App("audit")
 
-    @app.task(queue="default", retry=Retry(max_attempts=5), timeout=3600)
+    @app.task(retry=Retry(max_attempts=5), timeout=3600)
     async def audit(ctx: Context, root: str) -> Report: ...
 
     async with app:
@@ -54,7 +54,7 @@ class App:
         """Create an app without tasks; nothing is connected yet.
 
         Args:
-            name: name of the app in logs and worker ids.
+            name: name of the app in logs and worker ids, and of the queue of its tasks.
             redis_url: else PERDURE_REDIS_URL, else the embedded server.
             namespace: prefix of all keys, else PERDURE_NAMESPACE.
             settings: all settings, in place of those of the environment.
@@ -62,7 +62,7 @@ class App:
             lifespan: `lifespan(app)` returns an async context manager, which is open while the app is; what it yields
                 is `ctx.resources`.
         """
-        self.name = check_name("app name", name)
+        self.name = check_name("app name (also the name of its queue)", name)
         self._settings = settings
         self._redis_url = redis_url
         self._namespace = namespace
@@ -188,7 +188,7 @@ class App:
         self,
         *,
         name: str | None = None,
-        queue: str = "default",
+        queue: str | None = None,
         retry: Retry | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
@@ -200,7 +200,7 @@ class App:
         handler: Any = None,
         *,
         name: str | None = None,
-        queue: str = "default",
+        queue: str | None = None,
         retry: Retry | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
@@ -212,7 +212,7 @@ class App:
         Args:
             handler: the function, where the decorator is used without arguments.
             name: else the function's.
-            queue: the queue that the task goes to.
+            queue: the queue that the task goes to, else the one with the app's name.
             retry: see `Retry`.
             timeout: seconds for one run, else the worker's time limit.
             idle_timeout: seconds in which a step must begin or end, or something must be saved, else the worker's idle
@@ -220,7 +220,7 @@ class App:
             durability: how steps are recorded unless they say otherwise, see `StepOptions`.
             result_ttl: seconds for which the outcome is kept, else the setting.
         """
-        check_name("queue", queue)
+        queue = self._queue(queue)
 
         def register(function: Any) -> Task[Any, Any]:
             return self.tasks.add(
@@ -243,7 +243,7 @@ class App:
         /,
         *,
         name: str | None = None,
-        queue: str = "default",
+        queue: str | None = None,
         retry: Retry | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
@@ -255,7 +255,7 @@ class App:
         self,
         *,
         name: str | None = None,
-        queue: str = "default",
+        queue: str | None = None,
         retry: Retry | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
@@ -267,7 +267,7 @@ class App:
         kind: Any = None,
         *,
         name: str | None = None,
-        queue: str = "default",
+        queue: str | None = None,
         retry: Retry | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
@@ -285,7 +285,7 @@ class App:
             durability: as for `task`; the steps of the plan themselves are never recorded in the background.
             result_ttl: seconds for which the outcome is kept, and with it the knowledge that the goal is reached.
         """
-        check_name("queue", queue)
+        queue = self._queue(queue)
 
         def register(agent: type[Agent[Any]]) -> AgentTask[Any]:
             called = name or getattr(agent, "__name__", repr(agent)).lower()
@@ -307,6 +307,9 @@ class App:
             return found
 
         return register if kind is None else register(kind)
+
+    def _queue(self, name: str | None) -> str:
+        return self.name if name is None else check_name("queue", name)
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, tasks={sorted(self.tasks)})"

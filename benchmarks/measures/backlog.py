@@ -52,7 +52,7 @@ class _Side:
     def __init__(self, deployment: Deployment) -> None:
         self._place = deployment
         self._namespace = Namespace(deployment.namespace)
-        self._partition = Partition(deployment.namespace, "default", 0)
+        self._partition = Partition(deployment.namespace, "bench", 0)
         self._producer = Producer(deployment.url, namespace=deployment.namespace)
 
     @property
@@ -64,7 +64,7 @@ class _Side:
         for count, delay in ((backlog.queued, 0.0), (backlog.due, _AN_HOUR)):
             for start in range(0, count, _CHUNK):
                 some = ({"number": number} for number in range(start, min(start + _CHUNK, count)))
-                await self._producer.enqueue_many("noop", some, delay=delay)
+                await self._producer.enqueue_many("noop", some, delay=delay, queue="bench")
         self._consumer = Consumer(
             self._gateway, read_partitions(self._gateway, "bench"), [self._partition], "bench", 60.0, Leases()
         )
@@ -90,7 +90,7 @@ class _Side:
 
             act = settle
         elif name == "promote":
-            await self._producer.enqueue("noop", {"number": 1}, delay=0.001)
+            await self._producer.enqueue("noop", {"number": 1}, delay=0.001, queue="bench")
             await asyncio.sleep(0.002)  # due times are compared with the server's clock
             act = self._promote
         else:
@@ -100,7 +100,7 @@ class _Side:
         return (time.perf_counter() - began) * 1e6
 
     async def _enqueue(self) -> None:
-        await self._producer.enqueue("noop", {"number": 1})
+        await self._producer.enqueue("noop", {"number": 1}, queue="bench")
 
     async def _read(self) -> None:
         if not (await self._consumer.read(1, block=None)).deliveries:

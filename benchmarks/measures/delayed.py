@@ -37,7 +37,7 @@ async def _perdure(deployment: Deployment, count: int) -> list[float]:
 
         async def after(delay: float) -> float:
             asked = time.monotonic()
-            await producer.enqueue("pick_up", delay=delay)
+            await producer.enqueue("pick_up", delay=delay, queue="bench")
             return asked + delay
 
         return await _percentiles(worker, after, count)

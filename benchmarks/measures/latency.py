@@ -39,7 +39,7 @@ async def _perdure(deployment: Deployment, count: int) -> list[float]:
         Producer(deployment.url, namespace=deployment.namespace) as producer,
         started("benchmarks.support.worker_process", deployment) as worker,
     ):
-        return await _pick_ups(worker, lambda: producer.enqueue("pick_up"), count)
+        return await _pick_ups(worker, lambda: producer.enqueue("pick_up", queue="bench"), count)
 
 
 async def _raw(deployment: Deployment, count: int) -> list[float]:

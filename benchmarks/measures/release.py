@@ -35,7 +35,7 @@ async def _perdure(deployment: Deployment) -> float:
         Producer(deployment.url, namespace=deployment.namespace) as producer,
         started("benchmarks.support.worker_process", deployment) as stopping,
     ):
-        await producer.enqueue("tick")
+        await producer.enqueue("tick", queue="bench")
         await stopping.reported(_STARTED_WITHIN)
         async with started("benchmarks.support.worker_process", deployment) as next_one:
             await asyncio.sleep(random.uniform(0.2, 0.4))

@@ -76,7 +76,7 @@ class _Bench:
 
     async def until_done(self) -> None:
         """Wait until the queue and the due set are empty."""
-        partition = self.producer.namespace.partition("default")
+        partition = self.producer.namespace.partition("bench")
         commands = [("XLEN", partition.ready), ("ZCARD", partition.due)]
         async with asyncio.timeout(_ENDED_WITHIN):
             while any(await self.producer.gateway.pipeline(commands)):  # noqa: ASYNC110 - there is no event
@@ -126,7 +126,7 @@ async def _singles(bench: _Bench) -> None:
     count = bench.effort.singles
     meter = Meter(bench.deployment)
     for number in range(count):
-        await bench.producer.enqueue("noop", {"number": number})
+        await bench.producer.enqueue("noop", {"number": number}, queue="bench")
         await bench.until_done()
     spent = bench.worked(meter.read())
     bench.found |= {"wake_ups": spent.calls["xreadgroup"] / count, "single_micros": spent.cpu * 1e6 / count}
@@ -136,7 +136,7 @@ async def _due(bench: _Bench) -> None:
     """Measure tasks with one due time while all workers are idle."""
     count = bench.effort.due
     meter = Meter(bench.deployment)
-    await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), delay=1.0)
+    await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), delay=1.0, queue="bench")
     await bench.until_done()
     spent = meter.read()
     bench.found["promotions"] = spent.calls["zscore"] / count
@@ -145,7 +145,7 @@ async def _due(bench: _Bench) -> None:
 async def _held(bench: _Bench) -> None:
     """Measure lease renewals while each worker holds a task."""
     seconds = bench.effort.held
-    await bench.producer.enqueue_many("hold", ({"seconds": seconds} for _ in range(bench.crew.workers)))
+    await bench.producer.enqueue_many("hold", ({"seconds": seconds} for _ in range(bench.crew.workers)), queue="bench")
     await asyncio.sleep(seconds * 0.1)
     meter = Meter(bench.deployment)
     await asyncio.sleep(seconds * 0.7)
@@ -162,7 +162,7 @@ async def _load(bench: _Bench) -> None:
     await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), queue=_QUIET)
     enqueued = bench.worked(alone.read())
     meter, began = Meter(bench.deployment), time.monotonic()
-    await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)))
+    await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), queue="bench")
     await bench.until_done()
     took, total = time.monotonic() - began, meter.read()
     spent = bench.worked(total)
@@ -184,7 +184,7 @@ async def _steps(bench: _Bench) -> None:
     tasks = 32
     each = max(1, bench.effort.steps // tasks)
     meter = Meter(bench.deployment)
-    await bench.producer.enqueue_many("walk", ({"steps": each} for _ in range(tasks)))
+    await bench.producer.enqueue_many("walk", ({"steps": each} for _ in range(tasks)), queue="bench")
     await bench.until_done()
     spent = bench.worked(meter.read())
     bench.found |= {

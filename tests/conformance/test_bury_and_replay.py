@@ -106,7 +106,7 @@ async def letters(gateway: Gateway, partition: Partition, wanted: Filter | None 
 @pytest.fixture
 async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
     """Task x, read by worker a, with one recorded step."""
-    await producer.enqueue("t", {"n": 1}, task_id="x", headers={"trace": "7"})
+    await producer.enqueue("t", {"n": 1}, task_id="x", headers={"trace": "7"}, queue="default")
     taken = await read_one(await worker(gateway, partition))
     await add_entries(gateway, taken, "x", [Entry(Kind.DONE, "list", b"[1]")])
     return taken
@@ -166,7 +166,7 @@ async def test_letters_are_listed_filtered_and_counted(
 ) -> None:
     other = namespace.partition("other")
     a, b = await worker(gateway, partition), await worker(gateway, other)
-    await producer.enqueue_many("t", [{}] * 5)
+    await producer.enqueue_many("t", [{}] * 5, queue="default")
     await producer.enqueue("t", queue="other")
     kinds = [
         (Reason.TIMEOUT, "mail"),
@@ -300,7 +300,7 @@ async def test_a_message_of_a_newer_version_is_buried_under_its_own_id(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     """The producer that waits for it sees the outcome, and an upgraded worker can run it after a replay."""
-    handle = await producer.enqueue("t", {"n": 1}, task_id="x")
+    handle = await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
     (entry,) = await gateway.command("XRANGE", partition.ready, "-", "+")
     await gateway.command("DEL", partition.ready, partition.record("x"))
     newer = entry[1][1].replace(b'"v":1', b'"v":2')
@@ -493,7 +493,7 @@ async def test_a_replay_refuses_a_letter_whose_id_was_enqueued_again(
     """The record expired before the letter was trimmed: a replay would put one task in two places."""
     await bury_as(gateway, delivery, "x")
     await gateway.command("DEL", partition.record("x"), partition.steps("x"), partition.log("x"))
-    await producer.enqueue("t", {"n": 2}, task_id="x", delay=60 if meanwhile == "scheduled" else 0)
+    await producer.enqueue("t", {"n": 2}, task_id="x", delay=60 if meanwhile == "scheduled" else 0, queue="default")
     if meanwhile in ("running", "succeeded"):
         taken = await read_one(await worker(gateway, partition))
         if meanwhile == "succeeded":
@@ -522,7 +522,7 @@ async def test_a_lost_reply_replays_once(gateway: Gateway, partition: Partition,
 async def test_a_replay_concurrent_with_a_purge_has_one_outcome(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 20)
+    handles = await producer.enqueue_many("t", [{}] * 20, queue="default")
     a = await worker(gateway, partition)
     for one, handle in zip(await read(a, 20), handles, strict=True):
         await bury_as(gateway, one, handle.id)
@@ -535,7 +535,7 @@ async def test_a_replay_concurrent_with_a_purge_has_one_outcome(
 
 
 async def test_replay_all_respects_the_rate(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 5)
+    handles = await producer.enqueue_many("t", [{}] * 5, queue="default")
     a = await worker(gateway, partition)
     for one, handle in zip(await read(a, 5), handles, strict=True):
         await bury_as(gateway, one, handle.id)
@@ -552,7 +552,7 @@ async def test_replay_all_replays_a_task_that_dies_again_once(
     gateway: Gateway, partition: Partition, producer: Producer, oldest_first: bool
 ) -> None:
     """The list is read page by page while workers bury tasks again: it must end."""
-    handles = await producer.enqueue_many("t", [{}] * 250)
+    handles = await producer.enqueue_many("t", [{}] * 250, queue="default")
     a = await worker(gateway, partition)
     for one, handle in zip(await read(a, 250), handles, strict=True):
         await bury_as(gateway, one, handle.id)
@@ -592,7 +592,7 @@ async def test_purge_all_removes_the_letters_of_a_filter(
 ) -> None:
     a = await worker(gateway, partition)
     for number in range(6):
-        await producer.enqueue("t", task_id=f"x{number}")
+        await producer.enqueue("t", task_id=f"x{number}", queue="default")
         reason = Reason.TIMEOUT if number % 2 else Reason.CRASH_LOOP
         await bury_as(gateway, await read_one(a), f"x{number}", reason=reason)
     found = list_letters(gateway, [partition], Filter(reason=Reason.TIMEOUT))
@@ -618,9 +618,9 @@ async def test_a_trimmed_letter_leaves_no_record(
     """The worker that buried it kept the record for longer: it would stay dead without a letter to replay."""
     a = await worker(gateway, partition)
     for number in range(250):
-        await producer.enqueue("t", task_id=f"x{number}")
+        await producer.enqueue("t", task_id=f"x{number}", queue="default")
         await bury_as(gateway, await read_one(a), f"x{number}", retention=DAY)
-    await producer.enqueue("t", task_id="new")
+    await producer.enqueue("t", task_id="new", queue="default")
     await gateway.command("HDEL", partition.record("x7"), "dead")  # its id belongs to another task meanwhile
     assert await trim_letters(gateway, partition, -10.0) == 250
     assert await count_letters(gateway, [partition]) == 0

@@ -45,7 +45,9 @@ async def script_calls(gateway: Gateway) -> int:
 
 
 async def test_a_task_is_one_message_and_one_record(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    handle = await producer.enqueue("audit", {"root": "src"}, headers={"trace": "1"}, timeout=9.5, max_attempts=2)
+    handle = await producer.enqueue(
+        "audit", {"root": "src"}, headers={"trace": "1"}, timeout=9.5, max_attempts=2, queue="default"
+    )
     record = await handle.record()
     assert await places(gateway, partition, handle.id) == [READY]
     assert (record.state, record.task, record.args) == (State.QUEUED, "audit", b'{"root":"src"}')
@@ -58,22 +60,22 @@ async def test_a_task_is_one_message_and_one_record(gateway: Gateway, partition:
 
 async def test_its_time_is_that_of_redis(gateway: Gateway, producer: Producer) -> None:
     before = await gateway.command("TIME")
-    record = await (await producer.enqueue("t")).record()
+    record = await (await producer.enqueue("t", queue="default")).record()
     after = await gateway.command("TIME")
     assert record.enqueued_at is not None
     assert int(before[0]) * 1000 <= record.enqueued_at <= (int(after[0]) + 1) * 1000
 
 
 async def test_an_id_of_ones_own_is_stored_once(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
-    await producer.enqueue("t", {"n": 1}, task_id="order-7")
+    await producer.enqueue("t", {"n": 1}, task_id="order-7", queue="default")
     before = await dump(gateway, namespace)
-    again = await producer.enqueue("t", {"n": 2}, task_id="order-7")
+    again = await producer.enqueue("t", {"n": 2}, task_id="order-7", queue="default")
     assert await dump(gateway, namespace) == before
     assert (await again.record()).args == b'{"n":1}'
 
 
 async def test_an_id_is_stored_once_by_many_at_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    await asyncio.gather(*(producer.enqueue("t", {"n": n}, task_id="order-7") for n in range(40)))
+    await asyncio.gather(*(producer.enqueue("t", {"n": n}, task_id="order-7", queue="default") for n in range(40)))
     assert await places(gateway, partition, "order-7") == [READY]
 
 
@@ -88,11 +90,11 @@ async def test_an_id_is_stored_once_within_one_call(gateway: Gateway, partition:
 async def test_a_task_that_is_being_run_is_not_stored_again(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     await read_one(await worker(gateway, partition))
     before = await dump(gateway, namespace)
-    await producer.enqueue("t", task_id="x")
-    await producer.enqueue("t", task_id="x", delay=60)
+    await producer.enqueue("t", task_id="x", queue="default")
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
     assert await places(gateway, partition, "x") == [PENDING]
     assert await dump(gateway, namespace) == before
 
@@ -100,11 +102,11 @@ async def test_a_task_that_is_being_run_is_not_stored_again(
 async def test_a_task_that_has_its_result_is_not_stored_again(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t", task_id="x")
+    handle = await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await succeed(gateway, delivery, "x", b"42", Counters(1), ran=0.1, ttl=60)
     before = await dump(gateway, namespace)
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     assert await dump(gateway, namespace) == before
     assert await handle.result() == 42
 
@@ -112,20 +114,20 @@ async def test_a_task_that_has_its_result_is_not_stored_again(
 async def test_an_id_whose_record_has_expired_is_new(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t", task_id="x")
+    handle = await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await succeed(gateway, delivery, "x", b"42", Counters(1), ran=0.1, ttl=60)
     await gateway.command("PEXPIRE", partition.record("x"), 0)
     with pytest.raises(TaskNotFound):
         await handle.status()
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     assert await places(gateway, partition, "x") == [READY]
 
 
 async def test_a_task_that_waits_for_its_time_keeps_its_time(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60)
+    handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60, queue="default")
     record = await handle.record()
     now = int((await gateway.command("TIME"))[0]) * 1000
     assert await places(gateway, partition, "x") == [DUE]
@@ -134,13 +136,13 @@ async def test_a_task_that_waits_for_its_time_keeps_its_time(
     assert now + 58_000 <= record.due_at <= now + 61_000
     assert await read(await worker(gateway, partition)) == []
     before = await dump(gateway, namespace)
-    await producer.enqueue("t", {"n": 2}, task_id="x", delay=600)
-    await producer.enqueue("t", {"n": 3}, task_id="x")
+    await producer.enqueue("t", {"n": 2}, task_id="x", delay=600, queue="default")
+    await producer.enqueue("t", {"n": 3}, task_id="x", queue="default")
     assert await dump(gateway, namespace) == before
 
 
 async def test_one_call_stores_many_in_their_order(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    handles = await producer.enqueue_many("t", ({"n": n} for n in range(1_203)))
+    handles = await producer.enqueue_many("t", ({"n": n} for n in range(1_203)), queue="default")
     a = await worker(gateway, partition)
     deliveries = await read(a, 2_000)
     assert ids(deliveries) == [handle.id for handle in handles]
@@ -150,22 +152,24 @@ async def test_one_call_stores_many_in_their_order(gateway: Gateway, partition: 
 
 async def test_many_are_sent_in_slices_of_500(gateway: Gateway, producer: Producer) -> None:
     needs_server(gateway, "INFO commandstats is not kept")
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     before = await script_calls(gateway)
-    await producer.enqueue_many("t", [{"n": n} for n in range(1_203)])
+    await producer.enqueue_many("t", [{"n": n} for n in range(1_203)], queue="default")
     assert await script_calls(gateway) - before == 3
 
 
 async def test_large_ones_are_sent_in_slices_of_4_mib(gateway: Gateway, producer: Producer) -> None:
     needs_server(gateway, "INFO commandstats is not kept")
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     before = await script_calls(gateway)
-    await producer.enqueue_many("t", [{"text": "x" * 900_000} for _ in range(9)])  # four fit into 4 MiB
+    await producer.enqueue_many(
+        "t", [{"text": "x" * 900_000} for _ in range(9)], queue="default"
+    )  # four fit into 4 MiB
     assert await script_calls(gateway) - before == 3
 
 
 async def test_none_is_no_work(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
-    assert await producer.enqueue_many("t", []) == []
+    assert await producer.enqueue_many("t", [], queue="default") == []
     assert await dump(gateway, namespace) == {
         namespace.queues.encode(): (True, {b"default": b"1"}),
         namespace.deployment.encode(): (True, {b"format": str(DATA_FORMAT).encode()}),
@@ -177,7 +181,7 @@ async def test_what_is_too_large_keeps_the_whole_batch_back(
 ) -> None:
     async with Producer(namespace=namespace_name, gateway=gateway, payload_limit=200) as producer:
         with pytest.raises(PayloadTooLarge, match="over the limit of 200 bytes") as refused:
-            await producer.enqueue_many("t", [{"n": 1}, {"text": "x" * 200}])
+            await producer.enqueue_many("t", [{"n": 1}, {"text": "x" * 200}], queue="default")
     assert refused.value.size > refused.value.limit == 200
     assert await dump(gateway, namespace) == {}
 
@@ -213,13 +217,13 @@ async def test_what_cannot_be_sent_leaves_nothing(
     gateway: Gateway, namespace: Namespace, producer: Producer, wrong: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        await producer.enqueue("t", **wrong)  # type: ignore[arg-type]
+        await producer.enqueue("t", **{"queue": "default", **wrong})  # type: ignore[arg-type]
     assert await dump(gateway, namespace) == {}
 
 
 async def test_a_task_without_a_name_is_refused(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
     with pytest.raises(ValueError, match="task"):
-        await producer.enqueue("")
+        await producer.enqueue("", queue="default")
     assert await dump(gateway, namespace) == {}
 
 
@@ -230,9 +234,9 @@ async def test_a_lost_reply_stores_one_task(gateway: Gateway, partition: Partiti
         Producer(namespace=namespace_name, gateway=lossy) as producer,
     ):
         line.lose(queue_script("enqueue").sha.encode())
-        now = await producer.enqueue("t")
+        now = await producer.enqueue("t", queue="default")
         line.lose(queue_script("schedule").sha.encode())
-        later = await producer.enqueue("t", delay=60)
+        later = await producer.enqueue("t", delay=60, queue="default")
         assert line.lost == 2
     assert await places(gateway, partition, now.id) == [READY]
     assert await places(gateway, partition, later.id) == [DUE]

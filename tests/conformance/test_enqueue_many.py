@@ -28,14 +28,14 @@ async def coming(count: int) -> AsyncIterator[Mapping[str, Any]]:
 async def test_a_stream_stores_each_and_in_order(
     gateway: Gateway, partition: Partition, producer: Producer, source: Any
 ) -> None:
-    handles = [handle async for handle in producer.enqueue_stream("t", source(1_203))]
+    handles = [handle async for handle in producer.enqueue_stream("t", source(1_203), queue="default")]
     assert ids(await read(await worker(gateway, partition), 2_000)) == [handle.id for handle in handles]
-    more = await producer.enqueue_many("t", source(3))
+    more = await producer.enqueue_many("t", source(3), queue="default")
     assert len(more) == 3
 
 
 async def test_a_handle_is_of_a_task_that_is_stored(producer: Producer) -> None:
-    async for handle in producer.enqueue_stream("t", rows(600)):
+    async for handle in producer.enqueue_stream("t", rows(600), queue="default"):
         assert await handle.status() == "queued"
         break
 
@@ -50,7 +50,7 @@ async def test_nothing_is_read_far_ahead(producer: Producer) -> None:
             read_so_far += 1
             yield row
 
-    stream = producer.enqueue_stream("t", counted())
+    stream = producer.enqueue_stream("t", counted(), queue="default")
     await anext(stream)
     assert read_so_far <= 1_502
     await stream.aclose()  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ async def test_what_is_refused_in_a_stream_leaves_what_came_before(gateway: Gate
 
     stored = 0
     with pytest.raises(TypeError, match="JSON"):
-        async for _ in producer.enqueue_stream("t", some()):
+        async for _ in producer.enqueue_stream("t", some(), queue="default"):
             stored += 1
     assert stored == 500
 
@@ -76,13 +76,13 @@ async def test_no_task_runs_of_a_call_that_was_refused(
         yield {"n": object()}
 
     with pytest.raises(TypeError, match="JSON"):
-        await producer.enqueue_many("t", some())
+        await producer.enqueue_many("t", some(), queue="default")
     assert await gateway.command("EXISTS", partition.ready) == 0
 
 
 async def test_a_key_that_is_no_text_is_refused(producer: Producer) -> None:
     with pytest.raises(TypeError, match="key must be a string, got 1"):
-        await producer.enqueue_many("t", [{"n": 1}], key=lambda args: args["n"])
+        await producer.enqueue_many("t", [{"n": 1}], key=lambda args: args["n"], queue="default")
 
 
 @pytest.mark.integration
@@ -125,7 +125,7 @@ async def test_memory_does_not_grow_with_the_number_of_tasks(redis_url: str, nam
             gc.collect()
             tracemalloc.start()
             try:
-                async for _ in producer.enqueue_stream("t", rows(number)):
+                async for _ in producer.enqueue_stream("t", rows(number), queue="default"):
                     pass
                 return tracemalloc.get_traced_memory()[1]
             finally:

@@ -51,7 +51,7 @@ async def use(gateway: Gateway, delivery: Delivery, *numbers: int) -> None:
 
 async def test_messages_are_kept_in_their_order_until_they_are_used(producer: Producer, partition: Partition) -> None:
     gateway = producer.gateway
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     assert await unread(gateway, partition) == []
     first = await handle.send("one", sender="ada")
     second = await producer.send_message("t", {"two": [2]}, sender="bob")
@@ -78,7 +78,7 @@ async def test_messages_are_kept_in_their_order_until_they_are_used(producer: Pr
 
 
 async def test_who_lost_the_lease_uses_no_message(producer: Producer, partition: Partition) -> None:
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     sent = await handle.send("one")
     late = await read_one(await worker(producer.gateway, partition))
     await take_over(producer.gateway, late)
@@ -92,7 +92,7 @@ async def test_a_message_sent_again_under_its_id_is_there_once(
 ) -> None:
     monkeypatch.setattr(inbox, "MOST_MESSAGES", 3)
     gateway = producer.gateway
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     first = await handle.send("one", message_id="a")
     assert await handle.send("one", message_id="a") == first
@@ -115,7 +115,7 @@ async def test_a_number_is_not_used_again_after_the_server_lost_its_last_writes(
 ) -> None:
     """A run that has used the lost message ignores its number."""
     gateway, key = producer.gateway, partition.inbox("t")
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     first = await handle.send("kept")
     before = await gateway.command("HGETALL", key)
     lost = await handle.send("lost")
@@ -132,7 +132,7 @@ async def test_a_number_is_not_used_again_after_the_server_lost_its_last_writes(
 
 async def test_numbers_grow_although_the_clock_goes_back(producer: Producer, partition: Partition) -> None:
     gateway, ahead = producer.gateway, 9_000_000_000_000
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     await handle.send("now")
     await gateway.command("HSET", partition.inbox("t"), "last", ahead)
     assert (await handle.send("next")).number == ahead + 1
@@ -149,7 +149,7 @@ async def test_what_cannot_be_sent_is_refused_with_its_reason(
 ) -> None:
     monkeypatch.setattr(inbox, "MOST_MESSAGES", 2)
     gateway = producer.gateway
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     with pytest.raises(TaskNotFound, match="missing"):
         await producer.send_message("missing", "hello")
     with pytest.raises(TypeError, match="JSON"):
@@ -174,7 +174,7 @@ async def test_what_cannot_be_sent_is_refused_with_its_reason(
 
 async def test_a_task_that_was_handed_on_hands_its_messages_on(producer: Producer, partition: Partition) -> None:
     gateway = producer.gateway
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     await producer.enqueue("t", task_id="next", queue="other")
     await gateway.command("HSET", partition.record("t"), "handed_to", "next")
     assert (await handle.send("hello")).task_id == "next"
@@ -190,7 +190,7 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
     producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = producer.gateway
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     there = await producer.enqueue("t", task_id="next", queue="other")
     _, second, third, _ = [await handle.send(one, sender="ada", message_id=f"m{one}") for one in range(4)]
     await gateway.command("HSET", partition.inbox("t"), f"m:{second.number}", "1 broken")
@@ -221,7 +221,7 @@ _MESSAGE = {"id": "m", "sender": "", "content": 1}
 
 async def test_a_dead_letter_keeps_its_messages_for_the_replay(producer: Producer, partition: Partition) -> None:
     gateway = producer.gateway
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     await handle.send("before")
     delivery = await read_one(await worker(gateway, partition))
     evidence = Evidence("ValueError", "no", "")
@@ -238,7 +238,7 @@ async def test_a_dead_letter_keeps_its_messages_for_the_replay(producer: Produce
 
 async def test_the_first_message_to_a_dead_letter_expires_with_it(producer: Producer, partition: Partition) -> None:
     gateway = producer.gateway
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     await SETTLING["bury"](gateway, await read_one(await worker(gateway, partition)), "t")
     await handle.send("late")
     record, inbox_of_t = await gateway.pipeline(
@@ -252,13 +252,13 @@ async def test_the_first_message_to_a_dead_letter_expires_with_it(producer: Prod
 @pytest.mark.parametrize("act", ["succeed", "cancelled"])
 async def test_an_inbox_expires_with_its_task(producer: Producer, partition: Partition, act: str) -> None:
     gateway = producer.gateway
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     await handle.send("unused")
     await SETTLING[act](gateway, await read_one(await worker(gateway, partition)), "t")
     with pytest.raises(TaskEnded):
         await handle.send("late")
     assert 0 < await gateway.command("PTTL", partition.inbox("t")) <= 60_000
-    again = await producer.enqueue("t", task_id="u")
+    again = await producer.enqueue("t", task_id="u", queue="default")
     await again.send("unused")
     await again.cancel()
     assert await gateway.command("PTTL", partition.inbox("u")) > 0
@@ -293,7 +293,7 @@ async def test_no_message_comes_between_the_look_and_the_wait(
     producer: Producer, partition: Partition, sent_after: int
 ) -> None:
     """Wherever it is sent: before the look it is seen, after it the task is due at once."""
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     parking = Parking(producer, partition)
     parking.delivery = await read_one(await worker(producer.gateway, partition))
     acts = [parking.look, parking.park]
@@ -315,7 +315,7 @@ async def _is_due(gateway: Gateway, partition: Partition) -> bool:
 
 async def test_a_message_wakes_no_task_that_waits_for_something_else(producer: Producer, partition: Partition) -> None:
     gateway = producer.gateway
-    await producer.enqueue("t", task_id="t", delay=600)
+    await producer.enqueue("t", task_id="t", delay=600, queue="default")
     early = await producer.send_message("t", "early")
     assert not await _is_due(gateway, partition)
     await promote(gateway, partition, "t")
@@ -335,7 +335,7 @@ async def test_a_message_wakes_no_task_that_waits_for_something_else(producer: P
 
 async def test_a_message_wakes_no_task_that_sleeps(producer: Producer, partition: Partition) -> None:
     gateway, record = producer.gateway, partition.record("t")
-    await producer.enqueue("t", task_id="t")
+    await producer.enqueue("t", task_id="t", queue="default")
     await producer.send_message("t", "before")
     delivery = await read_one(await worker(gateway, partition))
     await park(gateway, delivery, "t", Counters(), delay=600, waits="sleep", seen=0, wakes=Wake.TIME)
@@ -351,7 +351,7 @@ async def test_a_message_wakes_a_task_that_an_earlier_version_has_parked(
 ) -> None:
     """Such a record does not say what wakes the task."""
     gateway = producer.gateway
-    await producer.enqueue("t", task_id="t")
+    await producer.enqueue("t", task_id="t", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await park(gateway, delivery, "t", Counters(), delay=600, waits="message", seen=0)
     assert await gateway.command("HDEL", partition.record("t"), "wakes") == 1
@@ -360,7 +360,7 @@ async def test_a_message_wakes_a_task_that_an_earlier_version_has_parked(
 
 
 async def test_messages_are_sealed(producer: Producer, partition: Partition) -> None:
-    await producer.enqueue("t", task_id="t")
+    await producer.enqueue("t", task_id="t", queue="default")
     gateway, key = producer.gateway, bytes(range(32))
     gateway.encryptor = Encryptor([key])
     sent = await send_message(gateway, partition, "t", "private", sender="ada")
@@ -378,7 +378,7 @@ async def test_what_is_taken_out_of_a_full_inbox_makes_room(
     producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "MOST_MESSAGES", 2)
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     first = await handle.send(1)
     await handle.send(2)
     with pytest.raises(InboxFull):
@@ -391,7 +391,7 @@ async def test_what_is_taken_out_of_a_full_inbox_makes_room(
 
 
 async def test_a_message_that_is_broken_hides_no_other(producer: Producer, partition: Partition) -> None:
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     first, second, third, fourth = [(await handle.send(number)).number for number in range(1, 5)]
     broken = (f"m:{second}", b'1 {"id"', f"m:{third}", b"\xff")
     await producer.gateway.command("HSET", partition.inbox("t"), *broken)
@@ -405,7 +405,7 @@ async def test_a_message_that_is_broken_hides_no_other(producer: Producer, parti
 
 
 async def test_a_long_inbox_is_read_page_by_page(producer: Producer, partition: Partition) -> None:
-    handle = await producer.enqueue("t", task_id="t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
     for number in range(70):
         await handle.send(number)
     assert await unread(producer.gateway, partition) == [*range(70)]

@@ -34,14 +34,14 @@ async def every_state(gateway: Gateway, partition: Partition, producer: Producer
     """Create one task in each state; return them by id."""
     a = await worker(gateway, partition)
     for act in ("succeed", "cancelled", "bury", "reschedule"):
-        await producer.enqueue("t", {"n": 1}, task_id=act)
+        await producer.enqueue("t", {"n": 1}, task_id=act, queue="default")
         await SETTLING[act](gateway, await read_one(a), act)
-    await producer.enqueue("t", task_id="released")
+    await producer.enqueue("t", task_id="released", queue="default")
     await SETTLING["release"](gateway, await read_one(a), "released")
-    await producer.enqueue("t", task_id="running")
+    await producer.enqueue("t", task_id="running", queue="default")
     await read_one(a)
-    await producer.enqueue("t", task_id="delayed", delay=60)
-    await producer.enqueue("t", task_id="queued")
+    await producer.enqueue("t", task_id="delayed", delay=60, queue="default")
+    await producer.enqueue("t", task_id="queued", queue="default")
     return {
         "succeed": State.SUCCEEDED,
         "cancelled": State.CANCELLED,
@@ -138,7 +138,7 @@ async def test_every_record_has_its_payload(
 
 
 async def test_a_running_task_names_its_worker(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    handle = await producer.enqueue("t", task_id="x")
+    handle = await producer.enqueue("t", task_id="x", queue="default")
     assert (await handle.record()).worker is None
     delivery = await read_one(await worker(gateway, partition))
     assert (await handle.record()).worker == "a"
@@ -172,7 +172,7 @@ async def test_tasks_are_filtered_by_state_name_and_queue(
 async def test_tasks_are_listed_before_the_first_worker(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 700)
+    handles = await producer.enqueue_many("t", [{}] * 700, queue="default")
     found = {record.id: record.state async for record in list_tasks(gateway, namespace)}
     assert found == {handle.id: State.QUEUED for handle in handles}
 

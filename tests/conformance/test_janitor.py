@@ -54,7 +54,7 @@ async def test_only_names_of_presumed_dead_workers_are_removed(
 async def test_a_dead_workers_name_is_removed_after_its_messages_were_claimed(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition, name="dead"))
     me = await worker(gateway, partition, name="me")
     await announced(gateway, namespace, "me", seen=0)
@@ -77,6 +77,6 @@ async def test_a_worker_presumed_dead_continues_under_its_name(
     await announced(gateway, namespace, "me", seen=0)
     await clean(gateway, namespace, partition, me)
     assert "late" not in await consumers(gateway, partition.ready)
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     assert (await read_one(late)).worker == "late"
     assert [owner for _, owner, _, _ in await pending(gateway, partition)] == ["late"]

@@ -93,12 +93,12 @@ class Walk:
         if self.tasks and self.dice.random() < 0.4:
             task_id = self.dice.choice(self.tasks)
             if task_id not in self.purged:
-                await self.unchanged(lambda: self.producer.enqueue("t", task_id=task_id, delay=delay))
+                await self.unchanged(lambda: self.producer.enqueue("t", task_id=task_id, delay=delay, queue="default"))
                 return f"enqueue {task_id} again"
         else:
             task_id = f"x{len(self.tasks)}"
             self.tasks.append(task_id)
-        await self.producer.enqueue("t", task_id=task_id, delay=delay)
+        await self.producer.enqueue("t", task_id=task_id, delay=delay, queue="default")
         self.purged.discard(task_id)
         self.crashes[task_id] = 0
         return f"enqueue {task_id} delay={delay}"

@@ -93,7 +93,7 @@ def test_late_readings_do_not_raise_the_rate() -> None:
 async def test_the_rates_of_all_workers_are_added_up(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    await producer.enqueue_many("t", [{}] * 30)
+    await producer.enqueue_many("t", [{}] * 30, queue="default")
     await producer.enqueue_many("t", [{}] * 5, queue="mail")
     await announce(gateway, namespace, replace(INFO, rates={"default": 4.0, "other": 1.0}), ttl=30.0)
     await announce(gateway, namespace, replace(INFO, id="b", rates={"default": 2.0}), ttl=30.0)
@@ -107,7 +107,7 @@ async def test_the_rates_of_all_workers_are_added_up(
 async def test_a_worker_that_left_is_not_counted(
     gateway: Gateway, namespace: Namespace, producer: Producer, died: bool
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     await announce(gateway, namespace, replace(INFO, rates={"default": 4.0}), ttl=30.0)
     await announce(gateway, namespace, replace(INFO, id="b", rates={"default": 1.0}), ttl=30.0)
     if died:
@@ -176,7 +176,7 @@ def test_drain_time(depth: int, in_flight: int, rate: float | None, drain_time: 
 async def test_deleted_pending_entries_do_not_make_the_depth_negative(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue_many("t", [{}] * 4)
+    await producer.enqueue_many("t", [{}] * 4, queue="default")
     a = await worker(gateway, partition)
     held = await read(a, 4)
     for delivery in held:
@@ -204,10 +204,10 @@ async def test_the_cost_of_queue_numbers_is_constant(
         after = await spent()
         return after[0] - before[0], after[1] - before[1]
 
-    await producer.enqueue_many("t", [{}] * 2)
+    await producer.enqueue_many("t", [{}] * 2, queue="default")
     await read_one(a)
     few = await cost()
-    await producer.enqueue_many("t", [{}] * 4000)
+    await producer.enqueue_many("t", [{}] * 4000, queue="default")
     assert len(await read(a, 2000)) == 2000
     many = await cost()
     assert many[0] == few[0]
@@ -235,10 +235,10 @@ async def test_a_worker_announces_what_it_settled_per_queue(settings: Settings) 
 
             async def both_have_a_rate() -> bool:
                 rates = {stats.queue: stats.rate for stats in await list_queues(gateway, namespace)}
-                return all(rates.get(queue) for queue in ("default", "fails"))
+                return all(rates.get(queue) for queue in ("rates", "fails"))
 
             await wait_until(both_have_a_rate, "both queues have a rate")
             (info,) = await list_workers(gateway, namespace)
-            assert info.rates["default"] == pytest.approx(10 * info.rates["fails"])
+            assert info.rates["rates"] == pytest.approx(10 * info.rates["fails"])
             assert busy.settled == 11
         assert await list_workers(gateway, namespace) == []

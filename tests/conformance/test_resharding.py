@@ -85,7 +85,7 @@ async def test_a_new_queue_starts_with_its_partitions(gateway: Gateway, namespac
 
 
 async def test_a_queue_in_use_gets_new_partitions(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     assert await set_partitions(gateway, namespace, "default", 4) == FOUR
     assert await load_route(gateway, namespace, "default") == FOUR
     assert await set_partitions(gateway, namespace, "default", 4) == FOUR
@@ -93,13 +93,13 @@ async def test_a_queue_in_use_gets_new_partitions(gateway: Gateway, namespace: N
 
 
 async def test_data_of_a_newer_format_is_refused(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     assert await gateway.command("HGET", namespace.deployment, "format") == str(DATA_FORMAT).encode()
     await gateway.command("HSET", namespace.deployment, "format", DATA_FORMAT + 1)
     refused = rf"namespace '{namespace.name}': its data has format {DATA_FORMAT + 1}.*upgrade"
     async with Producer(namespace=namespace.name, gateway=gateway) as later:
         with pytest.raises(Refused, match=refused):
-            await later.enqueue("t")
+            await later.enqueue("t", queue="default")
     with pytest.raises(Refused, match=refused):
         await known_by(gateway, namespace)
     with pytest.raises(Refused, match=refused):
@@ -116,7 +116,7 @@ async def test_an_invalid_count_is_refused(gateway: Gateway, namespace: Namespac
 async def test_concurrent_changes_never_share_an_index(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     await asyncio.gather(*(set_partitions(gateway, namespace, "default", 2 + number) for number in range(6)))
     route = await load_route(gateway, namespace, "default")
     assert route is not None
@@ -132,7 +132,7 @@ async def test_a_route_of_a_newer_version_is_reported(
 ) -> None:
     await gateway.command("HSET", namespace.queues, "default", '{"rings": 3}')
     with pytest.raises(Refused, match=r"queue 'default'.*upgrade"):
-        await producer.enqueue("t")
+        await producer.enqueue("t", queue="default")
 
 
 # producers
@@ -142,7 +142,7 @@ async def test_the_format_of_former_versions_is_used(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     await gateway.command("HSET", namespace.queues, "default", 3)
-    handles = [await producer.enqueue("t") for _ in range(6)]
+    handles = [await producer.enqueue("t", queue="default") for _ in range(6)]
     assert await lengths(gateway, namespace) == [2, 2, 2]
     assert {handle.partition.index for handle in handles} == {0, 1, 2}
 
@@ -154,8 +154,10 @@ async def test_tasks_of_one_key_are_together_and_in_order(
     sent: dict[str, list[str]] = {f"k{number}": [] for number in range(8)}
     for _ in range(3):
         for key, sent_ids in sent.items():
-            sent_ids.append((await producer.enqueue("t", key=key)).id)
-    many = await producer.enqueue_many("t", [{"k": f"k{n % 8}"} for n in range(40)], key=lambda args: args["k"])
+            sent_ids.append((await producer.enqueue("t", key=key, queue="default")).id)
+    many = await producer.enqueue_many(
+        "t", [{"k": f"k{n % 8}"} for n in range(40)], key=lambda args: args["k"], queue="default"
+    )
     for number, handle in enumerate(many):
         sent[f"k{number % 8}"].append(handle.id)
     for key, sent_ids in sent.items():
@@ -175,9 +177,9 @@ async def test_tasks_without_a_key_go_to_all_partitions(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     await set_partitions(gateway, namespace, "default", 4)
-    await producer.enqueue_many("t", [{}] * 1_000)
+    await producer.enqueue_many("t", [{}] * 1_000, queue="default")
     assert await lengths(gateway, namespace) == [250] * 4
-    await producer.enqueue_many("t", [{}] * 10)
+    await producer.enqueue_many("t", [{}] * 10, queue="default")
     assert sorted(await lengths(gateway, namespace)) == [250, 250, 250, 260]
 
 
@@ -186,11 +188,15 @@ async def test_a_producer_with_an_old_route_is_redirected(
     gateway: Gateway, namespace: Namespace, producer: Producer, delay: float
 ) -> None:
     place = DUE if delay else READY
-    before = await producer.enqueue("t", key="k", delay=delay)
+    before = await producer.enqueue("t", key="k", delay=delay, queue="default")
     await set_partitions(gateway, namespace, "default", 4)
-    after = await producer.enqueue("t", key="k", delay=delay)
+    after = await producer.enqueue("t", key="k", delay=delay, queue="default")
     many = await producer.enqueue_many(
-        "t", [{"n": n} for n in range(1_200)], key=lambda args: f"k{args['n']}", delay=delay
+        "t",
+        [{"n": n} for n in range(1_200)],
+        key=lambda args: f"k{args['n']}",
+        delay=delay,
+        queue="default",
     )
     assert before.partition.index == 0
     assert after.partition.index == home("k", FOUR.last)
@@ -203,7 +209,7 @@ async def test_a_change_during_a_bulk_call_keeps_the_order(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     """Between two scripts of the call the partition is closed: refused tasks follow those that were stored."""
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
 
     async def rows() -> Any:
         for number in range(3_000):
@@ -211,7 +217,9 @@ async def test_a_change_during_a_bulk_call_keeps_the_order(
                 await set_partitions(gateway, namespace, "default", 4)
             yield {"n": number, "k": f"k{number % 5}"}
 
-    stored = [handle.id async for handle in producer.enqueue_stream("t", rows(), key=lambda args: args["k"])]
+    stored = [
+        handle.id async for handle in producer.enqueue_stream("t", rows(), key=lambda args: args["k"], queue="default")
+    ]
     assert len(stored) == 3_000
     assert 0 < await gateway.command("XLEN", at(namespace, 0).ready) < 2_000
     order = {task_id: number for number, task_id in enumerate(stored)}
@@ -228,16 +236,16 @@ async def test_a_change_during_a_bulk_call_keeps_the_order(
 async def test_an_id_from_before_the_change_is_not_stored_again(
     gateway: Gateway, namespace: Namespace, producer: Producer, namespace_name: str
 ) -> None:
-    await producer.enqueue("t", {"n": 1}, task_id="order-7")
-    await producer.enqueue("t", {"n": 1}, task_id="order-8", key="k")
+    await producer.enqueue("t", {"n": 1}, task_id="order-7", queue="default")
+    await producer.enqueue("t", {"n": 1}, task_id="order-8", key="k", queue="default")
     await set_partitions(gateway, namespace, "default", 4)
     async with Producer(namespace=namespace_name, gateway=gateway) as fresh:
         for one, learns in ((producer, False), (fresh, False), (producer, True)):
             if learns:  # a refusal: the partition is closed; until then it asks there, and gets 'known'
-                await one.enqueue("t", key="k")
-            found = await one.enqueue("t", {"n": 2}, task_id="order-7")
+                await one.enqueue("t", key="k", queue="default")
+            found = await one.enqueue("t", {"n": 2}, task_id="order-7", queue="default")
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
-            found = await one.enqueue("t", {"n": 2}, task_id="order-8", key="k", delay=60)
+            found = await one.enqueue("t", {"n": 2}, task_id="order-8", key="k", delay=60, queue="default")
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
             named = EnvelopeTemplate("t").message(b"{}", task_id="order-7")
             other = EnvelopeTemplate("t").message(b"{}", task_id="order-9")
@@ -253,10 +261,10 @@ async def test_a_lost_reply_stores_no_second_task(gateway: Gateway, namespace: N
         lossy_gateway(gateway) as (lossy, line),
         Producer(namespace=namespace_name, gateway=lossy) as producer,
     ):
-        await producer.enqueue("t")
+        await producer.enqueue("t", queue="default")
         line.lose(queue_script("enqueue").sha.encode())
         async with once_a_reply_was_lost(line, set_partitions(gateway, namespace, "default", 4)):
-            handle = await producer.enqueue("t")
+            handle = await producer.enqueue("t", queue="default")
         assert handle.partition.index == 0
     assert sum(await lengths(gateway, namespace)) == 2
 
@@ -281,18 +289,18 @@ async def once_a_reply_was_lost(line: LossyProxy, meanwhile: Awaitable[object]) 
 async def test_a_lost_route_is_restored_from_closed_partitions(
     gateway: Gateway, namespace: Namespace, producer: Producer, namespace_name: str
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     await set_partitions(gateway, namespace, "default", 4)
     await gateway.command("HSET", namespace.queues, "default", 1)
     async with Producer(namespace=namespace_name, gateway=gateway) as fresh:
-        assert (await fresh.enqueue("t", key="k")).partition.index == home("k", FOUR.last)
+        assert (await fresh.enqueue("t", key="k", queue="default")).partition.index == home("k", FOUR.last)
     assert await load_route(gateway, namespace, "default") == FOUR
 
 
 async def test_a_change_after_a_lost_one_uses_new_indexes(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     await set_partitions(gateway, namespace, "default", 4)
     await gateway.command("HSET", namespace.queues, "default", 1)
     assert (await set_partitions(gateway, namespace, "default", 2)).last == Generation(5, 2)
@@ -301,7 +309,7 @@ async def test_a_change_after_a_lost_one_uses_new_indexes(
 async def test_an_emptied_server_gets_the_route_from_a_client_that_has_it(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     await set_partitions(gateway, namespace, "default", 4)
     assignment = await known_by(gateway, namespace)
     await gateway.command("DEL", at(namespace, 0).ready)
@@ -310,7 +318,7 @@ async def test_an_emptied_server_gets_the_route_from_a_client_that_has_it(
     assert indexes(assignment.served) == [1, 2, 3, 4]
     await gateway.pipeline([("DEL", namespace.queues), ("DEL", at(namespace, 0).closed)])
     async with Producer(namespace=namespace.name, gateway=gateway) as fresh:
-        lonely = await fresh.enqueue("t")
+        lonely = await fresh.enqueue("t", queue="default")
         assert lonely.partition.index == 0
     await assignment.refresh()
     assert await load_route(gateway, namespace, "default") == FOUR
@@ -353,14 +361,14 @@ async def test_a_command_that_dies_at_any_call_loses_no_task(
 ) -> None:
     """The queue has three partitions with a task in each; a worker completes an interrupted change to two."""
     await gateway.command("HSET", namespace.queues, "default", 3)
-    before = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
+    before = [await producer.enqueue("t", key=f"k{number}", queue="default") for number in range(9)]
     try:
         await set_partitions(Dies(gateway, line), namespace, "default", 2)
         died = False
     except Unavailable:
         died = True
     assert died == (line < 7)
-    between = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
+    between = [await producer.enqueue("t", key=f"k{number}", queue="default") for number in range(9)]
     assignment = await known_by(gateway, namespace)
     route = assignment.routes["default"]
     changed = len(route.generations) > 1
@@ -371,7 +379,7 @@ async def test_a_command_that_dies_at_any_call_loses_no_task(
         assert [await partition_status(gateway, at(namespace, index)) for index in range(3)] == [
             PartitionStatus.CLOSED
         ] * 3
-    after = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
+    after = [await producer.enqueue("t", key=f"k{number}", queue="default") for number in range(9)]
     order = await taken_in_order(gateway, namespace, assignment)
     for one, other, last in zip(before, between, after, strict=True):
         assert [task_id for task_id in order if task_id in {one.id, other.id, last.id}] == [one.id, other.id, last.id]
@@ -399,7 +407,7 @@ async def taken_in_order(gateway: Gateway, namespace: Namespace, assignment: Par
 async def test_the_next_generation_waits_until_the_former_is_drained(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 3)
+    handles = await producer.enqueue_many("t", [{}] * 3, queue="default")
     a = await worker(gateway, at(namespace, 0))
     (first,) = await read(a)
     await set_partitions(gateway, namespace, "default", 2)
@@ -421,8 +429,8 @@ async def test_a_generation_whose_tasks_were_all_cancelled_is_drained(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     """There is no message left that could move the group's position to the last id."""
-    handles = await producer.enqueue_many("t", [{}] * 3)
-    later = await producer.enqueue("t", delay=60)
+    handles = await producer.enqueue_many("t", [{}] * 3, queue="default")
+    later = await producer.enqueue("t", delay=60, queue="default")
     await worker(gateway, at(namespace, 0))
     await set_partitions(gateway, namespace, "default", 2)
     for handle in handles:
@@ -438,7 +446,7 @@ async def test_a_generation_whose_tasks_were_all_cancelled_is_drained(
 async def test_a_delayed_task_keeps_its_partition_until_it_has_run(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    later = await producer.enqueue("t", delay=60)
+    later = await producer.enqueue("t", delay=60, queue="default")
     await set_partitions(gateway, namespace, "default", 2)
     assignment = await known_by(gateway, namespace)
     assert indexes(assignment.served) == [0, 1, 2]
@@ -454,14 +462,14 @@ async def test_a_delayed_task_keeps_its_partition_until_it_has_run(
 async def test_a_nudge_notifies_a_worker_of_the_change(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     a = await worker(gateway, at(namespace, 0))
     await set_partitions(gateway, namespace, "default", 2)
     assert (await a.read(5, block=None)).route_changed
 
 
 async def test_closing_twice_changes_nothing(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     await set_partitions(gateway, namespace, "default", 2)
     before = await gateway.command("HGETALL", at(namespace, 0).closed)
     await close_partition(gateway, at(namespace, 0), SINGLE)
@@ -487,7 +495,7 @@ async def test_a_message_of_a_former_version_in_a_closed_partition_is_found(
 async def test_a_generation_that_stays_empty_is_retired(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     route = await set_partitions(gateway, namespace, "default", 2)
     partition, gone = at(namespace, 0), route.previous[0]
 
@@ -505,7 +513,7 @@ async def test_a_generation_that_stays_empty_is_retired(
     for key in (partition.ready, partition.nudge, partition.retentions):
         assert 0 < await gateway.command("PTTL", key) <= 3_600_000
     assert await gateway.command("PTTL", partition.closed) > 3_600_000
-    assert (await producer.enqueue("t")).partition.index in (1, 2)
+    assert (await producer.enqueue("t", queue="default")).partition.index in (1, 2)
     assert await handle.result() == 1
     (stats,) = await list_queues(gateway, namespace)
     assert [one.index for one in stats.partitions] == [1, 2]
@@ -563,12 +571,12 @@ async def test_an_id_of_an_expired_dead_letter_runs_once_after_a_change(
 ) -> None:
     """The record expires before the letter; then the id is free, and belongs to the task that took it."""
     for task_id in ("taken", "free"):
-        handle = await producer.enqueue("t", task_id=task_id)
+        handle = await producer.enqueue("t", task_id=task_id, queue="default")
         await SETTLING["bury"](gateway, await read_one(await worker(gateway, handle.partition)), task_id)
         await gateway.command("DEL", handle.partition.record(task_id))
     await set_partitions(gateway, namespace, "default", 2)
     taken, free = [one async for one in list_letters(gateway, [at(namespace, 0)], Filter(), oldest_first=True)]
-    assert (await producer.enqueue("t", task_id="taken")).partition.index in (1, 2)
+    assert (await producer.enqueue("t", task_id="taken", queue="default")).partition.index in (1, 2)
     assert not await replay(gateway, taken, Replay())
     assert await replay(gateway, free, Replay())
     assert await lengths(gateway, namespace) in ([1, 1, 0], [1, 0, 1])
@@ -577,7 +585,7 @@ async def test_an_id_of_an_expired_dead_letter_runs_once_after_a_change(
 async def test_a_dead_letter_keeps_its_partition_until_it_is_replayed(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     await SETTLING["bury"](gateway, await read_one(await worker(gateway, handle.partition)), handle.id)
     route = await set_partitions(gateway, namespace, "default", 2)
     assignment = await known_by(gateway, namespace)
@@ -629,7 +637,7 @@ async def test_a_read_returns_no_more_than_its_limit(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     await set_partitions(gateway, namespace, "default", 7)
-    await producer.enqueue_many("t", [{}] * 700)
+    await producer.enqueue_many("t", [{}] * 700, queue="default")
     a = await worker(gateway, *(at(namespace, index) for index in range(7)))
     taken: list[int] = []
     for most in (1, 2, 3, 5, 7, 8, 20, 40):
@@ -645,7 +653,7 @@ async def test_a_message_in_one_of_many_partitions_is_found_at_once(
     await set_partitions(gateway, namespace, "default", 7)
     a = await worker(gateway, *(at(namespace, index) for index in range(7)))
     for _ in range(7):
-        handle = await producer.enqueue("t")
+        handle = await producer.enqueue("t", queue="default")
         assert ids(await read(a, 1)) == [handle.id]
 
 
@@ -655,7 +663,7 @@ async def test_a_nudge_hides_no_message(gateway: Gateway, namespace: Namespace, 
     a = await worker(gateway, *(at(namespace, index) for index in range(7)))
     for partition in a.partitions:
         await a.nudge(partition)
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     assert ids(await read(a, 1)) == [handle.id]
 
 
@@ -664,7 +672,7 @@ async def test_messages_in_transit_during_a_change_of_partitions_are_kept(
 ) -> None:
     needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
     await set_partitions(gateway, namespace, "default", 2)
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     here, there = handle.partition, at(namespace, 1 - handle.partition.index)
     a = await worker(gateway, here, there)
     reading = asyncio.create_task(a.read(4, block=None))

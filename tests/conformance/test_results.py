@@ -65,7 +65,7 @@ def no_ping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def handle(producer: Producer) -> TaskHandle[Any]:
-    return await producer.enqueue("t", {"n": 1}, task_id="x")
+    return await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ async def test_the_error_of_a_timeout_says_what_the_task_does(
 
 
 async def test_the_error_of_a_timeout_names_the_time_of_a_delayed_task(producer: Producer) -> None:
-    later = await producer.enqueue("t", delay=3600)
+    later = await producer.enqueue("t", delay=3600, queue="default")
     with pytest.raises(TimeoutError, match=r"it is scheduled, due in 3[56]\d\d s, enqueued"):
         await later.result(timeout=0.01)
     await later.cancel()
@@ -270,7 +270,7 @@ async def test_many_waits_that_time_out_at_once_leave_no_subscription(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, SWALLOWS)
-    handles = await producer.enqueue_many("t", [{}] * 200)
+    handles = await producer.enqueue_many("t", [{}] * 200, queue="default")
     ends = await asyncio.gather(*(handle.result(timeout=0.2) for handle in handles), return_exceptions=True)
     assert {type(end) for end in ends} == {TimeoutError}
     await until_unsubscribed(gateway, namespace)
@@ -361,7 +361,7 @@ async def test_200_waiters_share_one_connection(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, "there are no connections to count")
-    handles = await producer.enqueue_many("t", [{"n": n} for n in range(200)])
+    handles = await producer.enqueue_many("t", [{"n": n} for n in range(200)], queue="default")
     waiting = [asyncio.create_task(handle.result()) for handle in handles]
     await listeners(gateway, partition, *(handle.id for handle in handles))
     assert len(await connections(gateway, "pubsub")) == 1
@@ -376,13 +376,13 @@ async def test_200_waiters_share_one_connection(
 
 async def test_a_producer_without_waiters_opens_no_subscriber_connection(gateway: Gateway, producer: Producer) -> None:
     needs_server(gateway, "there are no connections to count")
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     assert await connections(gateway, "pubsub") == []
 
 
 async def test_a_killed_connection_is_opened_again(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     needs_server(gateway, "there is no connection to kill")
-    handles = await producer.enqueue_many("t", [{"n": n} for n in range(10)])
+    handles = await producer.enqueue_many("t", [{"n": n} for n in range(10)], queue="default")
     deliveries = await read(await worker(gateway, partition), 10)
     waiting = [asyncio.create_task(handle.result()) for handle in handles]
     names = [handle.id for handle in handles]
@@ -398,7 +398,7 @@ async def test_a_wait_can_start_on_a_killed_connection(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, "there is no connection to kill")
-    handles = await producer.enqueue_many("t", [{}] * 10)
+    handles = await producer.enqueue_many("t", [{}] * 10, queue="default")
     deliveries = await read(await worker(gateway, partition), 10)
     async with producer.notifications.listen(partition.record("another task")):
         for handle, delivery in zip(handles, deliveries, strict=True):
@@ -531,7 +531,7 @@ async def test_a_task_without_a_group_is_cancelled_at_once(
 async def test_a_task_that_is_not_running_is_cancelled_at_once(
     gateway: Gateway, partition: Partition, producer: Producer, where: str
 ) -> None:
-    handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60 if where == DUE else 0)
+    handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60 if where == DUE else 0, queue="default")
     a = await worker(gateway, partition)
     if where == "retrying":
         await SETTLING["reschedule"](gateway, await read_one(a), "x")
@@ -592,7 +592,7 @@ async def test_cancelling_concurrently_with_a_read_has_one_outcome(
     crew = [await worker(gateway, partition, name=f"w{n}") for n in range(3)]
     states = set()
     for number in range(30):
-        handle = await producer.enqueue("t", task_id=f"x{number}")
+        handle = await producer.enqueue("t", task_id=f"x{number}", queue="default")
         taken: list[Delivery] = []
 
         async def take(one: Consumer, taken: list[Delivery] = taken) -> None:
@@ -620,7 +620,7 @@ async def test_cancelling_concurrently_with_a_promotion_has_one_outcome(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     for number in range(20):
-        handle = await producer.enqueue("t", task_id=f"x{number}", delay=60)
+        handle = await producer.enqueue("t", task_id=f"x{number}", delay=60, queue="default")
         acts: list[Awaitable[object]] = [handle.cancel(), promote(gateway, partition, handle.id)]
         await asyncio.gather(*(acts if number % 2 else reversed(acts)))
         assert await places(gateway, partition, handle.id) == ["cancelled"]

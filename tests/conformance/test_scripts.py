@@ -181,7 +181,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
         a = await worker(gateway, partition)
         for act in ("succeed", "reschedule", "park", "release", "bury", "bury_unreadable"):
-            await producer.enqueue("t", task_id=act)
+            await producer.enqueue("t", task_id=act, queue="default")
             if act != "park":  # it would be due at once
                 await producer.send_message(act, "hello")
             taken = await read_one(a)
@@ -190,7 +190,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
             await SETTLING[act](gateway, taken, act)
             assert await find_task(gateway, namespace, act) == partition
         await SETTLING["cancelled"](gateway, await claim_one(a), "release")
-        later = await producer.enqueue("t", task_id="later", delay=60)
+        later = await producer.enqueue("t", task_id="later", delay=60, queue="default")
         await make_due(gateway, partition, "later")
         assert (await promote_due(gateway, partition))[0] == 1
         assert await later.cancel() is State.CANCELLED
@@ -220,7 +220,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await release(gateway, await raise_count(gateway, await read_one(a)), None, data=None)
         await gateway.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "gone")
         assert await a.remove_idle_consumers(partition, -1.0, present=["a"]) == 1
-        await producer.enqueue("t", task_id="suspect")
+        await producer.enqueue("t", task_id="suspect", queue="default")
         await quarantine(gateway, await read_one(a), "suspect")
         suspect = await take_quarantined(gateway, partition, "a")
         assert suspect.delivery is not None
@@ -232,7 +232,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await supervise(gateway, namespace, SupervisorInfo(id="s", name="s", window=60.0), ttl=15)
         assert (await count_crash(gateway, namespace, "s", "a", why="", threshold=0, window=60)).paused
         assert await resume_supervisor(gateway, namespace, "s")
-        await producer.enqueue("t", task_id="newer")
+        await producer.enqueue("t", task_id="newer", queue="default")
         await await_version(gateway, await read_one(a), "newer", DATA_FORMAT, limit=60)
         assert await wake_version(gateway, partition) == 1
         assert await (await known(producer, "newer")).cancel() is State.CANCELLED

@@ -79,6 +79,6 @@ async def test_a_cancelled_task_is_kept_for_the_stored_time(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     await set_config(gateway, namespace, "result_ttl", 7200)
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     await handle.cancel()
     assert 7_100_000 < await gateway.command("PTTL", handle.partition.record(handle.id)) <= 7_200_000

@@ -44,7 +44,7 @@ async def test_a_successor_is_stored_once_with_its_handoff(
 async def test_an_id_of_another_task_is_refused_and_that_task_stays(
     gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition
 ) -> None:
-    handle = await producer.enqueue("other", {"a": 1}, task_id="first.h1")
+    handle = await producer.enqueue("other", {"a": 1}, task_id="first.h1", queue="default")
     for source in ("first token", "first another"):
         with pytest.raises(
             HandOffRefused, match=r"could not continue the task as first\.h1: this id belongs to another task"
@@ -68,7 +68,7 @@ async def test_a_successor_from_before_a_change_of_partitions_is_found(
 async def test_a_log_tail_has_the_last_events_and_the_names_of_steps(
     gateway: Gateway, producer: Producer, partition: Partition
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     entries = [
         Entry(Kind.DONE, "list", b"{}\n1"),
@@ -89,7 +89,7 @@ async def test_a_log_tail_has_the_last_events_and_the_names_of_steps(
 async def test_a_successor_that_was_read_is_confirmed_to_the_continued_task(
     gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition
 ) -> None:
-    await producer.enqueue("t", task_id="first")
+    await producer.enqueue("t", task_id="first", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     assert (await load_history(gateway, delivery, "first")).continued is None
     await enqueue_successor(gateway, namespace, successor("first.h1", "first token"))
@@ -106,7 +106,7 @@ async def test_a_successor_that_was_read_is_confirmed_to_the_continued_task(
 async def test_a_cancelled_successor_is_confirmed_too(
     gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition
 ) -> None:
-    await producer.enqueue("t", task_id="first")
+    await producer.enqueue("t", task_id="first", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await enqueue_successor(gateway, namespace, successor("first.h1", "first token"))
     handle = await producer.find("first.h1")

@@ -15,7 +15,7 @@ NEXT = DATA_FORMAT + 1
 
 @pytest.fixture
 async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
-    await producer.enqueue("t", {"n": 1}, task_id="x")
+    await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
     return await read_one(await worker(gateway, partition))
 
 
@@ -37,7 +37,7 @@ async def test_a_task_is_parked_with_the_version_that_it_needs(
     await await_version(gateway, delivery, "x", NEXT, limit=600)
     assert await dump(gateway, namespace) == stored, "a lost reply changes nothing"
     assert await places(gateway, partition, "x") == [DUE]
-    found = await (await producer.enqueue("t", task_id="x")).record()
+    found = await (await producer.enqueue("t", task_id="x", queue="default")).record()
     assert (found.state, found.waits, found.args) == (State.SCHEDULED, f"version {NEXT}", b'{"n":1}')
     assert before + 600_000 <= await score(gateway, partition) <= await now_ms(gateway) + 600_000
     assert await gateway.command("ZRANGE", partition.versions, 0, -1, "WITHSCORES") == [b"x", str(NEXT).encode()]
@@ -68,7 +68,7 @@ async def test_a_lost_delivery_is_not_parked(
 async def test_a_requested_cancel_makes_it_due_at_once(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    assert await (await producer.enqueue("t", task_id="x")).cancel() is State.RUNNING
+    assert await (await producer.enqueue("t", task_id="x", queue="default")).cancel() is State.RUNNING
     await await_version(gateway, delivery, "x", NEXT, limit=600)
     assert await score(gateway, partition) <= await now_ms(gateway)
 
@@ -77,7 +77,7 @@ async def test_a_worker_wakes_the_tasks_that_it_can_read(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await await_version(gateway, delivery, "x", NEXT, limit=600)
-    await producer.enqueue("t", task_id="y")
+    await producer.enqueue("t", task_id="y", queue="default")
     await await_version(gateway, await read_one(await worker(gateway, partition)), "y", NEXT + 1, limit=600)
     assert await wake_version(gateway, partition) == 0
     monkeypatch.setattr("perdure.queues.delivery.due_set.DATA_FORMAT", NEXT)

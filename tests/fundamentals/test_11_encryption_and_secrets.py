@@ -34,7 +34,7 @@ async def test_with_a_key_arguments_and_results_are_encrypted(settings: Settings
         assert await handle.result(timeout=10) == "Hello, Ada!"
 
     async with App("stranger", settings=settings) as stranger:
-        same = await stranger.producer.enqueue(greet.name, {"name": "Ada"}, task_id="greeting")
+        same = await stranger.producer.enqueue(greet.name, {"name": "Ada"}, task_id="greeting", queue=greet.queue)
         with pytest.raises(DecryptionError):
             await same.result(timeout=10)
 

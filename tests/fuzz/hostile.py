@@ -31,7 +31,7 @@ NASTY_TEXTS = (
     "\u2028\u2029\ufeff\u200f",
     "../../etc/passwd",
     "x:steps",
-    "{perdure:default:0}:ready",
+    "{perdure:target:0}:ready",
     "'; FLUSHALL; --",
     "%s%n{0}{extra[id]}<red>",
     "\U0001f4a9" * 40,

@@ -129,7 +129,7 @@ async def target(settings: Settings, producer: Producer, folder: Path) -> AsyncI
     """The program once it runs, with a subscriber that records every outcome."""
     client = redis.asyncio.Redis.from_url(settings.redis_url)
     with program(settings, folder / "log") as process:
-        found = Target(process, folder / "log", producer.gateway, producer.namespace.partition("default"))
+        found = Target(process, folder / "log", producer.gateway, producer.namespace.partition("target"))
         with anyio.fail_after(STALLED):
             while not await list_workers(producer.gateway, producer.namespace):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.01)
@@ -179,7 +179,7 @@ async def post(target: Target, producer: Producer, entries: Sequence[Fields]) ->
             commands.append(("XADD", target.partition.ready, "*", *flat))
         for number, entry in enumerate(await target.gateway.pipeline(commands)):
             posted.add(task_of(some[number], entry), start + number)
-        handle = await producer.enqueue("honest", {"number": start}, task_id=f"honest-{start}")
+        handle = await producer.enqueue("honest", {"number": start}, task_id=f"honest-{start}", queue="target")
         posted.add(handle.id, start + len(some))
     return posted
 
@@ -242,8 +242,8 @@ async def test_poison_from_outside_harms_only_itself(settings: Settings, produce
         return answer
 
     async with target(settings, producer, tmp_path) as worker:
-        warm = await producer.enqueue_many("honest", [{"number": number} for number in range(300)])
-        await producer.enqueue("honest", {"number": 0}, task_id=DECOY)
+        warm = await producer.enqueue_many("honest", [{"number": number} for number in range(300)], queue="target")
+        await producer.enqueue("honest", {"number": 0}, task_id=DECOY, queue="target")
         await worker.reach([*(handle.id for handle in warm), DECOY])
         before, started = worker.memory(), len(worker.outcomes)
         worker.forget_peak()
@@ -286,7 +286,7 @@ async def test_poison_from_outside_harms_only_itself(settings: Settings, produce
         await command("dlq", "purge", "--all", "--yes")
         assert await letters_of(producer, worker.partition) == []
 
-        await producer.enqueue("honest", {"number": 0}, task_id="last")
+        await producer.enqueue("honest", {"number": 0}, task_id="last", queue="target")
         await worker.reach(["last"])
         used = [round(one / MEBIBYTE) for one in (before, worker.peak(), worker.memory())]
         print(f"MiB before, at most, afterwards: {used}")  # noqa: T201

@@ -261,7 +261,7 @@ class Worker:
 async def enqueue(image: Image, producer: Producer, **args: object) -> TaskHandle[Any]:
     """Put the example's task on its queue by the image's own command line."""
     place = {"PERDURE_REDIS_URL": producer.address.url, "PERDURE_NAMESPACE": producer.namespace.name}
-    command = image.command("enqueue", "relay", "--args", json.dumps(args))
+    command = image.command("enqueue", "relay", "--queue", "example", "--args", json.dumps(args))
     task_id = run(command, cwd=image.workdir, env=image.environment() | place).strip()
     handle = await producer.find(task_id)
     assert handle is not None, task_id

@@ -57,7 +57,7 @@ async def live(settings: Settings) -> None:
             gateway, namespace = app.producer.gateway, app.producer.namespace
             (listed,) = [one async for one in list_letters(gateway, [failing.partition], Filter())]
             assert listed.id == dead.id == failing.id
-            assert {one.queue: one.dead for one in await list_queues(gateway, namespace)} == {"default": 0, "other": 1}
+            assert {one.queue: one.dead for one in await list_queues(gateway, namespace)} == {"life": 0, "other": 1}
             assert len([task async for task in list_tasks(gateway, namespace)]) == 24
             mended.set()
             assert await replay(gateway, dead, Replay())
@@ -65,7 +65,7 @@ async def live(settings: Settings) -> None:
             assert [event.type for event in await history(second)].count("attempt_failed") == 1
 
             (worker,) = await list_workers(gateway, namespace)
-            assert worker.queues == ("default", "other")
+            assert worker.queues == ("life", "other")
             found = await app.producer.find(second.id)
             assert found is not None
             assert await found.result() == 2

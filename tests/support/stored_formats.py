@@ -54,41 +54,41 @@ def build(settings: Settings, ran: list[str], *, mended: bool) -> App:
         ran.append(name)
         return f"{name} done"
 
-    @app.task
+    @app.task(queue="default")
     async def succeeds(ctx: Context) -> str:
         return await ctx.step("only", note, "only")
 
     later = Retry(max_attempts=3, base=3600.0, jitter=0.0)
 
-    @app.task(retry=later)
+    @app.task(queue="default", retry=later)
     async def retries(ctx: Context) -> list[str]:
         found = [await ctx.step("first", note, "first"), await ctx.options(risky=True).step("second", note, "second")]
         if not mended:
             raise ValueError("not yet")
         return found
 
-    @app.task(retry=Retry(max_attempts=1))
+    @app.task(queue="default", retry=Retry(max_attempts=1))
     async def dies(ctx: Context) -> str:
         found = await ctx.step("before", note, "before")
         if not mended:
             raise ValueError("given up")
         return found
 
-    @app.task
+    @app.task(queue="default")
     async def listens(ctx: Context) -> list[Any]:
         opened = await ctx.step("open", note, "open")
         first = await ctx.inbox(wait=3600)
         second = await ctx.inbox(wait=3600, sender="ada")
         return [opened, *(one.content for one in (*first, *second))]
 
-    @app.task
+    @app.task(queue="default")
     async def stops(ctx: Context) -> str:
         found = await ctx.step("before", note, "before stopping")
         if not mended:
             await asyncio.sleep(3600)
         return found
 
-    @app.task(retry=later)
+    @app.task(queue="default", retry=later)
     async def keeps(ctx: Context, secret: str) -> list[str]:
         await ctx.decide("keep it", reasoning=secret)
         found = await ctx.step("keep", note, secret)
@@ -96,7 +96,7 @@ def build(settings: Settings, ran: list[str], *, mended: bool) -> App:
             raise ValueError("not yet")
         return [secret, found]
 
-    @app.agent(name="reads", retry=later)
+    @app.agent(name="reads", queue="default", retry=later)
     class Reader(Agent[AgentState]):
         snapshot_every: ClassVar[int] = 3
 
@@ -144,7 +144,7 @@ async def scenario(settings: Settings) -> None:
                 await wait_until(partial(_is, handles[name], state), f"{name} is {state}")
             await wait_until(partial(recorded_steps, app, handles["stops"]), "the step before the stop is recorded")
         await promote(app.producer.gateway, handles["pending"].partition, "pending")
-        await take_and_die(app)
+        await take_and_die(app, queue="default")
         await handles["listens"].send("not hers", sender="bob", message_id="two")
         await tasks["succeeds"].options(task_id="delayed", delay=3600).enqueue()
         await tasks["succeeds"].options(task_id="queued").enqueue()

@@ -64,17 +64,17 @@ async def redis_command(app: App, *command: str | bytes | int | float) -> Any:
     return await app.producer.gateway.command(*command)
 
 
-def partition_of(app: App, queue: str = "default") -> Partition:
-    return app.producer.namespace.partition(queue)
+def partition_of(app: App, queue: str | None = None) -> Partition:
+    return app.producer.namespace.partition(queue or app.name)
 
 
-async def pending(app: App, queue: str = "default") -> list[tuple[bytes, str, int, int]]:
+async def pending(app: App, queue: str | None = None) -> list[tuple[bytes, str, int, int]]:
     """Return the pending list of a queue: entry, consumer, idle milliseconds, delivery count."""
     found = await redis_command(app, "XPENDING", partition_of(app, queue).ready, GROUP, "-", "+", 1000)
     return [(entry, name.decode(), idle, count) for entry, name, idle, count in found]
 
 
-async def consumers(app: App, queue: str = "default") -> set[str]:
+async def consumers(app: App, queue: str | None = None) -> set[str]:
     """Return the consumer names in the group of the queue."""
     found = await redis_command(app, "XINFO", "CONSUMERS", partition_of(app, queue).ready, GROUP)
     return {pairs(one)[b"name"].decode() for one in found}
@@ -99,7 +99,7 @@ async def letter(app: App, handle: TaskHandle[Any]) -> DeadLetter:
     return found
 
 
-async def take_and_die(app: App, *, name: str = "dead-worker", queue: str = "default") -> bytes:
+async def take_and_die(app: App, *, name: str = "dead-worker", queue: str | None = None) -> bytes:
     """Read the next message as a worker that dies at once, and expire its lease; return the entry."""
     stream = partition_of(app, queue).ready
     await _create_group(app, stream)
@@ -110,7 +110,7 @@ async def take_and_die(app: App, *, name: str = "dead-worker", queue: str = "def
     return entry
 
 
-async def touch(app: App, queue: str = "default") -> None:
+async def touch(app: App, queue: str | None = None) -> None:
     """Touch the partition, as the worker that dies has done; otherwise a new worker restarts the leases."""
     await touch_partition(app.producer.gateway, partition_of(app, queue), FRESH)
 
@@ -139,7 +139,7 @@ async def steal(app: App, handle: TaskHandle[Any], *, name: str = "thief") -> by
     return entry
 
 
-async def expire_lease(app: App, entry: bytes, *, name: str = "thief", queue: str = "default") -> None:
+async def expire_lease(app: App, entry: bytes, *, name: str = "thief", queue: str | None = None) -> None:
     """Expire the lease of a stolen delivery."""
     stream = partition_of(app, queue).ready
     await redis_command(app, "XCLAIM", stream, GROUP, name, 0, entry, "IDLE", FRESH, "JUSTID")

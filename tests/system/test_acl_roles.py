@@ -127,7 +127,7 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             assert "step_completed" in [event.type for event in await history(many[0])]
             assert (await bounded(letter_of(app, failing))).reason == "attempts_exhausted"
             # what an operator does
-            assert {one["queue"] for one in (await operate("queue", "list", "--json")).json} == {"default", "other"}
+            assert {one["queue"] for one in (await operate("queue", "list", "--json")).json} == {"roles", "other"}
             assert "perdure_queue_dead_letters" in (await operate("queue", "metrics")).out
             assert len((await operate("task", "list", "--json")).json) == 25
             assert (await operate("task", "show", failing.id, "--json")).json["error"]["message"] == "not yet"
@@ -162,10 +162,10 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             with pytest.raises(TaskFailed):
                 await bounded(gone.result())
             await operate("dlq", "purge", gone.id)
-            await operate("queue", "partitions", "default", "3")
+            await operate("queue", "partitions", "roles", "3")
             spread = await tasks["works"].enqueue_many({"number": number} for number in range(20))
             assert [await bounded(handle.result()) for handle in spread] == [*range(1, 21)]
-            (by_hand,) = (await operate("enqueue", "works", "--args", '{"number": 5}')).ids
+            (by_hand,) = (await operate("enqueue", "works", "--queue", "roles", "--args", '{"number": 5}')).ids
             assert (await operate("task", "result", by_hand, "--timeout", "30")).out.strip() == "6"
             assert (await operate("task", "watch", by_hand)).code == 0
     assert refused(node) == []
@@ -201,7 +201,7 @@ async def test_a_supervisor_needs_no_more_than_its_workers(
     monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", FIRST)
     with Running("worker", "run", "supervised.py:app", "--processes", "1", cwd=tmp_path) as supervisor:
         async with App("sends", settings=users["producer"]) as app:
-            handle = await app.producer.enqueue("dies_once", {"word": "alive"})
+            handle = await app.producer.enqueue("dies_once", {"word": "alive"}, queue="supervised")
             assert await bounded(handle.result()) == "alive"
             assert "crashed" in [event.type for event in await history(handle)]
         monkeypatch.setenv("PERDURE_REDIS_URL", users["operator"].redis_url)
@@ -304,7 +304,7 @@ async def test_no_role_reaches_another_namespace(users: dict[str, Settings], nod
             connection.execute_command("SUBSCRIBE", "{elsewhere:default:0}:record:x")
     async with Producer(users[role].redis_url, namespace="elsewhere") as producer:
         with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
-            await producer.enqueue("task")
+            await producer.enqueue("task", queue="default")
     node.command("DEL", "{elsewhere:default:0}:record:x", "session:of-another-program")
 
 

@@ -44,7 +44,7 @@ async def test_a_run_killed_between_saving_and_linking(
     async def command(*args: str) -> Answer:
         return await anyio.to_thread.run_sync(lambda: call(*args))
 
-    handle = await producer.enqueue("saves", {})
+    handle = await producer.enqueue("saves", {}, queue="replica")
     victim = await workers.start().ready()
     orphan = (await workers.line("saved", pid=victim.pid)).key
     victim.kill()

@@ -78,7 +78,9 @@ async def test_a_worker_that_is_stuck_loses_its_task_and_comes_back(
     """Blocked in the handler: others take the task meanwhile, and what it does on waking is refused."""
     pipe, stderr = Pipe(tmp_path), Stderr(capfd)
     stuck = await workers.start().ready()
-    handle = await producer.enqueue("stalls", {"gate": str(pipe.path), "keeps_the_lock": keeps_the_lock})
+    handle = await producer.enqueue(
+        "stalls", {"gate": str(pipe.path), "keeps_the_lock": keeps_the_lock}, queue="replica"
+    )
     await workers.line("run", handle.id, pid=stuck.pid)
     heir = await workers.start().ready()
     assert await bounded(handle.result()) == heir.pid  # while the first one is still blocked
@@ -97,7 +99,7 @@ async def test_a_worker_that_is_stuck_loses_its_task_and_comes_back(
     assert (record.state, record.worker, record.crashes) == (State.SUCCEEDED, heir.worker_id, 1)
 
     heir.kill()  # and the worker that was stuck continues, and renews its leases again
-    after = await producer.enqueue("sleeper", {"seconds": 1.5})
+    after = await producer.enqueue("sleeper", {"seconds": 1.5}, queue="replica")
     assert await bounded(after.result()) == stuck.pid
     assert (await after.record()).crashes == 0
     await stderr.until("process was frozen for" if keeps_the_lock else "the event loop answers again, after")
@@ -108,7 +110,7 @@ async def test_a_loop_that_is_blocked_for_less_than_the_limit_keeps_its_task(
 ) -> None:
     """Its thread renews the lease again and again, beside another worker that would take the task."""
     pipe = Pipe(tmp_path)
-    partition = producer.namespace.partition("default")
+    partition = producer.namespace.partition("replica")
 
     async def idle() -> int:
         [(_, _, milliseconds, _)] = await producer.gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 10)
@@ -116,7 +118,7 @@ async def test_a_loop_that_is_blocked_for_less_than_the_limit_keeps_its_task(
 
     with worker_processes(settings.model_copy(update={"lease": 3.0}), tmp_path) as workers:
         stuck = await workers.start().ready()
-        handle = await producer.enqueue("stalls", {"gate": str(pipe.path), "keeps_the_lock": False})
+        handle = await producer.enqueue("stalls", {"gate": str(pipe.path), "keeps_the_lock": False}, queue="replica")
         await workers.line("run", handle.id, pid=stuck.pid)
         await workers.start().ready()
         renewed, before = 0, 0

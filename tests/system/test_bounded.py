@@ -125,14 +125,14 @@ class Load:
         await self._until_done()
 
     async def _give(
-        self, kind: str, count: int, *, queue: str = "default", key: Any = None, delay: float = 0.0
+        self, kind: str, count: int, *, queue: str = "mixed", key: Any = None, delay: float = 0.0
     ) -> list[TaskHandle[Any]]:
         self.given[kind] += count
         many = [{"number": number} for number in range(count)]
         return await self.producer.enqueue_many(kind, many, queue=queue, key=key, delay=delay)
 
     async def _post_garbage(self, count: int) -> None:
-        stream = self.producer.namespace.partition("default").ready
+        stream = self.producer.namespace.partition("mixed").ready
         self.given["garbage"] += count
         await self.producer.gateway.pipeline([("XADD", stream, "*", "env", "garbage", "x", "y")] * count)
 
@@ -150,7 +150,7 @@ class Load:
 
     async def _crash(self, count: int) -> None:
         """A worker takes tasks and is never heard of again."""
-        gateway, partition = self.producer.gateway, self.producer.namespace.partition("default")
+        gateway, partition = self.producer.gateway, self.producer.namespace.partition("mixed")
         await self._give("steps", count)
         ask = ("COUNT", count, "STREAMS", partition.ready, ">")
         taken = await gateway.command("XREADGROUP", "GROUP", GROUP, "dead", *ask) or [(b"", [])]
@@ -165,7 +165,7 @@ class Load:
         for task in mixed.app.tasks.values():
             app.task(name=task.name, queue=task.queue, retry=task.retry)(task.handler)
         handles = await self._give("many_steps", CONCURRENCY + 4)
-        async with Worker(app, concurrency=4, queues=["default"]) as worker:
+        async with Worker(app, concurrency=4, queues=["mixed"]) as worker:
             running = asyncio.create_task(worker.run())
             while not worker.in_flight and (await self._waiting()):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.005)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 async def test_a_policy_is_carried_out_after_a_kill(settings: Settings, tmp_path: Path) -> None:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        handle = await producer.enqueue("circling", {"goal": "find it"})
+        handle = await producer.enqueue("circling", {"goal": "find it"}, queue="replica")
         with worker_processes(settings, tmp_path, environment={"DIES_BEFORE_IT_ACTS": "1"}) as workers:
             assert await (await workers.start().ready()).ended() == -9
             assert len(workers.lines("found")) == 1

@@ -32,7 +32,9 @@ async def run_scenario(
     if name == "troubled":
         (folder / "deaths").mkdir()
         workers.environment["DEATHS"] = str(folder / "deaths")
-    handle: TaskHandle[Any] = await app.producer.enqueue("continuing", {"goal": "continue"}, task_id=name)
+    handle: TaskHandle[Any] = await app.producer.enqueue(
+        "continuing", {"goal": "continue"}, task_id=name, queue=app.name
+    )
     await handle.send("are you there?", sender="operator")
     waiting = asyncio.ensure_future(handle.result(timeout=BOUND * 4))
     while not waiting.done():

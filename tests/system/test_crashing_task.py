@@ -63,7 +63,9 @@ async def test_only_the_poison_dies_of_itself(
     supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer, tmp_path: Path
 ) -> None:
     handles = await producer.enqueue_many(
-        "job", [{"number": number, "poison": number == POISON} for number in range(TASKS)]
+        "job",
+        [{"number": number, "poison": number == POISON} for number in range(TASKS)],
+        queue="poisonous",
     )
     await workers.line("begin", number=TASKS)
     assert len({line.pid for line in workers.lines("begin")}) == 1
@@ -103,7 +105,7 @@ async def test_saved_progress_excuses_the_crashes_of_a_task_and_of_its_worker(
     supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer
 ) -> None:
     """Three crashes in a row would bury it. They count within the window, whose limit is ten."""
-    handle = await producer.enqueue("saver", {"number": 1, "kills": 4, "changing": True})
+    handle = await producer.enqueue("saver", {"number": 1, "kills": 4, "changing": True}, queue="poisonous")
     assert await bounded(handle.result()) == 4
     record = await handle.record()
     assert (record.crashes, record.attempts) == (4, 1)
@@ -116,7 +118,7 @@ async def test_saved_progress_excuses_the_crashes_of_a_task_and_of_its_worker(
 async def test_the_same_progress_again_excuses_no_crash(
     supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("saver", {"number": 1, "kills": 9, "changing": False})
+    handle = await producer.enqueue("saver", {"number": 1, "kills": 9, "changing": False}, queue="poisonous")
     with pytest.raises(TaskFailed) as caught:
         await bounded(handle.result())
     assert caught.value.reason == Reason.CRASH_LOOP
@@ -127,7 +129,7 @@ async def test_tasks_of_a_killed_worker_are_resumed_at_once(
     supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer, tmp_path: Path
 ) -> None:
     """The lease is ten minutes: what runs again within this test does not wait for it."""
-    handle = await producer.enqueue("job", {"number": 1, "poison": False})
+    handle = await producer.enqueue("job", {"number": 1, "poison": False}, queue="poisonous")
     started = await workers.line("begin", "1")
     os.kill(started.pid, signal.SIGKILL)
     again = await workers.line("begin", "1", number=2)

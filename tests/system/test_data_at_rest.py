@@ -138,9 +138,9 @@ async def test_producers_by_name_seal_as_well(settings: Settings, monkeypatch: p
         opened(with_keys(settings, FIRST, required=True)) as app,
         Producer(settings.redis_url, namespace=settings.namespace) as producer,
     ):
-        handle = await producer.enqueue("echo", {"value": MARKER})
-        many = await producer.enqueue_many("echo", [{"value": MARKER}] * 3)
-        streamed = [one async for one in producer.enqueue_stream("echo", [{"value": MARKER}])]
+        handle = await producer.enqueue("echo", {"value": MARKER}, queue=app.name)
+        many = await producer.enqueue_many("echo", [{"value": MARKER}] * 3, queue=app.name)
+        streamed = [one async for one in producer.enqueue_stream("echo", [{"value": MARKER}], queue=app.name)]
         assert MARKER.encode() not in await everything(app)
         await work_off(app)
         for one in (handle, *many, *streamed):
@@ -415,7 +415,7 @@ async def test_the_checkpoint_of_a_killed_worker_is_continued_under_new_keys(
         async with Producer(settings.redis_url, namespace=settings.namespace, encryptor=sealer) as producer:
             workers.environment["PERDURE_ENCRYPTION_KEYS"] = f"{FIRST},{SECOND}"
             killed = await workers.start().ready()
-            handle = await producer.enqueue("gate", {"name": "g"})
+            handle = await producer.enqueue("gate", {"name": "g"}, queue="replica")
             await workers.line("saved", f"{handle.id}:second", pid=killed.pid)
             killed.kill()
             workers.environment["PERDURE_ENCRYPTION_KEYS"] = known

@@ -80,7 +80,7 @@ async def test_after_kill_9_the_hooks_of_the_next_worker_see_recorded_steps(
 ) -> None:
     journal, file = workers.journal, tmp_path / "continue"
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        handle = await producer.enqueue("gated", {"file": str(file)})
+        handle = await producer.enqueue("gated", {"file": str(file)}, queue="hooked")
         first = workers.start("--no-supervisor")
         await journal.line("begin", "continue", pid=first.pid)
         first.kill()
@@ -102,7 +102,7 @@ async def test_every_process_opens_the_lifespan_once_and_closes_it_on_sigterm_af
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         supervisor = workers.start("--processes", "2", "--concurrency", "4")
         await journal.line("opened", "hooked", number=2)
-        handles = [await producer.enqueue("gated", {"file": str(file)}) for _ in range(8)]
+        handles = [await producer.enqueue("gated", {"file": str(file)}, queue="hooked") for _ in range(8)]
         await journal.line("begin", "continue", number=8)
         supervisor.send_signal(signal.SIGTERM)
         file.touch()

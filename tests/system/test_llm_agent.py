@@ -187,7 +187,9 @@ async def test_three_kills_repeat_no_answer_and_no_tool_call(
     short = settings.model_copy(update={"lease": 0.5})
     with worker_processes(short, tmp_path, PROGRAM, environment) as workers:
         async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-            handle = await producer.enqueue("ask", {"question": "From what to what?", "folder": str(folder)})
+            handle = await producer.enqueue(
+                "ask", {"question": "From what to what?", "folder": str(folder)}, queue="llm_agent"
+            )
             # One after the other: no slow worker loses its lease to another one that lives.
             first = workers.start()
             await bounded(before_a_byte.reached.wait())

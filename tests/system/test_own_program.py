@@ -54,11 +54,11 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 async def test_a_task_that_kills_its_process_ends_alone(settings: Settings, producer: Producer, tmp_path: Path) -> None:
     """It kills two workers. The third one starts a process for it, and runs other tasks meanwhile."""
     with worker_processes(settings.model_copy(update={"lease": 1.0}), tmp_path) as workers:
-        poison = await producer.enqueue("killer", {})
+        poison = await producer.enqueue("killer", {}, queue="replica")
         for _ in range(2):
             assert await (await workers.start().ready()).ended() == -9
         own = await workers.start().ready()
-        other = await producer.enqueue("gate", {"name": "held"})
+        other = await producer.enqueue("gate", {"name": "held"}, queue="replica")
         with pytest.raises(TaskFailed) as caught:
             await bounded(poison.result())
         assert caught.value.reason == Reason.CRASH_LOOP
@@ -76,7 +76,7 @@ async def test_processes_for_quarantined_tasks_end_with_the_program(
     settings: Settings, producer: Producer, tmp_path: Path
 ) -> None:
     with worker_processes(settings.model_copy(update={"grace": 0.5}), tmp_path) as workers:
-        (task,) = await suspects(producer, "gate", 1, name="never")
+        (task,) = await suspects(producer, "replica", "gate", 1, name="never")
         own = await workers.start().ready()
         child = psutil.Process((await workers.line("saved", f"{task.id}:second")).pid)
         assert child.ppid() == own.pid
@@ -99,7 +99,7 @@ async def test_processes_for_quarantined_tasks_end_with_the_program(
 async def test_a_script_is_imported_only_if_that_does_not_run_its_worker(
     settings: Settings, producer: Producer, tmp_path: Path, end: str, said: str | None
 ) -> None:
-    tasks = await suspects(producer, "job", 2)
+    tasks = await suspects(producer, "own", "job", 2)
     with program(settings, tmp_path, PROGRAM + end) as process:
         found = {await bounded(task.result()) for task in tasks}
     out, err = process.communicate(timeout=BOUND)
@@ -114,13 +114,15 @@ async def test_a_script_is_imported_only_if_that_does_not_run_its_worker(
     assert (out == "imported\n") == (end == RUN)  # only then, the file is not imported once more
 
 
-async def suspects(producer: Producer, task: str, number: int, **arguments: object) -> list[TaskHandle[int]]:
+async def suspects(
+    producer: Producer, queue: str, task: str, number: int, **arguments: object
+) -> list[TaskHandle[int]]:
     """Enqueue tasks, and let two workers crash with them."""
-    handles = [await producer.enqueue(task, arguments) for _ in range(number)]
+    handles = [await producer.enqueue(task, arguments, queue=queue) for _ in range(number)]
     for name in ("dead", "dead too"):
         dead = await consumer(producer.gateway, handles[0].partition, name=name)
         assert len(await (claim_all(dead) if name == "dead too" else read(dead, number))) == number
-        await report_crash(producer.gateway, producer.namespace, ["default"], name, exit_status="SIGKILL", steps={})
+        await report_crash(producer.gateway, producer.namespace, [queue], name, exit_status="SIGKILL", steps={})
     return handles
 
 

@@ -21,7 +21,7 @@ async def test_after_a_kill_come_the_handoff_the_messages_the_state_and_history_
     settings: Settings, tmp_path: Path
 ) -> None:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        handle = await producer.enqueue("careful", {"goal": "to the inn"}, task_id="journey")
+        handle = await producer.enqueue("careful", {"goal": "to the inn"}, task_id="journey", queue="booting")
         with worker_processes(settings, tmp_path, PROGRAM) as workers:
             first = await workers.start().ready()
             await workers.line("stands")

@@ -48,7 +48,7 @@ async def test_an_agent_survives_four_kills_with_progress_between_them(
     """It records five steps before each. The last ones hit its quarantine process: three crashes in ten minutes."""
     supervisors.environment["PERDURE_CRASH_THRESHOLD"] = "0"
     supervisors.start(processes=1)
-    agent = await producer.enqueue("climbing", {"goal": "up", "folder": str(tmp_path), "steps": 22})
+    agent = await producer.enqueue("climbing", {"goal": "up", "folder": str(tmp_path), "steps": 22}, queue="supervised")
     killed = []
     for number in (5, 10, 15, 20):
         begun = await supervisors.journal.line("begin", f"{agent.id}:{number}")
@@ -71,9 +71,11 @@ async def test_kills_of_a_child_that_settles_tasks_between_them_pause_nothing(
     supervisors.start(processes=1)
     killed: list[int] = []
     for _ in range(4):
-        await (await producer.enqueue("walk", {"steps": 0, "pause": 0.0})).result(timeout=BOUND)
+        await (await producer.enqueue("walk", {"steps": 0, "pause": 0.0}, queue="supervised")).result(timeout=BOUND)
         # A second one, because the child reports the first only after its result is stored.
-        pid = await (await producer.enqueue("walk", {"steps": 0, "pause": 0.0})).result(timeout=BOUND)
+        pid = await (await producer.enqueue("walk", {"steps": 0, "pause": 0.0}, queue="supervised")).result(
+            timeout=BOUND
+        )
         assert pid not in killed
         os.kill(pid, signal.SIGKILL)
         killed.append(pid)
@@ -88,7 +90,7 @@ async def test_a_loop_of_crashes_without_progress_pauses_and_alerts(
     alert = tmp_path / "alert"
     supervisors.environment["PERDURE_CRASH_THRESHOLD"] = "1"
     supervisors.run("--concurrency", "2", "--alert", f"cat > {alert}.new && mv {alert}.new {alert}")
-    await producer.enqueue("die", {})
+    await producer.enqueue("die", {}, queue="supervised")
 
     async def alerted() -> bool:
         return alert.exists()
@@ -107,16 +109,16 @@ async def test_long_suspects_free_their_places_after_the_probation_time(
 ) -> None:
     """Twice as many as there are places run at the same time in the end; new tasks run in the ordinary worker."""
     gate, journal = tmp_path / "gate", supervisors.journal
-    suspects = [await producer.enqueue("gated", {"name": str(gate)}) for _ in range(SUSPECTS)]
+    suspects = [await producer.enqueue("gated", {"name": str(gate)}, queue="supervised") for _ in range(SUSPECTS)]
     for name in ("dead", "dead too"):
         dead = await consumer(producer.gateway, suspects[0].partition, name=name)
         assert len(await (claim_all(dead) if name == "dead too" else read(dead, SUSPECTS))) == SUSPECTS
-        await report_crash(producer.gateway, producer.namespace, ["default"], name, exit_status="SIGKILL", steps={})
+        await report_crash(producer.gateway, producer.namespace, ["supervised"], name, exit_status="SIGKILL", steps={})
     supervisors.environment["PERDURE_QUARANTINE_WINDOW"] = "0.5"
     supervisors.run("--concurrency", "4", "--isolated", str(PLACES))
     ordinary: set[int] = set()
     while len(journal.lines("begin")) < 2 * SUSPECTS:
-        new = await producer.enqueue("walk", {"steps": 0, "pause": 0.0})
+        new = await producer.enqueue("walk", {"steps": 0, "pause": 0.0}, queue="supervised")
         ordinary.add(await new.result(timeout=BOUND))
     assert len(ordinary) == 1  # the ordinary worker has never stopped
     assert not gate.exists()  # so all suspects are running

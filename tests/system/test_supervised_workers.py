@@ -58,7 +58,7 @@ async def test_tasks_of_a_killed_worker_are_resumed_at_once_by_another(
 ) -> None:
     supervisor = supervisors.start()
     gate = tmp_path / "gate"
-    handle = await producer.enqueue("gated", {"name": str(gate), "starts": True})
+    handle = await producer.enqueue("gated", {"name": str(gate), "starts": True}, queue="supervised")
     second = f"{handle.id}:second"
     journal = supervisors.journal
     victim = (await journal.line("begin", second)).pid
@@ -92,7 +92,7 @@ async def test_children_end_with_their_supervisor_and_hand_over_at_no_cost(
 ) -> None:
     supervisor = supervisors.start(processes=1)
     gate = tmp_path / "gate"
-    handle = await producer.enqueue("gated", {"name": str(gate)})
+    handle = await producer.enqueue("gated", {"name": str(gate)}, queue="supervised")
     await supervisors.journal.line("begin", f"{handle.id}:second")
     await supervisors.journal.line("imported", number=2)
     children = supervisors.children(supervisor)
@@ -113,7 +113,7 @@ async def test_a_child_whose_supervisor_is_gone_has_its_grace(
     supervisor = supervisors.start(processes=1, grace=BOUND if ends else 1.0)
     journal = supervisors.journal
     gate = tmp_path / "gate"
-    handle = await producer.enqueue("gated", {"name": str(gate), "more": True})
+    handle = await producer.enqueue("gated", {"name": str(gate), "more": True}, queue="supervised")
     busy = psutil.Process((await journal.line("begin", f"{handle.id}:second")).pid)
     await journal.line("imported", number=2)
     [idle] = supervisors.children(supervisor) - {busy}
@@ -136,14 +136,14 @@ async def test_the_tasks_of_a_lost_host_resume_together_beside_new_ones(
     """Supervisor and worker die together, so that only the lease reveals it. Each task is in a long step."""
     host = supervisors.start(1, concurrency=32, lease=3.0)
     gate, journal = tmp_path / "gate", supervisors.journal
-    handles = [await producer.enqueue("gated", {"name": str(gate)}) for _ in range(32)]
+    handles = [await producer.enqueue("gated", {"name": str(gate)}, queue="supervised") for _ in range(32)]
     await journal.line("begin", number=2 * len(handles))
     (former,) = {line.pid for line in journal.lines("begin")}
     supervisors.run("--no-supervisor", "--concurrency=64", lease=3.0)
     await wait_until(lambda: registered(producer, 2), "another worker")
     for one in (host, *supervisors.children(host)):  # the supervisor first, so that it reports nothing
         one.kill()
-    new = [await producer.enqueue("walk", {"steps": 1, "pause": 0.0}) for _ in range(100)]
+    new = [await producer.enqueue("walk", {"steps": 1, "pause": 0.0}, queue="supervised") for _ in range(100)]
     for handle in new:
         await handle.result(timeout=BOUND)
     for handle in handles:
@@ -164,16 +164,16 @@ async def test_a_worker_without_a_supervisor_starts_a_process_for_a_suspect(
     supervisors: Supervisors, producer: Producer, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    suspect = await producer.enqueue("gated", {"name": str(gate)})
+    suspect = await producer.enqueue("gated", {"name": str(gate)}, queue="supervised")
     partition = suspect.partition
     for name in ("dead", "dead too"):
         dead = await consumer(producer.gateway, partition, name=name)
         assert len(await (claim_all(dead) if name == "dead too" else read(dead, 1))) == 1
-        await report_crash(producer.gateway, producer.namespace, ["default"], name, exit_status="SIGKILL", steps={})
+        await report_crash(producer.gateway, producer.namespace, ["supervised"], name, exit_status="SIGKILL", steps={})
     worker = supervisors.run("--no-supervisor", "--concurrency=4")
     entered = await supervisors.journal.line("begin", f"{suspect.id}:second")
     assert entered.pid in {child.pid for child in supervisors.children(worker)}
-    ordinary = await producer.enqueue("walk", {"steps": 1, "pause": 0.0})
+    ordinary = await producer.enqueue("walk", {"steps": 1, "pause": 0.0}, queue="supervised")
     assert await ordinary.result(timeout=BOUND) == worker.pid
     gate.touch()
     assert await suspect.result(timeout=BOUND) == entered.pid
@@ -189,14 +189,14 @@ async def test_a_reload_under_load_loses_nothing_and_costs_nothing(
     journal = supervisors.journal
     await all_work(producer, 2)
     old = {line.pid for line in journal.lines("imported")}
-    handles = [await producer.enqueue("walk", {"steps": 3, "pause": 0.05}) for _ in range(16)]
+    handles = [await producer.enqueue("walk", {"steps": 3, "pause": 0.05}, queue="supervised") for _ in range(16)]
     await journal.line("begin", number=10)
     supervisor.send_signal(signal.SIGHUP)
     ended = 0
     while len({line.pid for line in journal.lines("begin")} - old) < 2:  # the load lasts until both new ones bear it
         await handles[ended].result(timeout=BOUND)
         ended += 1
-        handles.append(await producer.enqueue("walk", {"steps": 3, "pause": 0.05}))
+        handles.append(await producer.enqueue("walk", {"steps": 3, "pause": 0.05}, queue="supervised"))
     for handle in handles[ended:]:
         await handle.result(timeout=BOUND)
     for pid in old:
@@ -225,7 +225,7 @@ def run(settings: Settings, *args: str, tmp_path: Path, monkeypatch: pytest.Monk
 async def test_a_burst_of_several_processes_ends_when_all_is_done(
     settings: Settings, producer: Producer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handles = [await producer.enqueue("walk", {"steps": 2, "pause": 0.0}) for _ in range(20)]
+    handles = [await producer.enqueue("walk", {"steps": 2, "pause": 0.0}, queue="supervised") for _ in range(20)]
     options = (f"{PROGRAM}:app", "--burst", "--processes", "2", "--name", "mine")
     answer = await anyio.to_thread.run_sync(lambda: run(settings, *options, tmp_path=tmp_path, monkeypatch=monkeypatch))
     assert answer.code == 0, answer.err

@@ -30,7 +30,7 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 async def test_a_frozen_worker_that_wakes_up_can_change_nothing(workers: WorkerProcesses, producer: Producer) -> None:
     """Frozen in a step that waits: on waking its beat finds the lease lost, and cancels the handler."""
     frozen = await workers.start().ready()
-    handle = await producer.enqueue("gate", {"name": "g"})
+    handle = await producer.enqueue("gate", {"name": "g"}, queue="replica")
     key = f"{handle.id}:second"
     await workers.line("saved", key, pid=frozen.pid)
     frozen.freeze()
@@ -48,7 +48,7 @@ async def test_a_frozen_worker_that_wakes_up_can_change_nothing(workers: WorkerP
     assert [line.pid for line in workers.lines("begin", f"{handle.id}:third")] == [heir.pid]
 
     heir.kill()  # and the worker that was frozen continues
-    after = await producer.enqueue("pipeline", {"value": 1, "steps": 2, "pause": 0})
+    after = await producer.enqueue("pipeline", {"value": 1, "steps": 2, "pause": 0}, queue="replica")
     assert await bounded(after.result()) == 13
     assert (await after.record()).worker == frozen.worker_id
 
@@ -59,7 +59,7 @@ async def test_the_late_writes_of_a_frozen_worker_are_refused(
     """Frozen in a step that may end meanwhile: its first act on waking is to record the step."""
     gate = tmp_path / "gate"
     frozen = await workers.start().ready()
-    handle = await producer.enqueue("sleeper", {"gate": str(gate)})
+    handle = await producer.enqueue("sleeper", {"gate": str(gate)}, queue="replica")
     await workers.line("begin", pid=frozen.pid)
     frozen.freeze()
     gate.touch()

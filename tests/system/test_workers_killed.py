@@ -36,7 +36,7 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 
 async def leases_passed(producer: Producer, lease: float, count: int) -> None:
     """Wait until this number of messages has been idle for a lease."""
-    stream = producer.namespace.partition("default").ready
+    stream = producer.namespace.partition("replica").ready
     with anyio.fail_after(BOUND):
         while True:
             found = await producer.gateway.command(
@@ -72,6 +72,7 @@ async def test_killed_again_and_again_at_random_moments(workers: WorkerProcesses
         handles += await producer.enqueue_many(
             "pipeline",
             [{"value": number, "steps": STEPS, "pause": 0.08} for number in range(len(handles), len(handles) + 5)],
+            queue="replica",
         )
         before = len(workers.lines("begin"))
         await workers.line("begin", number=before + 1)
@@ -113,7 +114,7 @@ async def test_the_step_that_was_cut_off_runs_once_more_and_no_other(
     first, second = workers.start(concurrency=1), workers.start(concurrency=1)
     await first.ready()
     await second.ready()
-    handle = await producer.enqueue("gate", {"name": "g"})
+    handle = await producer.enqueue("gate", {"name": "g"}, queue="replica")
     holder = (await workers.line("saved", f"{handle.id}:second")).pid
     victim, heir = (first, second) if holder == first.pid else (second, first)
     victim.kill()
@@ -138,11 +139,11 @@ async def test_a_new_worker_first_takes_up_what_a_killed_one_left(
     workers: WorkerProcesses, producer: Producer, settings: Settings
 ) -> None:
     victim = await workers.start(concurrency=3).ready()
-    left = [await producer.enqueue("gate", {"name": "g"}) for _ in range(3)]
+    left = [await producer.enqueue("gate", {"name": "g"}, queue="replica") for _ in range(3)]
     for handle in left:
         await workers.line("saved", f"{handle.id}:second")
     victim.kill()
-    new = await producer.enqueue("gate", {"name": "g"})
+    new = await producer.enqueue("gate", {"name": "g"}, queue="replica")
     async with attended(producer.gateway, left[0].partition, settings.lease):
         await leases_passed(producer, settings.lease, 3)
         for _ in range(4):
@@ -158,7 +159,7 @@ async def test_two_workers_that_claim_at_once_share_what_is_there(
     workers: WorkerProcesses, producer: Producer, settings: Settings
 ) -> None:
     victim = await workers.start(concurrency=30).ready()
-    handles = [await producer.enqueue("gate", {"name": "g"}) for _ in range(30)]
+    handles = [await producer.enqueue("gate", {"name": "g"}, queue="replica") for _ in range(30)]
     for handle in handles:
         await workers.line("saved", f"{handle.id}:second")
     victim.kill()
@@ -182,7 +183,7 @@ async def test_a_task_that_kills_its_workers_is_buried(
     processes = [workers.start(lease=0.5) for _ in range(4)]
     for process in processes:
         await process.ready()
-    handle = await producer.enqueue("killer")
+    handle = await producer.enqueue("killer", queue="replica")
     with pytest.raises(TaskFailed) as caught:
         await handle.result(timeout=BOUND)
     assert caught.value.reason == Reason.CRASH_LOOP
@@ -193,7 +194,7 @@ async def test_a_task_that_kills_its_workers_is_buried(
     survivor = next(process for process in processes if process.pid not in dead)
     record = await handle.record()
     assert (record.attempts, record.crashes, record.worker) == (0, 3, survivor.worker_id)
-    after = await producer.enqueue("pipeline", {"value": 1, "steps": 1, "pause": 0})
+    after = await producer.enqueue("pipeline", {"value": 1, "steps": 1, "pause": 0}, queue="replica")
     assert await bounded(after.result()) == 4
 
 
@@ -202,7 +203,7 @@ async def test_a_risky_step_that_was_cut_off_finds_out_what_happened(
     workers: WorkerProcesses, producer: Producer, happened: bool
 ) -> None:
     victim = await workers.start().ready()
-    handle = await producer.enqueue("payment", {"before": "b", "after": "a"})
+    handle = await producer.enqueue("payment", {"before": "b", "after": "a"}, queue="replica")
     key = f"{handle.id}:charge"
     if happened:
         await push_token(producer, "b")
@@ -221,7 +222,7 @@ async def test_a_risky_step_that_was_cut_off_finds_out_what_happened(
 
 async def test_a_risky_step_in_doubt_is_left_to_a_person(workers: WorkerProcesses, producer: Producer) -> None:
     victim = await workers.start().ready()
-    handle = await producer.enqueue("doubtful", {"before": "b", "after": "a"})
+    handle = await producer.enqueue("doubtful", {"before": "b", "after": "a"}, queue="replica")
     await push_token(producer, "b")
     await workers.line("charged", f"{handle.id}:charge")
     victim.kill()
@@ -236,7 +237,7 @@ async def test_asynchronous_records_that_were_stored_outlive_the_worker(
     workers: WorkerProcesses, producer: Producer
 ) -> None:
     victim = await workers.start().ready()
-    handle = await producer.enqueue("hasty", {"gate": "g"})
+    handle = await producer.enqueue("hasty", {"gate": "g"}, queue="replica")
     await workers.line("steps done", handle.id)
     victim.kill()
     stored = await recorded(producer, handle)
@@ -255,7 +256,7 @@ async def test_a_worker_whose_event_loop_is_blocked_keeps_its_lease(
     processes = [workers.start(lease=0.6) for _ in range(2)]
     for process in processes:
         await process.ready()
-    handle = await producer.enqueue("blocks", {"seconds": 3.0})
+    handle = await producer.enqueue("blocks", {"seconds": 3.0}, queue="replica")
     holder = (await workers.line("run", handle.id)).pid
     assert await bounded(handle.result()) == holder
     assert len(workers.lines("run", handle.id)) == 1

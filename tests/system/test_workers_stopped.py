@@ -46,7 +46,7 @@ async def idle(producer: Producer) -> None:
 
 
 async def names(producer: Producer) -> set[str]:
-    found = await producer.gateway.command("XINFO", "CONSUMERS", producer.namespace.partition("default").ready, GROUP)
+    found = await producer.gateway.command("XINFO", "CONSUMERS", producer.namespace.partition("replica").ready, GROUP)
     return {pairs(one)[b"name"].decode() for one in found}
 
 
@@ -54,7 +54,7 @@ async def test_the_step_ends_and_another_worker_takes_the_rest_at_once(
     workers: WorkerProcesses, producer: Producer
 ) -> None:
     first = await workers.start(concurrency=1).ready()
-    handle = await producer.enqueue("gate", {"name": "g"})
+    handle = await producer.enqueue("gate", {"name": "g"}, queue="replica")
     await workers.line("saved", f"{handle.id}:second", pid=first.pid)
     second = await workers.start().ready()
     await idle(producer)
@@ -82,7 +82,7 @@ async def test_a_step_that_does_not_end_is_cancelled_and_runs_elsewhere_at_once(
     workers: WorkerProcesses, producer: Producer, grace: float, signals: int
 ) -> None:
     first = await workers.start(concurrency=1, grace=grace).ready()
-    handle = await producer.enqueue("gate", {"name": "g"})
+    handle = await producer.enqueue("gate", {"name": "g"}, queue="replica")
     key = f"{handle.id}:second"
     await workers.line("saved", key, pid=first.pid)
     second = await workers.start().ready()
@@ -116,7 +116,8 @@ async def test_a_rolling_deploy_loses_nothing_and_costs_nothing(workers: WorkerP
     for process in alive.values():
         await process.ready()
     handles = [
-        await producer.enqueue("pipeline", {"value": number, "steps": steps, "pause": 0.05}) for number in range(tasks)
+        await producer.enqueue("pipeline", {"value": number, "steps": steps, "pause": 0.05}, queue="replica")
+        for number in range(tasks)
     ]
     await workers.line("begin", number=tasks)
     async with asyncio.timeout(BOUND):

@@ -126,11 +126,11 @@ async def test_a_script_waits_until_its_keys_are_on_one_node(
     gateway: Gateway, namespace: Namespace, partition: Partition, move: Migration
 ) -> None:
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
-        first = await producer.enqueue("t")
+        first = await producer.enqueue("t", queue="default")
         move.begin()
         move.move(partition.ready)
         before = refusals(move)
-        enqueuing = asyncio.create_task(producer.enqueue("t"))
+        enqueuing = asyncio.create_task(producer.enqueue("t", queue="default"))
         while refusals(move) == before:  # noqa: ASYNC110 - servers have no event for it
             await asyncio.sleep(0.01)
         assert not enqueuing.done()

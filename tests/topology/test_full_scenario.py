@@ -67,7 +67,7 @@ async def test_databases_behind_sentinels_do_not_see_each_other(sentinels: Senti
         Producer(f"{sentinels.url()}/3", namespace=namespace_name) as third,
         Producer(sentinels.url(), namespace=namespace_name) as first,
     ):
-        handle = await third.enqueue("task")
+        handle = await third.enqueue("task", queue="default")
         assert await first.find(handle.id) is None
         assert await third.find(handle.id) is not None
         assert await handle.cancel() == "cancelled"

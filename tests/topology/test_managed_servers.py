@@ -83,7 +83,7 @@ async def test_the_documented_user_has_sufficient_rights(managed: Managed, names
 async def test_the_user_of_a_namespace_reaches_no_other(managed: Managed) -> None:
     async with Producer(managed.url(), namespace="another") as producer:
         with pytest.raises(Refused, match=r"(?i)permission"):
-            await producer.enqueue("task")
+            await producer.enqueue("task", queue="default")
 
 
 @pytest.mark.usefixtures("worker_user")
@@ -105,7 +105,7 @@ async def test_databases_do_not_see_each_other(managed: Managed, namespace_name:
         Producer(managed.url(user="", database=3), namespace=namespace_name) as third,
         Producer(managed.url(user="", database=0), namespace=namespace_name) as first,
     ):
-        handle = await third.enqueue("task")
+        handle = await third.enqueue("task", queue="default")
         assert await first.find(handle.id) is None
         assert await third.find(handle.id) is not None
         assert await handle.cancel() == "cancelled"

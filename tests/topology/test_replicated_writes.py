@@ -38,14 +38,14 @@ async def producer(cluster: Cluster, namespace_name: str) -> AsyncIterator[Produ
 async def test_a_write_that_only_a_killed_primary_had_was_not_confirmed(cluster: Cluster, producer: Producer) -> None:
     """Replication is asynchronous: a plain `enqueue` returns when the primary has the task."""
     slot = slot_of(producer.namespace.partition("default").ready)
-    kept = await producer.enqueue("task", durability="replicated")
+    kept = await producer.enqueue("task", durability="replicated", queue="default")
     (replica,) = cluster.replicas_of(cluster.owner(slot))
     replica.freeze()
     cluster.owner(slot).command("CLIENT", "KILL", "TYPE", "replica")  # so that no write waits in its socket buffer
-    gone = await producer.enqueue("task")
+    gone = await producer.enqueue("task", queue="default")
     assert await gone.status() is State.QUEUED
     with pytest.raises(NotReplicated):
-        await producer.enqueue("task", task_id="unsure", durability="replicated")
+        await producer.enqueue("task", task_id="unsure", durability="replicated", queue="default")
     victim = await run_sync(cluster.kill_primary, slot)
     replica.thaw()
     await run_sync(cluster.failed_over, slot, victim)
@@ -122,15 +122,15 @@ async def test_a_primary_that_requires_replicas_refuses_writes_without_them(
     (replica,) = cluster.replicas_of(owner)
     owner.command("CONFIG", "SET", "min-replicas-to-write", 1)
     owner.command("CONFIG", "SET", "min-replicas-max-lag", 1)
-    assert await (await producer.enqueue("task")).status() is State.QUEUED
+    assert await (await producer.enqueue("task", queue="default")).status() is State.QUEUED
     replica.freeze()
     await run_sync(
         wait_for, lambda: owner.info("replication")["min_slaves_good_slaves"] == "0", "the lag to be noticed"
     )
     producer.gateway.patience = 0.0
     with pytest.raises(Unavailable, match="NOREPLICAS"):
-        await producer.enqueue("task", task_id="refused")
+        await producer.enqueue("task", task_id="refused", queue="default")
     replica.thaw()
     await run_sync(wait_for, lambda: owner.info("replication")["min_slaves_good_slaves"] == "1", "the replica's return")
     assert await producer.find("refused") is None
-    assert await (await producer.enqueue("task", task_id="refused")).status() is State.QUEUED
+    assert await (await producer.enqueue("task", task_id="refused", queue="default")).status() is State.QUEUED

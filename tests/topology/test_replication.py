@@ -90,36 +90,36 @@ async def held_up(node: Node) -> bool:
 
 
 async def test_the_replica_has_the_task_when_enqueue_returns(replica: Node, producer: Producer) -> None:
-    now = await producer.enqueue("t", durability="replicated")
-    later = await producer.enqueue("t", delay=60, durability="replicated")
-    many = await producer.enqueue_many("t", [{"n": 1}, {"n": 2}], durability="replicated")
-    streamed = [one async for one in producer.enqueue_stream("t", [{"n": 3}], durability="replicated")]
+    now = await producer.enqueue("t", durability="replicated", queue="default")
+    later = await producer.enqueue("t", delay=60, durability="replicated", queue="default")
+    many = await producer.enqueue_many("t", [{"n": 1}, {"n": 2}], durability="replicated", queue="default")
+    streamed = [one async for one in producer.enqueue_stream("t", [{"n": 3}], durability="replicated", queue="default")]
     for handle in (now, later, *many, *streamed):
         assert replica.command("EXISTS", handle.partition.record(handle.id)) == 1
 
 
 async def test_many_callers_share_one_wait(primary: Node, producer: Producer) -> None:
-    await producer.enqueue("t", durability="replicated")
+    await producer.enqueue("t", durability="replicated", queue="default")
     before = waits(primary)
-    await asyncio.gather(*(producer.enqueue("t", durability="replicated") for _ in range(64)))
+    await asyncio.gather(*(producer.enqueue("t", durability="replicated", queue="default") for _ in range(64)))
     assert waits(primary) - before == 1
 
 
 async def test_without_a_replica_the_task_is_stored_and_not_confirmed(
     replica: Node, impatient: Producer, producer: Producer
 ) -> None:
-    await impatient.enqueue("t", durability="replicated")
+    await impatient.enqueue("t", durability="replicated", queue="default")
     replica.freeze()
     with pytest.raises(
         NotReplicated, match=r"task mine is stored on .*, but 0 of 1 replicas .*within 0\.2 s"
     ) as raised:
-        await impatient.enqueue("t", task_id="mine", durability="replicated")
+        await impatient.enqueue("t", task_id="mine", durability="replicated", queue="default")
     assert raised.value.task_ids == ("mine",)
     found = await impatient.find("mine")
     assert found is not None
     assert await found.status() is State.QUEUED
     replica.thaw()
-    again = await producer.enqueue("t", task_id="mine", durability="replicated")
+    again = await producer.enqueue("t", task_id="mine", durability="replicated", queue="default")
     assert replica.command("EXISTS", again.partition.record("mine")) == 1
     assert await producer.gateway.command("XLEN", again.partition.ready) == 2
 
@@ -132,9 +132,9 @@ async def test_a_repeated_enqueue_that_writes_nothing_is_not_confirmed_by_that(
     for _ in range(2):
         async with producer_on(primary, namespace_name, SHORT) as another:
             with pytest.raises(NotReplicated):
-                await another.enqueue("t", task_id="mine", durability="replicated")
+                await another.enqueue("t", task_id="mine", durability="replicated", queue="default")
             with pytest.raises(NotReplicated):
-                await another.enqueue("t", task_id="mine", durability="replicated")
+                await another.enqueue("t", task_id="mine", durability="replicated", queue="default")
     found = await impatient.find("mine")
     assert found is not None
     assert await impatient.gateway.command("XLEN", found.partition.ready) == 1
@@ -168,13 +168,13 @@ async def test_unconfirmed_tasks_of_a_batch_are_named_by_id(
 async def test_a_known_task_in_a_closed_partition_is_confirmed(
     replica: Node, impatient: Producer, producer: Producer, namespace_name: str
 ) -> None:
-    await producer.enqueue("t", task_id="mine")
+    await producer.enqueue("t", task_id="mine", queue="default")
     await set_partitions(producer.gateway, Namespace(namespace_name), "default", 2)
     replica.freeze()
     with pytest.raises(NotReplicated):
         await _has_seen_new_route(impatient)
     replica.thaw()
-    handle = await producer.enqueue("t", task_id="mine", durability="replicated")
+    handle = await producer.enqueue("t", task_id="mine", durability="replicated", queue="default")
     assert handle.partition.index == 0
     assert replica.command("EXISTS", handle.partition.record("mine")) == 1
 
@@ -182,27 +182,27 @@ async def test_a_known_task_in_a_closed_partition_is_confirmed(
 async def test_an_unconfirmed_task_is_stored_though_its_first_partition_was_closed(
     replica: Node, impatient: Producer, producer: Producer, namespace_name: str
 ) -> None:
-    await impatient.enqueue("t")
+    await impatient.enqueue("t", queue="default")
     await set_partitions(producer.gateway, Namespace(namespace_name), "default", 2)
     replica.freeze()
     with pytest.raises(NotReplicated, match="task mine is stored"):
-        await impatient.enqueue("t", task_id="mine", durability="replicated")
+        await impatient.enqueue("t", task_id="mine", durability="replicated", queue="default")
     assert await producer.find("mine") is not None
 
 
 async def _has_seen_new_route(producer: Producer) -> None:
-    await producer.enqueue("t")
-    await producer.enqueue("t", task_id="mine", durability="replicated")
+    await producer.enqueue("t", queue="default")
+    await producer.enqueue("t", task_id="mine", durability="replicated", queue="default")
 
 
 async def test_other_commands_are_not_delayed(
     primary: Node, replica: Node, namespace_name: str, producer: Producer
 ) -> None:
     replica.freeze()
-    waiting = asyncio.create_task(producer.enqueue("t", durability="replicated"))
+    waiting = asyncio.create_task(producer.enqueue("t", durability="replicated", queue="default"))
 
     await wait_until(lambda: held_up(primary), "the enqueue waits for the replica")
-    other = await bounded(producer.enqueue("t"))
+    other = await bounded(producer.enqueue("t", queue="default"))
     assert await bounded(other.status()) is State.QUEUED
     assert not waiting.done()
     replica.thaw()
@@ -220,7 +220,7 @@ async def _confirmed_by_one(producer: Producer) -> None:
     """Enqueue until the one replica had enough time, so that only the second replica is missing."""
     while True:
         try:
-            await producer.enqueue("t", task_id="mine", durability="replicated")
+            await producer.enqueue("t", task_id="mine", durability="replicated", queue="default")
         except NotReplicated as error:
             if error.found == 1:
                 raise
@@ -236,7 +236,7 @@ async def test_a_lost_reply_is_repeated_and_enqueues_once(
         async with Producer(address=address, namespace=namespace_name, replication=LONG) as lossy:
             await lossy.enqueue("t", queue="other", durability="replicated")
             line.lose(text)
-            handle = await bounded(lossy.enqueue("t", durability="replicated"))
+            handle = await bounded(lossy.enqueue("t", durability="replicated", queue="default"))
     assert line.lost == 1
     assert await producer.gateway.command("XLEN", handle.partition.ready) == 1
 
@@ -246,9 +246,9 @@ async def test_a_primary_that_is_demoted_meanwhile_confirms_nothing(
 ) -> None:
     async with producer_on(primary, namespace_name, LONG) as producer:
         producer.gateway.patience = 0.0
-        await producer.enqueue("t", durability="replicated")
+        await producer.enqueue("t", durability="replicated", queue="default")
         replica.freeze()
-        waiting = asyncio.create_task(producer.enqueue("t", durability="replicated"))
+        waiting = asyncio.create_task(producer.enqueue("t", durability="replicated", queue="default"))
 
         await wait_until(lambda: held_up(primary), "the enqueue waits for the replica")
         primary.command("REPLICAOF", "127.0.0.1", "1")
@@ -257,7 +257,7 @@ async def test_a_primary_that_is_demoted_meanwhile_confirms_nothing(
                 await bounded(waiting)
             while True:  # the server closes the waiting connection, then it refuses writes
                 with pytest.raises(Unavailable) as raised:
-                    await bounded(producer.enqueue("t", durability="replicated"))
+                    await bounded(producer.enqueue("t", durability="replicated", queue="default"))
                 if is_read_only(raised.value.__cause__):
                     break
             await wait_until(lambda: _has_left(primary), "its connection has left the server that refuses writes")
@@ -268,7 +268,10 @@ async def test_a_primary_that_is_demoted_meanwhile_confirms_nothing(
                 wait_for, lambda: replica.info("replication")["master_link_status"] == "up", "the replica to be back"
             )
         producer.gateway.patience = 30.0
-        assert await (await bounded(producer.enqueue("t", durability="replicated"))).status() is State.QUEUED
+        assert (
+            await (await bounded(producer.enqueue("t", durability="replicated", queue="default"))).status()
+            is State.QUEUED
+        )
 
 
 async def _has_left(node: Node) -> bool:
@@ -280,9 +283,9 @@ async def test_a_waiting_write_fails_when_the_producer_closes(
     primary: Node, replica: Node, namespace_name: str
 ) -> None:
     async with producer_on(primary, namespace_name, LONG) as producer:
-        await producer.enqueue("t", durability="replicated")
+        await producer.enqueue("t", durability="replicated", queue="default")
         replica.freeze()
-        waiting = asyncio.create_task(producer.enqueue("t", durability="replicated"))
+        waiting = asyncio.create_task(producer.enqueue("t", durability="replicated", queue="default"))
 
         await wait_until(lambda: held_up(primary), "the enqueue waits for the replica")
     with pytest.raises(Unavailable):
@@ -373,16 +376,16 @@ def test_the_command_line_reports_unconfirmed_tasks(
 ) -> None:
     monkeypatch.setenv("PERDURE_REPLICATION_TIMEOUT", "30")
     where = ("--redis-url", url_of(primary), "--namespace", namespace_name)
-    assert call("enqueue", "t", *where, "--durability", "replicated").code == 0
+    assert call("enqueue", "t", "--queue", "default", *where, "--durability", "replicated").code == 0
     replica.freeze()
     monkeypatch.setenv("PERDURE_REPLICATION_TIMEOUT", "0.1")
-    answer = call("enqueue", "t", "--id", "mine", *where, "--durability", "replicated")
+    answer = call("enqueue", "t", "--queue", "default", "--id", "mine", *where, "--durability", "replicated")
     assert (answer.code, answer.out) == (1, "")
     assert "task mine is stored on" in answer.err
     assert "start the server" not in answer.err
-    assert call("enqueue", "t", *where, "--durability", "quorum").code == 2
+    assert call("enqueue", "t", "--queue", "default", *where, "--durability", "quorum").code == 2
 
 
 async def test_another_value_of_durability_is_refused(producer: Producer) -> None:
     with pytest.raises(ValueError, match="'replicated' or None"):
-        await producer.enqueue("t", durability="sync")  # type: ignore[arg-type]
+        await producer.enqueue("t", durability="sync", queue="default")  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def make_certificate(folder: Path, name: str) -> None:
 
 async def test_a_server_with_the_named_authority_is_accepted(tls_server: TlsServer, namespace_name: str) -> None:
     async with Producer(tls_server.url(tls_server.authority), namespace=namespace_name) as producer:
-        handle = await producer.enqueue("task", {"number": 1})
+        handle = await producer.enqueue("task", {"number": 1}, queue="default")
         assert await handle.status() == "queued"
         assert await handle.cancel() == "cancelled"
 

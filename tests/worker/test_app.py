@@ -69,9 +69,9 @@ def test_a_task_has_the_functions_name_and_is_found_by_it(app: App) -> None:
     assert app.tasks["renamed"] is other
     assert sorted(app.tasks) == ["plain", "renamed"]
     assert len(app.tasks) == 2
-    assert app.tasks.queues == ["default", "slow"]
+    assert app.tasks.queues == ["shop", "slow"]
     assert (other.queue, other.retry.max_attempts, other.timeout, other.result_ttl) == ("slow", 9, 5, 60)
-    assert (plain.queue, plain.retry, plain.timeout) == ("default", Retry(), None)
+    assert (plain.queue, plain.retry, plain.timeout) == ("shop", Retry(), None)
     assert repr(app) == "App('shop', tasks=['plain', 'renamed'])"
 
 
@@ -275,7 +275,7 @@ async def test_a_payload_over_the_limit_is_refused_with_both_sizes(settings: Set
 async def test_options_of_one_call_go_before_the_tasks(opened: App) -> None:
     seen: list[Any] = []
 
-    @opened.task(queue="default", timeout=1)
+    @opened.task(timeout=1)
     async def job(ctx: Context, number: int) -> int:
         seen.append((ctx.task, ctx.task_id, ctx.queue, ctx.headers, ctx.attempt, ctx.crashes, ctx.resumed))
         return number
@@ -521,7 +521,7 @@ async def test_a_worker_that_cannot_join_its_queues_closes_the_app(settings: Set
     pool = Pool()
     app = App("shop", settings=settings, lifespan=pool.open)
     async with App("other", settings=settings) as other:
-        await redis_command(other, "SET", partition_of(other).ready, "not a stream", "EX", 60)
+        await redis_command(other, "SET", partition_of(other, "shop").ready, "not a stream", "EX", 60)
     with pytest.raises(Refused, match="WRONGTYPE"):
         await Worker(_with_task(app)).__aenter__()
     assert pool.calls == ["open", "closed"]

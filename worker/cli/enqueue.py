@@ -2,7 +2,7 @@
 
 Each line of a file is a JSON object:
 
-    {"task": "audit", "args": {"root": "src"}, "queue": "default", "delay": 60, "id": "audit-src",
+    {"task": "audit", "args": {"root": "src"}, "queue": "audit", "delay": 60, "id": "audit-src",
      "key": "src", "headers": {}}
 
 `args` is required; the command line has the defaults for the other fields. The file is read twice, line by line, to
@@ -56,7 +56,7 @@ class Defaults:
     """Defaults for the fields of a line, and the options, size limit and secret arguments of all tasks."""
 
     task: str | None
-    queue: str
+    queue: str | None
     delay: float
     key: str | None
     options: Options
@@ -198,6 +198,8 @@ def _item(text: bytes, defaults: Defaults) -> Item:
     key = defaults.key if line.key is None else line.key
     message = make_message(task, line.args, defaults, task_id=line.id, key=key, headers=line.headers)
     queue = line.queue or defaults.queue
+    if queue is None:
+        raise ValueError("queue is missing, and the command line has no default for it")
     return Item(queue, defaults.delay if line.delay is None else line.delay, message)
 
 
@@ -217,7 +219,9 @@ async def enqueue(
     task: Annotated[str | None, typer.Argument(metavar="TASK", help="Name of the task.")] = None,
     *,
     args: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments by name, as a JSON object.")] = None,
-    queue: Annotated[str, typer.Option(metavar="QUEUE", parser=read_queue, help="Queue of the task.")] = "default",
+    queue: Annotated[
+        str | None, typer.Option(metavar="QUEUE", parser=read_queue, help="Queue of the task: its app's, or another.")
+    ] = None,
     delay: Annotated[float, in_seconds("Time before the task may run.")] = 0.0,
     file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Enqueue the tasks of this file of JSON lines; - for stdin.")
@@ -260,13 +264,13 @@ async def enqueue(
 
     When the id is printed, Redis has stored the task.
 
-    Example: perdure enqueue audit --args '{"root": "src"}' --delay 60
+    Example: perdure enqueue audit --queue audit --args '{"root": "src"}'
 
     With --file, each line is one task: {"args": {...}, "task"?, "queue"?,
     "delay"?, "id"?, "key"?, "headers"?}. The command line has the defaults
     for missing fields. All lines are checked before the first is sent.
 
-    Example: perdure enqueue audit --file tasks.jsonl
+    Example: perdure enqueue audit --queue audit --file tasks.jsonl
     """
     try:
         options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
@@ -301,6 +305,8 @@ async def _send_one(
         message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key)
     except ValueError as error:
         raise Misuse(problem(error)) from None
+    if defaults.queue is None:
+        raise Misuse("give the queue of the task with --queue; by default, it has the name of the task's app")
     await producer.send([message], queue=defaults.queue, delay=defaults.delay, durability=durability)
     if json:
         print_json({"id": message.id, "queue": defaults.queue})

@@ -168,7 +168,7 @@ async def partitions(
     producers keep running: tasks in the previous partitions run first, new
     tasks go to the new ones.
 
-    Example: perdure queue partitions default 4
+    Example: perdure queue partitions audit 4
     """
     if count is None:
         await known_partitions(producer, queue_name)

@@ -278,7 +278,7 @@ async def result(
     1 if the task is dead, cancelled, or not finished in time. With --json,
     prints the outcome as an object in any case.
 
-    Example: perdure task result $(perdure enqueue audit) --timeout 60
+    Example: perdure task result $(perdure enqueue audit --queue audit) --timeout 60
     """
     handle = await _raw_handle(producer, task_id)
     record = await handle.record()

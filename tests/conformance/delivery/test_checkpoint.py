@@ -45,7 +45,7 @@ from tests.support.task_places import dump, lifetimes
 @pytest.fixture
 async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
     """Task x, read by worker a."""
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     return await read_one(await worker(gateway, partition))
 
 

@@ -66,7 +66,7 @@ def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:
 async def test_messages_are_read_in_order_and_up_to_the_limit(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 5)
+    handles = await producer.enqueue_many("t", [{}] * 5, queue="default")
     a = await worker(gateway, partition)
     first, second, third = await read(a, 3), await read(a, 3), await read(a, 3)
     assert (len(first), len(second), len(third)) == (3, 2, 0)
@@ -77,7 +77,7 @@ async def test_messages_are_read_in_order_and_up_to_the_limit(
 async def test_concurrent_reads_return_each_message_once(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 100)
+    handles = await producer.enqueue_many("t", [{}] * 100, queue="default")
     crew = [await worker(gateway, partition, name=f"w{n}") for n in range(5)]
     got = await asyncio.gather(*(read(crew[n % 5], 4) for n in range(40)))
     assert sorted(ids([one for batch in got for one in batch])) == sorted(handle.id for handle in handles)
@@ -86,7 +86,7 @@ async def test_concurrent_reads_return_each_message_once(
 async def test_messages_sent_before_the_first_worker_are_read(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     assert ids(await read(await worker(gateway, partition))) == [handle.id]
 
 
@@ -97,7 +97,7 @@ async def test_a_lost_group_is_created_again_and_misses_no_message(
     needs_server(gateway, "XREADGROUP on a stream that is gone answers with an error of its own, not NOGROUP")
     a = await worker(gateway, partition)
     await gateway.command("DEL", partition.ready, partition.nudge)
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     assert await read(a) == []
     assert ids(await read(a)) == [handle.id]
 
@@ -144,7 +144,7 @@ async def test_a_blocking_read_ends_when_a_message_arrives(
     waiting = asyncio.create_task(a.read(1, block=BOUND))
     await until_blocked(gateway, partition)
     began = time.monotonic()
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     taken = await waiting
     assert time.monotonic() - began < 2
     assert ids(taken.deliveries) == [handle.id]
@@ -173,7 +173,7 @@ async def test_a_blocking_read_can_be_interrupted(
     await until_blocked(gateway, partition)
     await a.interrupt()
     assert (await asyncio.wait_for(waiting, BOUND / 2)).deliveries == []
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     assert ids((await a.read(1, block=BOUND)).deliveries) == [handle.id]
     await a._reader.close()
 
@@ -189,7 +189,7 @@ async def test_a_reader_whose_connection_was_killed_raises_and_reads_again(
     await gateway.command("CLIENT", "KILL", "ID", blocked, node_of=partition.ready)
     with pytest.raises(Unavailable):
         await asyncio.wait_for(waiting, BOUND / 2)
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     assert ids((await a.read(1, block=BOUND)).deliveries) == [handle.id]
     await a._reader.close()
 
@@ -204,7 +204,7 @@ async def test_a_blocking_read_continues_after_its_stream_was_deleted(
     waiting = asyncio.create_task(a.read(1, block=BOUND))
     await until_blocked(gateway, partition)
     await gateway.command("DEL", partition.ready)
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     taken = await waiting
     while not taken.deliveries:
         taken = await a.read(1, block=BOUND)
@@ -230,7 +230,7 @@ async def until_blocked(gateway: Gateway, partition: Partition) -> str:
 async def test_a_valid_lease_is_not_claimed(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     await read_one(await worker(gateway, partition))
     before = await dump(gateway, namespace)
     assert await claim_all(await worker(gateway, partition, name="b")) == []
@@ -240,7 +240,7 @@ async def test_a_valid_lease_is_not_claimed(
 async def test_an_expired_lease_is_claimed_and_counted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", {"n": 1}, task_id="x")
+    await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
     first = await read_one(await worker(gateway, partition))
     await age(gateway, first, 59_000)
     b = await worker(gateway, partition, name="b", lease=60.0)
@@ -256,7 +256,7 @@ async def test_an_expired_lease_is_claimed_and_counted(
 async def test_concurrent_claims_return_each_message_once(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 60)
+    handles = await producer.enqueue_many("t", [{}] * 60, queue="default")
     for one in await read(await worker(gateway, partition), 60):
         await age(gateway, one)
     crew = [await worker(gateway, partition, name=f"w{n}") for n in range(6)]
@@ -271,7 +271,7 @@ async def test_concurrent_claims_return_each_message_once(
 async def test_a_claim_stops_at_its_limit_and_continues_at_the_cursor(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 5)
+    handles = await producer.enqueue_many("t", [{}] * 5, queue="default")
     for one in await read(await worker(gateway, partition), 5):
         await age(gateway, one)
     b = await worker(gateway, partition, name="b")
@@ -286,7 +286,7 @@ async def test_a_claim_skips_running_tasks_in_one_call(
     gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a limit of one, XAUTOCLAIM would scan them ten at a time."""
-    await producer.enqueue_many("t", [{}] * 200)
+    await producer.enqueue_many("t", [{}] * 200, queue="default")
     held = await read(await worker(gateway, partition), 200)
     b = await worker(gateway, partition, name="b")
     called: list[str] = []
@@ -309,7 +309,7 @@ async def test_a_worker_does_not_claim_what_it_holds(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     """Its heartbeat was late, or the clock of Redis was set forward. Entries of others are claimed behind them."""
-    handles = await producer.enqueue_many("t", [{}] * 6)
+    handles = await producer.enqueue_many("t", [{}] * 6, queue="default")
     leases = Leases()
     a = await worker(gateway, partition, leases=leases)
     mine = await read(a, 5)
@@ -330,7 +330,7 @@ async def test_a_worker_claims_its_own_message_that_it_does_not_run(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     """Its run failed outside the handler, or the reply was lost. The delivery ended without an outcome: it counts."""
-    handles = await producer.enqueue_many("t", [{}] * 3)
+    handles = await producer.enqueue_many("t", [{}] * 3, queue="default")
     leases = Leases()
     a = await worker(gateway, partition, leases=leases)
     first, second, third = await read(a, 3)
@@ -366,7 +366,7 @@ async def test_a_message_claimed_by_another_before_it_was_recovered_is_dropped(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     """The worker was frozen between the list of its messages and the messages, for longer than a lease."""
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     await age(gateway, await read_one(await worker(gateway, partition, name="b")))
     thief = await worker(gateway, partition, name="thief")
     taken: list[Delivery] = []
@@ -387,7 +387,7 @@ async def test_a_message_claimed_by_another_before_it_was_recovered_is_dropped(
 
 
 async def test_a_deleted_entry_is_acknowledged(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 3)
+    handles = await producer.enqueue_many("t", [{}] * 3, queue="default")
     deliveries = await read(await worker(gateway, partition), 3)
     for one in deliveries:
         await age(gateway, one)
@@ -402,7 +402,7 @@ async def test_a_claim_whose_reply_was_lost_is_not_repeated(
 ) -> None:
     """A second call would count two deliveries. The claimed messages are adopted instead."""
     needs_one_server(gateway, "the line that loses replies stands before one server")
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     await age(gateway, await read_one(await worker(gateway, partition)))
     async with lossy_gateway(gateway) as (lossy, line):
         b = await worker(lossy, partition, name="b")
@@ -420,7 +420,7 @@ async def test_a_claim_whose_reply_was_lost_is_not_repeated(
 
 async def test_messages_of_a_lost_reply_are_adopted(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     async with lossy_gateway(gateway) as (lossy, line):
         a = await worker(lossy, partition)
         line.lose(b"XREADGROUP")
@@ -437,7 +437,7 @@ async def test_messages_of_a_lost_reply_are_adopted(gateway: Gateway, partition:
 async def test_only_own_messages_outside_the_table_are_adopted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 4)
+    handles = await producer.enqueue_many("t", [{}] * 4, queue="default")
     leases = Leases()
     a = await worker(gateway, partition, leases=leases)
     held, missing = await read(a, 2)
@@ -458,7 +458,7 @@ async def test_adopting_without_pending_messages_returns_nothing(gateway: Gatewa
 async def test_a_worker_that_leaves_releases_its_messages_uncounted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 3)
+    handles = await producer.enqueue_many("t", [{}] * 3, queue="default")
     a = await worker(gateway, partition)
     await read(a, 3)
     await a.leave()
@@ -475,7 +475,7 @@ async def test_a_worker_that_leaves_releases_its_messages_uncounted(
 async def test_leaving_keeps_the_crashes_of_former_workers(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     await take_over(gateway, await read_one(await worker(gateway, partition)), "b")
     await (await worker(gateway, partition, name="b")).leave()
     third = await claim_one(await worker(gateway, partition, name="c", lease=3600.0))
@@ -483,7 +483,7 @@ async def test_leaving_keeps_the_crashes_of_former_workers(
 
 
 async def test_leaving_wakes_another_worker(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
     await read(a)
     await a.leave()
@@ -493,7 +493,7 @@ async def test_leaving_wakes_another_worker(gateway: Gateway, partition: Partiti
 async def test_leaving_twice_or_with_no_messages_changes_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     a = await worker(gateway, partition)
     await a.leave()
     before = await dump(gateway, namespace)
@@ -505,7 +505,7 @@ async def test_leaving_twice_or_with_no_messages_changes_nothing(
 async def test_leaving_keeps_the_messages_of_other_workers(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue_many("t", [{}] * 2)
+    await producer.enqueue_many("t", [{}] * 2, queue="default")
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
     await read(a)
     other = await read_one(b)
@@ -519,7 +519,7 @@ async def test_a_lost_reply_to_leaving_releases_once(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     async with lossy_gateway(gateway) as (lossy, line):
         a = await worker(lossy, partition)
         await read(a)
@@ -559,7 +559,7 @@ async def test_a_consumer_with_pending_messages_stays(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     """Deleting it would drop the pending list: the task would be lost."""
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     b = await worker(gateway, partition, name="b")
     before = await dump(gateway, namespace)
@@ -573,7 +573,7 @@ async def test_a_consumer_that_read_since_it_was_listed_stays(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     """Between the list of consumers and the removal the worker resumed and read."""
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     await read_one(await worker(gateway, partition))
     keys = [partition.ready, partition.nudge]
     assert await gateway.run(queue_script("remove_consumer"), keys, [GROUP, "a"]) == 0
@@ -590,7 +590,7 @@ async def test_a_recently_active_or_present_consumer_stays(gateway: Gateway, par
 async def test_the_consumer_of_released_messages_stays(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     a = await worker(gateway, partition)
     await release(gateway, await read_one(a), None, data=None)
     await claim_one(a)

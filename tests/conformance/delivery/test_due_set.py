@@ -24,7 +24,7 @@ async def test_an_empty_due_set_has_no_due_time(gateway: Gateway, partition: Par
 async def test_a_task_stays_before_its_due_time(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x", delay=60)
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
     before = await dump(gateway, namespace)
     moved, wait = await promote_due(gateway, partition)
     assert moved == 0
@@ -37,14 +37,14 @@ async def test_the_wait_lasts_until_the_earliest_due_time(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     for delay in (300, 20, 100):
-        await producer.enqueue("t", delay=delay)
+        await producer.enqueue("t", delay=delay, queue="default")
     _, wait = await promote_due(gateway, partition)
     assert wait is not None
     assert 18 < wait <= 20
 
 
 async def test_a_due_task_becomes_a_message(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60)
+    handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60, queue="default")
     assert await promote(gateway, partition, "x") == 1
     assert await places(gateway, partition, "x") == [READY]
     record = await handle.record()
@@ -58,7 +58,7 @@ async def test_a_due_task_becomes_a_message(gateway: Gateway, partition: Partiti
 async def test_the_payload_is_in_one_place_at_a_time(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x", delay=60)
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
     await promote(gateway, partition, "x")
     assert await gateway.command("HMGET", partition.record("x"), "env", "args", "due") == [None, None, None]
 
@@ -67,7 +67,7 @@ async def test_tasks_are_promoted_in_the_order_of_their_due_times(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     for name in ("late", "early", "middle"):
-        await producer.enqueue("t", task_id=name, delay=60)
+        await producer.enqueue("t", task_id=name, delay=60, queue="default")
     for score, name in enumerate(("early", "middle", "late")):
         await gateway.command("ZADD", partition.due, score, name)
     await promote_due(gateway, partition)
@@ -75,8 +75,8 @@ async def test_tasks_are_promoted_in_the_order_of_their_due_times(
 
 
 async def test_only_due_tasks_move(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    await producer.enqueue("t", task_id="now", delay=60)
-    await producer.enqueue("t", task_id="later", delay=60)
+    await producer.enqueue("t", task_id="now", delay=60, queue="default")
+    await producer.enqueue("t", task_id="later", delay=60, queue="default")
     await make_due(gateway, partition, "now")
     moved, wait = await promote_due(gateway, partition)
     assert moved == 1
@@ -86,7 +86,7 @@ async def test_only_due_tasks_move(gateway: Gateway, partition: Partition, produ
 
 
 async def test_many_tasks_are_promoted_in_batches(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 450, delay=60)
+    handles = await producer.enqueue_many("t", [{}] * 450, delay=60, queue="default")
     await make_due(gateway, partition, *(handle.id for handle in handles))
     assert await promote_due(gateway, partition) == (200, 0.0)
     assert await promote_due(gateway, partition) == (200, 0.0)
@@ -98,7 +98,7 @@ async def test_many_tasks_are_promoted_in_batches(gateway: Gateway, partition: P
 async def test_concurrent_promoters_move_each_task_once(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 150, delay=60)
+    handles = await producer.enqueue_many("t", [{}] * 150, delay=60, queue="default")
     await make_due(gateway, partition, *(handle.id for handle in handles))
     rounds = await asyncio.gather(*(promote_due(gateway, partition) for _ in range(8)))
     assert sum(moved for moved, _ in rounds) == 150
@@ -110,7 +110,7 @@ async def test_concurrent_promoters_move_each_task_once(
 async def test_a_promoter_that_dies_between_its_two_calls_changes_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x", delay=60)
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
     await make_due(gateway, partition, "x")
     before = await dump(gateway, namespace)
     assert (await gateway.run(queue_script("due"), [partition.due], [100]))[0] == [b"x"]
@@ -122,7 +122,7 @@ async def test_a_promoter_that_dies_between_its_two_calls_changes_nothing(
 async def test_a_task_that_changed_between_the_two_calls_is_not_promoted(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, meanwhile: str
 ) -> None:
-    handle = await producer.enqueue("t", task_id="x", delay=60)
+    handle = await producer.enqueue("t", task_id="x", delay=60, queue="default")
     await make_due(gateway, partition, "x")
     due = (await gateway.run(queue_script("due"), [partition.due], [100]))[0]
     match meanwhile:
@@ -144,7 +144,7 @@ async def test_a_task_that_changed_between_the_two_calls_is_not_promoted(
 async def test_an_id_without_a_record_leaves_the_due_set(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x", delay=60)
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
     await gateway.command("DEL", partition.record("x"))
     assert await promote(gateway, partition, "x") == 0
     assert await places(gateway, partition, "x") == []
@@ -153,7 +153,7 @@ async def test_an_id_without_a_record_leaves_the_due_set(
 
 async def test_a_lost_reply_promotes_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
-    await producer.enqueue("t", task_id="x", delay=60)
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
     await make_due(gateway, partition, "x")
     async with lossy_gateway(gateway) as (lossy, line):
         line.lose(queue_script("promote").sha.encode())
@@ -165,11 +165,11 @@ async def test_a_lost_reply_promotes_once(gateway: Gateway, partition: Partition
 async def test_a_new_earliest_due_time_wakes_a_worker(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", delay=60)
+    await producer.enqueue("t", delay=60, queue="default")
     assert await nudges(gateway, partition) == 1
-    await producer.enqueue("t", delay=120)
+    await producer.enqueue("t", delay=120, queue="default")
     assert await nudges(gateway, partition) == 1
-    await producer.enqueue("t", delay=30)
+    await producer.enqueue("t", delay=30, queue="default")
     assert await nudges(gateway, partition) == 2
     a = await worker(gateway, partition)
     taken = await a.read(10, block=None)
@@ -178,7 +178,7 @@ async def test_a_new_earliest_due_time_wakes_a_worker(
 
 async def test_nudges_do_not_accumulate(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     for delay in range(100, 50, -1):
-        await producer.enqueue("t", delay=delay)
+        await producer.enqueue("t", delay=delay, queue="default")
     assert await nudges(gateway, partition) == 16
 
 
@@ -186,7 +186,7 @@ async def test_a_promoted_task_starts_with_a_new_delivery_count(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     """A promoted task is a new message: one claim counts as one crash, whatever its former count."""
-    await producer.enqueue("t", task_id="x", delay=60)
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
     await promote(gateway, partition, "x")
     first = await read_one(await worker(gateway, partition))
     await age(gateway, first)

@@ -131,7 +131,7 @@ async def test_only_the_watcher_looks_for_due_tasks(
         return await promote_due(gateway, partition)
 
     monkeypatch.setattr(promoter_module, "promote_due", promote)
-    await producer.enqueue("t", task_id="x", delay=60)
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
     crew = [await promoting(gateway, partition, f"w{number}") for number in range(30)]
     try:
 
@@ -139,7 +139,7 @@ async def test_only_the_watcher_looks_for_due_tasks(
             return bool(sought)
 
         await wait_until(watched, "a worker holds the lock")
-        await producer.enqueue("t", task_id="soon", delay=0.02)
+        await producer.enqueue("t", task_id="soon", delay=0.02, queue="default")
         crew[7][0].take_over()
         await placed(gateway, partition, "soon", READY)
         assert await all_places(gateway, partition, ["x"]) == {"x": [DUE]}
@@ -154,7 +154,7 @@ async def test_another_worker_promotes_after_the_watcher_left(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await lock(gateway, partition, "dead")
-    await producer.enqueue("t", task_id="x", delay=0.001)
+    await producer.enqueue("t", task_id="x", delay=0.001, queue="default")
     _, running = await promoting(gateway, partition, "b")
     try:
         await placed(gateway, partition, "x", READY)

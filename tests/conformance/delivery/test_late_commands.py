@@ -62,7 +62,7 @@ async def line(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyProxy]]:
 @pytest.fixture
 async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
     """Task x, read by worker a."""
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     return await read_one(await worker(gateway, partition))
 
 
@@ -187,7 +187,7 @@ async def test_an_enqueue_that_arrives_late_stores_nothing_more(
     async with Producer(namespace=namespace.name, gateway=late) as another:
         await another.enqueue("t", queue="warm")
         proxy.hold(queue_script("schedule" if delay else "enqueue").sha.encode())
-        await another.enqueue("t", task_id="y", delay=delay)
+        await another.enqueue("t", task_id="y", delay=delay, queue="default")
     await unchanged(gateway, namespace, proxy)
     if delay:
         await make_due(gateway, partition, "y")

@@ -126,7 +126,7 @@ async def renew(gateway: Gateway, name: str, *held: tuple[Delivery, str]) -> lis
 async def test_a_heartbeat_renews_the_lease_and_nothing_else(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await age(gateway, delivery)
     before = await dump(gateway, namespace)
@@ -139,7 +139,7 @@ async def test_a_heartbeat_renews_the_lease_and_nothing_else(
 async def test_a_heartbeat_reports_lost_leases_and_takes_none_back(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue_many("t", [{}] * 6)
+    await producer.enqueue_many("t", [{}] * 6, queue="default")
     mine, claimed, mine_anew, settled, passed_on, released = await read(await worker(gateway, partition), 6)
     await take_over(gateway, claimed)
     await take_over(gateway, mine_anew, "a")
@@ -156,7 +156,7 @@ async def test_a_heartbeat_reports_lost_leases_and_takes_none_back(
 async def test_a_heartbeat_returns_requests_to_cancel(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = [await producer.enqueue("t", task_id=name) for name in ("x", "y", "z")]
+    handles = [await producer.enqueue("t", task_id=name, queue="default") for name in ("x", "y", "z")]
     deliveries = await read(await worker(gateway, partition), 3)
     await handles[1].cancel()
     await take_over(gateway, deliveries[2])
@@ -193,7 +193,7 @@ async def test_heartbeats_keep_leases_and_report_lost_ones(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
-    await producer.enqueue_many("t", [{}] * 2)
+    await producer.enqueue_many("t", [{}] * 2, queue="default")
     mine, stolen = await read(await worker(gateway, partition), 2)
     await take_over(gateway, stolen)
     await age(gateway, mine)
@@ -210,7 +210,7 @@ async def test_heartbeats_continue_while_the_event_loop_is_blocked(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
-    await producer.enqueue_many("t", [{}] * 2)
+    await producer.enqueue_many("t", [{}] * 2, queue="default")
     mine, stolen = await read(await worker(gateway, partition), 2)
     await take_over(gateway, stolen)
     await age(gateway, mine)
@@ -227,7 +227,7 @@ async def test_a_delivery_settled_during_the_heartbeat_is_not_lost(
 ) -> None:
     """The table was read, the delivery was settled and dropped, and the heartbeat reached Redis afterwards."""
     needs_server(gateway, "the beat has a connection of its own")
-    await producer.enqueue_many("t", [{}] * 2)
+    await producer.enqueue_many("t", [{}] * 2, queue="default")
     first, second = await read(await worker(gateway, partition), 2)
     await SETTLING["succeed"](gateway, first, "x")
     await take_over(gateway, second)
@@ -248,7 +248,7 @@ async def test_a_heartbeat_delivers_a_request_to_cancel_to_the_run(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
-    handle = await producer.enqueue("t", task_id="x")
+    handle = await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     leases, cancel, lost = Leases(), Heard(), Heard()
     hold(leases, delivery, "x", lost, cancel)
@@ -262,7 +262,7 @@ async def test_more_leases_than_fit_one_call_are_renewed(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
-    handles = await producer.enqueue_many("t", [{}] * 1_001)
+    handles = await producer.enqueue_many("t", [{}] * 1_001, queue="default")
     deliveries = await read(await worker(gateway, partition), 1_001)
     await take_over(gateway, deliveries[0])
     await take_over(gateway, deliveries[-1])
@@ -281,7 +281,7 @@ async def test_a_script_that_the_server_lost_is_sent_again(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     stolen = await read_one(await worker(gateway, partition))
     await take_over(gateway, stolen)
     await gateway.command("SCRIPT", "FLUSH")
@@ -301,7 +301,7 @@ async def test_an_error_and_its_end_are_reported(partition: Partition, beats: li
     try:
         await gateway.open()
         async with Producer(namespace=partition.namespace, gateway=gateway) as producer:
-            await producer.enqueue("t")
+            await producer.enqueue("t", queue="default")
             delivery = await read_one(await worker(gateway, partition))
         leases, away, back, lost = Leases(), Heard(), Heard(), Heard()
         hold(leases, delivery, "x", lost)

@@ -64,7 +64,7 @@ async def types(gateway: Gateway, partition: Partition, task_id: str) -> list[st
 async def test_setting_aside_reserves_deliveries_and_counts_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await quarantine(gateway, delivery, handle.id)
     assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(SUSPECTS, 1)]
@@ -79,7 +79,7 @@ async def test_setting_aside_reserves_deliveries_and_counts_nothing(
 
 async def test_setting_aside_twice_equals_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     """The reply was lost, and the worker repeats the call."""
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await quarantine(gateway, delivery, "x")
     await quarantine(gateway, delivery, "x")
@@ -91,7 +91,7 @@ async def test_setting_aside_twice_equals_once(gateway: Gateway, partition: Part
 async def test_another_workers_delivery_is_not_set_aside(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await take_over(gateway, delivery, "thief")
     with pytest.raises(LeaseLost):
@@ -100,7 +100,7 @@ async def test_another_workers_delivery_is_not_set_aside(
 
 
 async def test_setting_aside_wakes_a_worker(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
     await quarantine(gateway, await read_one(a), "x")
     heard = await b.read(5, block=None)
@@ -110,7 +110,7 @@ async def test_setting_aside_wakes_a_worker(gateway: Gateway, partition: Partiti
 async def test_a_suspect_that_is_not_taken_is_claimed_after_a_lease(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await quarantine(gateway, delivery, "x")
     patient = await worker(gateway, partition, name="b")
@@ -122,7 +122,7 @@ async def test_a_suspect_that_is_not_taken_is_claimed_after_a_lease(
 
 
 async def test_a_waiting_suspect_can_be_cancelled(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     await quarantine(gateway, await read_one(await worker(gateway, partition)), handle.id)
     assert await handle.cancel() is State.CANCELLED
     assert await take_quarantined(gateway, partition, "b") == (None, False)
@@ -131,7 +131,7 @@ async def test_a_waiting_suspect_can_be_cancelled(gateway: Gateway, partition: P
 async def test_the_consumer_of_suspects_is_never_removed(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     a = await worker(gateway, partition)
     await quarantine(gateway, await read_one(a), "x")
     await take(gateway, partition)
@@ -145,7 +145,7 @@ async def test_the_consumer_of_suspects_is_never_removed(
 async def test_suspects_are_taken_one_by_one_in_order(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 3)
+    handles = await producer.enqueue_many("t", [{}] * 3, queue="default")
     for delivery, handle in zip(await read(await worker(gateway, partition), 3), handles, strict=True):
         await quarantine(gateway, delivery, handle.id)
     found = [await take_quarantined(gateway, partition, name) for name in ("b", "c", "d", "e")]
@@ -156,7 +156,7 @@ async def test_suspects_are_taken_one_by_one_in_order(
 async def test_a_suspect_whose_reply_was_lost_is_adopted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     await quarantine(gateway, await read_one(await worker(gateway, partition)), handle.id)
     await take(gateway, partition, "b")  # and the worker never receives it
     (adopted,) = await (await worker(gateway, partition, name="b")).recover_own(partition)
@@ -166,7 +166,7 @@ async def test_a_suspect_whose_reply_was_lost_is_adopted(
 async def test_a_suspect_whose_message_was_deleted_is_dropped(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 2)
+    handles = await producer.enqueue_many("t", [{}] * 2, queue="default")
     gone, kept = await read(await worker(gateway, partition), 2)
     for delivery, handle in zip((gone, kept), handles, strict=True):
         await quarantine(gateway, delivery, handle.id)
@@ -186,7 +186,7 @@ async def test_an_unknown_queue_has_no_suspect(gateway: Gateway, partition: Part
 async def test_a_report_makes_each_delivery_claimable_and_counts_a_crash(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 3)
+    handles = await producer.enqueue_many("t", [{}] * 3, queue="default")
     await read(await worker(gateway, partition, name="dead"), 3)
     found = await report_crash(
         gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={handles[1].id: "parse"}
@@ -207,11 +207,14 @@ async def test_a_report_makes_each_delivery_claimable_and_counts_a_crash(
 async def test_a_report_covers_all_partitions_of_one_worker(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    first = await producer.enqueue("t")
+    first = await producer.enqueue("t", queue="default")
     await read_one(await worker(gateway, partition, name="dead"))
     await set_partitions(gateway, namespace, "default", 2)
     async with Producer(namespace=namespace.name, gateway=gateway) as later:
-        second, third = await later.enqueue("t", key="k"), await later.enqueue("t", key="k")
+        second, third = (
+            await later.enqueue("t", key="k", queue="default"),
+            await later.enqueue("t", key="k", queue="default"),
+        )
     place = second.partition
     assert place != partition
     await read_one(await worker(gateway, place, name="dead"))
@@ -228,7 +231,7 @@ async def test_a_report_covers_all_partitions_of_one_worker(
 async def test_a_repeated_report_finds_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     await read_one(await worker(gateway, partition, name="dead"))
     assert (
         await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
@@ -242,7 +245,7 @@ async def test_a_repeated_report_finds_nothing(
 async def test_a_report_leaves_a_delivery_that_was_just_settled(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     delivery = await read_one(await worker(gateway, partition, name="dead"))
     await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0.0, ttl=60.0)
     assert (
@@ -255,7 +258,7 @@ async def test_a_report_leaves_a_delivery_that_another_worker_took(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     """The dead worker had released it before it died."""
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     delivery = await read_one(await worker(gateway, partition, name="dead"))
     held = await quarantine_store._held_by(gateway, namespace, ["default"], "dead")
     await release(gateway, delivery, handle.id, data={})
@@ -283,7 +286,7 @@ async def test_an_unused_queue_has_nothing_to_report(gateway: Gateway, namespace
 
 
 async def test_progress_excuses_crashes(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     third = await take_over(gateway, await take_over(gateway, await read_one(await worker(gateway, partition))), "c")
     history = await load_history(gateway, third, "x")
     assert (history.crashes_in_a_row, history.counters.crashes) == (2, 2)
@@ -298,7 +301,7 @@ async def test_progress_excuses_crashes(gateway: Gateway, partition: Partition, 
 async def test_a_worker_that_lost_the_lease_excuses_and_clears_nothing(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     await take_over(gateway, delivery, "thief")
     with pytest.raises(LeaseLost):
@@ -310,7 +313,7 @@ async def test_a_worker_that_lost_the_lease_excuses_and_clears_nothing(
 async def test_crashes_after_progress_count_within_the_window_only(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     for number, name in enumerate(("b", "c", "d"), start=1):
         delivery = await take_over(gateway, delivery, name)
@@ -329,7 +332,7 @@ async def test_crashes_after_progress_count_within_the_window_only(
 
 
 async def test_a_replay_forgets_crashes(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     delivery = await take_over(gateway, await read_one(await worker(gateway, partition)), "b")
     await excuse_crashes(gateway, delivery, "x", 1)
     retried = Counters(1, crashes=1)
@@ -341,7 +344,7 @@ async def test_a_replay_forgets_crashes(gateway: Gateway, partition: Partition, 
 
 
 async def test_an_outcome_ends_the_quarantine(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     await quarantine(gateway, await read_one(await worker(gateway, partition)), "x")
     taken = await take(gateway, partition)
     assert (await load_history(gateway, taken, "x")).quarantined
@@ -350,7 +353,7 @@ async def test_an_outcome_ends_the_quarantine(gateway: Gateway, partition: Parti
 
 
 async def test_a_survivor_is_an_ordinary_task(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     await quarantine(gateway, await read_one(await worker(gateway, partition)), "x")
     taken = await take(gateway, partition)
     for _ in range(2):
@@ -361,7 +364,7 @@ async def test_a_survivor_is_an_ordinary_task(gateway: Gateway, partition: Parti
 async def test_a_suspect_that_is_released_stays_a_suspect(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="x")
+    await producer.enqueue("t", task_id="x", queue="default")
     await quarantine(gateway, await read_one(await worker(gateway, partition)), "x")
     await release(gateway, await take(gateway, partition), "x", data={})
     again = await claim_one(await worker(gateway, partition, name="c"))

@@ -61,7 +61,7 @@ WHERE = {
 @pytest.fixture
 async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
     """Task x, read by worker a."""
-    await producer.enqueue("t", {"n": 1}, task_id="x")
+    await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
     return await read_one(await worker(gateway, partition))
 
 
@@ -384,7 +384,7 @@ async def test_a_retry_logs_its_reason(gateway: Gateway, partition: Partition, d
 async def test_a_retry_with_the_earliest_due_time_wakes_a_worker(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    await producer.enqueue("t", task_id="y")
+    await producer.enqueue("t", task_id="y", queue="default")
     b = await worker(gateway, partition, name="b")
     second = await read_one(b)
     await SETTLING["reschedule"](gateway, delivery, "x")
@@ -517,7 +517,7 @@ async def test_a_result_before_a_request_to_cancel_is_kept(
 async def test_a_concurrent_reader_sees_the_task_in_one_place(
     gateway: Gateway, partition: Partition, producer: Producer, act: str
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 30)
+    handles = await producer.enqueue_many("t", [{}] * 30, queue="default")
     names = [handle.id for handle in handles]
     a = await worker(gateway, partition)
     done = asyncio.Event()

@@ -48,7 +48,7 @@ TOUCHES: dict[str, Callable[[Gateway, Consumer, Delivery], Awaitable[None]]] = {
 async def test_a_gap_or_a_step_back_of_the_clock_restarts_every_lease(
     gateway: Gateway, partition: Partition, producer: Producer, kind: str, away: int
 ) -> None:
-    await producer.enqueue_many("t", [{}] * 2)
+    await producer.enqueue_many("t", [{}] * 2, queue="default")
     first, other = await read(await worker(gateway, partition), 2)
     b = await worker(gateway, partition, name="b", lease=LEASE)
     await age(gateway, first)
@@ -66,7 +66,7 @@ async def test_a_gap_or_a_step_back_of_the_clock_restarts_every_lease(
 async def test_a_lease_expires_while_workers_reach_the_partition(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     b = await worker(gateway, partition, name="b", lease=LEASE)
     await age(gateway, delivery)
@@ -80,7 +80,7 @@ async def test_leases_are_restarted_where_no_touch_is_known(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     """After an hour without a worker, or after an earlier version."""
-    await producer.enqueue("t")
+    await producer.enqueue("t", queue="default")
     delivery = await read_one(await worker(gateway, partition))
     b = await worker(gateway, partition, name="b", lease=LEASE)
     await age(gateway, delivery)
@@ -92,7 +92,7 @@ async def test_leases_are_restarted_where_no_touch_is_known(
 async def test_released_messages_are_claimed_after_a_gap_at_once(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 3)
+    handles = await producer.enqueue_many("t", [{}] * 3, queue="default")
     running, suspect, released = await read(await worker(gateway, partition), 3)
     await quarantine(gateway, suspect, handles[1].id)
     await release(gateway, released, None, data=None)
@@ -108,7 +108,7 @@ async def test_a_restart_changes_neither_owners_nor_counts(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     """More deliveries than one call restarts, of several workers."""
-    await producer.enqueue_many("t", [{}] * 600)
+    await producer.enqueue_many("t", [{}] * 600, queue="default")
     for name, most in (("a", 290), ("b", 310)):
         for delivery in await read(await worker(gateway, partition, name=name), most):
             await age(gateway, delivery)
@@ -128,7 +128,7 @@ async def test_a_restart_changes_neither_owners_nor_counts(
 async def test_nothing_is_claimed_before_the_last_lease_is_restarted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue_many("t", [{}] * 300)
+    await producer.enqueue_many("t", [{}] * 300, queue="default")
     deliveries = await read(await worker(gateway, partition), 300)
     for delivery in deliveries:
         await age(gateway, delivery)
@@ -144,7 +144,7 @@ async def test_nothing_is_claimed_before_the_last_lease_is_restarted(
 async def test_a_gap_in_a_restart_restarts_every_lease_again(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue_many("t", [{}] * 300)
+    await producer.enqueue_many("t", [{}] * 300, queue="default")
     first, *_ = await read(await worker(gateway, partition), 300)
     touched: list[Touch] = []
     b = await worker(gateway, partition, name="b", lease=LEASE, on_touch=lambda _, touch: touched.append(touch))

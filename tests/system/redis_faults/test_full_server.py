@@ -57,7 +57,7 @@ async def producer(gateway: Gateway, namespace_name: str) -> AsyncIterator[Produ
 @pytest.fixture
 async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
     """Task x, read by worker a."""
-    await producer.enqueue("t", {"n": 1}, task_id="x")
+    await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
     return await read_one(await worker(gateway, partition))
 
 
@@ -113,13 +113,13 @@ async def test_a_dead_letter_stays_one_until_there_is_room(
 async def test_a_producer_gets_an_error_with_cause_and_remedy_when_the_server_is_full(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t", task_id="known")
+    await producer.enqueue("t", task_id="known", queue="default")
     await full(gateway)
     for refused in (
         producer.send_message("known", "hello"),
-        producer.enqueue("t", task_id="one"),
-        producer.enqueue("t", task_id="later", delay=60),
-        producer.enqueue_many("t", [{"n": 1}, {"n": 2}]),
+        producer.enqueue("t", task_id="one", queue="default"),
+        producer.enqueue("t", task_id="later", delay=60, queue="default"),
+        producer.enqueue_many("t", [{"n": 1}, {"n": 2}], queue="default"),
     ):
         with pytest.raises(ServerFull, match=r"maxmemory.*raise its maxmemory, or make room"):
             await refused
@@ -127,7 +127,7 @@ async def test_a_producer_gets_an_error_with_cause_and_remedy_when_the_server_is
     assert await gateway.command("EXISTS", partition.due, partition.record("one")) == 0
     assert await gateway.command("HKEYS", partition.record("known")) == [b"state", b"entry"]
     await full(gateway, False)
-    assert await (await producer.enqueue("t", task_id="one")).status() is State.QUEUED
+    assert await (await producer.enqueue("t", task_id="one", queue="default")).status() is State.QUEUED
 
 
 def test_the_command_line_prints_cause_and_remedy_when_the_server_is_full(
@@ -136,7 +136,9 @@ def test_the_command_line_prints_cause_and_remedy_when_the_server_is_full(
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", 1)
         try:
-            answer = call("enqueue", "t", "--redis-url", server.url, "--namespace", namespace_name)
+            answer = call(
+                "enqueue", "t", "--queue", "default", "--redis-url", server.url, "--namespace", namespace_name
+            )
         finally:
             client.config_set("maxmemory", 0)
     assert (answer.code, answer.out) == (1, "")
@@ -148,8 +150,8 @@ def test_the_command_line_prints_cause_and_remedy_when_the_server_is_full(
 async def test_a_task_can_be_cancelled_in_every_state(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    queued = await producer.enqueue("t", task_id="queued")
-    scheduled = await producer.enqueue("t", task_id="scheduled", delay=60)
+    queued = await producer.enqueue("t", task_id="queued", queue="default")
+    scheduled = await producer.enqueue("t", task_id="scheduled", delay=60, queue="default")
     crew = await worker(gateway, partition)
     running = await producer.enqueue("t", task_id="running", queue="other")
     await read_one(await worker(gateway, running.partition))
@@ -166,7 +168,7 @@ async def test_what_is_due_is_moved_and_a_worker_can_leave_and_share(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     crew = await worker(gateway, partition)
-    handle = await producer.enqueue("t", delay=60)
+    handle = await producer.enqueue("t", delay=60, queue="default")
     await make_due(gateway, partition, handle.id)
     await full(gateway)
     assert await join_group(gateway, namespace, "default", "a", 15.0) == {"a"}

@@ -59,9 +59,11 @@ def workers(app: App, tmp_path: Path) -> Iterator[WorkerProcesses]:
 
 async def enqueue(producer: Producer) -> list[TaskHandle[list[str]]]:
     """Enqueue functions and agents of the worker process."""
-    functions = [await producer.enqueue("chain", {"length": LENGTH}, task_id=f"f{n}") for n in range(2)]
+    functions = [
+        await producer.enqueue("chain", {"length": LENGTH}, task_id=f"f{n}", queue="chaining") for n in range(2)
+    ]
     arguments = {"goal": "tokens", "length": LENGTH}
-    agents = [await producer.enqueue("agent", arguments, task_id=f"a{n}") for n in range(2)]
+    agents = [await producer.enqueue("agent", arguments, task_id=f"a{n}", queue="chaining") for n in range(2)]
     return functions + agents
 
 

@@ -65,7 +65,7 @@ async def test_of_many_the_producer_itself_asks_again(
     await set_partitions(gateway, namespace, "default", partitions)
     line.lose(b'{"n":%d}' % position)
     many = ({"n": n} for n in range(MANY))
-    handles = await producer.enqueue_many("t", many, delay=delay)
+    handles = await producer.enqueue_many("t", many, delay=delay, queue="default")
     assert line.lost == 1
     assert len({handle.id for handle in handles}) == MANY
     assert await stored(gateway, namespace, range(partitions)) == ALL
@@ -105,11 +105,11 @@ async def test_so_does_one_who_enqueues_a_single_task(
     producer.gateway.patience = 0.0
     line.lose(b'"id":"mine"')
     with pytest.raises(Unavailable):
-        await producer.enqueue("t", {"n": 1}, task_id="mine", delay=delay)
+        await producer.enqueue("t", {"n": 1}, task_id="mine", delay=delay, queue="default")
     assert line.lost == 1
     async with Producer(namespace=namespace.name, gateway=gateway) as another:
         for _ in range(2):
-            handle = await another.enqueue("t", {"n": 1}, task_id="mine", delay=delay)
+            handle = await another.enqueue("t", {"n": 1}, task_id="mine", delay=delay, queue="default")
             assert handle.partition.index == 0
             assert await handle.status() is (State.SCHEDULED if delay else State.QUEUED)
             await set_partitions(gateway, namespace, "default", 4)
@@ -124,6 +124,6 @@ async def test_of_many_callers_at_once_each_stores_one(
     producer, line = lossy
     await producer.enqueue("t", queue="warm")
     line.lose(b'{"n":13}')
-    await asyncio.gather(*(producer.enqueue("t", {"n": n}) for n in range(40)))
+    await asyncio.gather(*(producer.enqueue("t", {"n": n}, queue="default") for n in range(40)))
     assert line.lost == 1
     assert await stored(gateway, namespace, range(1)) == sorted(f'{{"n":{n}}}' for n in range(40))

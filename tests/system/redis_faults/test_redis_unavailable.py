@@ -106,7 +106,7 @@ class Scene:
 
     async def play(self, way: Way) -> TaskHandle[tuple[int, int]]:
         """Redis leaves in this way, and comes back; afterwards all is as it should be."""
-        async with running_worker(self.app, queues=["default"]), running_worker(self.app, queues=["idle"]):
+        async with running_worker(self.app, queues=["leaves"]), running_worker(self.app, queues=["idle"]):
             warm = await self.later.enqueue(0)
             assert await bounded(warm.result()) == 0
             handle = await self.job.enqueue()
@@ -283,7 +283,7 @@ async def test_the_beat_renews_again(scene: Scene, way: str) -> None:
     """The heartbeat has its own connection, which no other component uses."""
     troubles: list[QueueError | None] = []
     leases = Leases[Any]()
-    partition = scene.app.producer.namespace.partition("default")
+    partition = scene.app.producer.namespace.partition("leaves")
     handle = await scene.job.enqueue()
     delivery = await read_one(await worker(scene.direct, partition, leases=leases))
     leases.hold(Held(delivery, handle.id))

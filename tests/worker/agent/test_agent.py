@@ -117,7 +117,7 @@ async def test_a_producer_enqueues_an_agent_by_name_with_goal_and_inputs(
     app: App, counter: type[Counter], settings: Settings
 ) -> None:
     app.agent(name="count")(counter)
-    handle = await app.producer.enqueue("count", {"goal": "count", "words": ["four"]})
+    handle = await app.producer.enqueue("count", {"goal": "count", "words": ["four"]}, queue=app.name)
     await work_off(app)
     assert (await bounded(handle.result()))["total"] == 4
     with pytest.raises(InvalidArguments, match="unexpected keyword argument 'word'"):

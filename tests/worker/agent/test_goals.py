@@ -172,7 +172,7 @@ async def test_invalid_inputs_are_refused_before_anything_is_sent(app: App, run:
 
 async def test_fresh_restarts_once_if_the_reply_is_lost(gateway: Gateway, producer: Producer) -> None:
     message = EnvelopeTemplate("t").message(b"{}", task_id="goal")
-    await producer.enqueue("t", task_id="goal")
+    await producer.enqueue("t", task_id="goal", queue="default")
     with pytest.raises(StillRunning):
         await producer.enqueue_fresh(message, queue="default")
     partition = producer.namespace.partition("default")
@@ -193,7 +193,7 @@ async def test_fresh_moves_a_goal_from_a_closed_partition(app: App, run: AgentTa
     """`known` is whether the producer has the new route."""
     first = await run.enqueue("fetch", where="shop")
     await work_off(app)
-    await set_partitions(app.producer.gateway, app.producer.namespace, "default", 3)
+    await set_partitions(app.producer.gateway, app.producer.namespace, app.name, 3)
     if known:
         await (await run.enqueue("fetch", where="market")).cancel()
     again = await run.enqueue("fetch", where="shop", fresh=True)

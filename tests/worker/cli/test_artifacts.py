@@ -35,7 +35,7 @@ def task_id(settings: Settings, folder: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PERDURE_ARTIFACTS", str(folder))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    found = call("enqueue", "report").ids[0]
+    found = call("enqueue", "report", "--queue", "test").ids[0]
 
     async def run() -> None:
         app = App("test")
@@ -111,7 +111,7 @@ def test_a_damaged_artifact_is_not_written(task_id: str, folder: Path) -> None:
 def test_gc_deletes_nothing_if_links_cannot_be_read(
     task_id: str, folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = f"{{{settings.namespace}:default:0}}:steps:{task_id}"
+    steps = f"{{{settings.namespace}:test:0}}:steps:{task_id}"
 
     async def break_link() -> None:
         async with App("test") as app:

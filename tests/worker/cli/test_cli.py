@@ -199,7 +199,7 @@ def test_a_wrong_password_is_refused_and_never_shown() -> None:
 @pytest.mark.processes
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback(redis_url: str, namespace_name: str, tmp_path: Path) -> None:
     place = ("--redis-url", redis_url, "--namespace", namespace_name)
-    task_id = call("enqueue", "wait", *place).ids[0]
+    task_id = call("enqueue", "wait", "--queue", "default", *place).ids[0]
     with Running("task", "events", task_id, "--follow", *place, cwd=tmp_path) as following:
         _until_subscribed(redis_url)  # there is no event to wait for: no worker runs the task
         following.send(signal.SIGINT)

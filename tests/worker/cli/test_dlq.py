@@ -60,7 +60,7 @@ def crew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Crew:
     return Crew(settings)
 
 
-def bury(crew: Crew, count: int, task: str = "fail", queue: str = "default") -> list[str]:
+def bury(crew: Crew, count: int, task: str = "fail", queue: str = "test") -> list[str]:
     """Return the dead letters, the oldest first."""
     lines = "".join(json.dumps({"args": {}}) + "\n" for _ in range(count))
     ids = call("enqueue", task, "--queue", queue, "--file", "-", stdin=lines.encode()).ids
@@ -93,7 +93,7 @@ def test_list_narrows_by_queue_reason_and_task(crew: Crew) -> None:
         return [letter["id"] for letter in dead(*args)]
 
     assert ids("--queue", "second") == ids("--reason", "not_retryable") == ids("--task", "other") == [second]
-    assert ids("--queue", "default") == [first]
+    assert ids("--queue", "test") == [first]
     assert ids("--task", "other", "--reason", "timeout") == []
 
 
@@ -107,7 +107,7 @@ def test_list_reports_that_there_are_more_than_the_limit(crew: Crew) -> None:
 def test_show_has_everything(crew: Crew) -> None:
     [task_id] = bury(crew, 1)
     shown = call("dlq", "show", task_id).out
-    for text in (task_id, "fail", "default", "attempts_exhausted", "ValueError: no 0", "1, crashes: 0", "test-"):
+    for text in (task_id, "fail", "test", "attempts_exhausted", "ValueError: no 0", "1, crashes: 0", "test-"):
         assert text in shown
     assert "steps kept  kept" in shown
     assert "Traceback (most recent call last)" in shown
@@ -118,7 +118,7 @@ def test_show_has_everything(crew: Crew) -> None:
 
 def test_show_of_an_unreadable_message_has_its_raw_fields(crew: Crew, redis_url: str, namespace_name: str) -> None:
     bury(crew, 1)
-    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", {"env": "broken", "x": b"\xff"})
+    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:test:0}}:ready", {"env": "broken", "x": b"\xff"})
     crew.work()
     [letter] = dead("--reason", "unreadable")
     assert letter["raw"] == {"env": "broken", "x": "base64:/w=="}
@@ -128,7 +128,7 @@ def test_show_of_an_unreadable_message_has_its_raw_fields(crew: Crew, redis_url:
 def test_control_characters_are_printed_as_escapes(crew: Crew, redis_url: str, namespace_name: str) -> None:
     """Escapes apply to names and values of tables; JSON keeps the characters, escaped as JSON."""
     hostile: dict[Any, Any] = {"\x1b[2J": "a\x9b2J\u202eb\x7f"}
-    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", hostile)
+    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:test:0}}:ready", hostile)
     crew.work()
     [letter] = dead()
     assert letter["raw"] == hostile
@@ -141,7 +141,7 @@ def test_control_characters_are_printed_as_escapes(crew: Crew, redis_url: str, n
 def test_deeply_nested_arguments_are_printed_as_text(crew: Crew, redis_url: str, namespace_name: str) -> None:
     deep = "[" * 600 + "]" * 600
     message: dict[Any, Any] = {"env": '{"v":1,"id":"deep","task":"fail"}', "args": deep}
-    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", message)
+    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:test:0}}:ready", message)
     crew.work()
     assert dead()[0]["args"] == deep
     assert call("dlq", "export").lines[0]["args"] == deep

@@ -32,13 +32,13 @@ def queues() -> list[Any]:
     return found
 
 
-def from_lines(*lines: Any, args: tuple[str, ...] = ("audit",)) -> Answer:
+def from_lines(*lines: Any, args: tuple[str, ...] = ("audit", "--queue", "default")) -> Answer:
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     return call("enqueue", *args, "--file", "-", stdin=text.encode())
 
 
 def test_the_id_is_on_stdout_and_the_message_on_stderr() -> None:
-    answer = call("enqueue", "audit", "--args", '{"root": "src"}')
+    answer = call("enqueue", "audit", "--queue", "default", "--args", '{"root": "src"}')
     assert answer.code == 0
     assert len(answer.ids) == 1
     assert answer.err.startswith("perdure: enqueued audit on queue default of unix://")
@@ -52,7 +52,7 @@ def test_the_id_is_on_stdout_and_the_message_on_stderr() -> None:
 
 
 def test_a_task_without_arguments() -> None:
-    assert show(call("enqueue", "audit").ids[0])["args"] == {}
+    assert show(call("enqueue", "audit", "--queue", "default").ids[0])["args"] == {}
 
 
 def test_options_of_one_task() -> None:
@@ -71,20 +71,20 @@ def ready_messages(url: str, namespace: str) -> list[dict[bytes, bytes]]:
 
 
 def test_timeout_attempts_and_retention_travel_with_the_task(redis_url: str, namespace_name: str) -> None:
-    call("enqueue", "audit", "--timeout", "5", "--max-attempts", "2", "--result-ttl", "60")
+    call("enqueue", "audit", "--queue", "default", "--timeout", "5", "--max-attempts", "2", "--result-ttl", "60")
     [fields] = ready_messages(redis_url, namespace_name)
     assert json.loads(fields[b"env"])["options"] == {"timeout": 5.0, "max_attempts": 2, "result_ttl": 60.0}
 
 
 def test_an_existing_id_is_not_enqueued_again() -> None:
-    call("enqueue", "audit", "--id", "once", "--args", '{"n": 1}')
-    assert call("enqueue", "audit", "--id", "once", "--args", '{"n": 2}').ids == ["once"]
+    call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 1}')
+    assert call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 2}').ids == ["once"]
     assert show("once")["args"] == {"n": 1}
     assert queues()[0]["depth"] == 1
 
 
 def test_the_output_can_be_json() -> None:
-    answer = call("enqueue", "audit", "--id", "a", "--json")
+    answer = call("enqueue", "audit", "--queue", "default", "--id", "a", "--json")
     assert answer.json == {"id": "a", "queue": "default"}
     assert answer.err == ""
 
@@ -101,7 +101,7 @@ def test_the_output_can_be_json() -> None:
     ],
 )
 def test_arguments_must_be_a_json_object(args: str, said: str) -> None:
-    answer = call("enqueue", "audit", "--args", args)
+    answer = call("enqueue", "audit", "--queue", "default", "--args", args)
     assert (answer.code, answer.out) == (2, "")
     assert said in answer.err
     assert queues() == []
@@ -117,6 +117,7 @@ def test_arguments_must_be_a_json_object(args: str, said: str) -> None:
         (("audit", "--delay", "nan"), "0 or more; got 'nan'"),
         (("audit", "--id", "a b"), "must be a task id"),
         (("audit", "--queue", "a:b"), "queue must be 1 to 64 letters"),
+        (("audit",), "give the queue of the task with --queue"),
         (("audit", "--file", "-", "--id", "a"), "--args and --id are for one task"),
         (("audit", "--file", "-", "--args", "{}"), "--args and --id are for one task"),
     ],
@@ -131,14 +132,14 @@ def test_misuse_sends_nothing(args: tuple[str, ...], said: str) -> None:
 
 def test_arguments_over_the_size_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
-    answer = call("enqueue", "audit", "--args", json.dumps({"text": "x" * 1024}))
+    answer = call("enqueue", "audit", "--queue", "default", "--args", json.dumps({"text": "x" * 1024}))
     assert answer.code == 2
     assert "over the limit of 1,024 bytes" in answer.err
 
 
 def test_numbers_of_any_size_arrive_as_they_were_sent(redis_url: str, namespace_name: str) -> None:
     large = 123456789012345678901234567890
-    call("enqueue", "audit", "--args", json.dumps({"n": large}))
+    call("enqueue", "audit", "--queue", "default", "--args", json.dumps({"n": large}))
     [fields] = ready_messages(redis_url, namespace_name)
     assert json.loads(fields[b"args"]) == {"n": large}
 
@@ -151,7 +152,7 @@ def test_a_file_of_tasks(tmp_path: Path) -> None:
         {"args": {"n": 3}, "task": "another", "delay": 60},
     ]
     path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
-    answer = call("enqueue", "audit", "--file", str(path))
+    answer = call("enqueue", "audit", "--queue", "default", "--file", str(path))
     assert answer.code == 0
     assert answer.err.endswith(": 3\n")
     first, second, third = map(show, answer.ids)
@@ -215,9 +216,15 @@ def test_one_invalid_line_prevents_the_whole_file(line: Any, said: str, monkeypa
 
 
 def test_a_line_without_a_task_needs_a_default() -> None:
-    answer = from_lines({"args": {}, "task": "audit"}, {"args": {}}, args=())
+    answer = from_lines({"args": {}, "task": "audit"}, {"args": {}}, args=("--queue", "default"))
     assert answer.code == 2
     assert "line 2: task is missing, and the command line has no default for it" in answer.err
+
+
+def test_a_line_without_a_queue_needs_a_default() -> None:
+    answer = from_lines({"args": {}, "queue": "audit"}, {"args": {}}, args=("audit",))
+    assert answer.code == 2
+    assert "line 2: queue is missing, and the command line has no default for it" in answer.err
 
 
 def test_line_numbers_count_empty_lines() -> None:
@@ -231,20 +238,27 @@ def test_of_many_invalid_lines_the_first_are_listed_and_the_rest_counted() -> No
 
 
 def test_invalid_utf_8_is_refused() -> None:
-    answer = call("enqueue", "audit", "--file", "-", stdin=b'{"args": {"a": "\xff"}}\n')
+    answer = call("enqueue", "audit", "--queue", "default", "--file", "-", stdin=b'{"args": {"a": "\xff"}}\n')
     assert answer.code == 2
     assert "line 1: not JSON: invalid unicode" in answer.err
 
 
 def test_a_missing_file_is_refused() -> None:
-    answer = call("enqueue", "audit", "--file", "nothing.jsonl")
+    answer = call("enqueue", "audit", "--queue", "default", "--file", "nothing.jsonl")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == "perdure: could not read nothing.jsonl: No such file or directory\n"
 
 
 def test_a_file_with_json_output_prints_one_object_per_line() -> None:
     answer = call(
-        "enqueue", "audit", "--file", "-", "--json", stdin=b'{"args": {}, "id": "a"}\n{"args": {}, "id": "b"}'
+        "enqueue",
+        "audit",
+        "--queue",
+        "default",
+        "--file",
+        "-",
+        "--json",
+        stdin=b'{"args": {}, "id": "a"}\n{"args": {}, "id": "b"}',
     )
     assert answer.lines == [{"id": "a", "queue": "default"}, {"id": "b", "queue": "default"}]
 

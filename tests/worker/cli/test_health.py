@@ -145,7 +145,7 @@ def test_a_worker_whose_loop_is_blocked_fails_its_probes(folder: Path, unused_tc
     port = unused_tcp_port
     with Running("worker", "run", "tasks:app", "--no-supervisor", "--health-port", str(port), cwd=folder) as worker:
         until(lambda: ask(port, "/readyz")[0] == 200, "it is ready")
-        call("enqueue", "blocks")
+        call("enqueue", "blocks", "--queue", "audit")
         assert worker.line() == "began"
         until(lambda: ask(port, "/livez")[0] == 503, "the probe fails")
         levels = {level["name"]: level for level in ask(port, "/livez")[1]["levels"]}
@@ -158,7 +158,7 @@ def test_a_worker_whose_loop_is_blocked_fails_its_probes(folder: Path, unused_tc
 
 def test_a_worker_with_a_stuck_handler_fails_progress_and_still_exits(folder: Path) -> None:
     with Running("worker", "run", "tasks:app", "--no-supervisor", cwd=folder) as worker:
-        [task_id] = call("enqueue", "stubborn", "--max-attempts", "1").ids
+        [task_id] = call("enqueue", "stubborn", "--queue", "audit", "--max-attempts", "1").ids
         assert worker.line() == "began"
         answer = until_health(1, says="making progress")
         assert "a handler of task 'stubborn' does not end; restart this worker" in answer.err
@@ -186,7 +186,7 @@ def test_a_lost_worker_fails_until_its_deliveries_were_claimed(
     with Running("worker", "run", "tasks:app", "--no-supervisor", "--queues", "other", cwd=folder):
         with Running("worker", "run", "tasks:app", "--no-supervisor", cwd=folder) as killed:
             lost = until(lambda: [one["id"] for one in announced() if "other" not in one["queues"]], "it is listed")[0]
-            call("enqueue", "blocks")
+            call("enqueue", "blocks", "--queue", "audit")
             assert killed.line() == "began"
             killed.send(signal.SIGKILL)
             killed.wait()

@@ -16,13 +16,13 @@ def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_number_of_partitions_is_set_and_shown() -> None:
-    assert call("enqueue", "audit").code == 0
+    assert call("enqueue", "audit", "--queue", "default").code == 0
     answer = call("queue", "partitions", "default", "4")
     assert answer.code == 0
     assert "queue default now has 4 partitions: 1 to 4" in answer.err
     assert len(answer.out.splitlines()) == 2 + 5
     for number in range(8):
-        assert call("enqueue", "audit", "--id", f"x{number}").code == 0
+        assert call("enqueue", "audit", "--queue", "default", "--id", f"x{number}").code == 0
     found = call("queue", "partitions", "default", "--json").json
     assert found["queue"] == "default"
     assert found["generations"] == [{"first": 0, "count": 1}, {"first": 1, "count": 4}]
@@ -63,11 +63,16 @@ def test_an_unknown_queue_is_refused() -> None:
 def test_tasks_of_one_key_are_together() -> None:
     call("queue", "partitions", "default", "8")
     lines = b"".join(b'{"args": {}, "key": "k%d"}\n' % (number % 2) for number in range(20))
-    assert call("enqueue", "audit", "--file", "-", stdin=lines).code == 0
+    assert call("enqueue", "audit", "--queue", "default", "--file", "-", stdin=lines).code == 0
     for _ in range(3):
-        assert call("enqueue", "audit", "--key", "k0").code == 0
+        assert call("enqueue", "audit", "--queue", "default", "--key", "k0").code == 0
     found = call("queue", "partitions", "default", "--json").json
     assert sorted(one["depth"] for one in found["partitions"])[-2:] == [10, 13]
-    assert call("enqueue", "audit", "--key", "all", "--file", "-", stdin=b'{"args": {}}\n{"args": {}}').code == 0
+    assert (
+        call(
+            "enqueue", "audit", "--queue", "default", "--key", "all", "--file", "-", stdin=b'{"args": {}}\n{"args": {}}'
+        ).code
+        == 0
+    )
     found = call("queue", "partitions", "default", "--json").json
     assert sum(one["depth"] for one in found["partitions"]) == 25

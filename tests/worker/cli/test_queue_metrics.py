@@ -32,7 +32,7 @@ def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) 
 def queues(place: None) -> Iterator[None]:
     """Enqueue three tasks on one queue, and a scheduled one on another."""
     for number in range(3):
-        call("enqueue", "t", "--args", f'{{"n": {number}}}')
+        call("enqueue", "t", "--queue", "default", "--args", f'{{"n": {number}}}')
     call("enqueue", "t", "--queue", "mail", "--delay", "60")
     yield
     for task_id in [task["id"] for task in call("task", "list", "--json").json]:
@@ -86,7 +86,7 @@ def test_each_scrape_reads_the_queues_and_sigterm_stops_the_server(queues: None,
         url = serving.line()
         assert url.startswith("http://127.0.0.1:")
         assert scrape(url)[("perdure_queue_depth", "default")] == 3
-        call("enqueue", "t")
+        call("enqueue", "t", "--queue", "default")
         assert scrape(url)[("perdure_queue_depth", "default")] == 4
         serving.send(signal.SIGTERM)
         answer = serving.wait()

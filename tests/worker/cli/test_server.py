@@ -71,7 +71,7 @@ def test_an_unusable_folder_is_refused(tmp_path: Path) -> None:
 def test_all_commands_use_the_server_of_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_REDIS_URL", "redis://nowhere.invalid")  # the command line is nearer
     call("server", "start", "--data-dir", str(folder))
-    [task_id] = call("enqueue", "audit", "--data-dir", str(folder)).ids
+    [task_id] = call("enqueue", "audit", "--queue", "default", "--data-dir", str(folder)).ids
     shown = call("task", "list", "--json", "--redis-url", f"embedded:{folder}")
     assert [task["id"] for task in shown.json] == [task_id]
     assert call("queue", "list", "--json", "--redis-url", "embedded:", "--data-dir", str(folder)).json[0]["depth"] == 1

@@ -50,7 +50,7 @@ def place(work: Any) -> None:
 
 
 def enqueue(*args: str) -> str:
-    return call("enqueue", *args).ids[0]
+    return call("enqueue", "--queue", "test", *args).ids[0]
 
 
 def test_show_prints_the_whole_record(work: Any) -> None:
@@ -286,10 +286,10 @@ def test_queue_list_prints_the_numbers_of_each_queue(work: Any) -> None:
     enqueue("add")
     enqueue("add", "--delay", "60")
     [stats] = call("queue", "list", "--json").json
-    assert (stats["queue"], stats["depth"], stats["in_flight"], stats["due"], stats["dead"]) == ("default", 1, 0, 1, 1)
+    assert (stats["queue"], stats["depth"], stats["in_flight"], stats["due"], stats["dead"]) == ("test", 1, 0, 1, 1)
     assert stats["oldest_age"] >= 0
     row = call("queue", "list").out.splitlines()[-1].split()
-    assert row[:6] == ["default", "1", "1", "0", "1", "1"]
+    assert row[:6] == ["test", "1", "1", "0", "1", "1"]
 
 
 def test_no_queues_is_a_message_on_stderr() -> None:

@@ -55,7 +55,7 @@ def run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
             app.task(look)
             app.task(retry=Retry(max_attempts=1))(stumble)
             args = {"look": {"question": "why"}, "stumble": {}}
-            ids = [(await app.producer.enqueue(name, args[name])).id for name in names]
+            ids = [(await app.producer.enqueue(name, args[name], queue=app.name)).id for name in names]
             async with Worker(app) as worker:
                 await worker.run(burst=True)
             return ids
@@ -73,7 +73,7 @@ def add(settings: Settings, task_id: str, *entries: dict[str, str]) -> None:
 
     async def write() -> None:
         async with App("test", settings=settings) as app:
-            log = app.producer.namespace.partition("default").log(task_id)
+            log = app.producer.namespace.partition("test").log(task_id)
             for entry in entries:
                 await redis_command(app, "XADD", log, "*", *[part for pair in entry.items() for part in pair])
 
@@ -136,7 +136,7 @@ def test_contradictory_options_are_refused(run: Any) -> None:
     for options in (
         ("x", "--last", "1", "--limit", "1"),
         ("x", "--stats", "--follow"),
-        ("x", "--queue", "default"),
+        ("x", "--queue", "test"),
         ("--follow",),
         ("--since", "yesterday"),
     ):
@@ -154,7 +154,7 @@ def test_events_of_all_tasks_and_of_some(run: Any) -> None:
     for options, ids in (
         (("--state", "dead"), {bad}),
         (("--task", "look"), {good, other}),
-        (("--queue", "default", "--type", "buried"), {bad}),
+        (("--queue", "test", "--type", "buried"), {bad}),
     ):
         assert {line["task_id"] for line in call("task", "events", "--json", *options).lines} == ids
     latest = call("task", "events", "--json", "--last", "3").lines
@@ -226,7 +226,7 @@ def test_a_log_longer_than_a_page_is_printed_in_full(run: Any, settings: Setting
 
 
 def test_follow_waits_for_the_outcome(run: Any) -> None:
-    task_id = call("enqueue", "look", "--args", '{"question": "how"}').ids[0]
+    task_id = call("enqueue", "look", "--queue", "test", "--args", '{"question": "how"}').ids[0]
     answers: list[Answer] = []
     command = ("task", "events", task_id, "--follow", "--type", "decided", "--json")
     following = threading.Thread(target=lambda: answers.append(process(*command)))

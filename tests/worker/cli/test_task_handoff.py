@@ -46,7 +46,7 @@ def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def enqueue(task: str) -> str:
-    return call("enqueue", task).ids[0]
+    return call("enqueue", task, "--queue", "test").ids[0]
 
 
 def test_the_handoff_is_markdown_within_the_budget_or_json(work: Any) -> None:

@@ -36,7 +36,7 @@ def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
-    task_id = call("enqueue", "ships").ids[0]
+    task_id = call("enqueue", "ships", "--queue", "test").ids[0]
     work()
     shown = call("task", "show", task_id)
     assert "for an approval from ada since 20" in shown.out
@@ -48,7 +48,7 @@ def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
     assert (sent.code, sent.ids) == (0, [task_id])
     (first,) = [one["number"] for one in call("task", "inbox", task_id, "--json").lines]
     assert sent.err == (
-        f"perdure: sent message {first} from 'ada' to task {task_id}; no worker reads queue 'default' now: start one\n"
+        f"perdure: sent message {first} from 'ada' to task {task_id}; no worker reads queue 'test' now: start one\n"
     )
     assert "1 unread" in call("task", "show", task_id).out
     work()
@@ -71,7 +71,7 @@ def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
 
 @pytest.mark.usefixtures("work")
 def test_unread_messages_are_listed_and_removed() -> None:
-    task_id = call("enqueue", "ships", "--delay", "60").ids[0]
+    task_id = call("enqueue", "ships", "--queue", "test", "--delay", "60").ids[0]
     empty = call("task", "inbox", task_id)
     assert (empty.out, empty.err) == ("", f"perdure: no unread messages in the inbox of task {task_id}\n")
     call("task", "send", task_id, "-", "--from", "x", stdin=b"first\n")

@@ -88,9 +88,12 @@ def events(url: tuple[str, str], task_id: str) -> list[str]:
 
 @pytest.mark.parametrize("options", [(), ("--partitions", "all"), ("--partitions", "share")])
 def test_a_worker_reads_all_partitions_or_shares_them(url: tuple[str, str], options: tuple[str, ...]) -> None:
-    assert call("queue", "partitions", "default", "3", *url).code == 0
+    assert call("queue", "partitions", "audit", "3", *url).code == 0
     keys = [next(key for key in map(str, range(100)) if spread(key) % 3 == index) for index in range(3)]
-    ids = [call("enqueue", "add", "--args", '{"a": 1, "b": 2}', "--key", key, *url).ids[0] for key in keys]
+    ids = [
+        call("enqueue", "add", "--queue", "audit", "--args", '{"a": 1, "b": 2}', "--key", key, *url).ids[0]
+        for key in keys
+    ]
     assert process("worker", "run", "tasks:app", "--no-supervisor", "--burst", *options, *url).code == 0
     assert {task_state(url, task_id)["state"] for task_id in ids} == {"succeeded"}
     assert [task_state(url, task_id)["partition"] for task_id in ids] == [0, 1, 2]
@@ -106,7 +109,7 @@ def test_an_invalid_partitions_option_is_refused(url: tuple[str, str], monkeypat
 
 
 def test_burst_runs_the_queued_tasks_and_exits(url: tuple[str, str], redis_url: str, namespace_name: str) -> None:
-    ids = call("enqueue", "add", "--file", "-", *url, stdin=b'{"args": {"a": 1, "b": 2}}\n' * 3).ids
+    ids = call("enqueue", "add", "--queue", "audit", "--file", "-", *url, stdin=b'{"args": {"a": 1, "b": 2}}\n' * 3).ids
     answer = process("worker", "run", "tasks:app", "--no-supervisor", "--burst", *url)
     assert (answer.code, answer.out) == (0, "")
     assert [call("task", "result", task_id, *url).out for task_id in ids] == ["3\n"] * 3
@@ -114,12 +117,12 @@ def test_burst_runs_the_queued_tasks_and_exits(url: tuple[str, str], redis_url: 
     assert f"WARNING {redis_url} has no append-only file" in finding
     worker_id = start.partition("worker ")[2].partition(" ")[0]
     assert worker_id.startswith("audit-")
-    assert f"started: queues default, second, namespace {namespace_name} at {redis_url}, concurrency 16" in start
+    assert f"started: queues audit, second, namespace {namespace_name} at {redis_url}, concurrency 16" in start
     assert f"worker {worker_id} stopped after 3 tasks" in end
 
 
 def test_the_command_line_overrides_the_app(url: tuple[str, str], folder: Path) -> None:
-    ids = [call("enqueue", "add", "--args", '{"a": 1, "b": 2}', *url).ids[0]]
+    ids = [call("enqueue", "add", "--queue", "audit", "--args", '{"a": 1, "b": 2}', *url).ids[0]]
     ids += call("enqueue", "second", "--queue", "second", *url).ids
     options = ("--queues", "second,second", "--concurrency", "2", "--name", "mine", "--lease", "5", "--grace", "0")
     answer = process("worker", "run", "tasks.py:app", "--no-supervisor", "--burst", *options, *url)
@@ -156,7 +159,7 @@ def test_a_failed_start_is_reported_in_one_line(args: tuple[str, ...], code: int
 
 def test_the_environment_can_set_json_logs(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_LOG_JSON", "1")
-    [task_id] = call("enqueue", "add", "--args", '{"a": 1, "b": 2}', *url).ids
+    [task_id] = call("enqueue", "add", "--queue", "audit", "--args", '{"a": 1, "b": 2}', *url).ids
     answer = process("worker", "run", "tasks:app", "--no-supervisor", "--burst", "--log-tasks", *url)
     lines = [json.loads(line) for line in answer.err.splitlines()]
     assert all({"time", "level", "message", "logger", "worker"} <= line.keys() for line in lines)
@@ -169,7 +172,7 @@ def test_the_environment_can_set_json_logs(url: tuple[str, str], monkeypatch: py
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_step_finish_and_releases_the_task(url: tuple[str, str], folder: Path, number: int) -> None:
-    [task_id] = call("enqueue", "step", *url).ids
+    [task_id] = call("enqueue", "step", "--queue", "audit", *url).ids
     with Running("worker", "run", "tasks:app", "--no-supervisor", *url, cwd=folder) as worker:
         assert worker.line() == "began"
         worker.send(number)
@@ -187,7 +190,7 @@ def test_a_signal_lets_the_step_finish_and_releases_the_task(url: tuple[str, str
 def test_a_second_signal_releases_at_once_and_stuck_threads_do_not_block_the_exit(
     url: tuple[str, str], folder: Path
 ) -> None:
-    [task_id] = call("enqueue", "forever", *url).ids
+    [task_id] = call("enqueue", "forever", "--queue", "audit", *url).ids
     with Running("worker", "run", "tasks:app", "--no-supervisor", "--grace", "600", *url, cwd=folder) as worker:
         assert worker.line() == "began"
         worker.send(signal.SIGTERM)
@@ -202,7 +205,7 @@ def test_a_second_signal_releases_at_once_and_stuck_threads_do_not_block_the_exi
 
 
 def test_a_stuck_thread_of_asyncio_does_not_block_the_exit(url: tuple[str, str], folder: Path) -> None:
-    [task_id] = call("enqueue", "executor", *url).ids
+    [task_id] = call("enqueue", "executor", "--queue", "audit", *url).ids
     with Running("worker", "run", "tasks:app", "--no-supervisor", "--grace", "0", *url, cwd=folder) as worker:
         assert worker.line() == "began"
         worker.send(signal.SIGTERM)
@@ -214,7 +217,7 @@ def test_a_stuck_thread_of_asyncio_does_not_block_the_exit(url: tuple[str, str],
 
 
 def test_a_third_signal_ends_the_process_though_a_handler_blocks_the_loop(url: tuple[str, str], folder: Path) -> None:
-    [task_id] = call("enqueue", "blocks", *url).ids
+    [task_id] = call("enqueue", "blocks", "--queue", "audit", *url).ids
     with Running("worker", "run", "tasks:app", "--no-supervisor", "--lease", "1", *url, cwd=folder) as worker:
         assert worker.line() == "began"
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
@@ -287,7 +290,7 @@ def test_ctrl_c_while_the_app_is_imported_ends_with_130(
 
 
 def test_list_shows_workers(url: tuple[str, str], folder: Path) -> None:
-    [task_id] = call("enqueue", "step", *url).ids
+    [task_id] = call("enqueue", "step", "--queue", "audit", *url).ids
     with Running(
         "worker", "run", "tasks:app", "--no-supervisor", "--name", "mine", "--concurrency", "3", *url, cwd=folder
     ) as worker:
@@ -298,9 +301,9 @@ def test_list_shows_workers(url: tuple[str, str], folder: Path) -> None:
         worker.send(signal.SIGTERM)
         assert worker.wait().code == 0
     assert found["id"].startswith("mine-")
-    assert (found["app"], found["queues"], found["concurrency"]) == ("audit", ["default", "second"], 3)
+    assert (found["app"], found["queues"], found["concurrency"]) == ("audit", ["audit", "second"], 3)
     assert found["pid"] == worker.process.pid
-    for text in (found["id"], "default, second", str(found["pid"])):
+    for text in (found["id"], "audit, second", str(found["pid"])):
         assert text in table
     answer = call("worker", "list", *url)
     assert (answer.code, answer.out) == (0, "")

@@ -434,8 +434,8 @@ async def test_an_unknown_task_is_settled_within_the_hooks_without_a_handler(set
     settlements = Settlements()
     brief = settings.model_copy(update={"unknown_task": Retry(max_attempts=1)})
     async with App("unknown", settings=brief, middleware=[settlements]) as app:
-        handle = await app.producer.enqueue("nowhere", {})
-        await work_off(app, queues=["default"])
+        handle = await app.producer.enqueue("nowhere", {}, queue=app.name)
+        await work_off(app, queues=[app.name])
         with pytest.raises(TaskFailed):
             await bounded(handle.result())
     assert [(one.state, one.reason) for one in settlements.all] == [(State.DEAD, "unknown_task")]

@@ -307,7 +307,7 @@ async def test_a_kill_between_memory_and_record_stores_nothing_twice(
 ) -> None:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         first = await workers.start().ready()
-        handle = await producer.enqueue("student", {"gate": "go"})
+        handle = await producer.enqueue("student", {"gate": "go"}, queue="replica")
         await workers.line("learned", f"{handle.id}:learn")
         first.kill()
         second = await workers.start().ready()

@@ -273,7 +273,7 @@ async def test_a_fork_of_a_finished_agent_finishes_again_with_its_artifacts(app:
 async def test_a_fork_within_a_step_keeps_its_nested_records(app: App) -> None:
     app.agent(name="read", retry=Retry(max_attempts=1))(Reader)
     Reader.paid.clear()
-    handle: TaskHandle[Any] = await app.producer.enqueue("read", {"goal": "learn"})
+    handle: TaskHandle[Any] = await app.producer.enqueue("read", {"goal": "learn"}, queue=app.name)
     discover = Context.discover
 
     async def cut_off(ctx: Context, fact: str, *, source: str = "") -> None:
@@ -408,7 +408,7 @@ async def test_records_written_during_a_fork_are_not_copied(
 
 async def test_a_fork_is_placed_on_an_open_partition(app: App, walk: Any) -> None:
     handle = await walked(app, walk)
-    await set_partitions(app.producer.gateway, app.producer.namespace, "default", 2)
+    await set_partitions(app.producer.gateway, app.producer.namespace, app.name, 2)
     forked = await fork(app.producer, handle.id, edit={"fail": False}, new_id="elsewhere")
     assert forked.handle.partition.index in (1, 2)
     assert (await fork(app.producer, handle.id, new_id="elsewhere")).handle.partition == forked.handle.partition

@@ -125,7 +125,7 @@ async def test_large_integers_are_returned_unchanged(app: App, producer: Produce
     async def large(ctx: Context) -> int:
         return 2**80 + 1
 
-    handle = await producer.enqueue("large")
+    handle = await producer.enqueue("large", queue=app.name)
     await work_off(app)
     assert await bounded(handle.result()) == 2**80 + 1
 
@@ -177,7 +177,7 @@ async def test_invalid_arguments_become_a_dead_letter_without_a_run(app: App, ar
 
 
 async def test_an_unknown_task_is_returned_with_backoff_and_then_buried(app: App, producer: Producer) -> None:
-    handle = await producer.enqueue("not-yet-deployed", {"x": 1})
+    handle = await producer.enqueue("not-yet-deployed", {"x": 1}, queue=app.name)
     await work_off(app)
     found = await letter(app, handle)
     assert (found.reason, found.attempts, found.crashes) == (Reason.UNKNOWN_TASK, 0, 0)
@@ -189,7 +189,7 @@ async def test_an_unknown_task_is_returned_with_backoff_and_then_buried(app: App
 async def test_a_newer_worker_runs_a_task_that_an_older_worker_returned(settings: Settings, producer: Producer) -> None:
     policy = Retry(max_attempts=1000, base=0.05, factor=1.0)
     changed = settings.model_copy(update={"unknown_task": policy})
-    older, newer = App("older", settings=changed), App("newer", settings=changed)
+    older, newer = App("versions", settings=changed), App("versions", settings=changed)
 
     @older.task
     async def old(ctx: Context) -> None: ...
@@ -199,7 +199,7 @@ async def test_a_newer_worker_runs_a_task_that_an_older_worker_returned(settings
         return x, ctx.attempt, ctx.crashes
 
     async with older, newer, running_worker(older):
-        handle = await producer.enqueue("new", {"x": 1})
+        handle = await producer.enqueue("new", {"x": 1}, queue="versions")
 
         async def returned() -> bool:
             return "returned" in [event.type for event in await history(handle)]

@@ -70,7 +70,7 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
         on_route_changed=quiet,
         give_back=never_back,
     )
-    handle = await producer.enqueue("task")
+    handle = await producer.enqueue("task", queue="default")
     await intake._read(None)
     await intake._claim_quarantined()
     await asyncio.gather(*started)

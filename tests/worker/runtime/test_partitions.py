@@ -43,7 +43,7 @@ async def load(producer: Producer, key: str, progress: Counter[str]) -> list[Tas
     handles: list[TaskHandle[Any]] = []
     for number in range(ROUNDS):
         arguments = {"key": key, "number": number, "pause": 0.002}
-        handles.append(await producer.enqueue("keyed", arguments, key=key))
+        handles.append(await producer.enqueue("keyed", arguments, key=key, queue="replica"))
         progress["sent"] += 1
         while number + 1 > progress["allowed"]:  # noqa: ASYNC110 - a counter of the test has no event
             await asyncio.sleep(0.005)
@@ -62,7 +62,7 @@ async def spread_under_load(producers: list[Producer]) -> list[TaskHandle[Any]]:
 
         await wait_until(sent, "the producers are this far")
         progress["allowed"] += ROUNDS // 8  # producers continue during the change
-        await set_partitions(producers[0].gateway, producers[0].namespace, "default", count)
+        await set_partitions(producers[0].gateway, producers[0].namespace, "replica", count)
     progress["allowed"] = ROUNDS + 1
     return [handle for handles in await bounded(asyncio.gather(*loads)) for handle in handles]
 
@@ -123,9 +123,9 @@ def double_of(app: App) -> Any:
 async def test_a_burst_drains_all_generations(app: App) -> None:
     namespace, gateway = app.producer.namespace, app.producer.gateway
     first = await double_of(app).enqueue_many([{"value": n} for n in range(20)])
-    await set_partitions(gateway, namespace, "default", 3)
+    await set_partitions(gateway, namespace, app.name, 3)
     second = await double_of(app).enqueue_many([{"value": n} for n in range(20)])
-    await set_partitions(gateway, namespace, "default", 40)
+    await set_partitions(gateway, namespace, app.name, 40)
     third = (
         await double_of(app)
         .options(key=lambda args: str(args["value"]))
@@ -140,7 +140,7 @@ async def test_a_burst_drains_all_generations(app: App) -> None:
 
 
 async def test_more_partitions_than_slots_are_all_read(app: App) -> None:
-    await set_partitions(app.producer.gateway, app.producer.namespace, "default", 9)
+    await set_partitions(app.producer.gateway, app.producer.namespace, app.name, 9)
     async with running_worker(app, concurrency=2):
         handles = await double_of(app).enqueue_many([{"value": n} for n in range(900)])
         assert {handle.partition.index for handle in handles} == set(range(9))
@@ -155,12 +155,12 @@ async def test_a_worker_completes_an_interrupted_resharding(app: App) -> None:
     namespace, gateway = app.producer.namespace, app.producer.gateway
     async with running_worker(app):
         await (await double_of(app).enqueue(1)).result(timeout=BOUND)
-        route = await load_route(gateway, namespace, "default")
+        route = await load_route(gateway, namespace, app.name)
         assert route is not None
-        await gateway.command("HSET", namespace.queues, "default", route.changed(2).encode())
+        await gateway.command("HSET", namespace.queues, app.name, route.changed(2).encode())
 
         async def closed() -> bool:
-            return await partition_status(gateway, namespace.partition("default", 0)) >= PartitionStatus.CLOSED
+            return await partition_status(gateway, namespace.partition(app.name, 0)) >= PartitionStatus.CLOSED
 
         await wait_until(closed, "a worker closes the former partition")
         handle = await double_of(app).enqueue(21)
@@ -169,7 +169,7 @@ async def test_a_worker_completes_an_interrupted_resharding(app: App) -> None:
 
 
 async def test_workers_that_share_partitions_run_all_tasks(app: App) -> None:
-    await set_partitions(app.producer.gateway, app.producer.namespace, "default", 6)
+    await set_partitions(app.producer.gateway, app.producer.namespace, app.name, 6)
     async with Worker(app, partitions="share") as one, Worker(app, partitions="share") as other:
         running = [asyncio.create_task(worker.run()) for worker in (one, other)]
         handles = await double_of(app).enqueue_many([{"value": n} for n in range(300)])
@@ -179,12 +179,12 @@ async def test_workers_that_share_partitions_run_all_tasks(app: App) -> None:
             worker.stop()
         await bounded(asyncio.gather(*running))
     assert one.settled + other.settled == 300
-    assert await app.producer.gateway.command("EXISTS", app.producer.namespace.sharing("default")) == 0
+    assert await app.producer.gateway.command("EXISTS", app.producer.namespace.sharing(app.name)) == 0
 
 
 async def test_a_worker_without_partitions_waits_for_an_assignment(app: App) -> None:
     """One partition has two readers at most: the third worker waits until both leave."""
-    sharing = app.producer.namespace.sharing("default")
+    sharing = app.producer.namespace.sharing(app.name)
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(Worker(app, partitions="share")) for _ in range(3)]
         running = [asyncio.create_task(worker.run()) for worker in workers]
@@ -202,11 +202,11 @@ async def test_a_worker_without_partitions_waits_for_an_assignment(app: App) -> 
 async def test_delayed_tasks_of_an_earlier_generation_run(app: App) -> None:
     namespace, gateway = app.producer.namespace, app.producer.gateway
     later = await double_of(app).options(delay=0.5).enqueue(21)
-    await set_partitions(gateway, namespace, "default", 2)
+    await set_partitions(gateway, namespace, app.name, 2)
     async with running_worker(app):
         assert await bounded((await double_of(app).enqueue(1)).result()) == 2
         assert await bounded(later.result()) == 42
-    assert len(await queue_partitions(gateway, namespace, "default")) == 3
+    assert len(await queue_partitions(gateway, namespace, app.name)) == 3
 
 
 async def test_an_id_outlives_a_change_of_partitions_as_long_as_its_record(

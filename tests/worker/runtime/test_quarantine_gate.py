@@ -95,7 +95,7 @@ async def crash_with(app: App, number: int, *, times: int = 2, name: str = "dead
         dead = await worker(gateway, partition, name=f"{name}-{crash}")
         assert len(await (claim_all(dead) if crash else read(dead, number))) == number
         found = await report_crash(
-            gateway, app.producer.namespace, ["default"], f"{name}-{crash}", exit_status="SIGKILL", steps={}
+            gateway, app.producer.namespace, [app.name], f"{name}-{crash}", exit_status="SIGKILL", steps={}
         )
         assert found.deliveries == number
 
@@ -384,7 +384,7 @@ async def test_an_idle_worker_takes_a_quarantined_task_at_once(app: App) -> None
         assert await bounded(after.result()) == "done"
         assert await state(handle) is State.RUNNING
         await report_crash(
-            app.producer.gateway, app.producer.namespace, ["default"], "dead", exit_status="SIGKILL", steps={}
+            app.producer.gateway, app.producer.namespace, [app.name], "dead", exit_status="SIGKILL", steps={}
         )
         assert await bounded(handle.result()) == "done"
 
@@ -415,7 +415,7 @@ async def test_one_crash_over_the_limit_buries_the_task(settings: Settings, seen
                 await take_again(app, name)
             if seen:
                 await report_crash(
-                    gateway, app.producer.namespace, ["default"], name, exit_status="SIGSEGV", steps={handle.id: "boom"}
+                    gateway, app.producer.namespace, [app.name], name, exit_status="SIGSEGV", steps={handle.id: "boom"}
                 )
         async with running_worker(app):
             with pytest.raises(TaskFailed) as caught:
@@ -464,7 +464,7 @@ async def test_a_crash_in_quarantine_delays_the_task(app: App) -> None:
     await crash_with(app, 1)
     await take_again(app, "dead2")
     await report_crash(
-        app.producer.gateway, app.producer.namespace, ["default"], "dead2", exit_status="exit code 1", steps={}
+        app.producer.gateway, app.producer.namespace, [app.name], "dead2", exit_status="exit code 1", steps={}
     )
     async with running_worker(app):
         assert await bounded(handle.result()) == 3

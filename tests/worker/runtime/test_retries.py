@@ -37,7 +37,7 @@ async def lose(app: App, times: int) -> None:
     """Let workers take the queued message and crash, one after another."""
     entry = await take_and_die(app, name="dead-1")
     for number in range(2, times + 1):
-        stream = app.producer.namespace.partition("default").ready
+        stream = app.producer.namespace.partition("retries").ready
         await redis_command(app, "XCLAIM", stream, "workers", f"dead-{number}", 0, entry)
         await redis_command(app, "XCLAIM", stream, "workers", f"dead-{number}", 0, entry, "IDLE", 10**7, "JUSTID")
 

@@ -304,7 +304,7 @@ async def test_errors_of_invalid_arguments_do_not_show_secrets(settings: Setting
         with pytest.raises(InvalidArguments) as caught:
             await app.tasks["log_in"].enqueue(SecretStr(TOKEN), TOKEN, account={"user": 7, "password": TOKEN})
         assert TOKEN not in str(caught.value)
-        handle = await app.producer.enqueue("log_in", {"token": SecretStr(TOKEN), "how": {"a": TOKEN}})
+        handle = await app.producer.enqueue("log_in", {"token": SecretStr(TOKEN), "how": {"a": TOKEN}}, queue=app.name)
         await work_off(app)
         dead = await letter(app, handle)
         assert dead.reason is Reason.INVALID_ARGUMENTS
@@ -315,7 +315,7 @@ async def test_errors_of_invalid_arguments_do_not_show_secrets(settings: Setting
 async def test_a_producer_sends_secrets_by_task_name(settings: Settings) -> None:
     async with build(settings) as app:
         args = {"token": SecretStr(TOKEN), "account": {"user": "ada", "password": SecretStr(TOKEN)}}
-        handle = await app.producer.enqueue("log_in", args)
+        handle = await app.producer.enqueue("log_in", args, queue=app.name)
         assert (await handle.record()).summary()["args"] == {
             "token": MASK,
             "account": {
@@ -326,14 +326,16 @@ async def test_a_producer_sends_secrets_by_task_name(settings: Settings) -> None
         await work_off(app)
         assert await bounded(handle.result()) == str(len(TOKEN))
         with pytest.raises(TypeError, match="could not encode the arguments as JSON"):
-            await app.producer.enqueue("log_in", {"token": object()})
+            await app.producer.enqueue("log_in", {"token": object()}, queue=app.name)
 
 
 @pytest.mark.integration
 async def test_an_unmarked_secret_is_masked_in_errors_and_logs(settings: Settings, log: list[str]) -> None:
     async with build(settings) as app:
         account = {"user": "ada", "password": "another-s3cret"}
-        handle = await app.producer.enqueue("log_in", {"token": TOKEN, "how": "raises", "account": account})
+        handle = await app.producer.enqueue(
+            "log_in", {"token": TOKEN, "how": "raises", "account": account}, queue=app.name
+        )
         await work_off(app)
         dead = await letter(app, handle)
         assert dead.message == f"cannot log in with '{MASK}'"
@@ -438,7 +440,7 @@ async def test_the_command_line_shows_all_but_secrets(
     monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", keys)
     async with build(with_keys(shell, *filter(None, [keys]))) as app:
         args = orjson.dumps({"token": TOKEN, "how": "raises"}).decode()
-        (task_id,) = (await answer("enqueue", "log_in", "--args", args, "--secret", "token")).ids
+        (task_id,) = (await answer("enqueue", "log_in", "--queue", "secrets", "--args", args, "--secret", "token")).ids
         listed = [await answer("task", "show", task_id), await answer("task", "list", "--json")]
         await work_off(app)
         exported = tmp_path / "letters"

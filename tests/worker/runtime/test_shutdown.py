@@ -320,7 +320,7 @@ async def test_an_idle_worker_stops_at_once(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
-    async with Worker(app, queues=["default", "other"]) as worker:
+    async with Worker(app, queues=[app.name, "other"]) as worker:
         running = asyncio.create_task(worker.run())
         await one_waits_in_its_read(app)
         worker.stop()

@@ -139,7 +139,7 @@ async def test_a_resumed_run_reports_what_was_restored(settings: Settings, liste
                 await asyncio.sleep(0.005)
             reported.set()
             await bounded(handle.result())
-        assert (about["event"], about["task"], about["id"], about["queue"]) == ("resumed", "job", handle.id, "default")
+        assert (about["event"], about["task"], about["id"], about["queue"]) == ("resumed", "job", handle.id, "notices")
         assert (about["after"], about["restored"]) == ("crash", {"steps": 1})
         assert "restored: 1 step; last step: one" in about["summary"]
         notified = [event.data for event in await history(handle) if event.type == "notified"]
@@ -175,7 +175,7 @@ async def test_an_unreadable_message_is_reported(settings: Settings, listener: L
         @app.task
         async def job(ctx: Context) -> None: ...
 
-        ready = app.producer.namespace.partition("default").ready
+        ready = app.producer.namespace.partition("notices").ready
         await app.producer.gateway.command("XADD", ready, "*", "env", Envelope(id="x", task="t", v=99).encode())
         await work_off(app)
         _, about = await listener.heard()

@@ -176,11 +176,11 @@ async def test_messages_of_a_lost_worker_are_claimed_before_a_read(app: App, mon
     left = await job.enqueue("left behind")
     await take_and_die(app)
     new = await job.enqueue("new")
-    async with running_worker(app, concurrency=4, queues=["default", "other"]):
+    async with running_worker(app, concurrency=4, queues=[app.name, "other"]):
         assert await bounded(new.result()) == "new"
         assert await bounded(left.result()) == "left behind"
     claims = order[: order.index("read")]
-    assert {"claim default", "claim other"} <= set(claims)
+    assert {"claim work", "claim other"} <= set(claims)
     assert order.index("left behind") < order.index("new")
 
 
@@ -222,7 +222,7 @@ async def test_a_burst_on_empty_queues_ends_at_once(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
-    await work_off(app, queues=["default", "never-used"])
+    await work_off(app, queues=[app.name, "never-used"])
 
 
 @pytest.mark.integration
@@ -296,10 +296,10 @@ async def test_a_worker_is_listed_until_it_ends(app: App) -> None:
     async def job(ctx: Context) -> None: ...
 
     gateway, namespace = app.producer.gateway, app.producer.namespace
-    async with running_worker(app, concurrency=5, queues=["default", "other"]) as worker:
+    async with running_worker(app, concurrency=5, queues=[app.name, "other"]) as worker:
         await bounded((await job.enqueue()).result())
         (info,) = await list_workers(gateway, namespace)
-        assert (info.id, info.app, info.queues, info.concurrency) == (worker.id, "work", ("default", "other"), 5)
+        assert (info.id, info.app, info.queues, info.concurrency) == (worker.id, "work", ("work", "other"), 5)
         assert await consumers(app) == {worker.id}
     assert await list_workers(gateway, namespace) == []
     assert await consumers(app) == set()

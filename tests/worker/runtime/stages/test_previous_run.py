@@ -386,7 +386,7 @@ async def test_another_process_gets_the_end_of_the_previous_run(
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         with worker_processes(settings, tmp_path) as workers:
             former = await workers.start().ready()
-            handle = await producer.enqueue("resumes", {"gate": "g"})
+            handle = await producer.enqueue("resumes", {"gate": "g"}, queue="replica")
             await workers.line("saved", f"{handle.id}:second")
             if signal == "SIGKILL":
                 former.kill()
@@ -453,7 +453,7 @@ async def test_a_task_may_continue_on_another_queue_with_other_arguments(app: Ap
         return f"{ctx.task_id.rpartition('.')[2]} on {ctx.queue} {note}"
 
     handle = await hop.enqueue(2)
-    await work_off(app, queues=["default", "q1", "q2"])
+    await work_off(app, queues=[app.name, "q1", "q2"])
     assert await bounded(handle.result()) == "h2 on q1 x"
 
 
