@@ -8,7 +8,7 @@ import heapq
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..queues import (
     NO_CIPHER,
@@ -30,7 +30,8 @@ from .policy import Reason
 
 __all__ = ["DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
 
-_PAGE = 200
+PAGE: Final = 200
+"""Letters of one page, read from one partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +180,9 @@ class _Pages:
         beyond = b"(" + self.last
         start, end = (beyond if self.last else b"-", self.newest) if self.oldest_first else (beyond, b"-")
         command = "XRANGE" if self.oldest_first else "XREVRANGE"
-        page = await self.gateway.command(command, self.partition.dead, start, end, "COUNT", _PAGE)
+        page = await self.gateway.command(command, self.partition.dead, start, end, "COUNT", PAGE)
         self.entries.extend(page)
-        self.more = len(page) == _PAGE
+        self.more = len(page) == PAGE
         if page:
             self.last = page[-1][0]
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
@@ -23,9 +23,6 @@ from .threads import Threads
 __all__ = ["Run"]
 
 Observer = TypeVar("Observer")
-
-_CANCEL_AGAIN: Final = 0.5
-"""Seconds after which a handler that ignored its cancellation is cancelled again."""
 
 StopDetail: TypeAlias = ParkReason | Exception | None
 
@@ -47,6 +44,9 @@ class Run:
         ended_at, ended_in: when the run was stopped, and the steps in flight at that time.
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
     """
+
+    cancel_interval: ClassVar[float] = 0.5
+    """Seconds after which a handler that ignored its cancellation is cancelled again."""
 
     __slots__ = (
         "_cancels",
@@ -313,7 +313,7 @@ class Run:
         if self._task is not None:
             self._cancels += 1
             self._task.cancel()
-            self._retry_cancel = self._loop.call_later(_CANCEL_AGAIN, self._cancel)
+            self._retry_cancel = self._loop.call_later(self.cancel_interval, self._cancel)
 
     @property
     def task(self) -> asyncio.Task[object] | None:

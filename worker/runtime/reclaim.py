@@ -10,27 +10,29 @@ import time
 from collections.abc import Sequence
 
 from ...queues import Partition
+from .timings import WorkerTimings
 
 __all__ = ["ReclaimSchedule"]
 
 START = "0-0"
 
-_LONGEST = 3.0
-"""Upper bound of the interval between sweeps, in seconds: the tasks of a lost host resume within lease + 5 s."""
-
 
 class ReclaimSchedule:
     """Order and times of claims: every partition at start-up, then periodically with jitter, or on request."""
 
-    def __init__(self, partitions: Sequence[Partition], lease: float) -> None:
+    def __init__(
+        self, partitions: Sequence[Partition], lease: float, max_interval: float = WorkerTimings.sweep_interval
+    ) -> None:
         """Schedule the first sweep for now.
 
         Args:
             partitions: The partitions to sweep.
-            lease: Seconds. The interval is a quarter of it and at most 3 s, with a jitter of a quarter, so that the
-                sweeps of several workers spread out. If a worker dies, the next sweep of another one comes within half
-                a lease: a longer gap restarts all leases (see queues/lua/seen.lua).
+            lease: Seconds. The interval is a quarter of it, with a jitter of a quarter, so that the sweeps of several
+                workers spread out. If a worker dies, the next sweep of another one comes within half a lease: a longer
+                gap restarts all leases (see queues/lua/seen.lua).
+            max_interval: Upper bound of the interval, in seconds.
         """
+        self._max_interval = max_interval
         self.set_lease(lease)
         self._cursors = dict.fromkeys(partitions, START)
         self._unfinished: list[Partition] = list(partitions)
@@ -49,7 +51,7 @@ class ReclaimSchedule:
 
     def set_lease(self, lease: float) -> None:
         """Use another lease, in seconds, from the next sweep on."""
-        self._interval = min(lease / 4, _LONGEST)
+        self._interval = min(lease / 4, self._max_interval)
 
     def set_partitions(self, partitions: Sequence[Partition]) -> None:
         """Replace the partitions; new ones are swept at the next opportunity."""

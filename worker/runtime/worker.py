@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import anyio
 
@@ -45,18 +45,10 @@ from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings
 from .slots import Slots
 from .supervisor_link import Link
+from .timings import WorkerTimings
 from .webhooks import WebhookQueue, WebhookTarget
 
 __all__ = ["Worker"]
-
-_FORCED = 5.0
-"""Seconds that cancelled runs have to release their tasks."""
-
-_PROBE = 1.0
-"""Seconds that Redis has to answer while the worker stops."""
-
-_POLL = 0.02
-"""Seconds between checks whether a cancelled handler has ended."""
 
 
 class Worker:
@@ -65,6 +57,9 @@ class Worker:
     async with Worker(app, concurrency=32) as worker:
         await worker.run()
     """
+
+    timings: ClassVar[WorkerTimings] = WorkerTimings()
+    """Intervals and time limits of all workers of this process; tests shorten them."""
 
     def __init__(
         self,
@@ -180,7 +175,7 @@ class Worker:
         )
         shares = self._partitions == "share" and not self._gate.dedicated
         self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
-        self._reclaim = ReclaimSchedule([], self._shared.claim_lease)
+        self._reclaim = ReclaimSchedule([], self._shared.claim_lease, self.timings.sweep_interval)
         self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch)
         self._assignment_watcher = AssignmentWatcher(
             self._gateway, self._assignment, self._consumer, self._set_partitions
@@ -273,6 +268,8 @@ class Worker:
                 self._consumer,
                 dead_letter_ttl=lambda: self._shared.dead_letter_ttl,
                 worker=self.id,
+                interval=self.timings.clean_interval,
+                lock_ttl=self.timings.clean_lock,
             )
             notes = StepHeartbeat(lambda: self._executor.runs, self.settings.note_interval)
             for one in (self._assignment_watcher, notes, self._registration, self._deadlines, self._webhooks):
@@ -298,7 +295,7 @@ class Worker:
                     await self._stop.wait()
             except BaseException:  # cancelled from outside: cancel the runs as well, at once
                 self._quarantine.stop(requests=2)
-                with anyio.move_on_after(_FORCED, shield=True):  # what does not end is abandoned below
+                with anyio.move_on_after(self.timings.release_limit, shield=True):  # _drain abandons the rest
                     await self._slots.cancel()
                 raise
             finally:
@@ -344,7 +341,7 @@ class Worker:
         started = anyio.current_time()
         intake.stop()
         self._executor.stop()
-        with anyio.move_on_after(_PROBE):
+        with anyio.move_on_after(self.timings.last_reply):
             try:
                 await self._consumer.interrupt()
                 await self._assignment.leave()
@@ -360,17 +357,17 @@ class Worker:
                 await self._wait_empty_or_stop_now()
             for run in list(self._executor.runs):
                 run.cancel(StopReason.RELEASED)
-            with anyio.move_on_after(_FORCED):
+            with anyio.move_on_after(self.timings.release_limit):
                 while any(run.task is not None for run in self._executor.runs):  # noqa: ASYNC110 - no event for it
-                    await anyio.sleep(_POLL)
+                    await anyio.sleep(self.timings.handler_poll)
                 if await self._redis_answers():
                     await self._slots.wait_empty()
-            with anyio.move_on_after(_FORCED):
+            with anyio.move_on_after(self.timings.release_limit):
                 await self._deadlines.abandon_all()
 
     async def _redis_answers(self) -> bool:
         """Return whether Redis answers now. If it does not, the worker does not wait to release its tasks."""
-        with anyio.move_on_after(_PROBE):
+        with anyio.move_on_after(self.timings.last_reply):
             try:
                 await self._gateway.command("EXISTS", self._namespace.queues)
             except QueueError:

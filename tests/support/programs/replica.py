@@ -22,13 +22,13 @@ from perdure.queues.partitions.resharding import PartitionStatus, partition_stat
 from perdure.worker.agent.coherence import CoherenceMonitor
 from perdure.worker.artifacts import ArtifactLink
 from perdure.worker.durable import CURRENT_RUN, Artifacts, Step
-from perdure.worker.runtime import reclaim
+from perdure.worker.runtime.timings import WorkerTimings
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 PATIENT = Retry(max_attempts=3, max_crashes=1000, base=0.0)
 
 if "RARE_SWEEPS" in os.environ:  # then only a nudge makes a worker claim at once
-    reclaim._LONGEST = 1000.0
+    Worker.timings = WorkerTimings(sweep_interval=1000.0)
 
 app = App("replica")
 

@@ -222,7 +222,7 @@ def test_a_task_that_dies_again_during_a_replay_is_replayed_once(crew: Crew, mon
             await crew.run()
             yield result
 
-    monkeypatch.setattr("perdure.deadletter.letters._PAGE", 1)
+    monkeypatch.setattr("perdure.deadletter.letters.PAGE", 1)
     monkeypatch.setattr(dlq, "replay_all", replay_and_work)
     assert call("dlq", "replay", "--all").ids == ids
     assert {letter["id"] for letter in dead()} == set(ids)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from perdure.queues import Address, Delivery, Envelope, Gateway, History, Namespace
 from perdure.worker.durable import STOP_RULES, Run, RunObserver, StopReason, Threads, stop_of_event
-from perdure.worker.durable import run as runs
 from perdure.worker.settings import Settings
 
 BOUND = 30.0
@@ -75,7 +74,7 @@ async def test_a_run_cancelled_before_its_start_stops_at_the_first_await() -> No
 
 
 async def test_a_handler_that_ignores_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_CANCEL_AGAIN", 0.01)
+    monkeypatch.setattr(Run, "cancel_interval", 0.01)
     cancelled = 0
 
     async def stubborn(run: Run) -> None:

@@ -19,8 +19,8 @@ from perdure.worker.durable import StopReason
 from perdure.worker.durable import checkpoint_writer as recorder_module
 from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
 from perdure.worker.log import logger
-from perdure.worker.runtime import worker as worker_module
 from perdure.worker.runtime.supervisor_link import SupervisorLink
+from perdure.worker.runtime.timings import WorkerTimings
 
 from tests.support.workers import (
     BOUND,
@@ -392,7 +392,7 @@ async def test_the_task_of_a_handler_that_ignores_cancellation_is_cancelled(limi
 async def test_a_worker_with_a_handler_that_ignores_cancellation_stops_and_hands_over(
     limited: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_FORCED", 0.2)
+    monkeypatch.setattr(Worker, "timings", WorkerTimings(release_limit=0.2))
     async with limited(grace=0.1) as app:
         stubborn = Stubborn()
 
@@ -513,7 +513,7 @@ async def test_event_loop_lag_is_reported_to_the_supervisor(limited: Limited) ->
 async def test_a_cancelled_worker_does_not_wait_for_a_handler_that_ignores_cancellation(
     limited: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_FORCED", 0.2)
+    monkeypatch.setattr(Worker, "timings", WorkerTimings(release_limit=0.2))
     async with limited(grace=0.1) as app:
         stubborn = Stubborn()
 

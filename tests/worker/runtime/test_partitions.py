@@ -13,7 +13,7 @@ import pytest
 from perdure import App, Context, Producer, Settings, TaskHandle, Worker
 from perdure.queues import load_route, queue_partitions, set_partitions
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
-from perdure.worker.runtime.maintenance import janitor
+from perdure.worker.runtime.timings import WorkerTimings
 
 from tests.support.processes import WorkerProcesses, worker_processes
 from tests.support.workers import BOUND, bounded, running_worker, wait_until, work_off
@@ -213,8 +213,7 @@ async def test_an_id_outlives_a_change_of_partitions_as_long_as_its_record(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its producer asked for an hour; other outcomes are kept for a moment, and their partition is retired."""
-    for name in ("_INTERVAL", "_SHORTEST"):
-        monkeypatch.setattr(janitor, name, 0.02)
+    monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.02, clean_lock=0.02))
     app = App("bank", settings=settings.model_copy(update={"result_ttl": 0.01, "dead_letter_ttl": 0.01}))
     runs: Counter[str] = Counter()
 

@@ -13,7 +13,7 @@ from perdure.deadletter import count_letters
 from perdure.queues import set_config
 from perdure.worker.errors import SettingsDiffer
 from perdure.worker.log import logger
-from perdure.worker.runtime.maintenance import janitor
+from perdure.worker.runtime.timings import WorkerTimings
 from perdure.worker.settings import load_settings
 
 from tests.support.workers import bounded, running_worker, wait_until
@@ -153,8 +153,7 @@ async def test_an_expired_dead_letter_takes_its_record_along(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker keeps dead letters for a moment, the one that buried the task for long."""
-    for name in ("_INTERVAL", "_SHORTEST"):
-        monkeypatch.setattr(janitor, name, 0.02)
+    monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.02, clean_lock=0.02))
     patient, hasty = app_of(settings), app_of(settings, dead_letter_ttl=0.01)
     for app in (patient, hasty):
 

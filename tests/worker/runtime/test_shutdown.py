@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Settings, State, TaskHandle, Worker
-from perdure.worker.runtime import reclaim
 from perdure.worker.runtime.slots import Slots
+from perdure.worker.runtime.timings import WorkerTimings
 
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.workers import (
@@ -37,7 +37,7 @@ AT_ONCE = LEASE / 6
 @pytest.fixture(autouse=True)
 def rare_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make reclaim rounds rare, so that a worker takes a message at once only after a nudge."""
-    monkeypatch.setattr(reclaim, "_LONGEST", LEASE)
+    monkeypatch.setattr(Worker, "timings", WorkerTimings(sweep_interval=LEASE))
 
 
 def app_with(settings: Settings, **changes: Any) -> App:

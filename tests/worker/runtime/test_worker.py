@@ -10,9 +10,9 @@ import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, State, Unavailable, Worker
 from perdure.queues import BlockingConnection, Consumer, Partition, list_workers
-from perdure.worker.runtime import reclaim as sweep_module
 from perdure.worker.runtime.reclaim import START, ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
+from perdure.worker.runtime.timings import WorkerTimings
 
 from tests.support.workers import (
     bounded,
@@ -41,7 +41,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 @pytest.fixture
 async def patient(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[App]:
     """Return an app whose lease and reclaim interval outlast the tests."""
-    monkeypatch.setattr(sweep_module, "_LONGEST", LONG_LEASE)
+    monkeypatch.setattr(Worker, "timings", WorkerTimings(sweep_interval=LONG_LEASE))
     async with App("work", settings=settings.model_copy(update={"lease": LONG_LEASE})) as app:
         yield app
 

@@ -23,12 +23,9 @@ from ....queues import (
     wake_version,
 )
 from ...log import logger
+from ..timings import WorkerTimings
 
 __all__ = ["Janitor"]
-
-_INTERVAL = 60.0
-_SHORTEST = 25.0
-"""Minimum seconds between two rounds in the fleet: less than the shortest sleep of one worker."""
 
 IDLE_CONSUMER: Final = 10.0
 """Idle seconds after which the consumer of a worker that is not registered is removed.
@@ -53,8 +50,10 @@ class Janitor:
         dead_letter_ttl: Callable[[], float],
         worker: str,
         idle_consumer: float = IDLE_CONSUMER,
+        interval: float = WorkerTimings.clean_interval,
+        lock_ttl: float = WorkerTimings.clean_lock,
     ) -> None:
-        """dead_letter_ttl: returns seconds. worker: id of this worker. idle_consumer: see `IDLE_CONSUMER`."""
+        """dead_letter_ttl: returns seconds. worker: id of this worker. The times are in seconds."""
         self._gateway = gateway
         self._namespace = namespace
         self._assignment = assignment
@@ -62,10 +61,12 @@ class Janitor:
         self._dead_letter_ttl = dead_letter_ttl
         self._worker = worker
         self._idle_consumer = idle_consumer
+        self._interval = interval
+        self._lock_ttl = lock_ttl
 
     async def run(self) -> None:
         while True:
-            await anyio.sleep(jittered(_INTERVAL))
+            await anyio.sleep(jittered(self._interval))
             try:
                 await self.clean()
             except QueueError as error:
@@ -76,7 +77,7 @@ class Janitor:
         # Each worker wakes tasks: the one that holds a lock may be of an older version.
         await asyncio.gather(*(wake_version(self._gateway, partition) for partition in self._assignment.known))
         locks = {partition: partition.clean_lock for partition in self._assignment.known}
-        waits = await acquire_fleet_locks(self._gateway, locks, self._worker, _SHORTEST)
+        waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
         mine = [partition for partition, wait in waits.items() if not wait]
         if not mine:
             return

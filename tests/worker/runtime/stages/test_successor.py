@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Settings, State
+from perdure.queues import forward_messages
 from perdure.worker.runtime.stages import successor as stage
 
 from tests.support.workers import running_worker, wait_until
@@ -30,13 +31,11 @@ async def test_a_successor_that_has_expired_does_not_run_again(
         runs["first"] += 1
         await ctx.continue_as(second, why="the first half is done", arguments={})
 
-    forward = stage._forward
-
     async def fail_once(*args: Any) -> None:
-        monkeypatch.setattr(stage, "_forward", forward)
+        monkeypatch.setattr(stage, "forward_messages", forward_messages)
         raise RuntimeError("the worker fails between the two writes")
 
-    monkeypatch.setattr(stage, "_forward", fail_once)
+    monkeypatch.setattr(stage, "forward_messages", fail_once)
     async with app, running_worker(app):
         handle = await first.enqueue()
         successor = handle.partition.record(f"{handle.id}.h1")
