@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.support.delayed_line import DelayedLine
 from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
 from tests.support.servers.append_only import AppendOnlyHistory
 from tests.support.servers.clock import SettableClock, compiler
 from tests.support.servers.data_loss import promote, wait_for_copy
+from tests.support.servers.delayed_line import DelayedLine
 
 __all__ = ["DurableServer"]
 

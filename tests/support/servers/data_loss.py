@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import redis
 
-from tests.support.delayed_line import DelayedLine
 from tests.support.servers.append_only import EVERYSEC, AppendOnlyHistory
+from tests.support.servers.delayed_line import DelayedLine
 from tests.support.servers.redis import RedisServer, answers
 
 _LINKED_WITHIN: Final = 60.0
