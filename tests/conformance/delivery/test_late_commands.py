@@ -254,7 +254,7 @@ async def test_a_cancellation_that_arrives_late_spares_the_next_task_of_the_id(
             await next_delivery(gateway, partition, producer, "cancelled")
         else:
             await gateway.command("DEL", partition.record("x"), partition.steps("x"), partition.log("x"))
-            await producer.enqueue("t", task_id="x")
+            await producer.enqueue("t", task_id="x", queue="default")
     await unchanged(gateway, namespace, proxy)
 
 
