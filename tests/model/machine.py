@@ -856,7 +856,10 @@ class Queues(RuleBasedStateMachine):
     @precondition(lambda self: self.ledger.held.exists(self.partition.seen))
     @rule(passed=st.sampled_from([LEASE // 5, LEASE, -LEASE]))
     def pass_unattended(self, passed: int) -> None:
-        """Let time pass in which no worker reaches Redis; a negative one is a clock that is set back."""
+        """Let time pass in which no worker reaches Redis; a negative one is a clock that is set back.
+
+        No sum of the times is half a lease, from which on leases are restarted: the time of the acts would decide.
+        """
         seen = int(self.ground.command("GET", self.partition.seen))
         self.ground.command("SET", self.partition.seen, seen - passed, "KEEPTTL")
         self.ledger.held.strings[self.partition.seen] = b"%d" % (seen - passed)
