@@ -9,7 +9,16 @@ from typing import Final
 
 import orjson
 
-from ..queues import ERROR, Counters, Delivery, Gateway, Redaction, check_accepted, load_script
+from ..queues import (
+    ERROR,
+    Counters,
+    Delivery,
+    Gateway,
+    Redaction,
+    check_accepted,
+    load_script,
+    registered_retention,
+)
 from .policy import Reason
 
 __all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "unreadable_id"]
@@ -109,6 +118,7 @@ async def bury(
         partition.dead,
         partition.inbox(task_id),
         partition.control(task_id),
+        partition.retentions,
     ]
     letter = (
         task_id,
@@ -119,6 +129,7 @@ async def bury(
         counters.crashes,
     )
     kept_raw = int(reason is Reason.UNREADABLE if raw is None else raw)
-    answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, round(retention * 1000), kept_raw])
+    kept = (round(retention * 1000), registered_retention(retention))
+    answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, *kept, kept_raw])
     check_accepted(answer, task_id, "burial")
     return bool(answer == 1)

@@ -1,9 +1,9 @@
--- include: fence
+-- include: fence, retention
 -- Settle a delivery by turning the task into a dead letter.
--- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control
+-- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions
 -- ARGV  fence (4), last entry (see gap), task id, task name, reason, evidence (JSON), attempts, crashes, retention in
---       milliseconds, '1' if the message is not an envelope and its raw fields are kept (the first 500: Lua cannot pass
---       more than some thousand values to one command)
+--       milliseconds, the same rounded up to one that is registered, '1' if the message is not an envelope and its raw
+--       fields are kept (the first 500: Lua cannot pass more than some thousand values to one command)
 -- returns  0 refused, the lease has passed; 1 buried; 2 nothing was done, for the cancellation of the task was requested:
 --          the caller stores that it was cancelled; -1 - N refused, see gap
 -- Atomic: the message leaves the ready stream in the script that adds payload and evidence to the dead-letter stream.
@@ -26,7 +26,7 @@ local found = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
 if found then
   for i = 1, math.min(#found[2], 1000), 2 do
     local name = found[2][i]
-    if ARGV[13] == '1' then
+    if ARGV[14] == '1' then
       letter[#letter + 1] = 'raw:' .. name
       letter[#letter + 1] = found[2][i + 1]
     elseif name == 'env' or name == 'args' then
@@ -36,6 +36,7 @@ if found then
   end
 end
 begin_outcome(KEYS[2])
+register_retention(KEYS[8], ARGV[13], now)
 redis.call('HSETNX', KEYS[2], 'at', string.match(ARGV[3], '^%d+'))
 letter[#letter + 1] = 'at'
 letter[#letter + 1] = redis.call('HGET', KEYS[2], 'at')

@@ -15,6 +15,7 @@ import orjson
 from ..envelope import Envelope
 from ..errors import LeaseLost
 from ..keys import RELEASED, Partition
+from ..partitions import registered_retention
 from ..records import State
 from ..security import ERROR, RESULT
 from ..transport import Argument, Gateway, queue_script
@@ -120,7 +121,13 @@ async def _finish(
     kept = () if envelope is None else _kept(delivery, envelope)
     if handed_to is not None:
         kept = (*(kept or _whole(delivery)), "handed_to", handed_to)
-    keys = [partition.ready, partition.record(task_id), partition.inbox(task_id), partition.control(task_id)]
+    keys = [
+        partition.ready,
+        partition.record(task_id),
+        partition.inbox(task_id),
+        partition.control(task_id),
+        partition.retentions,
+    ]
     if written or delivery.has_history:
         keys += (partition.steps(task_id), partition.log(task_id))
     args: list[Argument] = [
@@ -132,6 +139,7 @@ async def _finish(
         counters.crashes,
         round(ran * 1000),
         max(1, round(ttl * 1000)),
+        registered_retention(ttl),
         *kept,
     ]
     check_accepted(await gateway.run(_FINISH, keys, args), task_id, "outcome")

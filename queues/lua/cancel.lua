@@ -48,9 +48,10 @@ else
   redis.call('HSETNX', KEYS[2], 'at', string.match(entry, '^%d+'))
 end
 local time = redis.call('TIME')
-redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', time[1] * 1000 + math.floor(time[2] / 1000))
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', now)
 redis.call('HDEL', KEYS[2], 'entry', 'waits', 'wakes')
-register_retention(KEYS[6], ARGV[5], 0)
+register_retention(KEYS[6], ARGV[5], now)
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[4])

@@ -1,9 +1,9 @@
--- include: fence
+-- include: fence, retention
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
--- KEYS  ready stream, record, inbox, control, then steps and log if there may be any
+-- KEYS  ready stream, record, inbox, control, retentions, then steps and log if there may be any
 -- ARGV  fence (4), last entry (see gap), state, result (JSON), attempts, crashes, milliseconds of the last run,
---       retention of all keys of the task in milliseconds, then names and values of what the record keeps of the
---       message; without them, the script reads the message
+--       retention of all keys of the task in milliseconds, the same rounded up to one that is registered, then names
+--       and values of what the record keeps of the message; without them, the script reads the message
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: stores the outcome, acknowledges and deletes the message, and sets the retention.
 if not owned(KEYS[1]) then
@@ -14,11 +14,13 @@ if lost then
   return lost
 end
 begin_outcome(KEYS[2])
-if #ARGV == 11 then
+if #ARGV == 12 then
   keep_payload(KEYS[1], KEYS[2])
 end
+local now = now_ms()
+register_retention(KEYS[5], ARGV[12], now)
 redis.call('HSET', KEYS[2], 'state', ARGV[6], 'result', ARGV[7], 'attempts', ARGV[8], 'crashes', ARGV[9],
-  'ran', ARGV[10], 'finished', now_ms(), 'worker', ARGV[2], 'settled', fence_text(), unpack(ARGV, 12))
+  'ran', ARGV[10], 'finished', now, 'worker', ARGV[2], 'settled', fence_text(), unpack(ARGV, 13))
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[11])
@@ -26,7 +28,7 @@ if redis.call('EXISTS', KEYS[3], KEYS[4]) > 0 then
   redis.call('DEL', KEYS[4])
   redis.call('PEXPIRE', KEYS[3], ARGV[11])
 end
-for i = 5, #KEYS do
+for i = 6, #KEYS do
   redis.call('PEXPIRE', KEYS[i], ARGV[11])
 end
 redis.call('PUBLISH', KEYS[2], ARGV[6])

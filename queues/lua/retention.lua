@@ -1,12 +1,16 @@
--- The prelude of scripts that register a retention. The loader puts it in front of each script that has the line
--- `-- include: retention`.
--- register_retention(retentions, kept, valid): register that records of the partition are kept for a time, from now and
---   for as long as the registration is valid; both in milliseconds, `kept` as an argument of the script. The score of a
---   retention is the time until which it may be used. The key expires with the last record that it covers.
-local function register_retention(retentions, kept, valid)
-  local time = redis.call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  redis.call('ZADD', retentions, 'GT', now + valid, kept)
+-- The prelude of scripts that give a record its retention: `retention` in the line `-- include:`.
+-- register_retention(retentions, kept, now): register that a record of the partition is kept for a time from now on; both
+--   in milliseconds, `kept` rounded up to one of few values. The score of a retention is the time until which it may be
+--   used. One that is registered anyway is registered for a minute in advance, so that most scripts only read. The key
+--   expires with the last record that it covers.
+-- The registration is in the script that gives the record its retention: where Redis has lost the one, it has lost the
+-- other.
+local function register_retention(retentions, kept, now)
+  local known = redis.call('ZSCORE', retentions, kept)
+  if known and tonumber(known) >= now then
+    return
+  end
+  redis.call('ZADD', retentions, now + 60000, kept)
   local found, latest = redis.call('ZRANGE', retentions, 0, -1, 'WITHSCORES'), 0
   for i = 1, #found, 2 do
     local expiry = found[i + 1] + found[i]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from .assignment import PartitionAssignment
 from .resharding import close_previous, load_route, load_routes, retire_generation, set_partitions
-from .retention import RetentionRegister, register_retention, registered_retention
+from .retention import registered_retention
 from .route import MOST_PARTITIONS, SINGLE, Generation, Route, spread
 from .router import PartitionRouter
 
@@ -28,12 +28,10 @@ __all__ = [
     "Generation",
     "PartitionAssignment",
     "PartitionRouter",
-    "RetentionRegister",
     "Route",
     "close_previous",
     "load_route",
     "load_routes",
-    "register_retention",
     "registered_retention",
     "retire_generation",
     "set_partitions",

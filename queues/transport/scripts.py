@@ -1,7 +1,7 @@
 """Lua scripts: one file per atomic act.
 
 A script is called by the SHA-1 of its source (EVALSHA), so two versions of Perdure can share a server. A first line
-`-- include: NAME` puts the source of NAME.lua in front.
+`-- include: NAME, NAME` puts the sources of these files in front.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Script:
 
 
 def load_script(path: Path) -> Script:
-    """Read a script file and the prelude that it includes."""
+    """Read a script file and the preludes that it includes."""
     body = path.read_text("utf-8")
     first = body.split("\n", 1)[0]
     if first.startswith(_INCLUDE):
-        prelude = (_PRELUDES / f"{first.removeprefix(_INCLUDE).strip()}.lua").read_text("utf-8")
-        body = prelude + body
+        names = first.removeprefix(_INCLUDE).split(",")
+        body = "".join((_PRELUDES / f"{name.strip()}.lua").read_text("utf-8") for name in names) + body
     digest = hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest()
     script = _loaded[path] = Script(path.stem, body, digest)
     return script

@@ -456,6 +456,13 @@ def test_what_redis_stored_before_it_lost_its_tail_is_not_excused(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", sorted(LOSSES))
+def test_the_order_of_a_message_that_redis_lost_is_not_compared(kind: str) -> None:
+    """Its clock was set back before, so the next message has an earlier id."""
+    assert redis_loses(out_of_order(), 2.5, kind).rules() == set()
+    assert redis_loses(out_of_order(), 12.5, kind).rules() == {"out of order"}
+
+
+@pytest.mark.parametrize("kind", sorted(LOSSES))
 def test_a_task_that_redis_lost_is_not_counted_as_lost(kind: str) -> None:
     story = Story()
     assert story.rules() == {"lost"}

@@ -15,7 +15,7 @@ holds for all scripts.
 | `delivery/test_leases` | raise_count, renew_leases |
 | `delivery/test_quarantine` | clear_quarantined, excuse_crashes, quarantine, report_crash, take_quarantined |
 | `test_queue_rates` | read_workers, register_worker |
-| `test_resharding` | close_partition, join_group, partition_status, register_retention, retire_partition, set_route |
+| `test_resharding` | close_partition, join_group, partition_status, retire_partition, set_route |
 | `test_results` | cancel, finish |
 | `test_scripts` | enqueue_fork, reset_task |
 | `delivery/test_settlement` | release, reschedule |

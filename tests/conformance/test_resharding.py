@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from perdure.deadletter import Filter, Replay, list_letters, replay
+from perdure.deadletter import Filter, Reason, Replay, bury, list_letters, replay
 from perdure.queues import (
     Counters,
     Envelope,
@@ -20,7 +20,6 @@ from perdure.queues import (
     PartitionAssignment,
     Producer,
     Refused,
-    RetentionRegister,
     Route,
     State,
     TaskHandle,
@@ -35,14 +34,13 @@ from perdure.queues import (
     succeed,
 )
 from perdure.queues.keys import DATA_FORMAT
-from perdure.queues.partitions import register_retention
 from perdure.queues.partitions.resharding import PartitionStatus, close_partition, partition_status, sync_route
 from perdure.queues.partitions.route import SINGLE, spread
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import Script, queue_script
 
 from tests.support.consumers import ids, make_due, needs_one_server, needs_server, read, read_one, worker
-from tests.support.delivery_calls import SETTLING
+from tests.support.delivery_calls import EVIDENCE, SETTLING
 from tests.support.lossy_proxy import LossyProxy, lossy_gateway
 from tests.support.task_places import DUE, READY, places
 
@@ -503,7 +501,6 @@ async def test_a_generation_that_stays_empty_is_retired(
         return await retire_generation(gateway, namespace, "default", route, gone)
 
     assert not await retire()
-    await register_retention(gateway, partition, ttl=60)
     await succeed(gateway, await read_one(await worker(gateway, partition)), handle.id, b"1", Counters(), ran=0, ttl=60)
     assert not await retire()
     assert await handle.result() == 1
@@ -529,41 +526,71 @@ async def test_a_generation_is_not_retired_from_a_route_that_has_changed(
     assert await load_route(gateway, namespace, "default") == longer
 
 
+async def finish_one(gateway: Gateway, producer: Producer, ttl: float) -> None:
+    handle = await producer.enqueue("t")
+    delivery = await read_one(await worker(gateway, handle.partition))
+    await succeed(gateway, delivery, handle.id, b"1", Counters(), ran=0, ttl=ttl)
+
+
 async def test_each_retention_counts_from_its_last_use(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     """A month that was used long ago does not keep a partition whose other records are kept for a minute."""
-    await sync_route(gateway, namespace, "default")
     partition = at(namespace, 0)
     for ttl in (86_400 * 30, 60):
-        await register_retention(gateway, partition, ttl)
-    route = await set_partitions(gateway, namespace, "default", 2)
-    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
-    await gateway.command("HINCRBY", partition.closed, "empty", -80_000)
-    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
+        await finish_one(gateway, producer, ttl)
     longest = max(await gateway.command("ZRANGE", partition.retentions, 0, -1), key=int)
     await gateway.command("ZADD", partition.retentions, "XX", 1, longest)
-    assert await retire_generation(gateway, namespace, "default", route, route.previous[0])
     left_ms = await gateway.command("PTTL", partition.retentions)
-    await register_retention(gateway, partition, ttl=120)
+    await finish_one(gateway, producer, 120)
     assert await gateway.command("ZCARD", partition.retentions) == 2, "what is past is removed"
     assert 120_000 < await gateway.command("PTTL", partition.retentions) < left_ms
+    route = await set_partitions(gateway, namespace, "default", 2)
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
+    await gateway.command("HINCRBY", partition.closed, "empty", -150_000)
+    assert await retire_generation(gateway, namespace, "default", route, route.previous[0])
 
 
-async def test_a_retention_is_due_again_after_a_while(
-    gateway: Gateway, namespace: Namespace, partition: Partition
+async def test_a_retention_that_is_registered_is_not_written_again(
+    gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    time = 0.0
-    register = RetentionRegister(gateway, clock=lambda: time)
-    assert register.is_due(partition, 3600)
-    await register.register(partition, 3600)
-    assert not register.is_due(partition, 3600)
-    assert register.is_due(partition, 7200)
-    assert register.is_due(at(namespace, 1), 3600)
-    await register.register(partition, 7200)
-    assert await gateway.command("ZCARD", partition.retentions) == 2
-    time = 60.0
-    assert register.is_due(partition, 3600)
+    partition = at(namespace, 0)
+    await finish_one(gateway, producer, 3600)
+    registered = await gateway.command("ZRANGE", partition.retentions, 0, -1, "WITHSCORES")
+    await finish_one(gateway, producer, 3600)
+    assert await gateway.command("ZRANGE", partition.retentions, 0, -1, "WITHSCORES") == registered
+    await gateway.command("ZINCRBY", partition.retentions, -61_000, registered[0])
+    await finish_one(gateway, producer, 3600)
+    assert await gateway.command("ZSCORE", partition.retentions, registered[0]) >= registered[1]
+
+
+async def test_a_record_is_found_whose_retention_redis_had_lost(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    """A power cut takes the registered retention, and the worker that made it has another task to settle."""
+    await finish_one(gateway, producer, 3600)
+    await gateway.command("DEL", at(namespace, 0).retentions)
+    await finish_one(gateway, producer, 3600)
+    route = await set_partitions(gateway, namespace, "default", 2)
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
+
+
+async def test_a_dead_letter_registers_its_retention(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t")
+    delivery = await read_one(await worker(gateway, handle.partition))
+    counters = Counters()
+    await bury(
+        *(gateway, delivery, handle.id),
+        task="t",
+        reason=Reason.TIMEOUT,
+        evidence=EVIDENCE,
+        counters=counters,
+        retention=3600,
+    )
+    (kept,) = await gateway.command("ZRANGE", at(namespace, 0).retentions, 0, -1)
+    assert int(kept) >= 3_600_000
 
 
 async def test_an_id_of_an_expired_dead_letter_runs_once_after_a_change(

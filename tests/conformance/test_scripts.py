@@ -23,7 +23,6 @@ from perdure.queues import (
     Namespace,
     Producer,
     Refused,
-    RetentionRegister,
     Script,
     State,
     Successor,
@@ -85,7 +84,7 @@ def header(path: Path) -> str:
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
 def test_a_script_documents_its_arguments_and_reply(path: Path) -> None:
     text = header(path)
-    first = re.sub(r"^include: \w+\n", "", text)
+    first = re.sub(r"^include: [\w, ]+\n", "", text)
     assert re.match(r"[A-Z][^\n]*\.\n|[A-Z].*\n[^A-Z].*\.\n", first), f"{path.name}: no sentence of what it does"
     for word in ("KEYS  ", "ARGV  ", "returns  "):
         assert re.search(rf"^{word}\S", text, re.MULTILINE), f"{path.name}: {word.strip()} is missing"
@@ -240,7 +239,6 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert "a" not in await consumers(gateway, partition.ready)
     route = await set_partitions(gateway, namespace, "default", 2)
     assert await partition_status(gateway, partition) is PartitionStatus.DRAINED
-    await RetentionRegister(gateway).register(partition, ttl=60)
     assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
     assert await set_config(gateway, namespace, "lease", 30)
     assert await join_group(gateway, namespace, "default", "a", ttl=60) == {"a"}

@@ -28,7 +28,7 @@ Hash = dict[str, Value | int | str]
 
 HOUR = 3_600_000
 
-VALID = 120_000
+VALID = 60_000
 """Milliseconds for which a registered retention may be used."""
 
 LedgerCopy = tuple[Shelf, int]
@@ -347,6 +347,7 @@ class Ledger:
         if self._gap(task, last) is not None:
             return False
         record, steps, log, inbox, control = self.parts(task)
+        self._register_retention(ttl)
         if kept is None:
             self._keep_payload(delivery, task)
         outcome: Hash = {"state": state, "result": result, "attempts": counts[0], "crashes": counts[1], "ran": ran}
@@ -498,6 +499,7 @@ class Ledger:
         if self._gap(task, last) is not None:
             return False
         record, steps, log, inbox, control = self.parts(task)
+        self._register_retention(retention)
         message = self.ready.find(delivery.entry) or ()
         if raw:
             kept: Fields = tuple((b"raw:" + field, value) for field, value in message[:500])
@@ -612,7 +614,7 @@ class Ledger:
             self.pending.pop(entry, None)
             self.ready.remove(entry)
             self.held.put_new(record, "at", _time_of(entry))
-        self.register_retention(retention, valid=0)
+        self._register_retention(retention)
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
         self.held.drop(record, "entry", "waits", "wakes")
         self.held.delete(control)
@@ -776,15 +778,16 @@ class Ledger:
             return 2
         return int(not any(entry.order <= Id(last).order for entry, _ in self.ready.new()))
 
-    def register_retention(self, ms: int, valid: int = VALID) -> None:
+    def _register_retention(self, ms: int) -> None:
         """Register that records are kept for a time, rounded up to a quarter of a doubling."""
         kept = math.ceil(2 ** (math.ceil(4 * math.log2(ms)) / 4))
         key, known = self.at.retentions, dict(self.held.sets.get(self.at.retentions, {}))
+        if int(float(text_of(known.get(str(kept), b"0")))) >= self.held.now:
+            return
         expiries = {int(float(text_of(until))) + int(other) for other, until in known.items()}
-        if int(float(text_of(known.get(str(kept), b"0")))) <= self.held.now + valid:
-            self.held.set_score(key, str(kept), Moment(plus=valid))
-            self.held.expire(valid + kept, key)
-        if max(expiries, default=0) > self.held.now + valid + kept:
+        self.held.set_score(key, str(kept), Moment(plus=VALID))
+        self.held.expire(VALID + kept, key)
+        if max(expiries, default=0) > self.held.now + VALID + kept:
             self.held.deadlines[key] = Moment(known=b"%d" % max(expiries), loose=True)
 
     def retire(self) -> bool:

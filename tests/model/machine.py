@@ -59,7 +59,6 @@ from perdure.queues.keys import DATA_FORMAT, GROUP, RELEASED, SUSPECTS, is_reser
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
-from perdure.queues.partitions.retention import register_retention
 from perdure.queues.partitions.route import SINGLE
 from perdure.queues.transport.scripts import queue_script
 
@@ -90,7 +89,6 @@ CHORES = (
     "close",
     "close",
     "config",
-    "retain",
     "retire",
     "retire",
     "reroute",
@@ -947,8 +945,6 @@ class Queues(RuleBasedStateMachine):
                 self.retire(long_ago=number > 1)
             case "config":
                 self.set_config((None, 60, 60.5, 3600)[number])
-            case "retain":
-                self.register_retention((0.001, 60, 3600, 7200)[number])
             case "reroute":
                 self.reroute((b"", b"1", b"2")[number % 3], b"%d" % (1 + number % 2))
             case "share":
@@ -1005,12 +1001,6 @@ class Queues(RuleBasedStateMachine):
             self.same(
                 self.ground.run(set_config(self.ground.gateway, self.namespace, "dead_letter_ttl", seconds)), changed
             )
-
-    def register_retention(self, seconds: float) -> None:
-        for _ in range(2):
-            self.ledger.register_retention(round(seconds * 1000))
-            self.ground.run(register_retention(self.ground.gateway, self.partition, seconds))
-            self.is_as_expected()
 
     def reroute(self, was: bytes, new: bytes) -> None:
         known = self.ledger.held.get(self.namespace.queues, "other") or b""

@@ -16,7 +16,6 @@ from ...queues import (
     EntriesLost,
     Gateway,
     Redaction,
-    RetentionRegister,
     UnreadableEnvelope,
     await_version,
     cancelled,
@@ -49,7 +48,6 @@ class Settler:
         self._gateway = gateway
         self._registry = registry
         self._shared = shared
-        self._retentions = RetentionRegister(gateway)
 
     def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[Cancelled | None]:
         """Store the outcome and acknowledge the message. on_wait: called when Redis is unavailable.
@@ -78,8 +76,6 @@ class Settler:
                 written = run.has_written
 
                 async def finish() -> None:
-                    if self._retentions.is_due(delivery.partition, ttl):
-                        await self._retentions.register(delivery.partition, ttl)
                     await succeed(
                         gateway,
                         delivery,
@@ -99,8 +95,6 @@ class Settler:
                 ttl = self._result_ttl(run)
 
                 async def cancel() -> None:
-                    if self._retentions.is_due(delivery.partition, ttl):
-                        await self._retentions.register(delivery.partition, ttl)
                     await cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
 
                 return cancel
@@ -185,8 +179,6 @@ class Settler:
         """Bury a task, or store that it was cancelled. ran, ttl: in seconds, for a cancelled task."""
         evidence = Evidence.of(error, redact)
         retention = self._shared.dead_letter_ttl
-        if self._retentions.is_due(delivery.partition, retention):
-            await self._retentions.register(delivery.partition, retention)
         if not await bury(
             self._gateway,
             delivery,
@@ -200,8 +192,6 @@ class Settler:
             raw=raw,
         ):
             kept = self._shared.result_ttl if ttl is None else ttl
-            if self._retentions.is_due(delivery.partition, kept):
-                await self._retentions.register(delivery.partition, kept)
             await cancelled(self._gateway, delivery, task_id, counters, ran=ran, ttl=kept)
             return Cancelled(counters)
         logger.bind(task=task, id=task_id).error("dead letter ({}): {}: {}", reason, evidence.error, evidence.message)
