@@ -14,6 +14,7 @@ PerdureError
 │   ├── StepDefinitionError     a name, a function, its arguments or options cannot make a step
 │   ├── StepOutsideTask         a step was called outside of the task that it belongs to
 │   ├── StepMismatch            a resumed run called a recorded step with other arguments
+│   ├── ResultMismatch          a recorded result does not fit the declared type of its step
 │   ├── StepTimeout             a step exceeded its timeout
 │   ├── StepInDoubt             a risky step was interrupted and its effect is unknown
 │   └── UnserialisableResult    a result is not JSON, or not of the declared type
@@ -66,6 +67,7 @@ __all__ = [
     "InvalidArguments",
     "LifespanError",
     "Reschedule",
+    "ResultMismatch",
     "RetryLater",
     "SettingsDiffer",
     "Snooze",
@@ -187,13 +189,16 @@ class StepMismatch(StepError):
         self.step, self.recorded, self.asked = step, recorded, asked
 
 
+class ResultMismatch(StepError):
+    """The recorded result of a step does not fit the type that its function declares now. It did not run again."""
+
+
 class StepTimeout(StepError, TimeoutError):
     """A step exceeded its timeout. seconds: the timeout."""
 
     def __init__(self, step: str, seconds: float) -> None:
         super().__init__(f"step {step!r} ran longer than {seconds:g} s")
-        self.step = step
-        self.seconds = seconds
+        self.step, self.seconds = step, seconds
 
 
 class StepInDoubt(StepError):
@@ -204,8 +209,7 @@ class StepInDoubt(StepError):
             f"step {step!r} was started and has no recorded result: find out whether its effect happened "
             f"(idempotency key {idempotency_key}), then replay the task"
         )
-        self.step = step
-        self.idempotency_key = idempotency_key
+        self.step, self.idempotency_key = step, idempotency_key
 
 
 class UnserialisableResult(StepError, TypeError):
@@ -301,8 +305,7 @@ class BadSnapshot(StateError):
 
     def __init__(self, task_id: str, problem: str) -> None:
         super().__init__(f"the state of task {task_id} cannot be read: {problem}; it was not changed")
-        self.task_id = task_id
-        self.problem = problem
+        self.task_id, self.problem = task_id, problem
 
 
 class BadHistory(StateError):

@@ -53,7 +53,7 @@ class Loop(Generic[S]):
         await self._run.history.read_all()
         recorded = self._run.history.done.get(_FINISH)
         if recorded is not None:
-            return codec_of(self._agent.finish).decode(StepRecord.decode(recorded).result)
+            return codec_of(self._agent.finish).decode_record(_FINISH, StepRecord.decode(recorded).result)
         await self._live.open(goal, inputs)
         if self._live.gap is not None:
             await self._rewind(*self._live.gap)

@@ -20,7 +20,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ...queues import Redaction, contains_mask, unwrap_secrets
-from ..errors import UnserialisableResult
+from ..errors import ResultMismatch, UnserialisableResult
 
 __all__ = ["Codec", "arguments_text", "codec_of", "digests_of", "fingerprint", "is_async"]
 
@@ -36,6 +36,7 @@ class Codec:
     """
 
     def __init__(self, declared: Any, *, secrets: bool = False) -> None:
+        self._declared = declared
         self._secrets = secrets
         self._adapter: TypeAdapter[Any] | None = None
         if declared is not Any and declared is not inspect.Signature.empty:
@@ -57,15 +58,33 @@ class Codec:
             data = to_json(value, inf_nan_mode="strings")
             return data, value if type(value) in _UNCHANGED else from_json(data)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise UnserialisableResult(what, f"{where}: {first['msg']}" if where else first["msg"]) from None
+            raise UnserialisableResult(what, _first(error)) from None
         except (PydanticSerializationError, ValueError, RecursionError) as error:
             raise UnserialisableResult(what, str(error)) from None
 
     def decode(self, data: bytes) -> Any:
-        """Return a recorded result in its declared type."""
+        """Return a result in its declared type. Raises `pydantic.ValidationError`."""
         return from_json(data) if self._adapter is None else self._adapter.validator.validate_json(data)
+
+    def decode_record(self, step: str, data: bytes) -> Any:
+        """Return the recorded result of a step in its declared type. Raises `ResultMismatch`."""
+        try:
+            return from_json(data) if self._adapter is None else self._adapter.validator.validate_json(data)
+        except ValidationError as error:
+            declared = self._declared
+            name = declared.__qualname__ if isinstance(declared, type) else str(declared)
+            raise ResultMismatch(
+                f"the recorded result of step {step!r} does not fit {name}, which its function declares now: "
+                f"{_first(error)}; declare a type that accepts it (a default for a new field, a validator for a "
+                "changed one) and replay the task, give the step another name, or replay with --fresh"
+            ) from None
+
+
+def _first(error: ValidationError) -> str:
+    """Return the first problem with its place, without the value."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def _adapter(declared: Any) -> TypeAdapter[Any]:

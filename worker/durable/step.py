@@ -153,7 +153,7 @@ async def run_step(
     codec = codec_of(fn)
     if result is not None:
         run.touch()
-        return codec.decode(result)
+        return codec.decode_record(key, result)
     shown = arguments_text(called_with, run.redact)
     if former is not None:
         _allow_mismatch(run, key, former, shown, options)

@@ -21,13 +21,33 @@ from uuid import UUID
 import anyio
 import anyio.from_thread
 import pytest
-from perdure import App, Context, PayloadTooLarge, Retry, Settings, StepMismatch, StepTimeout, current_step
-from perdure.deadletter import Reason
+from perdure import (
+    App,
+    Context,
+    PayloadTooLarge,
+    Retry,
+    Settings,
+    State,
+    StepMismatch,
+    StepTimeout,
+    TaskHandle,
+    current_step,
+)
+from perdure.deadletter import Reason, Replay, replay
 from perdure.worker.durable import StepOptions, codec_of
 from perdure.worker.errors import StepOutsideTask, UnserialisableResult
 from pydantic import BaseModel
 
-from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, work_off
+from tests.support.workers import (
+    bounded,
+    history,
+    letter,
+    recorded_steps,
+    redis_command,
+    running_worker,
+    wait_until,
+    work_off,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -522,6 +542,61 @@ async def test_a_handler_may_catch_the_mismatch_and_sees_both_arguments(app: App
     handle = await job.enqueue()
     await work_off(app)
     assert await bounded(handle.result()) == ["read", "1", "2"]
+
+
+async def test_a_recorded_result_that_no_longer_fits_its_type_stops_the_task_before_anything_runs(app: App) -> None:
+    """A deploy has added a field without a default; the next one gives it a default, and a replay resumes."""
+
+    class Old(BaseModel):
+        title: str
+
+    class Changed(Old):
+        pages: int
+
+    class Corrected(Old):
+        pages: int = 0
+
+    declared: type[Old] = Old
+    calls: list[str] = []
+
+    async def job(ctx: Context) -> dict[str, Any]:
+        def read(name: str) -> Any:
+            calls.append(f"read {name}")
+            return Old(title=name)
+
+        def after() -> None:
+            calls.append("after")
+
+        read.__annotations__["return"] = declared
+        found: Old = await ctx.step("read", read, "a")
+        await ctx.step("after", after)
+        if declared is Old:
+            raise ConnectionError("once")
+        return found.model_dump()
+
+    task = app.task(retry=Retry(max_attempts=2, base=600.0))(job)
+    handle = await task.enqueue()
+    async with running_worker(app):
+        await wait_until(lambda: failed_once(handle), "its first attempt has failed")
+    calls.clear()
+    declared = Changed
+    await redis_command(app, "HDEL", handle.partition.steps(handle.id), "d:after")
+    await redis_command(app, "ZADD", handle.partition.due, "XX", 1, handle.id)
+    async with running_worker(app):
+        found = await bounded(letter(app, handle))
+        assert found.reason is Reason.NOT_RETRYABLE
+        assert found.error.endswith("ResultMismatch")
+        assert "the recorded result of step 'read' does not fit" in found.message
+        assert "Changed, which its function declares now: pages: Field required; declare a type" in found.message
+        assert calls == []
+        declared = Corrected
+        assert await replay(app.producer.gateway, found, Replay())
+        assert await bounded(handle.result()) == {"title": "a", "pages": 0}
+    assert calls == ["after"]
+
+
+async def failed_once(handle: TaskHandle[Any]) -> bool:
+    return await handle.status() is State.SCHEDULED
 
 
 async def test_on_mismatch_rerun_runs_the_step_again_and_records_that(app: App) -> None:
