@@ -527,7 +527,7 @@ async def test_a_generation_is_not_retired_from_a_route_that_has_changed(
 
 
 async def finish_one(gateway: Gateway, producer: Producer, ttl: float) -> None:
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     delivery = await read_one(await worker(gateway, handle.partition))
     await succeed(gateway, delivery, handle.id, b"1", Counters(), ran=0, ttl=ttl)
 
@@ -578,7 +578,7 @@ async def test_a_record_is_found_whose_retention_redis_had_lost(
 async def test_a_dead_letter_registers_its_retention(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    handle = await producer.enqueue("t")
+    handle = await producer.enqueue("t", queue="default")
     delivery = await read_one(await worker(gateway, handle.partition))
     counters = Counters()
     await bury(
