@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from .worker.agent import Agent, Coherence
     from .worker.agent.context import ContextBuilder
     from .worker.app import App
-    from .worker.durable import AlreadyDone, Context, EnqueueCall, Middleware, Settlement, StepCall, current_step
+    from .worker.durable import (
+        AlreadyDone,
+        Context,
+        EnqueueCall,
+        Middleware,
+        Settlement,
+        StepCall,
+        current_context,
+        current_step,
+    )
     from .worker.errors import (
         ArtifactError,
         ContextError,
@@ -105,6 +114,7 @@ __all__ = [
     "Unavailable",
     "Worker",
     "configure_logging",
+    "current_context",
     "current_step",
     "register_event",
     "use_stdlib_logging",
@@ -159,6 +169,7 @@ _HOMES = {
     "Unavailable": ".queues",
     "Worker": ".worker.runtime",
     "configure_logging": ".worker.log",
+    "current_context": ".worker.durable",
     "current_step": ".worker.durable",
     "register_event": ".worker.journal",
     "use_stdlib_logging": ".worker.log",

@@ -60,6 +60,7 @@ NAMES = {
     "Unavailable",
     "Worker",
     "configure_logging",
+    "current_context",
     "current_step",
     "register_event",
     "use_stdlib_logging",

@@ -25,7 +25,7 @@ through `run.recorder`, which is fenced. worker/journal/step_record.py has the s
 """
 
 from .codec import Codec, codec_of
-from .context import Context
+from .context import CURRENT_CONTEXT, Context, current_context
 from .continuation import HANDING, successor_of
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
@@ -39,6 +39,7 @@ from .task_memory import TaskMemory, store_findings
 from .threads import Threads
 
 __all__ = [
+    "CURRENT_CONTEXT",
     "CURRENT_RUN",
     "HANDING",
     "STOP_RULES",
@@ -66,6 +67,7 @@ __all__ = [
     "build_chain",
     "codec_of",
     "counters_after",
+    "current_context",
     "current_step",
     "forget_steps",
     "stop_of_event",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ...deadletter import Retry
 from ...queues import InboxMessage, Sent, TaskHandle
+from ..errors import StepOutsideTask
 from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.agent_events import Decided, Discovered, MessageAdded
 from ..log import logger
@@ -26,7 +28,9 @@ from .task_memory import TaskMemory
 if TYPE_CHECKING:
     from loguru import Logger  # exists in its type stubs only
 
-__all__ = ["Context"]
+__all__ = ["CURRENT_CONTEXT", "Context", "current_context"]
+
+CURRENT_CONTEXT: ContextVar[Context | None] = ContextVar("perdure_context", default=None)
 
 
 def _no_resources() -> None:
@@ -117,6 +121,7 @@ class Context(StepCaller):
         in_doubt: Literal["retry", "fail"] = "retry",
         on_mismatch: Literal["error", "rerun"] = "error",
         step_id: str | None = None,
+        nested: Literal["run", "record"] = "run",
         reasoning: str = "",
         call: str | None = None,
     ) -> StepCaller:
@@ -124,7 +129,7 @@ class Context(StepCaller):
 
         Args:
             durability: in place of the task's.
-            timeout, retry, risky, verify, in_doubt, on_mismatch, step_id, reasoning, call: see `StepOptions`.
+            timeout, retry, risky, verify, in_doubt, on_mismatch, step_id, nested, reasoning, call: see `StepOptions`.
         """
         options = StepOptions(
             timeout=timeout,
@@ -135,6 +140,7 @@ class Context(StepCaller):
             in_doubt=in_doubt,
             on_mismatch=on_mismatch,
             step_id=step_id,
+            nested=nested,
             reasoning=reasoning,
             call=call,
         )
@@ -254,3 +260,11 @@ class Context(StepCaller):
         who: the sender name of the answer (`perdure task send ID yes --from NAME`). The task is parked meanwhile.
         """
         return await ask(self._run, who, question, wait=wait, durability=self._durability)
+
+
+def current_context() -> Context:
+    """Return the context of the running task. Raises `StepOutsideTask` outside a task, and after it has ended."""
+    ctx = CURRENT_CONTEXT.get()
+    if ctx is None or ctx._run.closed:
+        raise StepOutsideTask("no task is running here: current_context() is for what a task's handler calls")
+    return ctx

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..journal import Event, StepRecord
 from ..journal.run_events import StepFailed, StepStarted
 from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
 from .run import Run
-from .step_keys import Match
+from .step_keys import Match, forget_steps
 from .step_options import AlreadyDone, StepOptions, check_name
 
 __all__ = [
@@ -40,7 +40,7 @@ _CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None
 class Step:
     """The running step, as its function sees it: `current_step()`.
 
-    remembered: number of writes to the long-term memory in this try.
+    remembered: number of writes to the long-term memory in this try. records_nested: whether steps within are recorded.
     """
 
     def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
@@ -48,8 +48,10 @@ class Step:
         self._replicated = replicated
         self.tool = tool
         self.key = key
+        self.scope = run.keys.scope
         self.attempt = 1
         self.remembered = 0
+        self.records_nested = False
 
     @property
     def idempotency_key(self) -> str:
@@ -122,8 +124,6 @@ async def run_step(
     options: StepOptions,
     make_event: Callable[[str, Any, int], Event] | None = None,
     tool: str | None = None,
-    call: StepCall | None = None,
-    match: Match | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
@@ -132,38 +132,54 @@ async def run_step(
         make_event: makes the step's event from its key, its result as JSON data and the number of tries; else the event
             is `step_completed`.
         tool: name of the tool if the step is a tool call.
-        call, match: the argument of the step hooks, and the step's key and record; None until the hooks are called.
     """
-    check_place(run, name)
+    check_place(run, name, within=True)
     if not callable(fn):
         raise StepDefinitionError(f"step {name!r} must have a function, got {fn!r}: pass it and its arguments")
-    digest, called_with = fingerprint(args, kwargs)
-    if match is None:
-        history = run.history
-        if history.done or history.intents or history.pages is not None or options.step_id is not None:
-            match = await _match(run, name, digests_of(args, kwargs, digest, called_with), options)
-        else:
-            match = (run.keys.next(name), None, None)
-        if run.around_step is not None:
-            call = StepCall(name, match[0], tool, recorded=match[1] is not None)
-            return await run.around_step(
-                call, partial(run_step, run, name, fn, args, kwargs, options, make_event, tool, call, match)
-            )
+    outer, history = _CURRENT_STEP.get(), run.history
+    if outer is not None and not outer.records_nested and options.nested == "run":
+        return await _run_within(outer, run, fn, args, kwargs, options)
+    arguments = fingerprint(args, kwargs)
+    if outer is None and options.step_id is None and not (history.done or history.intents or history.pages):
+        match: Match = (run.keys.next(name), None, None)
+    else:
+        match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
+    if run.around_step is None:
+        return await _perform(run, match, fn, args, kwargs, options, arguments, make_event, tool)
+    call = StepCall(name, match[0], tool, recorded=match[1] is not None)
+    return await run.around_step(
+        call, partial(_perform, run, match, fn, args, kwargs, options, arguments, make_event, tool, call)
+    )
+
+
+async def _perform(
+    run: Run,
+    match: Match,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: StepOptions,
+    arguments: tuple[str, bytes],
+    make_event: Callable[[str, Any, int], Event] | None,
+    tool: str | None,
+    call: StepCall | None = None,
+) -> Any:
+    """Do what `run_step` does, within the step hooks. arguments: digest and JSON. call: what the hooks got."""
     key, result, former = match
     codec = codec_of(fn)
     if result is not None:
         run.touch()
         return codec.decode_record(key, result)
-    shown = arguments_text(called_with, run.redact)
+    digest, shown = arguments[0], arguments_text(arguments[1], run.redact)
     if former is not None:
         _allow_mismatch(run, key, former, shown, options)
         await run.history.read_unfinished(key)
-    if call is not None:
-        call.recorded = False
-    if run.stopping:
+    outer = _CURRENT_STEP.get()
+    if run.stopping and outer is None:
         await run.boundary()
     replicated = options.durability == "replicated"
     step = Step(run, key, replicated=replicated, tool=tool)
+    step.records_nested = options.nested == "record"
     token = _CURRENT_STEP.set(step)
     run.step_began(key)
     try:
@@ -175,6 +191,8 @@ async def run_step(
                 call.attempt = step.attempt
         data, value = codec.encode(f"step {key!r}", value)
         entries = _entries(run, step, StepRecord.encode_call(data, digest, shown), data, make_event)
+        if outer is not None:  # for the next try of the outer step
+            run.history.done[key] = entries[0].value
         stored = options.durability != "async"
         await run.recorder.put(*entries, wait=stored, replicated=replicated)
         run.step_recorded(stored=stored)
@@ -183,8 +201,20 @@ async def run_step(
     return value
 
 
-async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOptions) -> Match:
+async def _run_within(
+    outer: Step, run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions
+) -> Any:
+    """Run a step as a part of another one, which is recorded as a whole."""
+    plain, part = replace(options, risky=False, verify=None), Step(run, outer.key, replicated=False)
+    return await _reach(part, run, fn, args, kwargs, plain, "", "", replicated=False)
+
+
+async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOptions, outer: Step | None) -> Match:
     """Return the key of a called step, and its record if there is one. Raises `DecryptionError`."""
+    if outer is not None:
+        outer.records_nested = True
+        with run.keys.within_step(outer.key, outer.scope):
+            return await _match(run, name, digests, options, None)
     if options.step_id is not None:
         return await run.keys.find(name, options.step_id, digests, run.history)
     if run.history.pages is not None:
@@ -201,14 +231,17 @@ def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: Step
 def _entries(
     run: Run, step: Step, record: bytes, result: bytes, make_event: Callable[[str, Any, int], Event] | None
 ) -> tuple[Entry, ...]:
-    """Return the checkpoint entries of a finished step. Raises `PayloadTooLarge`."""
+    """Return the checkpoint entries of a finished step, which drop the steps within. Raises `PayloadTooLarge`."""
     if len(record) > run.payload_limit:
         raise PayloadTooLarge(f"the record of step {step.key!r}", len(record), run.payload_limit)
+    parts: list[Entry] = []
+    if step.records_nested:
+        parts = forget_steps(run.keys.under(f"{step.key}/", run.history), run.history)
     if make_event is None:
         log = _FIRST_ATTEMPT if step.attempt == 1 else orjson.dumps({"attempt": step.attempt})
-        return (Entry(Kind.DONE, step.key, record, log),)
+        return (Entry(Kind.DONE, step.key, record, log), *parts)
     event = run.next_entry(make_event(step.key, orjson.loads(result), step.attempt))
-    return (Entry(Kind.DONE_WITH_EVENT, step.key, record), event)
+    return (Entry(Kind.DONE_WITH_EVENT, step.key, record), event, *parts)
 
 
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
@@ -275,6 +308,8 @@ async def _reach(
             await anyio.sleep(backoff(retry, step.attempt))
             step.attempt += 1
             step.remembered = 0
+            if step.records_nested:
+                run.keys.restart(f"{step.key}/")
             run.touch()
 
 
@@ -294,7 +329,7 @@ def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error:
 
 async def _log_failure(step: Step, run: Run, error: Exception) -> None:
     """Log that a try failed, with the next write and before the outcome."""
-    if run.closed or isinstance(error, Reschedule):
+    if run.closed or isinstance(error, Reschedule) or _CURRENT_STEP.get() is not step:  # a part of another step
         return
     what = Evidence.brief(error, run.redact)
     failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)

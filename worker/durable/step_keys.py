@@ -55,6 +55,21 @@ class StepKeys:
         self._names[name] = number
         return key
 
+    @contextmanager
+    def within_step(self, outer: str, scope: str) -> Iterator[None]:
+        """Put the keys of the block under the key of a step. scope: the scope in which that step was called."""
+        token = _SCOPE.set(f"{outer}/{_SCOPE.get().removeprefix(scope)}")
+        try:
+            yield
+        finally:
+            _SCOPE.reset(token)
+
+    def restart(self, scope: str) -> None:
+        """Number the steps in a scope from 1 again."""
+        self._names = {name: count for name, count in self._names.items() if not name.startswith(scope)}
+        self._ahead = {key for key in self._ahead if not key.startswith(scope)}
+        self._matched = {name for name in self._matched if not name.startswith(scope)}
+
     async def find(self, name: str, step_id: str, digests: tuple[str, ...], history: History) -> Match:
         """Return the match of a step with an id. Raises `StepDefinitionError` if this run has called it already."""
         key = f"{_SCOPE.get()}{name}#:{step_id}"
@@ -164,10 +179,7 @@ class StepKeys:
     @contextmanager
     def inside(self, step: str) -> Iterator[None]:
         """Nest the steps that are called in the block in a step of the plan, numbered from 1."""
-        scope = f"{step}/"
-        self._names = {name: count for name, count in self._names.items() if not name.startswith(scope)}
-        self._ahead = {key for key in self._ahead if not key.startswith(scope)}
-        self._matched = {name for name in self._matched if not name.startswith(scope)}
+        self.restart(f"{step}/")
         outer, self.within = self.within, step
         try:
             with self.scoped(step):

@@ -39,6 +39,9 @@ class StepOptions:
             task a dead letter.
         on_mismatch: what follows if the recorded arguments differ from the present ones: `error` or `rerun`.
         step_id: identifies the step within its scope, in place of its arguments and its number; unique in a run.
+        nested: what happens to steps that are called within a step. `run`: they are plain calls with a timeout and
+            retries, and part of the outer step. `record`, of the outer or the inner step: their results are kept until
+            the outer step is recorded, so that they do not run again if the outer one does.
         reasoning: why a tool is called, for the event log.
         call: the id that the model gave to the call of a tool.
     """
@@ -51,6 +54,7 @@ class StepOptions:
     in_doubt: Literal["retry", "fail"] = "retry"
     on_mismatch: Literal["error", "rerun"] = "error"
     step_id: str | None = None
+    nested: Literal["run", "record"] = "run"
     reasoning: str = ""
     call: str | None = None
 
@@ -70,6 +74,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "durability": ("sync", "async", "replicated"),
     "in_doubt": ("retry", "fail"),
     "on_mismatch": ("error", "rerun"),
+    "nested": ("run", "record"),
 }
 
 DEFAULT_OPTIONS: Final[Mapping[Durability, StepOptions]] = {

@@ -1132,24 +1132,6 @@ async def test_the_ctx_of_another_task_is_refused(app: App) -> None:
     assert await recorded_steps(app, lending) == {}
 
 
-async def test_a_step_within_a_step_is_refused(app: App) -> None:
-    @app.task
-    async def job(ctx: Context) -> list[str]:
-        async def outer() -> str:
-            return await refusal(ctx.step("inner", len, "x"))
-
-        def outer_in_a_thread() -> str:
-            return anyio.from_thread.run(refusal, ctx.step("inner", len, "x"))
-
-        return [await ctx.step("outer", outer), await ctx.step("threaded", outer_in_a_thread)]
-
-    handle = await job.enqueue()
-    await work_off(app)
-    texts = await bounded(handle.result())
-    assert "inside step 'outer'" in texts[0]
-    assert "inside step 'threaded'" in texts[1]
-
-
 async def test_current_step_is_refused_outside_steps(app: App) -> None:
     with pytest.raises(StepOutsideTask, match="no step is running"):
         current_step()

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....queues import EntriesLost, Gateway, LeaseLost, PayloadTooLarge, check_size
 from ...durable import (
+    CURRENT_CONTEXT,
     CURRENT_RUN,
     STOP_RULES,
     Context,
@@ -46,7 +47,7 @@ class HandlerCall:
             run.around_step = partial(self._around_step, ctx)
         timeout = time_limit_of(run, task)
         limit = None if timeout is None else run.limit(timeout)
-        token = CURRENT_RUN.set(run)
+        token, ctx_token = CURRENT_RUN.set(run), CURRENT_CONTEXT.set(ctx)
         error: BaseException | None = None
         result: bytes | None = None
         try:
@@ -66,6 +67,7 @@ class HandlerCall:
             error = raised
         finally:
             CURRENT_RUN.reset(token)
+            CURRENT_CONTEXT.reset(ctx_token)
             if limit is not None:
                 limit.cancel()
         if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
