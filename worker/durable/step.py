@@ -14,10 +14,11 @@ import anyio
 import orjson
 
 from ...deadletter import Evidence, backoff
-from ...queues import Entry, Kind, PayloadTooLarge, check_size
+from ...queues import Entry, Kind, PayloadTooLarge, check_size, retry_while_unavailable
 from ..errors import Reschedule, StepDefinitionError, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
-from ..journal import Event, StepRecord
-from ..journal.run_events import StepFailed, StepStarted
+from ..journal import Event, StepRecord, gap_before
+from ..journal.run_events import StepFailed, StepOutdated, StepStarted
+from ..log import log_wait, logger
 from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
 from .run import Run
 from .step_keys import Match, forget_steps
@@ -172,7 +173,7 @@ async def _perform(
         return codec.decode_record(key, result)
     digest, shown = arguments[0], arguments_text(arguments[1], run.redact)
     if former is not None:
-        _allow_mismatch(run, key, former, shown, options)
+        await _allow_mismatch(run, key, former, shown, options)
         await run.history.read_unfinished(key)
     outer = _CURRENT_STEP.get()
     if run.stopping and outer is None:
@@ -222,10 +223,25 @@ async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOpt
     return run.keys.match(name, digests, run.history, run.task, rerun=options.on_mismatch == "rerun")
 
 
-def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:
-    """Check that a step may run again although it was recorded with other arguments. Raises `StepMismatch`."""
-    if options.on_mismatch == "error":
-        raise StepMismatch(key, StepRecord.decode(record).arguments, shown, after_new=run.steps_recorded > 0)
+async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:
+    """Check that a step may run again although it was recorded with other arguments. Raises `StepMismatch`.
+
+    It may if it followed from steps whose records are lost, which have run again: their events are missing before its
+    own. A risky step has acted already.
+    """
+    if options.on_mismatch == "rerun":
+        return
+    after_new = run.steps_recorded > 0
+    if after_new and not options.risky:
+        find = partial(gap_before, run.gateway, run.delivery.partition, run.id, key)
+        gap = await retry_while_unavailable(find, on_wait=log_wait(f"task {run.id}", run.touch))
+        if gap is not None:
+            logger.bind(id=run.id).warning(
+                "events {} to {} are missing from the log, Redis has lost data: recorded step {} runs again", *gap, key
+            )
+            await run.log_event(StepOutdated(step=key, first=gap[0], last=gap[1]))
+            return
+    raise StepMismatch(key, StepRecord.decode(record).arguments, shown, after_new=after_new)
 
 
 def _entries(

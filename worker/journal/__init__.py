@@ -38,7 +38,7 @@ from .handoff import (
     handoff_of,
     state_after,
 )
-from .history import PastState, check_state, read_snapshot, state_at
+from .history import PastState, check_state, gap_before, read_snapshot, state_at
 from .json_patch import BadPatch, Patch, apply, diff
 from .parsing import Foreign, Unreadable, parse_event, register_event
 from .reducer import KEPT, empty_state, reduce
@@ -89,6 +89,7 @@ __all__ = [
     "fitted",
     "fitted_text",
     "fork",
+    "gap_before",
     "handoff_of",
     "parse_event",
     "read_snapshot",

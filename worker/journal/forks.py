@@ -33,7 +33,7 @@ from ...queues import (
 )
 from ...queues.security import ANY
 from ..errors import BadHistory
-from .history import PastState
+from .history import RECORDED, PastState
 from .json_patch import BadPatch, apply, diff
 from .reducer import State, empty_state
 from .run_events import Forked
@@ -41,7 +41,7 @@ from .snapshot import SNAPSHOT, encode_snapshot
 from .state import AgentState
 from .step_record import StepRecord
 
-__all__ = ["RECORDED", "BadEdit", "Fork", "Point", "Records", "edit_task", "fork"]
+__all__ = ["BadEdit", "Fork", "Point", "Records", "edit_task", "fork"]
 
 
 Point = int | str | None
@@ -222,9 +222,6 @@ def _links(known: _SourceAt, saved: Mapping[str, bytes]) -> dict[str, bytes]:
 
 _RECORD_NAMES: Final = {"message_sent": "send", "planned": "plan", "waited": "inbox"}
 """Name of the record by event type, if it differs from the type."""
-
-RECORDED: Final = ("step_completed", "tool_called")
-"""Types of events that carry the key of their step record."""
 
 
 class Records:

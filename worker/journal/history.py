@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from ...queues import Gateway, Partition, TaskEvent, checkpoint_fields, walk_events
 from ..errors import BadHistory, StateDrift
@@ -18,7 +19,11 @@ from .reducer import State, empty_state, reduce
 from .run_events import Started
 from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot
 
-__all__ = ["PastState", "check_state", "read_snapshot", "state_at", "walk_states"]
+__all__ = ["RECORDED", "PastState", "check_state", "gap_before", "read_snapshot", "state_at", "walk_states"]
+
+
+RECORDED: Final = ("step_completed", "tool_called")
+"""Types of events that carry the key of their step record."""
 
 
 @dataclass(slots=True)
@@ -150,6 +155,23 @@ async def state_at(
     if at is not None and past.number > at:
         raise BadHistory(task_id, f"event {at} is missing from the log of task {task_id}: lost by Redis or deleted")
     return past
+
+
+async def gap_before(gateway: Gateway, partition: Partition, task_id: str, step: str) -> tuple[int, int] | None:
+    """Return the numbers of the first and the last event that are missing before the record of a step, if any are."""
+    gap: tuple[int, int] | None = None
+    found: tuple[int, int] | None = None
+    last = 0
+    async for event in walk_events(gateway, partition, task_id):
+        if event.restarts:
+            gap = None
+        if event.number is not None:
+            if event.number > last + 1:
+                gap = (last + 1 if gap is None else gap[0], event.number - 1)
+            last = event.number
+        if event.step == step and event.type in RECORDED:
+            found = gap
+    return found
 
 
 async def read_snapshot(gateway: Gateway, partition: Partition, task_id: str) -> StoredState | None:

@@ -31,6 +31,7 @@ __all__ = [
     "Started",
     "StepCompleted",
     "StepFailed",
+    "StepOutdated",
     "StepStarted",
     "WaitStarted",
     "Waited",
@@ -225,6 +226,15 @@ class DataLost(Event):
 
     type: Literal["data_lost"] = "data_lost"
     last_entry: int = 0
+
+
+@built_in
+class StepOutdated(Event):
+    """New run of a recorded step: its arguments differ, and events before its record are missing, `first` to `last`."""
+
+    type: Literal["step_outdated"] = "step_outdated"
+    first: int
+    last: int
 
 
 @built_in

@@ -271,3 +271,48 @@ async def test_a_message_that_redis_hands_out_again_gets_a_new_fence(app: App) -
         assert await bounded(handle.result()) >= 2
     assert starts[0] == 1
     assert 2 in starts
+
+
+@pytest.mark.parametrize("risky", [False, True])
+@pytest.mark.parametrize("gap", [False, True])
+async def test_a_function_resumes_from_before_a_gap_in_its_log(app: App, gap: bool, risky: bool) -> None:
+    """The event and the record of the second of three tools are missing; it has another result the next time."""
+    calls: Counter[str] = Counter()
+
+    def read(name: str, after: str) -> str:
+        calls[name] += 1
+        return f"{name}{calls[name]} after ({after})"
+
+    @app.task(retry=Retry(max_attempts=2, base=600.0))
+    async def walk(ctx: Context) -> str:
+        found = "start"
+        for name in ("a", "b", "c", "d"):
+            found = await ctx.options(risky=risky and name == "c").tool(name, read, name, found)
+        if ctx.attempt == 1:
+            raise ConnectionError("cut off")
+        return found
+
+    handle = await walk.enqueue()
+    async with running_worker(app):
+        await wait_until(lambda: is_scheduled(handle), "its first attempt has failed")
+    await redis_command(app, "HDEL", handle.partition.steps(handle.id), "d:b")
+    (lost,) = [event for event in await history(handle) if event.type == "tool_called" and event.step == "b"]
+    if gap:
+        await redis_command(app, "XDEL", handle.partition.log(handle.id), lost.id)
+    await redis_command(app, "ZADD", handle.partition.due, "XX", 1, handle.id)
+    async with running_worker(app):
+        if risky or not gap:
+            with pytest.raises(TaskFailed, match=r"step 'c' was recorded .*: a step before it was not recorded"):
+                await bounded(handle.result())
+            return
+        assert await bounded(handle.result()) == "d2 after (c2 after (b2 after (a1 after (start))))"
+    assert calls == {"a": 1, "b": 2, "c": 2, "d": 2}
+    outdated = [event for event in await history(handle) if event.type == "step_outdated"]
+    assert [(event.step, event.data["first"], event.data["last"]) for event in outdated] == [
+        ("c", lost.number, lost.number),
+        ("d", lost.number, lost.number),
+    ]
+
+
+async def is_scheduled(handle: TaskHandle[Any]) -> bool:
+    return await handle.status() is State.SCHEDULED
