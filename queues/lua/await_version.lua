@@ -10,21 +10,18 @@ if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
 local now = now_ms()
-local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
-begin_outcome(KEYS[2])
-keep_payload(KEYS[1], KEYS[2])
-redis.call('HSETNX', KEYS[2], 'newer_since', now)
+local since = redis.call('HGET', KEYS[2], 'newer_since') or now
 local due = now
 if redis.call('HEXISTS', KEYS[5], 'cancel') == 0 then
-  due = math.max(now, redis.call('HGET', KEYS[2], 'newer_since') + ARGV[7])
+  due = math.max(now, since + ARGV[7])
 end
-redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2], 'waits', 'version ' .. ARGV[6], 'wakes', 'version')
-redis.call('ZADD', KEYS[3], due, ARGV[5])
+begin_outcome(KEYS[2])
+keep_payload(KEYS[1], KEYS[2])
+put_off(KEYS[3], KEYS[4], ARGV[5], due)
+close(KEYS[1], KEYS[2])
+redis.call('HSET', KEYS[2], 'newer_since', since, 'state', 'scheduled', 'worker', ARGV[2],
+  'waits', 'version ' .. ARGV[6], 'wakes', 'version')
 redis.call('ZADD', KEYS[6], ARGV[6], ARGV[5])
 redis.call('PEXPIRE', KEYS[6], ARGV[7])
-close(KEYS[1], KEYS[2])
-if not first[2] or due < tonumber(first[2]) then
-  redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'why', 'due')
-end
 redis.call('PUBLISH', KEYS[2], 'waiting')
 return 1

@@ -16,6 +16,7 @@
 -- close(stream, record): acknowledge and delete the message, and store the fence that did so.
 -- now_ms(): the time of Redis in milliseconds.
 -- keep_payload(stream, record): move the message's fields into the record, so that there is always one copy of them.
+-- put_off(due_set, nudges, task, due): add the task to the due set, and wake a worker that sleeps until a later one.
 local function fence_text()
   return ARGV[3] .. ' ' .. ARGV[4]
 end
@@ -64,5 +65,13 @@ local function keep_payload(stream, record)
         redis.call('HSET', record, name, found[2][i + 1])
       end
     end
+  end
+end
+
+local function put_off(due_set, nudges, task, due)
+  local first = redis.call('ZRANGE', due_set, 0, 0, 'WITHSCORES')
+  redis.call('ZADD', due_set, due, task)
+  if not first[2] or due < tonumber(first[2]) then
+    redis.call('XADD', nudges, 'MAXLEN', 16, '*', 'why', 'due')
   end
 end

@@ -17,17 +17,12 @@ local due = now_ms()
 if redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
   due = due + tonumber(ARGV[10])
 end
-local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
 begin_outcome(KEYS[2])
 keep_payload(KEYS[1], KEYS[2])
-redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
-  'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9])
-redis.call('ZADD', KEYS[3], due, ARGV[6])
+put_off(KEYS[3], KEYS[4], ARGV[6], due)
 close(KEYS[1], KEYS[2])
-if not first[2] or due < tonumber(first[2]) then
-  redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'why', 'due')
-end
-redis.call('HSET', KEYS[2], 'error', ARGV[12])
+redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
+  'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9], 'error', ARGV[12])
 redis.call('HDEL', KEYS[2], 'waits', 'wakes')
 redis.call('XADD', KEYS[5], '*', 'type', ARGV[11], 'data', ARGV[12])
 redis.call('PUBLISH', KEYS[2], ARGV[11])
