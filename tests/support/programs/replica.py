@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 import redis.asyncio
+from loguru import logger
 from perdure import Agent, AgentState, AlreadyDone, App, Coherence, Context, PlanStep, Retry, Worker, current_step
 from perdure.queues import Partition
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
@@ -29,6 +30,8 @@ PATIENT = Retry(max_attempts=3, max_crashes=1000, base=0.0)
 
 if "RARE_SWEEPS" in os.environ:  # then only a nudge makes a worker claim at once
     Worker.timings = WorkerTimings(sweep_interval=1000.0)
+
+logger.enable("perdure")  # tests read the log; the library is quiet otherwise
 
 app = App("replica")
 
