@@ -27,6 +27,7 @@ through `run.recorder`, which is fenced. worker/journal/step_record.py has the s
 from .codec import Codec, codec_of
 from .context import CURRENT_CONTEXT, Context, current_context
 from .continuation import HANDING, successor_of
+from .log_calls import log_orphans
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
 from .run import Run
@@ -70,6 +71,7 @@ __all__ = [
     "current_context",
     "current_step",
     "forget_steps",
+    "log_orphans",
     "stop_of_event",
     "store_findings",
     "successor_of",

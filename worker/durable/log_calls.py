@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from ...queues import Entry, Kind
+from ...queues import Entry, Kind, recorded_steps, retry_while_unavailable
 from ..journal import Event, StepRecord
 from ..journal.agent_events import ToolCalled
+from ..journal.run_events import Orphaned
+from ..log import log_wait, logger
 from .run import Run
 from .step import check_place, run_step
 from .step_options import StepOptions
 
-__all__ = ["call_tool", "log_once"]
+__all__ = ["call_tool", "log_once", "log_orphans"]
 
 _MOST_LOGGED: Final = 16_384
 """Size in bytes of a tool's result in the log; the checkpoint has the whole result."""
+
+
+_MOST_ORPHANS: Final = 20
+"""Keys of an `orphaned` event."""
 
 
 async def log_once(run: Run, event: Event) -> int:
@@ -41,6 +48,24 @@ async def log_once(run: Run, event: Event) -> int:
     entry = run.next_entry(event)
     await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, StepRecord(entry.value).encode()), entry, wait=False)
     return int(entry.value)
+
+
+async def log_orphans(run: Run) -> None:
+    """Log the recorded steps that the run has not asked for. Raises `LeaseLost`."""
+    recorded: Iterable[str] = run.history.done
+    if run.history.pages is not None:
+        read = partial(recorded_steps, run.gateway, run.delivery.partition, run.id)
+        recorded = await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}", run.touch))
+    orphans = run.keys.unasked(recorded)
+    if not orphans:
+        return
+    logger.bind(task=run.envelope.task, id=run.id).warning(
+        "the handler did not ask for {} recorded steps, such as {}: they were renamed or removed, or called with other "
+        "arguments",
+        len(orphans),
+        orphans[:3],
+    )
+    await run.log_event(Orphaned(steps=tuple(orphans[:_MOST_ORPHANS]), count=len(orphans)))
 
 
 async def call_tool(

@@ -167,6 +167,15 @@ class StepKeys:
                 found[number] = key
         return {found[number]: fields[found[number]] for number in sorted(found)}
 
+    def unasked(self, keys: Iterable[str]) -> list[str]:
+        """Return the keys of steps that were not given out. Names that start with `#` are not steps."""
+        return [key for key in keys if not key.startswith("#") and "/#" not in key and not self._is_given(key)]
+
+    def _is_given(self, key: str) -> bool:
+        name, _, number = key.rpartition("#")
+        given = self._names.get(name, 0) >= int(number) if number.isdigit() else self._names.get(key, 0) > 0
+        return given or key in self._ahead
+
     @contextmanager
     def scoped(self, name: str) -> Iterator[None]:
         """Put the steps that are called in the block, and in asyncio tasks that it starts, into a scope."""

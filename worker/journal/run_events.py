@@ -23,6 +23,7 @@ __all__ = [
     "HandedOff",
     "MessageSent",
     "Notified",
+    "Orphaned",
     "Received",
     "Replayed",
     "Resumed",
@@ -218,6 +219,20 @@ class Buried(_Failure):
     """Burial of the task: it is a dead letter now."""
 
     type: Literal["buried"] = "buried"
+
+
+@built_in
+class Orphaned(Event):
+    """Recorded steps that a run with a result did not ask for: they were renamed or removed, or have other arguments.
+
+    Attributes:
+        steps: Their keys, at most 20.
+        count: How many there are.
+    """
+
+    type: Literal["orphaned"] = "orphaned"
+    steps: tuple[str, ...] = ()
+    count: Count = 0
 
 
 @built_in

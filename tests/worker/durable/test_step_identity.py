@@ -13,7 +13,7 @@ from perdure import AlreadyDone, App, Context, Retry, Settings, TaskFailed, curr
 from perdure.deadletter import Reason
 from perdure.worker.durable import codec
 
-from tests.support.workers import bounded, letter, recorded_steps, work_off
+from tests.support.workers import bounded, history, letter, recorded_steps, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -156,6 +156,64 @@ async def test_a_changed_branch_runs_and_takes_no_record_of_another(app: App) ->
     assert effects.calls == {0: 1, 1: 1, 2: 1, 9: 1}
 
 
+# records that are left
+
+
+async def orphans(app: App, handler: Callable[[Context], Awaitable[Any]]) -> list[tuple[tuple[str, ...], int]]:
+    """Return the steps and the count of each `orphaned` event of a task whose handler fails in its first attempt."""
+
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> None:
+        await handler(ctx)
+        if ctx.attempt == 1:
+            raise ConnectionError
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    found = [event.data for event in await history(handle) if event.type == "orphaned"]
+    return [(tuple(data["steps"]), data["count"]) for data in found]
+
+
+async def test_recorded_steps_that_are_not_asked_for_are_logged(app: App) -> None:
+    """A step that a deploy renamed runs again, and one that it removed is left."""
+
+    async def job(ctx: Context) -> None:
+        await ctx.step("list" if ctx.attempt == 1 else "list files", len, "a")
+        with ctx.scope("page-1"):
+            await asyncio.gather(*(ctx.step("read", len, "a" * number) for number in range(3 - ctx.attempt)))
+        await ctx.options(step_id=f"order-{ctx.attempt}").step("pay", len, "a")
+        await ctx.decide("go on")
+        if ctx.attempt == 1:
+            await ctx.decide("an event is not a step")
+
+    assert await orphans(app, job) == [(("list", "page-1/read#2", "pay#:order-1"), 3)]
+
+
+async def test_a_resumed_run_that_asks_for_all_steps_logs_no_orphans(app: App) -> None:
+    async def inner(ctx: Context) -> int:
+        return await ctx.options(nested="record").step("inner", len, "a")
+
+    async def job(ctx: Context) -> None:
+        for number in range(12):
+            await ctx.step("read", len, "a" * number)
+        with ctx.scope("page-1"):
+            await ctx.step("outer", inner, ctx)
+        await ctx.options(step_id="7").step("pay", len, "a")
+        await ctx.artifacts.save("a.txt", "text")
+
+    assert await orphans(app, job) == []
+
+
+async def test_the_orphans_of_a_large_checkpoint_are_counted(app: App) -> None:
+    async def job(ctx: Context) -> None:
+        fast = ctx.options(durability="async")
+        await asyncio.gather(*(fast.step("read", len, str(n)) for n in range(700 if ctx.attempt == 1 else 10)))
+
+    ((steps, count),) = await orphans(app, job)
+    assert (len(steps), count) == (20, 690)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 async def test_risky_branches_that_were_cut_off_find_their_intents(app: App, order: str) -> None:
     effects, asked = Effects(), Effects()
@@ -231,6 +289,9 @@ async def test_a_scope_is_part_of_the_keys(app: App) -> None:
 async def test_branches_in_scopes_have_their_own_order(app: App) -> None:
     """Equal calls of several branches have different scopes."""
     numbers = iter(range(99))
+
+    async def roll() -> int:
+        return next(numbers)
 
     async def job(ctx: Context) -> list[int]:
         async def branch(number: int) -> int:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ....queues import EntriesLost, Gateway, LeaseLost, PayloadTooLarge, check_size
+from ...agent import LiveState
 from ...durable import (
     CURRENT_CONTEXT,
     CURRENT_RUN,
@@ -20,6 +21,7 @@ from ...durable import (
     StopReason,
     build_chain,
     counters_after,
+    log_orphans,
     successor_of,
 )
 from ...errors import TaskError, TaskIdle, TaskTimeout, UnserialisableResult
@@ -83,6 +85,8 @@ class HandlerCall:
         if stop is StopReason.DATA_LOST and isinstance(run.stop_detail, EntriesLost):
             raise run.stop_detail
         if result is not None or stop is not StopReason.CANCELLED:
+            if result is not None and run.history.records and run.observer(LiveState) is None:
+                await log_orphans(run)  # the records of an agent are those of its plan
             await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
             if (stop := run.stop_reason) is StopReason.LOST:
                 raise LeaseLost(run.id, "outcome")
