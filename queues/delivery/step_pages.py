@@ -109,7 +109,8 @@ class StepPages:
             UnreadableCheckpoint: A field is of no known kind.
         """
         async with self._lock:
-            self._scans, self._cursor = True, 0
+            if not self._is_complete:
+                self._scans, self._cursor = True, 0
             while not self._is_complete:
                 await retry_while_unavailable(self._scan, on_wait=self.on_wait)
 

@@ -87,6 +87,10 @@ class StepKeys:
         while (lowest := self._lowest(name)[1]) not in history.done:
             if await history.read_record(lowest) is None and self._lowest(name)[1] == lowest:
                 break
+        record = history.done.get(lowest)
+        decided = name in self._matched if record is None else _result(record, digests) is not None
+        if decided:  # as nearly always: what follows looks at every known record
+            return
         left = self._unmatched(name, history.done)
         if left and not any(_result(record, digests) is not None for record in left.values()):
             await history.read_all()

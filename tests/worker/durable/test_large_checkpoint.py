@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import pytest
@@ -28,6 +28,7 @@ from perdure.queues import Gateway
 from perdure.queues.delivery.step_pages import PAGE
 from perdure.queues.transport import Command
 from perdure.worker.durable import CURRENT_RUN, CallNext, Middleware, StepCall
+from perdure.worker.durable.step_keys import StepKeys
 
 from tests.support.workers import (
     bounded,
@@ -213,6 +214,34 @@ async def test_the_handler_starts_after_as_many_reads_for_any_number_of_records(
     assert many[1] < 1.3 * few[1]
     assert 0 < len(new_after_few) < 5
     assert 0 < len(new_after_many) < 5
+
+
+async def test_the_cost_of_a_recorded_step_does_not_grow_with_their_number(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[str] = []
+    unmatched = StepKeys._unmatched
+
+    def counting(keys: StepKeys, name: str, fields: Mapping[str, bytes]) -> dict[str, bytes]:
+        searches.append(name)
+        return unmatched(keys, name, fields)
+
+    monkeypatch.setattr(StepKeys, "_unmatched", counting)
+    runs: list[int] = []
+
+    @app.task(retry=AGAIN, durability="async")
+    async def walk(ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        for number in range(STEPS * ctx.attempt):
+            await ctx.step("read", int, number)
+        if ctx.attempt == 1:
+            raise ConnectionError("cut off")
+
+    handle = await walk.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert runs == [1, 2]
+    assert len(searches) < 10
 
 
 @pytest.mark.parametrize("in_doubt", ["retry", "fail"])
