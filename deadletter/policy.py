@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from ..queues import Counters
+from ..queues import Counters, Duration, to_seconds
 
 __all__ = ["Bury", "Reason", "Retry", "TryAgain", "after_crash", "after_failure", "backoff", "must_quarantine"]
 
@@ -51,8 +51,8 @@ class Reason(StrEnum):
 class Retry:
     """Retry policy of a task or a step.
 
-    The delay before attempt n + 1 is `base` x `factor`^(n-1) seconds, at most `cap`, minus a random share up to
-    `jitter` (0 to 1), so that tasks that failed together are not retried together.
+    The delay before attempt n + 1 is `base` x `factor`^(n-1), at most `cap`, minus a random share up to `jitter`
+    (0 to 1), so that tasks that failed together are not retried together. `base` and `cap` are seconds or a timedelta.
 
     Attributes:
         max_attempts: Attempts before the task is given up.
@@ -64,21 +64,24 @@ class Retry:
 
     max_attempts: int = 3
     max_crashes: int = 3
-    base: float = 1.0
+    base: Duration = 1.0
     factor: float = 2.0
-    cap: float = 300.0
+    cap: Duration = 300.0
     jitter: float = 0.5
     on: tuple[type[BaseException], ...] = (Exception,)
     never: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
+        base, cap = to_seconds(self.base), to_seconds(self.cap)
+        object.__setattr__(self, "base", base)
+        object.__setattr__(self, "cap", cap)
         if self.max_attempts < 1:
             raise ValueError(f"Retry.max_attempts must be 1 or more, got {self.max_attempts}; 1 means no retry")
         if self.max_crashes < 0:
             raise ValueError(f"Retry.max_crashes must be 0 or more, got {self.max_crashes}")
-        if not (self.base >= 0 and self.cap >= 0 and self.factor >= 1):
+        if not (base >= 0 and cap >= 0 and self.factor >= 1):
             raise ValueError(
-                f"Retry must have base >= 0, cap >= 0 and factor >= 1, got {self.base}, {self.cap} and {self.factor}"
+                f"Retry must have base >= 0, cap >= 0 and factor >= 1, got {base}, {cap} and {self.factor}"
             )
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"Retry.jitter must be 0 to 1, got {self.jitter}")
@@ -108,10 +111,11 @@ def backoff(retry: Retry, failures: int, chance: float | None = None) -> float:
     Exponential backoff with proportional jitter; see "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
     share = random.random() if chance is None else chance  # noqa: S311 - jitter, not a secret
+    base, cap = to_seconds(retry.base), to_seconds(retry.cap)
     try:
-        full = min(retry.cap, retry.base * retry.factor ** (max(failures, 1) - 1))
+        full = min(cap, base * retry.factor ** (max(failures, 1) - 1))
     except OverflowError:
-        full = retry.cap
+        full = cap
     return full * (1 - retry.jitter * share)
 
 

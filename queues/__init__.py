@@ -9,7 +9,7 @@
 | `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |
 | `presence`, `supervisors` | registries of workers and supervisors |
 | `pubsub` | notifications that wake waiters |
-| `envelope`, `keys`, `errors`, `defaults` | wire format; key names; error tree; PERDURE_* defaults |
+| `envelope`, `keys`, `errors`, `defaults`, `durations` | wire format; keys; errors; PERDURE_*; seconds |
 | `transport`, `security`, `embedded` | connections; encryption and secrets; the embedded server |
 | `partitions`, `delivery` | routes of a queue; reading, leases and settlement |
 | `lua/` | one script per atomic act; each header has KEYS, ARGV, reply and what is atomic |
@@ -65,6 +65,7 @@ from .derived_tasks import (
     recorded_results,
     store_fork,
 )
+from .durations import Duration, Moment, seconds_until, to_seconds
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
@@ -75,6 +76,7 @@ from .envelope import (
     check_size,
     check_task_id,
     encode_arguments,
+    make_options,
     new_task_id,
     newer_envelope,
 )
@@ -211,6 +213,7 @@ __all__ = [
     "CrashReport",
     "DecryptionError",
     "Delivery",
+    "Duration",
     "Encryptor",
     "EntriesLost",
     "Entry",
@@ -230,6 +233,7 @@ __all__ = [
     "LeaseLost",
     "Leases",
     "LogTail",
+    "Moment",
     "Namespace",
     "NewerVersionNeeded",
     "NotEncrypted",
@@ -319,6 +323,7 @@ __all__ = [
     "load_route",
     "load_script",
     "make_encryptor",
+    "make_options",
     "map_items",
     "mask",
     "new_task_id",
@@ -353,6 +358,7 @@ __all__ = [
     "resume_supervisor",
     "retire_generation",
     "retry_while_unavailable",
+    "seconds_until",
     "secret_values",
     "send_message",
     "set_config",
@@ -363,6 +369,7 @@ __all__ = [
     "succeed",
     "supervise",
     "take_quarantined",
+    "to_seconds",
     "touch_step",
     "unwrap_secrets",
     "wake_version",

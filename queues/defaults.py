@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from .durations import to_seconds
 from .errors import ConfigurationError
 from .keys import check_name
 from .security import Encryptor, make_encryptor
@@ -53,6 +55,11 @@ class ConnectionSettings(BaseSettings):
     encryption_keys: SecretStr = SecretStr("")
     encryption_key_file: Path | None = None
     encryption_required: bool = False
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_duration(cls, value: object) -> object:
+        return to_seconds(value) if isinstance(value, timedelta) else value
 
     @field_validator("namespace")
     @classmethod

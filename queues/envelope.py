@@ -20,6 +20,7 @@ import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .defaults import Seconds
+from .durations import Duration, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .keys import DATA_FORMAT
 from .partitions import spread
@@ -76,6 +77,16 @@ class Options(BaseModel):
 
 
 _NO_OPTIONS: Final = Options()
+
+
+def make_options(timeout: Duration | None, max_attempts: int | None, result_ttl: Duration | None) -> Options:
+    """Return the options of a run, with durations in seconds."""
+    return Options(
+        timeout=None if timeout is None else to_seconds(timeout),
+        max_attempts=max_attempts,
+        result_ttl=None if result_ttl is None else to_seconds(result_ttl),
+    )
+
 
 _MOST_FORMATS: Final = 1_000_000
 """Largest number of a data format."""

@@ -15,6 +15,7 @@ import anyio
 from pydantic_core import from_json
 
 from .derived_tasks import MOST_HAND_OFFS, confirm_successor
+from .durations import Moment, seconds_until
 from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import HandOffRefused, QueueError, TaskCancelled, TaskFailed, TaskNotFound
 from .event_log import TaskEvent, read_events, walk_events
@@ -87,13 +88,13 @@ class TaskHandle(Generic[R]):
         """Return the current state."""
         return (await self.record()).state
 
-    async def result(self, timeout: float | None = None) -> R:
+    async def result(self, timeout: Moment | None = None) -> R:
         """Wait for the result and return it. If the task has a successor, return that one's result.
 
         Waits for a notification. Retries while Redis is unavailable.
 
         Args:
-            timeout: Seconds to wait, None for ever.
+            timeout: Seconds or a timedelta to wait, or a datetime until which to wait; None for ever.
 
         Raises:
             TimeoutError: The timeout has passed; the message has the state of the task.
@@ -103,6 +104,7 @@ class TaskHandle(Generic[R]):
             DecryptionError: The result is encrypted, and the key is missing.
         """
         started = time.monotonic()
+        timeout = None if timeout is None else seconds_until(timeout)
         try:
             with anyio.fail_after(None if timeout is None else max(timeout, _FIRST_READ)):
                 record = await retry_while_unavailable(self.record)

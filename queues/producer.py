@@ -11,14 +11,15 @@ import orjson
 from pydantic_core import from_json
 
 from .defaults import LONGEST, ConnectionSettings, read_settings
+from .durations import Duration, Moment, seconds_until, to_seconds
 from .enqueueing import BatchEnqueuer
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     EnvelopeTemplate,
-    Options,
     TaskMessage,
     check_size,
     encode_arguments,
+    make_options,
 )
 from .errors import TaskNotFound
 from .handle import DEFAULT_RESULT_TTL, TaskHandle
@@ -55,7 +56,7 @@ class Producer:
         namespace: str | None = None,
         address: Address | None = None,
         payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
-        result_ttl: float = DEFAULT_RESULT_TTL,
+        result_ttl: Duration = DEFAULT_RESULT_TTL,
         gateway: Gateway | None = None,
         replication: Replication | None = None,
         encryptor: Encryptor | None = None,
@@ -81,7 +82,7 @@ class Producer:
         self.address = address or settings.address
         self.namespace = Namespace(settings.namespace)
         self.payload_limit = payload_limit
-        self.result_ttl = result_ttl
+        self.result_ttl = to_seconds(result_ttl)
         self.gateway = gateway or Gateway(
             self.address,
             replication=replication or settings.replication,
@@ -110,20 +111,20 @@ class Producer:
         args: Mapping[str, Any] | None = None,
         *,
         queue: str,
-        delay: float = 0.0,
+        delay: Moment = 0.0,
         key: str | None = None,
         task_id: str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         max_attempts: int | None = None,
-        result_ttl: float | None = None,
+        result_ttl: Duration | None = None,
         durability: Replicated | None = None,
     ) -> TaskHandle[Any]:
         """Enqueue one task by name. Once this returns, the task is never lost.
 
         Args:
             args: Arguments by name, plain JSON data. A `SecretStr` is sent in full and never shown.
-            delay: Seconds until the task may run.
+            delay: Seconds or a timedelta until the task may run, or a datetime at which it may.
             key: Tasks of one key are started in the order of their enqueues.
             task_id: An id chosen by the caller makes the call idempotent: a task that is stored already, under the
                 same key, is left alone.
@@ -136,9 +137,7 @@ class Producer:
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
         if headers or (timeout, max_attempts, result_ttl) != (None, None, None):
-            form = EnvelopeTemplate(
-                task, headers, Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
-            )
+            form = EnvelopeTemplate(task, headers, make_options(timeout, max_attempts, result_ttl))
         else:
             form = _plain(task)
         message = form.message(*encode_arguments(args or {}), key=key, task_id=task_id)
@@ -150,7 +149,7 @@ class Producer:
         many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
         queue: str,
-        delay: float = 0.0,
+        delay: Moment = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
     ) -> list[TaskHandle[Any]]:
@@ -163,7 +162,7 @@ class Producer:
         many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
         queue: str,
-        delay: float = 0.0,
+        delay: Moment = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
     ) -> AsyncIterator[TaskHandle[Any]]:
@@ -178,7 +177,7 @@ class Producer:
         message: TaskMessage,
         *,
         queue: str,
-        delay: float = 0.0,
+        delay: Moment = 0.0,
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
     ) -> TaskHandle[R]:
@@ -204,7 +203,7 @@ class Producer:
         messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage],
         *,
         queue: str,
-        delay: float = 0.0,
+        delay: Moment = 0.0,
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
     ) -> list[TaskHandle[R]]:
@@ -224,7 +223,7 @@ class Producer:
         messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage],
         *,
         queue: str,
-        delay: float = 0.0,
+        delay: Moment = 0.0,
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
     ) -> AsyncIterator[TaskHandle[R]]:
@@ -254,7 +253,8 @@ class Producer:
             raise TaskNotFound(str(to), f"any queue of namespace {self.namespace.name!r} on {self.address.shown}")
         return await handle.send(content, sender=sender, message_id=message_id)
 
-    def _enqueuer(self, queue: str, delay: float, durability: Replicated | None) -> BatchEnqueuer:
+    def _enqueuer(self, queue: str, delay: Moment, durability: Replicated | None) -> BatchEnqueuer:
+        delay = seconds_until(delay) if delay else 0.0
         if not 0 <= delay <= LONGEST:
             raise ValueError(f"delay must be 0 to {LONGEST:.0e} seconds, got {delay}")
         if durability not in (None, "replicated"):

@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeAlias, overload
 import anyio
 
 from ..deadletter import Retry
-from ..queues import Encryptor, Producer, Unavailable, check_name
+from ..queues import Duration, Encryptor, Producer, Unavailable, check_name
 from .agent import Agent, S, StateType, make_handler
 from .agent_task import AgentTask
 from .durable import Chain, Durability, Middleware, build_chain
@@ -190,10 +190,10 @@ class App:
         name: str | None = None,
         queue: str | None = None,
         retry: Retry | None = None,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
+        timeout: Duration | None = None,
+        idle_timeout: Duration | None = None,
         durability: Durability = "sync",
-        result_ttl: float | None = None,
+        result_ttl: Duration | None = None,
     ) -> Callable[[Handler[P, R]], Task[P, R]]: ...
     def task(
         self,
@@ -202,10 +202,10 @@ class App:
         name: str | None = None,
         queue: str | None = None,
         retry: Retry | None = None,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
+        timeout: Duration | None = None,
+        idle_timeout: Duration | None = None,
         durability: Durability = "sync",
-        result_ttl: float | None = None,
+        result_ttl: Duration | None = None,
     ) -> Any:
         """Register an async function as a task. Raises `TaskDefinitionError`.
 
@@ -245,10 +245,10 @@ class App:
         name: str | None = None,
         queue: str | None = None,
         retry: Retry | None = None,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
+        timeout: Duration | None = None,
+        idle_timeout: Duration | None = None,
         durability: Durability = "sync",
-        result_ttl: float | None = _MONTH,
+        result_ttl: Duration | None = _MONTH,
     ) -> AgentTask[S]: ...
     @overload
     def agent(
@@ -257,10 +257,10 @@ class App:
         name: str | None = None,
         queue: str | None = None,
         retry: Retry | None = None,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
+        timeout: Duration | None = None,
+        idle_timeout: Duration | None = None,
         durability: Durability = "sync",
-        result_ttl: float | None = _MONTH,
+        result_ttl: Duration | None = _MONTH,
     ) -> Callable[[type[Agent[S]]], AgentTask[S]]: ...
     def agent(
         self,
@@ -269,10 +269,10 @@ class App:
         name: str | None = None,
         queue: str | None = None,
         retry: Retry | None = None,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
+        timeout: Duration | None = None,
+        idle_timeout: Duration | None = None,
         durability: Durability = "sync",
-        result_ttl: float | None = _MONTH,
+        result_ttl: Duration | None = _MONTH,
     ) -> Any:
         """Register a subclass of `Agent` as a task: `research = app.agent(Research)`, or as a decorator.
 

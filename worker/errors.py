@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..queues import LONGEST, ConfigurationError, PerdureError
+from ..queues import LONGEST, ConfigurationError, Moment, PerdureError, seconds_until
 
 __all__ = [
     "ArtifactDamaged",
@@ -374,14 +374,14 @@ class BadHandoff(PerdureError):
 
 
 class Reschedule(PerdureError):
-    """Base of the exceptions that a handler raises to run the task again later. after: seconds."""
+    """Base of exceptions by which a handler asks to run again later. after: seconds, a timedelta or a datetime."""
 
-    def __init__(self, after: float, why: str = "") -> None:
+    def __init__(self, after: Moment, why: str = "") -> None:
+        after = seconds_until(after)
         if not 0 <= after <= LONGEST:
             raise ValueError(f"after must be 0 to {LONGEST:.0e} seconds, got {after}")
         super().__init__(why or f"run again in {after:g} s")
-        self.after = after
-        self.why = why
+        self.after, self.why = after, why
 
 
 class RetryLater(Reschedule):

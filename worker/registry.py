@@ -21,15 +21,20 @@ from pydantic.errors import PydanticUserError
 from ..deadletter import Retry
 from ..queues import (
     LONGEST,
+    Duration,
     EnvelopeTemplate,
     Key,
+    Moment,
     Options,
     Producer,
     Replicated,
     TaskHandle,
     TaskMessage,
     key_of,
+    make_options,
     map_items,
+    seconds_until,
+    to_seconds,
 )
 from .arguments import Arguments, type_hints
 from .durable import Chain, Codec, Context, Durability, EnqueueCall
@@ -106,20 +111,20 @@ class Task(Generic[P, R]):
     def options(
         self,
         *,
-        delay: float = 0.0,
+        delay: Moment = 0.0,
         queue: str | None = None,
         key: Key = None,
         task_id: str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         max_attempts: int | None = None,
-        result_ttl: float | None = None,
+        result_ttl: Duration | None = None,
         durability: Replicated | None = None,
     ) -> TaskCall[P, R]:
         """Return the task with options for one call: `await audit.options(delay=60).enqueue("src")`.
 
         Args:
-            delay: seconds until it may run.
+            delay: seconds or a timedelta until it may run, or a datetime at which it may.
             queue: in place of the task's.
             key: tasks of one key start in the order in which they were enqueued, see docs/how-to/partitions.md. For
                 `enqueue_many` and `enqueue_stream` it may be a function of the arguments.
@@ -129,7 +134,7 @@ class Task(Generic[P, R]):
             durability: "replicated" waits until replicas have the task, and raises `NotReplicated` if too few have it
                 in time, see docs/how-to/durability.md.
         """
-        wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
+        wish = make_options(timeout, max_attempts, result_ttl)
         form = EnvelopeTemplate(self.name, headers, wish) if headers or wish != _NO_WISH else self.template
         return TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish)
 
@@ -140,7 +145,7 @@ class TaskCall(Generic[P, R]):
 
     task: Task[P, R]
     template: EnvelopeTemplate = field(repr=False)
-    delay: float = 0.0
+    delay: Moment = 0.0
     queue: str | None = None
     key: Key = None
     task_id: str | None = None
@@ -205,7 +210,8 @@ class TaskCall(Generic[P, R]):
     ) -> TaskMessage:
         """Build one message within the enqueue hooks, which may add headers."""
         task, limits = self.task, self.limits
-        options = {"delay": self.delay or None, "key": key, "task_id": self.task_id, "durability": self.durability}
+        options: dict[str, Any] = {"key": key, "task_id": self.task_id, "durability": self.durability}
+        options |= {"delay": seconds_until(self.delay) or None}
         options |= {"timeout": limits.timeout, "max_attempts": limits.max_attempts, "result_ttl": limits.result_ttl}
         call = EnqueueCall(
             task=task.name,
@@ -263,10 +269,10 @@ class Registry(Mapping[str, Task[Any, Any]]):
         name: str | None,
         queue: str,
         retry: Retry,
-        timeout: float | None,
-        idle_timeout: float | None,
+        timeout: Duration | None,
+        idle_timeout: Duration | None,
         durability: Durability,
-        result_ttl: float | None,
+        result_ttl: Duration | None,
     ) -> Task[P, R]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
         name = name or getattr(handler, "__name__", "")
@@ -279,8 +285,11 @@ class Registry(Mapping[str, Task[Any, Any]]):
             )
         if name in self._tasks:
             raise TaskDefinitionError(f"task name must be unique, got {name!r} twice: pass name=... to one task")
-        idle = None if idle_timeout == math.inf else idle_timeout  # infinite: no such limit
-        for what, seconds in (("timeout", timeout), ("idle_timeout", idle), ("result_ttl", result_ttl)):
+        given = {"timeout": timeout, "idle_timeout": idle_timeout, "result_ttl": result_ttl}
+        times = {what: None if duration is None else to_seconds(duration) for what, duration in given.items()}
+        for what, seconds in times.items():
+            if what == "idle_timeout" and seconds == math.inf:
+                continue  # no such limit
             if seconds is not None and not 0 < seconds <= LONGEST:
                 raise TaskDefinitionError(
                     f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, got {seconds}"
@@ -294,10 +303,10 @@ class Registry(Mapping[str, Task[Any, Any]]):
             handler=handler,
             queue=queue,
             retry=retry,
-            timeout=timeout,
-            idle_timeout=idle_timeout,
+            timeout=times["timeout"],
+            idle_timeout=times["idle_timeout"],
             durability=durability,
-            result_ttl=result_ttl,
+            result_ttl=times["result_ttl"],
             app=self._app,
             arguments=Arguments(name, handler),
             result=result,

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ...deadletter import Retry
-from ...queues import InboxMessage, Sent, TaskHandle
+from ...queues import Duration, InboxMessage, Moment, Sent, TaskHandle, to_seconds
 from ..errors import StepOutsideTask
 from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.agent_events import Decided, Discovered, MessageAdded
@@ -113,7 +113,7 @@ class Context(StepCaller):
     def options(
         self,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         retry: Retry | None = None,
         durability: Durability | None = None,
         risky: bool = False,
@@ -132,7 +132,7 @@ class Context(StepCaller):
             timeout, retry, risky, verify, in_doubt, on_mismatch, step_id, nested, reasoning, call: see `StepOptions`.
         """
         options = StepOptions(
-            timeout=timeout,
+            timeout=None if timeout is None else to_seconds(timeout),
             retry=retry,
             durability=durability or self._options.durability,
             risky=risky,
@@ -225,13 +225,14 @@ class Context(StepCaller):
     # messages, see docs/how-to/messages.md
 
     async def inbox(
-        self, wait: float | None = None, *, limit: int | None = None, sender: str | None = None, why: str = ""
+        self, wait: Moment | None = None, *, limit: int | None = None, sender: str | None = None, why: str = ""
     ) -> list[InboxMessage]:
         """Return the unread messages of this task, in order. Recorded once, like a step.
 
         Args:
-            wait: seconds to wait for a message if the inbox is empty, `math.inf` for ever. The task is parked,
-                without a worker or a lease, and a message wakes it; `[]` if the time passes first.
+            wait: seconds or a timedelta to wait for a message if the inbox is empty, or a datetime until which to
+                wait; `math.inf` for ever. The task is parked, without a worker or a lease, and a message wakes it; `[]`
+                if the time passes first.
             limit: the largest number of messages.
             sender: only messages of this sender; others stay unread.
             why: reason of the wait, for operators.
@@ -254,7 +255,7 @@ class Context(StepCaller):
         """
         return await send(self._run, to, content, sender=sender, durability=self._durability)
 
-    async def ask(self, who: str, question: str, *, wait: float = math.inf) -> InboxMessage | None:
+    async def ask(self, who: str, question: str, *, wait: Moment = math.inf) -> InboxMessage | None:
         """Ask a person or program, and wait for its next message; None when `wait` seconds have passed.
 
         who: the sender name of the answer (`perdure task send ID yes --from NAME`). The task is parked meanwhile.

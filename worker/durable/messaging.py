@@ -18,6 +18,7 @@ from ...queues import (
     Entry,
     InboxMessage,
     Kind,
+    Moment,
     Namespace,
     Sent,
     State,
@@ -27,6 +28,7 @@ from ...queues import (
     find_task,
     last_message,
     read_inbox,
+    seconds_until,
     send_message,
 )
 from ..errors import StepMismatch, StepOutsideTask
@@ -47,7 +49,7 @@ _SEND: Final = "#send"
 async def receive(
     run: Run,
     *,
-    wait: float | None,
+    wait: Moment | None,
     limit: int | None,
     sender: str | None,
     why: str,
@@ -57,11 +59,13 @@ async def receive(
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be 1 or more messages, got {limit}")
     waiting = WaitStarted(what="message", on=sender or "", why=why)
-    return await _receive(run, wait or None, limit, sender, waiting, durability, new_only=False)
+    seconds = seconds_until(wait) if wait else None
+    return await _receive(run, seconds, limit, sender, waiting, durability, new_only=False)
 
 
-async def ask(run: Run, who: str, question: str, *, wait: float, durability: Durability) -> InboxMessage | None:
+async def ask(run: Run, who: str, question: str, *, wait: Moment, durability: Durability) -> InboxMessage | None:
     """Wait for an answer. See `Context.ask`."""
+    wait = seconds_until(wait)
     if not wait > 0:
         raise ValueError(f"wait must be more than 0 seconds, got {wait}")
     waiting = WaitStarted(what="approval", on=who, why=question)

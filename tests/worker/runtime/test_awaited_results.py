@@ -47,5 +47,5 @@ async def test_waits_that_cannot_block_the_worker_are_not_warned_of(settings: Se
     app = build(settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        async with app, running_worker(app, queues=["inner"]), running_worker(app, queues=["default"]):
+        async with app, running_worker(app, queues=["inner"]), running_worker(app, queues=[app.name]):
             assert await (await app.tasks["parent"].enqueue(in_step=False)).result(BOUND) == 1

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 import orjson
 
 from ....deadletter import Retry
+from ....queues import Duration
 from ...durable import CURRENT_RUN, Context, Run
 from ...durable.codec import is_async
 from ...errors import StepOutsideTask
@@ -84,7 +85,7 @@ class ContextBuilder:
         name: str = "model",
         inbox: Iterable[object] = (),
         in_flight: Iterable[str] = (),
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         retry: Retry | None = None,
     ) -> R: ...
     @overload
@@ -97,7 +98,7 @@ class ContextBuilder:
         name: str = "model",
         inbox: Iterable[object] = (),
         in_flight: Iterable[str] = (),
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         retry: Retry | None = None,
     ) -> R: ...
     async def ask(
@@ -109,7 +110,7 @@ class ContextBuilder:
         name: str = "model",
         inbox: Iterable[object] = (),
         in_flight: Iterable[str] = (),
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         retry: Retry | None = None,
     ) -> Any:
         """Call a model with the context, as a step. A recorded answer is returned without building a context.

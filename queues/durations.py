@@ -1,0 +1,34 @@
+"""Durations and points in time as callers give them: seconds, a timedelta, or a datetime."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+__all__ = ["Duration", "Moment", "seconds_until", "to_seconds"]
+
+Duration = float | timedelta
+"""A duration: seconds or a timedelta."""
+
+Moment = Duration | datetime
+"""A point in time: a duration from now, or a datetime with a time zone."""
+
+_LEAST: Final = 0.001
+"""Seconds until a datetime that has passed: it stays a wait, and ends at once."""
+
+
+def to_seconds(duration: Duration) -> float:
+    """Return a duration in seconds."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
+
+
+def seconds_until(moment: Moment) -> float:
+    """Return the seconds until a point in time, by the clock of this host.
+
+    Raises ValueError if a datetime has no time zone.
+    """
+    if not isinstance(moment, datetime):
+        return to_seconds(moment)
+    if moment.utcoffset() is None:
+        raise ValueError(f"a datetime must have a time zone, got {moment}: use datetime.now(UTC)")
+    return max(_LEAST, (moment - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,111 @@
+"""Durations and points in time: seconds, timedelta and datetime wherever a time is taken."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from perdure import App, Context, Producer, Retry, RetryLater, Settings, Snooze, State, StepTimeout
+from perdure.deadletter.policy import backoff
+from perdure.queues import ConnectionSettings, seconds_until, to_seconds
+from perdure.worker.settings import load_settings
+
+from tests.support.workers import running_worker
+
+MINUTE = timedelta(minutes=1)
+
+
+def in_an_hour() -> datetime:
+    return datetime.now(timezone(timedelta(hours=5))) + timedelta(hours=1)
+
+
+def test_a_duration_is_seconds_or_a_timedelta() -> None:
+    assert (to_seconds(1.5), to_seconds(timedelta(milliseconds=1500))) == (1.5, 1.5)
+
+
+def test_a_moment_is_a_duration_or_a_datetime() -> None:
+    assert (seconds_until(2), seconds_until(MINUTE)) == (2, 60.0)
+    assert 3500 < seconds_until(in_an_hour()) <= 3600
+    assert 0 < seconds_until(datetime(2020, 1, 1, tzinfo=UTC)) < 0.01
+
+
+def test_a_datetime_needs_a_time_zone() -> None:
+    with pytest.raises(ValueError, match=r"a datetime must have a time zone, got 2030-01-01 .*datetime\.now\(UTC\)"):
+        seconds_until(datetime(2030, 1, 1))  # noqa: DTZ001 - that is the mistake
+
+
+def test_a_retry_policy_takes_timedeltas() -> None:
+    policy = Retry(base=MINUTE, cap=timedelta(hours=1))
+    assert policy == Retry(base=60.0, cap=3600.0)
+    assert [backoff(policy, failures, chance=0.0) for failures in (1, 2, 9)] == [60.0, 120.0, 3600.0]
+    with pytest.raises(ValueError, match=r"base >= 0, .* got -60\.0"):
+        Retry(base=-MINUTE)
+
+
+def test_settings_take_timedeltas() -> None:
+    settings = load_settings(lease=MINUTE, grace=timedelta(0), restart_delays=[0, 5])
+    assert (settings.lease, settings.grace) == (60.0, 0.0)
+    assert ConnectionSettings.model_validate({"replication_timeout": MINUTE}).replication_timeout == 60.0
+
+
+@pytest.mark.parametrize("kind", [RetryLater, Snooze])
+def test_a_handler_can_ask_for_a_time(kind: type[RetryLater] | type[Snooze]) -> None:
+    assert kind(after=MINUTE).after == 60.0
+    assert 3500 < kind(after=in_an_hour()).after <= 3600
+
+
+def test_a_task_takes_timedeltas() -> None:
+    app = App("durations")
+
+    @app.task(timeout=MINUTE, idle_timeout=timedelta(seconds=30), result_ttl=timedelta(days=2))
+    async def task(ctx: Context) -> None: ...
+
+    assert (task.timeout, task.idle_timeout, task.result_ttl) == (60.0, 30.0, 172_800.0)
+
+
+@pytest.mark.integration
+async def test_enqueuing_takes_timedeltas_and_datetimes(settings: Settings) -> None:
+    async with Producer(settings.redis_url, namespace=settings.namespace, result_ttl=MINUTE) as producer:
+        handles = [
+            await producer.enqueue("t", queue="q", delay=MINUTE, timeout=MINUTE, result_ttl=MINUTE),
+            await producer.enqueue("t", queue="q", delay=in_an_hour()),
+            *await producer.enqueue_many("t", [{}], queue="q", delay=MINUTE),
+            await producer.enqueue("t", queue="q", delay=timedelta(0)),
+        ]
+        records = [await handle.record() for handle in handles]
+        waits = [record.due_at and record.enqueued_at and record.due_at - record.enqueued_at for record in records]
+        assert [record.state for record in records] == [State.SCHEDULED] * 3 + [State.QUEUED]
+        assert waits[0] is not None
+        assert waits[1] is not None
+        assert 59_000 < waits[0] < 61_000
+        assert 3_500_000 < waits[1] < 3_601_000
+        for moment in (timedelta(milliseconds=10), datetime.now(UTC)):
+            with pytest.raises(TimeoutError):
+                await handles[0].result(timeout=moment)
+        for handle in handles:
+            await handle.cancel()
+
+
+@pytest.mark.integration
+async def test_a_handler_takes_timedeltas_and_datetimes(settings: Settings) -> None:
+    app = App("durations", redis_url=settings.redis_url, namespace=settings.namespace)
+
+    @app.task
+    async def task(ctx: Context) -> list[Any]:
+        async def forever() -> None:
+            await stuck.wait()
+
+        with pytest.raises(StepTimeout, match=r"0\.05 s"):
+            await ctx.options(timeout=timedelta(milliseconds=50)).step("slow", forever)
+        return [
+            await ctx.inbox(wait=timedelta(milliseconds=20)),
+            await ctx.inbox(wait=datetime.now(UTC)),
+            await ctx.ask("ops", "?", wait=datetime.now(UTC) - MINUTE),
+        ]
+
+    stuck = asyncio.Event()
+    async with app, running_worker(app):
+        handle = await task.options(timeout=MINUTE, result_ttl=MINUTE).enqueue()
+        assert await handle.result(timeout=MINUTE) == [[], [], None]
