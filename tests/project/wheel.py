@@ -1,4 +1,4 @@
-"""Check of the wheel: build it, install it outside the repository, and run the quickstart of the README.
+"""Check of the wheel: build it, install it outside the repository, and run the quickstart and the test of a new app.
 
 `make test-wheel` runs it; `python -m tests.project.wheel PYTHON [PYTHON ...]` with the interpreters to install it for.
 """
@@ -33,7 +33,11 @@ def quickstart() -> tuple[str, str]:
 
 
 def check(python: str, wheel: Path, folder: Path) -> None:
-    """Install the wheel in a new environment and run the quickstart in an empty folder. Raises SystemExit."""
+    """Install the wheel in a new environment, and run the quickstart and a new app in an empty folder.
+
+    Raises:
+        SystemExit: a command failed, or printed something else.
+    """
     environment = folder / "environment"
     run([python, "-m", "venv", str(environment)], folder)
     installed = str(environment / "bin" / "python")
@@ -44,8 +48,13 @@ def check(python: str, wheel: Path, folder: Path) -> None:
     printed = run([installed, "quickstart.py"], folder / "empty", PERDURE_DATA_DIR=str(folder / "data"))
     if printed != shown:
         raise SystemExit(f"{python}: the quickstart printed {printed!r}, README.md shows {shown!r}")
+    run([str(environment / "bin" / "perdure"), "new", "shop"], folder / "empty")
+    run([installed, "-m", "pip", "install", "--quiet", "pytest"], folder)
+    tested = run([installed, "-m", "pytest", "-q"], folder / "empty" / "shop")
+    if "1 passed" not in tested:
+        raise SystemExit(f"{python}: the test of a new app printed {tested!r}")
     version = run([installed, "--version"], folder).strip()
-    print(f"{version}: {wheel.name} installed, the quickstart printed {printed.strip()}")  # noqa: T201
+    print(f"{version}: {wheel.name} installed, the quickstart printed {printed.strip()}, the test of a new app passed")  # noqa: T201
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:

@@ -1,5 +1,6 @@
 """Command line: the program `perdure`.
 
+    new.py                  new: the files of a new app
     worker.py, health.py    worker run, list, health, resume
     enqueue.py              enqueue: one task, or a file of tasks
     task.py                 task list, show, result, watch, cancel, artifact
@@ -42,6 +43,7 @@ from .lazy import LazyCommand, LazyGroup, load
 __all__ = ["commands", "main"]
 
 COMMANDS = (
+    LazyCommand("new", ".new:new", "Create an app, its test and its Dockerfile."),
     LazyCommand("demo", ".demo.command:demo", "Kill workers and replay a dead letter, on real files."),
     LazyCommand("worker", ".worker:app", "Run workers, list them, and check their health."),
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),

@@ -61,6 +61,7 @@ LEAVES = dict(leaves(commands))
 
 def test_the_commands_are_these() -> None:
     assert {" ".join(path) for path in LEAVES} == {
+        "new",
         "worker run",
         "worker health",
         "worker list",
@@ -94,7 +95,7 @@ def test_help_of_every_command_has_an_example_of_it(path: tuple[str, ...]) -> No
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_every_command_has_the_same_connection_options(path: tuple[str, ...]) -> None:
     options = {option for parameter in LEAVES[path].params for option in parameter.opts}
-    if path[0] == "keys":
+    if path[0] in {"keys", "new"}:
         return  # they are of no server
     if path[0] == "memory":  # needs no server
         assert {"--memory", "--data-dir"} <= options
@@ -106,6 +107,7 @@ def test_every_command_has_the_same_connection_options(path: tuple[str, ...]) ->
 def test_every_command_that_prints_data_prints_json() -> None:
     without = {path for path, command in LEAVES.items() if "--json" not in {o for p in command.params for o in p.opts}}
     assert without == {
+        ("new",),  # prints paths
         ("worker", "run"),
         ("dlq", "export"),  # is JSON already
         ("memory", "export"),

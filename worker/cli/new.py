@@ -1,0 +1,126 @@
+"""`perdure new`: the files of a new app."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from string import Template
+from typing import Annotated, Final
+
+import typer
+
+from ...queues import check_name
+from .support.errors import Failed
+from .support.output import note, print_data
+
+__all__ = ["new"]
+
+_APP: Final = '''\
+"""Tasks of the app $name.
+
+    perdure worker run app.py:app
+    perdure enqueue count_words --queue $name --args '{"path": "app.py"}'
+"""
+
+from pathlib import Path
+
+from perdure import App, Context, Retry
+
+app = App("$name")
+
+
+def read_lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+@app.task(retry=Retry(max_attempts=3))
+async def count_words(ctx: Context, path: str) -> int:
+    """Return the number of words in a file."""
+    lines = await ctx.step("read", read_lines, path)  # recorded once, also if the worker is killed
+    return sum(len(line.split()) for line in lines)
+'''
+
+_TEST: Final = '''\
+"""Tests of the app, on an embedded server of each test."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from perdure import Worker
+
+from app import app, count_words
+
+
+@pytest.fixture(autouse=True)
+def server(tmp_path: Path) -> None:
+    app.configure(redis_url=f"embedded:{tmp_path / 'server'}")
+
+
+async def run(path: Path) -> int:
+    async with app:
+        handle = await count_words.enqueue(str(path))
+        async with Worker(app) as worker:
+            await worker.run(burst=True)
+        return await handle.result(timeout=10)
+
+
+def test_count_words(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("one two\\nthree\\n")
+    assert asyncio.run(run(path)) == 3
+'''
+
+_DOCKERFILE: Final = """\
+# docker build -t $image . && docker run --env PERDURE_REDIS_URL=redis://redis.internal:6379/0 $image
+FROM python:$python-slim
+RUN pip install --no-cache-dir "perdure==$version"
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /app --shell /usr/sbin/nologin perdure
+WORKDIR /app
+COPY app.py ./
+# By number, so that an orchestrator can see that it is not root.
+USER 10001:10001
+# The worker finishes its current steps, and releases what is left to other workers.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["perdure"]
+CMD ["worker", "run", "app.py:app", "--processes", "2"]
+"""
+
+_FILES: Final = {"app.py": _APP, "test_app.py": _TEST, "Dockerfile": _DOCKERFILE}
+
+
+def _read_name(text: str) -> str:
+    try:
+        return check_name("NAME", text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", parser=_read_name, help="Name of the app and of its folder.")],
+) -> None:
+    """Create a folder with an app, its test and its Dockerfile.
+
+    The test needs pytest and the extra "embedded". An existing folder is
+    left as it is, and the command fails.
+
+    Example: perdure new shop
+    """
+    folder = Path(name)
+    values = {
+        "name": name,
+        "image": name.lower(),
+        "python": "{}.{}".format(*sys.version_info),
+        "version": version("perdure"),
+    }
+    try:
+        folder.mkdir()
+        for file, text in _FILES.items():
+            (folder / file).write_text(Template(text).substitute(values), encoding="utf-8")
+            print_data(str(folder / file))
+    except FileExistsError as error:
+        raise Failed(f"could not create {folder}: it exists; choose another name") from error
+    except OSError as error:
+        raise Failed(f"could not create {folder}: {error.strerror}") from error
+    note(f"created the app {name}; next: cd {name} && python -m pytest, then perdure worker run app.py:app")
