@@ -185,9 +185,7 @@ def _key_ring(keys: tuple[bytes, ...]) -> KeyRing:
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "cryptography":
             raise
-        raise InvalidKey(
-            "encryption needs a package that is not installed: pip install 'perdure[encryption]'"
-        ) from None
+        raise InvalidKey("encryption needs the package cryptography: pip install 'perdure[encryption]'") from None
     return KeyRing(keys)
 
 

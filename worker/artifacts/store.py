@@ -255,7 +255,7 @@ def _remote(url: str, folder: str) -> ArtifactBackend:
         from .object_store import ObjectStoreBackend
     except ImportError:
         raise ConfigurationError(
-            f"could not open artifacts at {shown}: a package is missing; pip install 'perdure[artifacts]'"
+            f"artifacts at {shown} need the package fsspec: pip install 'perdure[artifacts]'"
         ) from None
     try:
         files, root = url_to_fs(url)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 
+from ..errors import ConfigurationError
 from ..log import logger
 from ..settings import Settings
 from .embedders import load_embedder
@@ -35,8 +36,14 @@ def make_store(settings: Settings, *, clock: Callable[[], float] = time.time) ->
     """Return the store that the settings name, not yet open. Raises `ConfigurationError`, `VectorsUnavailable`."""
     embedder = load_embedder(settings.embedder) if settings.embedder else None
     if is_postgres(settings.memory):
-        from .postgres.backend import PostgresBackend
-
+        try:
+            from .postgres.backend import PostgresBackend  # imports psycopg, an extra
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] not in ("psycopg", "psycopg_pool"):
+                raise
+            raise ConfigurationError(
+                f"memories in PostgreSQL need the package {error.name}: pip install 'perdure[postgres]'"
+            ) from None
         return HybridStore(PostgresBackend(settings.memory), embedder, clock=clock)
     return HybridStore(SqliteBackend(store_path(settings)), embedder, clock=clock)
 

@@ -1,0 +1,54 @@
+"""Packages of extras that are not installed: one sentence with the command that installs them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from perdure.queues import ConfigurationError, InvalidKey, generate_key
+from perdure.queues.security import encryption, make_encryptor
+from perdure.worker.artifacts.store import open_store
+from perdure.worker.memory.factory import make_store
+from perdure.worker.settings import load_settings
+
+
+@pytest.fixture
+def remove(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Function that makes a package unavailable, and forgets modules that have imported it."""
+
+    def removing(package: str, *importers: str) -> None:
+        for name in list(sys.modules):
+            if name.split(".")[0] == package:
+                monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, package, None)
+        for importer in importers:
+            monkeypatch.delitem(sys.modules, importer, raising=False)
+
+    return removing
+
+
+def test_memories_in_postgresql_need_psycopg(remove: Callable[..., None]) -> None:
+    remove("psycopg", "perdure.worker.memory.postgres.backend")
+    settings = load_settings(memory="postgresql://user:secret@host/db")
+    with pytest.raises(ConfigurationError) as raised:
+        make_store(settings)
+    assert str(raised.value) == ("memories in PostgreSQL need the package psycopg: pip install 'perdure[postgres]'")
+
+
+def test_remote_artifacts_need_fsspec(remove: Callable[..., None]) -> None:
+    remove("fsspec", "perdure.worker.artifacts.object_store")
+    with pytest.raises(ConfigurationError) as raised:
+        open_store("memory://bucket", "perdure", limit=1)
+    assert str(raised.value) == (
+        "artifacts at memory://bucket need the package fsspec: pip install 'perdure[artifacts]'"
+    )
+
+
+def test_keys_need_cryptography(remove: Callable[..., None]) -> None:
+    key = generate_key()
+    remove("cryptography", "perdure.queues.security.aesgcm")
+    encryption._key_ring.cache_clear()
+    with pytest.raises(InvalidKey) as raised:
+        make_encryptor(key, None)
+    assert str(raised.value) == "encryption needs the package cryptography: pip install 'perdure[encryption]'"
