@@ -218,9 +218,11 @@ async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOpt
             return await _match(run, name, digests, options, None)
     if options.step_id is not None:
         return await run.keys.find(name, options.step_id, digests, run.history)
-    if run.history.pages is not None:
+    found = run.keys.match_next(name, digests, run.history)
+    if found is None and run.history.pages is not None:
         await run.keys.read(name, digests, run.history)
-    return run.keys.match(name, digests, run.history, run.task, rerun=options.on_mismatch == "rerun")
+        found = run.keys.match_next(name, digests, run.history)
+    return found or run.keys.match_any(name, digests, run.history, run.task, rerun=options.on_mismatch == "rerun")
 
 
 async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:

@@ -82,7 +82,7 @@ class StepKeys:
         return key, None, record
 
     async def read(self, name: str, digests: tuple[str, ...], history: History) -> None:
-        """Read what `match` has to know of a large checkpoint. Raises `DecryptionError`."""
+        """Read what `match_any` has to know of a large checkpoint. Raises `DecryptionError`."""
         name = _SCOPE.get() + name
         while (lowest := self._lowest(name)[1]) not in history.done:
             if await history.read_record(lowest) is None and self._lowest(name)[1] == lowest:
@@ -95,7 +95,18 @@ class StepKeys:
         if left and not any(_result(record, digests) is not None for record in left.values()):
             await history.read_all()
 
-    def match(
+    def match_next(self, name: str, digests: tuple[str, ...], history: History) -> Match | None:
+        """Return the next key and its record if that is known and fits, as it nearly always does."""
+        name = _SCOPE.get() + name
+        number, key = self._lowest(name)
+        record = history.done.get(key)
+        if record is None or (result := _result(record, digests)) is None:
+            return None
+        self._names[name] = number
+        history.take_known(key)
+        return key, result, None
+
+    def match_any(
         self,
         name: str,
         digests: tuple[str, ...],
@@ -104,7 +115,7 @@ class StepKeys:
         *,
         rerun: bool = False,
     ) -> Match:
-        """Return the key of a called step, and the record that fits.
+        """Return the key of a called step, and the record that fits; the next one does not (`match_next`).
 
         If none fits, an earlier run made the call and did not record it, or it is new, or its arguments have changed.
         The handler's own asyncio task calls steps in one order, so the next record must fit. In another task, a call
@@ -117,14 +128,9 @@ class StepKeys:
         """
         name = _SCOPE.get() + name
         number, key = self._lowest(name)
-        record = history.done.get(key)
-        if record is not None and (result := _result(record, digests)) is not None:
-            self._names[name] = number
-            history.take_known(key)
-            return key, result, None
         if name in self._matched or not (history.records or history.intents):
             self._names[name] = number
-            return key, None, record
+            return key, None, history.done.get(key)
         return self._match_later(name, digests, history, in_order=rerun or asyncio.current_task() is handler)
 
     def _match_later(self, name: str, digests: tuple[str, ...], history: History, *, in_order: bool) -> Match:
