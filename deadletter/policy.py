@@ -42,6 +42,9 @@ class Reason(StrEnum):
     IN_DOUBT = "in_doubt"
     """A risky step was cut off, and an operator must find out whether its effect happened."""
 
+    ORPHANED_STEPS = "orphaned_steps"
+    """Its handler returned without asking for recorded steps."""
+
     @classmethod
     def _missing_(cls, value: object) -> Reason | None:
         return cls.UNDECRYPTABLE if value == "sealed" else None  # the word of earlier versions

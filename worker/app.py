@@ -18,7 +18,7 @@ from .durable import Chain, Durability, Middleware, build_chain
 from .errors import ConfigurationError, LifespanError
 from .journal import AgentState
 from .log import logger
-from .registry import Handler, P, R, Registry, Task, build_message
+from .registry import Handler, OnOrphan, P, R, Registry, Task, build_message
 from .settings import Settings, load_settings
 
 __all__ = ["App"]
@@ -194,6 +194,7 @@ class App:
         idle_timeout: Duration | None = None,
         durability: Durability = "sync",
         result_ttl: Duration | None = None,
+        on_orphan: OnOrphan = "warn",
     ) -> Callable[[Handler[P, R]], Task[P, R]]: ...
     def task(
         self,
@@ -206,6 +207,7 @@ class App:
         idle_timeout: Duration | None = None,
         durability: Durability = "sync",
         result_ttl: Duration | None = None,
+        on_orphan: OnOrphan = "warn",
     ) -> Any:
         """Register an async function as a task. Raises `TaskDefinitionError`.
 
@@ -219,6 +221,8 @@ class App:
                 limit; `math.inf` for no such limit.
             durability: how steps are recorded unless they say otherwise, see `StepOptions`.
             result_ttl: seconds for which the outcome is kept, else the setting.
+            on_orphan: what follows if a resumed run returns without asking for recorded steps: `warn` stores the
+                result, `fail` makes the task a dead letter `orphaned_steps`.
         """
         queue = self._queue(queue)
 
@@ -232,6 +236,7 @@ class App:
                 idle_timeout=idle_timeout,
                 durability=durability,
                 result_ttl=result_ttl,
+                on_orphan=on_orphan,
             )
 
         return register if handler is None else register(handler)

@@ -15,6 +15,7 @@ PerdureError
 │   ├── StepOutsideTask         a step was called outside of the task that it belongs to
 │   ├── StepMismatch            a resumed run called a recorded step with other arguments
 │   ├── ResultMismatch          a recorded result does not fit the declared type of its step
+│   ├── OrphanedSteps           a resumed run with a result did not ask for recorded steps
 │   ├── StepTimeout             a step exceeded its timeout
 │   ├── StepInDoubt             a risky step was interrupted and its effect is unknown
 │   └── UnserialisableResult    a result is not JSON, or not of the declared type
@@ -66,6 +67,7 @@ __all__ = [
     "Incoherent",
     "InvalidArguments",
     "LifespanError",
+    "OrphanedSteps",
     "Reschedule",
     "ResultMismatch",
     "RetryLater",
@@ -113,8 +115,7 @@ class TaskTimeout(TaskError, TimeoutError):
 
     def __init__(self, task: str, seconds: float) -> None:
         super().__init__(f"task {task!r} ran longer than {seconds:g} s")
-        self.task = task
-        self.seconds = seconds
+        self.task, self.seconds = task, seconds
 
 
 class TaskIdle(TaskTimeout):
@@ -138,8 +139,7 @@ class Incoherent(TaskError):
 
     def __init__(self, task: str, wrong: Sequence[str]) -> None:
         super().__init__(f"agent {task!r} failed its coherence checks: {'; '.join(wrong)}")
-        self.task = task
-        self.wrong = tuple(wrong)
+        self.task, self.wrong = task, tuple(wrong)
 
 
 class UnknownTask(TaskError, LookupError):
@@ -159,8 +159,7 @@ class CrashLoop(TaskError):
             f"task {task!r}: {crashes} deliveries ended without an outcome (the worker died, hung, or lost its "
             f"lease); the task probably kills its workers{last and f'; last crash: {last}'}"
         )
-        self.task = task
-        self.crashes = crashes
+        self.task, self.crashes = task, crashes
 
 
 class StepError(PerdureError):
@@ -191,6 +190,10 @@ class StepMismatch(StepError):
 
 class ResultMismatch(StepError):
     """The recorded result of a step does not fit the type that its function declares now. It did not run again."""
+
+
+class OrphanedSteps(StepError):
+    """A handler with `on_orphan="fail"` returned without asking for all recorded steps. The message has the remedy."""
 
 
 class StepTimeout(StepError, TimeoutError):
@@ -325,8 +328,7 @@ class StateMismatch(StateError):
             f"the state of task {task_id} does not fit agent {agent!r}: {problem}; it was not changed. Give new "
             "fields a default, and changed fields a validator that accepts the previous form, then replay the task"
         )
-        self.task_id = task_id
-        self.problem = problem
+        self.task_id, self.problem = task_id, problem
 
 
 class StateTooLarge(StateError):
@@ -339,8 +341,7 @@ class StateTooLarge(StateError):
             f"the state of agent {agent!r}, task {task_id}, has {size:,} bytes, the limit is {limit:,}; largest "
             f"fields: {fields}. Store large data in artifacts or files and keep a reference in the state"
         )
-        self.size = size
-        self.limit = limit
+        self.size, self.limit = size, limit
 
 
 class StateUnstorable(StateError, TypeError):
@@ -369,8 +370,7 @@ class BadHandoff(PerdureError):
 
     def __init__(self, task_id: str, problem: str) -> None:
         super().__init__(f"the handoff document of task {task_id} cannot be read: {problem}; it was not changed")
-        self.task_id = task_id
-        self.problem = problem
+        self.task_id, self.problem = task_id, problem
 
 
 class Reschedule(PerdureError):

@@ -14,7 +14,7 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from pydantic.errors import PydanticUserError
 
@@ -40,13 +40,14 @@ from .arguments import Arguments, type_hints
 from .durable import Chain, Codec, Context, Durability, EnqueueCall
 from .errors import TaskDefinitionError
 
-__all__ = ["Handler", "Registry", "Task", "TaskCall", "build_message", "hooked_message"]
+__all__ = ["Handler", "OnOrphan", "Registry", "Task", "TaskCall", "build_message", "hooked_message"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _NO_WISH = Options()
 
+OnOrphan = Literal["warn", "fail"]
 Handler = Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
 
 
@@ -72,6 +73,7 @@ class Task(Generic[P, R]):
     idle_timeout: float | None
     durability: Durability
     result_ttl: float | None
+    on_orphan: OnOrphan
     app: TaskOwner = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
@@ -273,6 +275,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         idle_timeout: Duration | None,
         durability: Durability,
         result_ttl: Duration | None,
+        on_orphan: OnOrphan = "warn",
     ) -> Task[P, R]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
         name = name or getattr(handler, "__name__", "")
@@ -307,6 +310,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             idle_timeout=times["idle_timeout"],
             durability=durability,
             result_ttl=times["result_ttl"],
+            on_orphan=on_orphan,
             app=self._app,
             arguments=Arguments(name, handler),
             result=result,

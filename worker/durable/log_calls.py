@@ -50,22 +50,23 @@ async def log_once(run: Run, event: Event) -> int:
     return int(entry.value)
 
 
-async def log_orphans(run: Run) -> None:
-    """Log the recorded steps that the run has not asked for. Raises `LeaseLost`."""
+async def log_orphans(run: Run) -> str | None:
+    """Log the recorded steps that the run has not asked for, and return a text if there are any. Raises `LeaseLost`."""
     recorded: Iterable[str] = run.history.done
     if run.history.pages is not None:
         read = partial(recorded_steps, run.gateway, run.delivery.partition, run.id)
         recorded = await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}", run.touch))
     orphans = run.keys.unasked(recorded)
     if not orphans:
-        return
-    logger.bind(task=run.envelope.task, id=run.id).warning(
-        "the handler did not ask for {} recorded steps, such as {}: they were renamed or removed, or called with other "
-        "arguments",
-        len(orphans),
-        orphans[:3],
+        return None
+    some = ", ".join(map(repr, orphans[:3]))
+    problem = (
+        f"the handler did not ask for {len(orphans)} of its recorded steps, such as {some}: "
+        "they were renamed or removed, or called with other arguments"
     )
+    logger.bind(task=run.envelope.task, id=run.id).warning("{}", problem)
     await run.log_event(Orphaned(steps=tuple(orphans[:_MOST_ORPHANS]), count=len(orphans)))
+    return problem
 
 
 async def call_tool(

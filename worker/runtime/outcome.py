@@ -11,6 +11,7 @@ from ..durable import STOP_RULES, ParkReason, StopReason, counters_after
 from ..errors import (
     ArtifactTooLarge,
     Incoherent,
+    OrphanedSteps,
     Reschedule,
     ResultMismatch,
     RetryLater,
@@ -129,6 +130,7 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
     StepDefinitionError: Reason.NOT_RETRYABLE,
     StepOutsideTask: Reason.NOT_RETRYABLE,
+    OrphanedSteps: Reason.ORPHANED_STEPS,
     StepMismatch: Reason.NOT_RETRYABLE,
     ResultMismatch: Reason.NOT_RETRYABLE,
     Incoherent: Reason.INCOHERENT,

@@ -190,6 +190,28 @@ async def test_recorded_steps_that_are_not_asked_for_are_logged(app: App) -> Non
     assert await orphans(app, job) == [(("list", "page-1/read#2", "pay#:order-1"), 3)]
 
 
+async def test_orphans_make_a_dead_letter_of_a_task_that_refuses_them(app: App) -> None:
+    former = "list"
+
+    @app.task(retry=Retry(max_attempts=5, base=0.0), on_orphan="fail")
+    async def job(ctx: Context) -> int:
+        found = await ctx.step("list" if ctx.attempt == 1 else former, len, "a")
+        if ctx.attempt == 1:
+            raise ConnectionError
+        return found
+
+    kept = await job.enqueue()
+    await work_off(app)
+    assert await bounded(kept.result()) == 1
+    former = "list files"
+    lost = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, lost)
+    assert (found.reason, found.attempts) == (Reason.ORPHANED_STEPS, 2)
+    assert "did not ask for 1 of its recorded steps, such as 'list'" in found.message
+    assert [event.type for event in await history(lost)][-2:] == ["orphaned", "buried"]
+
+
 async def test_a_resumed_run_that_asks_for_all_steps_logs_no_orphans(app: App) -> None:
     async def inner(ctx: Context) -> int:
         return await ctx.options(nested="record").step("inner", len, "a")
@@ -296,7 +318,7 @@ async def test_branches_in_scopes_have_their_own_order(app: App) -> None:
     async def job(ctx: Context) -> list[int]:
         async def branch(number: int) -> int:
             with ctx.scope(f"branch-{number}"):
-                return await ctx.step("roll", lambda: next(numbers))
+                return await ctx.step("roll", roll)
 
         order = ORDERS["the same" if ctx.attempt == 1 else "mixed"]
         found = await in_turn([functools.partial(branch, n) for n in range(6)], order)

@@ -24,7 +24,7 @@ from ...durable import (
     log_orphans,
     successor_of,
 )
-from ...errors import TaskError, TaskIdle, TaskTimeout, UnserialisableResult
+from ...errors import OrphanedSteps, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
 from ...registry import Task
 from ...settings import Settings
 from ..outcome import Cancelled, Outcome, Park, Release, Success, after_error
@@ -86,7 +86,10 @@ class HandlerCall:
             raise run.stop_detail
         if result is not None or stop is not StopReason.CANCELLED:
             if result is not None and run.history.records and run.observer(LiveState) is None:
-                await log_orphans(run)  # the records of an agent are those of its plan
+                orphaned = await log_orphans(run)  # the records of an agent are those of its plan
+                if orphaned is not None and task.on_orphan == "fail":
+                    remedy = "give them their former names, or replay the task with --fresh"
+                    result, error = None, OrphanedSteps(f"{orphaned}; {remedy}")
             await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
             if (stop := run.stop_reason) is StopReason.LOST:
                 raise LeaseLost(run.id, "outcome")
