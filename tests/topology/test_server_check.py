@@ -170,7 +170,8 @@ async def test_an_unknown_answer_does_not_count_as_durable(serve: Serve) -> None
 async def test_a_server_without_a_needed_command_is_refused_with_its_version(serve: Serve) -> None:
     url = serve(*DURABLE, "--rename-command", "XAUTOCLAIM", "")
     with redis.Redis.from_url(url) as client:
-        version = client.info("server")["redis_version"]
+        info = client.info("server")
+    version = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
     with pytest.raises(
         Refused, match=rf"{version} and does not have the commands XAUTOCLAIM: Perdure needs Redis 6\.2"
     ):
