@@ -40,7 +40,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 @PAGES
 def test_make_targets_exist(page: Path) -> None:
     text = page.read_text("utf-8")
-    for target in re.findall(r"(?:^|`|&& )make ([a-z][a-z-]*)", text, re.MULTILINE):
+    for target in re.findall(r"(?:^|`|&& )make ([a-z][a-z0-9-]*)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), f"{page.name}: make {target}"
 
 
