@@ -127,7 +127,7 @@ aheads = st.sampled_from([0, 0, 0, 1])
 
 which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
-lifetimes = st.sampled_from([MINUTE, 2 * HOUR])
+lifetimes = st.sampled_from([HOUR, 2 * HOUR])
 entries = st.lists(
     st.tuples(
         st.sampled_from(
@@ -368,7 +368,7 @@ class Queues(RuleBasedStateMachine):
         self.is_as_expected()
         self.read(name, 4, heard=True)
         self.is_as_expected()
-        self.bury(0, ANY, raw=True, counters=(0, 0), kept=MINUTE)
+        self.bury(0, ANY, raw=True, counters=(0, 0), kept=HOUR)
 
     # -- reading and claiming
 
@@ -813,7 +813,7 @@ class Queues(RuleBasedStateMachine):
         bury, in a closed and empty partition. late: its record has expired meanwhile.
         """
         if not self.held_letters():
-            self.bury(which, MINE, raw=False, counters=(1, 1), kept=MINUTE)
+            self.bury(which, MINE, raw=False, counters=(1, 1), kept=HOUR)
         there = self.held_letters()
         pool = [one for one in self.letters if one.entry in there and which % 4] or self.letters
         if not pool:
