@@ -1,6 +1,6 @@
 """An example application: a task that shows which worker took each of its steps.
 
-    perdure enqueue relay --queue example --args '{"steps": 20}'
+    perdure enqueue relay --args '{"steps": 20}'
 
 Stop, kill or redeploy workers while it runs: its result names every worker that carried it, each step once.
 """

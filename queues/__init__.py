@@ -18,6 +18,7 @@ Before a change: every move of a task from one place to another is one script; k
 layers in pyproject.toml say which module may import which.
 """
 
+from .catalog import CATALOG_REFRESH, AppEntry, Catalog, CatalogTask, publish_entry, read_catalog
 from .defaults import LONGEST, ConnectionSettings, Seconds, read_settings
 from .delivery import (
     Consumer,
@@ -82,6 +83,7 @@ from .envelope import (
 )
 from .errors import (
     BadAddress,
+    CatalogError,
     ConfigurationError,
     DecryptionError,
     EntriesLost,
@@ -188,6 +190,7 @@ from .transport import (
 )
 
 __all__ = [
+    "CATALOG_REFRESH",
     "CHANGE",
     "DATA_FORMAT",
     "DEFAULT_PAYLOAD_LIMIT",
@@ -202,9 +205,13 @@ __all__ = [
     "SERVED_QUEUES",
     "SHARED",
     "Address",
+    "AppEntry",
     "Backoff",
     "BadAddress",
     "BlockingConnection",
+    "Catalog",
+    "CatalogError",
+    "CatalogTask",
     "ChildInfo",
     "ConfigurationError",
     "ConnectionSettings",
@@ -335,9 +342,11 @@ __all__ = [
     "plain_data",
     "present_workers",
     "promote_due",
+    "publish_entry",
     "quarantine",
     "queue_partitions",
     "raise_count",
+    "read_catalog",
     "read_events",
     "read_inbox",
     "read_last_events",

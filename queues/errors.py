@@ -23,6 +23,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── HandOffRefused          a task cannot be continued as the task asked for
 │   ├── StillRunning            a task that has not ended cannot be restarted
 │   ├── TaskExists              the requested id is another task's
+│   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
 │   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
 │   ├── InboxError              a message to a task cannot be sent or read
 │   │   ├── InboxFull           the task has too many unread messages
@@ -42,6 +43,7 @@ from typing import Any
 
 __all__ = [
     "BadAddress",
+    "CatalogError",
     "ConfigurationError",
     "DecryptionError",
     "EmbeddedServerError",
@@ -276,6 +278,10 @@ class TaskExists(QueueError, ValueError):
 
 class HandOffRefused(QueueError):
     """A task cannot be continued as the requested task, or its chain of successors has no end."""
+
+
+class CatalogError(QueueError, ValueError):
+    """A task enqueued by name alone whose queue the catalog cannot tell, or whose arguments do not fit its schema."""
 
 
 class TaskNotFound(QueueError, LookupError):

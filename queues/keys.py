@@ -29,6 +29,8 @@ on one server.
     {ns}:registry:worker:ID       hash    workers             TTL of an hour
     {ns}:registry:supervisors     zset    supervisors         TTL of a few registrations (score: ms of the last one)
     {ns}:registry:supervisor:ID   hash    supervisors         TTL of a few registrations
+    {ns}:registry:catalog         zset    workers             TTL of 30 days: published apps (score: ms of the start)
+    {ns}:registry:catalog:APP:VERSION  string  workers        TTL of 30 days: tasks of one version of an app, catalog.py
     {ns}:registry:crashes:NAME    zset    supervisors         TTL of the window; one member per crash (score: ms)
     {ns}:control:config           hash    operators           for ever: settings that all workers share
     {ns}:control:paused           zset    supervisors         TTL of 30 days (score: ms at which a pause is dropped)
@@ -203,6 +205,13 @@ class Namespace:
 
     def supervisor(self, supervisor_id: str) -> str:
         return f"{{{self.name}}}:registry:supervisor:{supervisor_id}"
+
+    @property
+    def catalog(self) -> str:
+        return f"{{{self.name}}}:registry:catalog"
+
+    def catalog_entry(self, app: str, version: str) -> str:
+        return f"{{{self.name}}}:registry:catalog:{app}:{version}"
 
     def crashes(self, supervisor: str) -> str:
         return f"{{{self.name}}}:registry:crashes:{supervisor}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import orjson
 from pydantic_core import from_json
 
+from .catalog import Catalog, CatalogTask, read_catalog
 from .defaults import LONGEST, ConnectionSettings, read_settings
 from .durations import Duration, Moment, seconds_until, to_seconds
 from .enqueueing import BatchEnqueuer
@@ -21,7 +24,7 @@ from .envelope import (
     encode_arguments,
     make_options,
 )
-from .errors import TaskNotFound
+from .errors import CatalogError, TaskNotFound
 from .handle import DEFAULT_RESULT_TTL, TaskHandle
 from .inbox import Sent
 from .inspection import find_task
@@ -39,6 +42,9 @@ U = TypeVar("U")
 
 Key = str | Callable[[Mapping[str, Any]], str] | None
 """Ordering key of tasks: one for a whole call, or a function of each task's arguments; None for no order."""
+
+_CATALOG_AGE: Final = 10.0
+"""Seconds for which a producer uses the catalog that it has read."""
 
 
 class Producer:
@@ -92,6 +98,7 @@ class Producer:
         self._owns_gateway = gateway is None
         self.notifications = TaskNotifications(self.gateway)
         self._routers: dict[str, PartitionRouter] = {}
+        self._catalog: tuple[float, Catalog] | None = None
 
     async def __aenter__(self) -> Self:
         if self._owns_gateway:
@@ -110,7 +117,7 @@ class Producer:
         task: str,
         args: Mapping[str, Any] | None = None,
         *,
-        queue: str,
+        queue: str | None = None,
         delay: Moment = 0.0,
         key: str | None = None,
         task_id: str | None = None,
@@ -124,6 +131,8 @@ class Producer:
 
         Args:
             args: Arguments by name, plain JSON data. A `SecretStr` is sent in full and never shown.
+            queue: Default: that of the task in the catalog, which its workers publish. The arguments are then checked
+                against the task's schema.
             delay: Seconds or a timedelta until the task may run, or a datetime at which it may.
             key: Tasks of one key are started in the order of their enqueues.
             task_id: An id chosen by the caller makes the call idempotent: a task that is stored already, under the
@@ -132,6 +141,7 @@ class Producer:
             durability: "replicated" waits until replicas have the task.
 
         Raises:
+            CatalogError: No queue is named, and the catalog lists no such task, several, or other arguments.
             PayloadTooLarge: The task is over the payload limit.
             TypeError: The arguments are not JSON.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
@@ -141,6 +151,10 @@ class Producer:
         else:
             form = _plain(task)
         message = form.message(*encode_arguments(args or {}), key=key, task_id=task_id)
+        if queue is None:
+            listed = await self._listed(task)
+            listed.check(message.arguments)
+            queue = listed.queue
         return await self.send_one(message, queue=queue, delay=delay, durability=durability)
 
     async def enqueue_many(
@@ -148,29 +162,44 @@ class Producer:
         task: str,
         many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
-        queue: str,
+        queue: str | None = None,
         delay: Moment = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
     ) -> list[TaskHandle[Any]]:
-        """Enqueue one task per set of arguments. All are checked before the first one is sent."""
-        return await self.send(_messages(_plain(task), many, key), queue=queue, delay=delay, durability=durability)
+        """Enqueue one task per set of arguments. All are checked before the first one is sent. queue: see `enqueue`."""
+        listed = None
+        if queue is None:
+            listed = await self._listed(task)
+            queue = listed.queue
+        messages = _messages(_plain(task), many, key, listed)
+        return await self.send(messages, queue=queue, delay=delay, durability=durability)
 
-    def enqueue_stream(
+    async def enqueue_stream(
         self,
         task: str,
         many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
-        queue: str,
+        queue: str | None = None,
         delay: Moment = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
     ) -> AsyncIterator[TaskHandle[Any]]:
         """Enqueue one task per set of arguments, in constant memory; yield a handle per stored task.
 
-        If a set of arguments is refused, tasks before it may be stored.
+        If a set of arguments is refused, tasks before it may be stored. queue: see `enqueue`.
         """
-        return self.send_stream(_messages(_plain(task), many, key), queue=queue, delay=delay, durability=durability)
+        listed = None
+        if queue is None:
+            listed = await self._listed(task)
+            queue = listed.queue
+        messages = _messages(_plain(task), many, key, listed)
+        handles: AsyncGenerator[TaskHandle[Any]] = self.send_stream(
+            messages, queue=queue, delay=delay, durability=durability
+        )
+        async with aclosing(handles):
+            async for handle in handles:
+                yield handle
 
     async def send_one(
         self,
@@ -226,7 +255,7 @@ class Producer:
         delay: Moment = 0.0,
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
-    ) -> AsyncIterator[TaskHandle[R]]:
+    ) -> AsyncGenerator[TaskHandle[R]]:
         """Enqueue encoded tasks in constant memory; yield a handle per stored task."""
         ready = map_items(lambda message: self._ready(message, queue), messages)
         if durability is not None:
@@ -238,6 +267,24 @@ class Producer:
                     yield self._handle(task_id, partition, decode)
         finally:
             await stored.aclose()
+
+    async def catalog(self) -> Catalog:
+        """Return the catalog of the namespace, read at most once in ten seconds."""
+        now = time.monotonic()
+        if self._catalog is None or now - self._catalog[0] > _CATALOG_AGE:
+            self._catalog = (now, await read_catalog(self.gateway, self.namespace))
+        return self._catalog[1]
+
+    async def _listed(self, task: str) -> CatalogTask:
+        """Return a task of the catalog. One that is not in a catalog read before is looked up once more."""
+        known = self._catalog
+        try:
+            return (await self.catalog()).find(task)
+        except CatalogError:
+            if self._catalog is not known:
+                raise
+            self._catalog = None
+            return (await self.catalog()).find(task)
 
     async def find(self, task_id: str) -> TaskHandle[Any] | None:
         """Return the handle of a task by its id; None if no queue of the namespace has it."""
@@ -310,9 +357,18 @@ def _plain(task: str) -> EnvelopeTemplate:
 
 
 def _messages(
-    form: EnvelopeTemplate, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], key: Key
+    form: EnvelopeTemplate,
+    many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+    key: Key,
+    listed: CatalogTask | None,
 ) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
-    return map_items(lambda args: form.message(*encode_arguments(args), key=key_of(key, args)), many)
+    def make(args: Mapping[str, Any]) -> TaskMessage:
+        message = form.message(*encode_arguments(args), key=key_of(key, args))
+        if listed is not None:
+            listed.check(message.arguments)
+        return message
+
+    return map_items(make, many)
 
 
 def map_items(make: Callable[[T], U], many: Iterable[T] | AsyncIterable[T]) -> Iterable[U] | AsyncIterable[U]:

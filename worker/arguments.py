@@ -57,6 +57,13 @@ class Arguments:
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
 
+    def schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema of the arguments; None for types without one."""
+        try:
+            return self._adapter.json_schema()
+        except PydanticUserError:
+            return None
+
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, not validated. Raises `InvalidArguments`."""
         try:

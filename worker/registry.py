@@ -21,6 +21,8 @@ from pydantic.errors import PydanticUserError
 from ..deadletter import Retry
 from ..queues import (
     LONGEST,
+    AppEntry,
+    CatalogTask,
     Duration,
     EnvelopeTemplate,
     Key,
@@ -318,6 +320,20 @@ class Registry(Mapping[str, Task[Any, Any]]):
         )
         self._tasks[name] = task
         return task
+
+    def entry(self, app: str) -> AppEntry:
+        """Return the tasks as the catalog lists them."""
+        tasks = [
+            CatalogTask(
+                task.name,
+                task.queue,
+                inspect.getdoc(task.handler) or "",
+                arguments=task.arguments.schema(),
+                result=task.result.schema(),
+            )
+            for task in self._tasks.values()
+        ]
+        return AppEntry(app, tasks)
 
     @property
     def queues(self) -> list[str]:

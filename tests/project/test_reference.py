@@ -173,6 +173,8 @@ PLACEHOLDERS = {
     "supervisor_id": "ID",
     "supervisor": "NAME",
     "queue": "QUEUE",
+    "app": "APP",
+    "version": "VERSION",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""

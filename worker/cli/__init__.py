@@ -7,7 +7,7 @@
     task_events.py          task events
     task_history.py         task state, fork, handoff
     task_inbox.py           task send, inbox
-    queue.py                queue list, metrics, partitions
+    queue.py                queue list, metrics, partitions; task catalog
     queue_metrics.py        the Prometheus metrics
     dlq.py                  dlq list, show, replay, purge, export
     artifacts.py            artifacts list, gc

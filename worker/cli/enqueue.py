@@ -29,16 +29,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import to_json
 
 from ...queues import (
+    Catalog,
+    CatalogError,
     EnvelopeTemplate,
     Options,
     PayloadTooLarge,
     Producer,
+    Refused,
     Replicated,
     SecretPaths,
     TaskHandle,
     TaskMessage,
     check_name,
     check_size,
+    list_workers,
     spread,
 )
 from .support.connection import connected
@@ -46,7 +50,7 @@ from .support.errors import Failed, Misuse
 from .support.options import in_seconds, read_object, read_queue, read_task_id
 from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
-__all__ = ["Defaults", "Item", "check", "enqueue", "items", "make_message", "opened", "problem"]
+__all__ = ["Defaults", "Item", "check", "enqueue", "items", "make_message", "opened", "problem", "resolve_queue"]
 
 _SHOWN_LINES = 10
 
@@ -61,6 +65,7 @@ class Defaults:
     key: str | None
     options: Options
     payload_limit: int
+    catalog: Catalog
     secrets: SecretPaths = ()
 
 
@@ -173,6 +178,22 @@ def make_message(
     return message
 
 
+def resolve_queue(task: str, queue: str | None, arguments: bytes, catalog: Catalog) -> str:
+    """Return the queue of a task: the one that is named, else the catalog's.
+
+    Raises:
+        CatalogError: The catalog does not know the queue, or the arguments do not fit the task that it lists there.
+    """
+    if queue is None:
+        listed = catalog.find(task)
+        listed.check(arguments)
+        return listed.queue
+    for listed in catalog.named(task):
+        if listed.queue == queue:
+            listed.check(arguments)
+    return queue
+
+
 def problem(error: ValueError) -> str:
     """Return the text of an error as one line, without the invalid value."""
     if isinstance(error, ValidationError):
@@ -197,9 +218,7 @@ def _item(text: bytes, defaults: Defaults) -> Item:
         raise ValueError("task is missing, and the command line has no default for it")
     key = defaults.key if line.key is None else line.key
     message = make_message(task, line.args, defaults, task_id=line.id, key=key, headers=line.headers)
-    queue = line.queue or defaults.queue
-    if queue is None:
-        raise ValueError("queue is missing, and the command line has no default for it")
+    queue = resolve_queue(task, line.queue or defaults.queue, message.arguments, defaults.catalog)
     return Item(queue, defaults.delay if line.delay is None else line.delay, message)
 
 
@@ -220,7 +239,8 @@ async def enqueue(
     *,
     args: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments by name, as a JSON object.")] = None,
     queue: Annotated[
-        str | None, typer.Option(metavar="QUEUE", parser=read_queue, help="Queue of the task: its app's, or another.")
+        str | None,
+        typer.Option(metavar="QUEUE", parser=read_queue, help="Queue of the task; by default the catalog's."),
     ] = None,
     delay: Annotated[float, in_seconds("Time before the task may run.")] = 0.0,
     file: Annotated[
@@ -264,20 +284,24 @@ async def enqueue(
 
     When the id is printed, Redis has stored the task.
 
-    Example: perdure enqueue audit --queue audit --args '{"root": "src"}'
+    Example: perdure enqueue audit --args '{"root": "src"}' --delay 60
 
     With --file, each line is one task: {"args": {...}, "task"?, "queue"?,
     "delay"?, "id"?, "key"?, "headers"?}. The command line has the defaults
     for missing fields. All lines are checked before the first is sent.
 
-    Example: perdure enqueue audit --queue audit --file tasks.jsonl
+    Workers publish the queue and the arguments of their tasks (perdure task
+    catalog), so arguments are checked, and --queue is needed only before the
+    first worker has started, or if two apps have a task of this name.
+
+    Example: perdure enqueue audit --file tasks.jsonl
     """
     try:
         options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
     except ValueError as error:
         raise Misuse(problem(error)) from None
     secrets = tuple(tuple(name.split(".")) for name in secret or ())
-    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit, secrets)
+    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit, await producer.catalog(), secrets)
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
         await _send_one(producer, defaults, args, task_id, replicated, json)
@@ -305,24 +329,29 @@ async def _send_one(
         message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    if defaults.queue is None:
-        raise Misuse("give the queue of the task with --queue; by default, it has the name of the task's app")
-    await producer.send([message], queue=defaults.queue, delay=defaults.delay, durability=durability)
+    try:
+        queue = resolve_queue(defaults.task, defaults.queue, message.arguments, defaults.catalog)
+    except CatalogError as error:
+        raise Misuse(str(error)) from None
+    await producer.send([message], queue=queue, delay=defaults.delay, durability=durability)
     if json:
-        print_json({"id": message.id, "queue": defaults.queue})
+        print_json({"id": message.id, "queue": queue})
     else:
         print_data(message.id)
-        note(f"enqueued {defaults.task} on queue {defaults.queue} of {producer.address.shown}")
+        note(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
+    await _warn_unserved(producer, {queue})
 
 
 async def _send_file(
     producer: Producer, defaults: Defaults, path: str, durability: Replicated | None, json: bool
 ) -> None:
     """Send tasks in the order of the lines; print each id after its task is stored."""
+    queues: set[str] = set()
     with opened(path) as file:
         count = check(file, defaults)
         with Bar("enqueuing", count) as bar:
             for (queue, delay), run in groupby(items(file, defaults), key=attrgetter("queue", "delay")):
+                queues.add(queue)
                 sent: list[str] = []
                 messages = (item.message for item in run)
                 handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(
@@ -334,6 +363,18 @@ async def _send_file(
                         sent = _print_ids(sent, queue, bar, json)
                 _print_ids(sent, queue, bar, json)
     note(f"tasks enqueued on {producer.address.shown}: {count}")
+    await _warn_unserved(producer, queues)
+
+
+async def _warn_unserved(producer: Producer, queues: Set[str]) -> None:
+    """Warn of queues that no live worker serves, unless this user may not read the registry of workers."""
+    try:
+        workers = await list_workers(producer.gateway, producer.namespace)
+    except Refused:
+        return
+    served = {queue for worker in workers if not worker.presumed_dead for queue in worker.queues}
+    for queue in sorted(queues - served):
+        note(f"no worker serves queue {queue!r} now: start one")
 
 
 def _print_ids(sent: Sequence[str], queue: str, bar: Bar, json: bool) -> list[str]:

@@ -1,9 +1,10 @@
-"""`perdure queue`: list queues, export their metrics, and set the number of partitions."""
+"""`perdure queue`: list queues, export their metrics, and set the number of partitions. `perdure task catalog`."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from anyio.from_thread import BlockingPortal
 
 from ...queues import (
     MOST_PARTITIONS,
+    CatalogTask,
     Producer,
     QueueStats,
     Route,
@@ -28,7 +30,7 @@ from .support.errors import Failed
 from .support.options import read_queue
 from .support.output import AsJson, duration, note, print_data, print_json, print_table
 
-__all__ = ["app"]
+__all__ = ["app", "catalog"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -232,3 +234,36 @@ def _partitions(count: int) -> str:
 def _indexes(route: Route) -> str:
     first, last = route.last.first, route.last.end - 1
     return str(first) if first == last else f"{first} to {last}"
+
+
+@connected
+async def catalog(
+    producer: Producer,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only the tasks of this name.")] = None,
+    *,
+    json: AsJson = False,
+) -> None:
+    """List the tasks that workers have published, with queue and arguments.
+
+    An entry stays for 30 days after the last worker of its app. With --json,
+    each task has the JSON schemas of its arguments and result.
+
+    Example: perdure task catalog report --json
+    """
+    listed = await producer.catalog()
+    tasks = listed.tasks if name is None else listed.named(name)
+    if name is not None and not tasks:
+        raise Failed(f"no worker has published a task {name!r}")
+    if json:
+        print_json([asdict(task) for task in tasks])
+    elif tasks:
+        print_table(("task", "app", "queue", "arguments", "description"), map(_catalog_row, tasks))
+    else:
+        note(f"no worker has published tasks in namespace {producer.namespace.name}")
+
+
+def _catalog_row(task: CatalogTask) -> tuple[str, ...]:
+    schema = task.arguments or {}
+    required = schema.get("required", ())
+    arguments = ", ".join(name if name in required else f"[{name}]" for name in schema.get("properties", {}))
+    return task.name, task.app, task.queue, arguments, task.description.partition("\n")[0]

@@ -139,6 +139,7 @@ _OTHER_MODULES = {
     "events": (".task_events:events", "Print the events of a task, or of the tasks of a queue."),
     "state": (".task_history:state", "Show the state of a task after one of its events."),
     "fork": (".task_history:fork", "Start a new task from an event of another task."),
+    "catalog": (".queue:catalog", "List the tasks that workers have published."),
     "handoff": (".task_history:handoff", "Print the handoff document of a task."),
 }
 

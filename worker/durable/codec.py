@@ -62,6 +62,13 @@ class Codec:
         except (PydanticSerializationError, ValueError, RecursionError) as error:
             raise UnserialisableResult(what, str(error)) from None
 
+    def schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema of the results; None without a declared type, or for a type without a schema."""
+        try:
+            return None if self._adapter is None else self._adapter.json_schema(mode="serialization")
+        except PydanticUserError:
+            return None
+
     def decode(self, data: bytes) -> Any:
         """Return a result in its declared type. Raises `pydantic.ValidationError`."""
         return from_json(data) if self._adapter is None else self._adapter.validator.validate_json(data)

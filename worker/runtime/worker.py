@@ -191,9 +191,15 @@ class Worker:
         await self._gateway.load_scripts()
         await self._assignment_watcher.refresh()
         self._health.deadlines = self._deadlines
-        info = describe(self.id, self.app.name, self.queues, self.concurrency, self.settings.heartbeat)
         self._registration = Registration(
-            self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health, self._apply_config
+            self._gateway,
+            self._namespace,
+            describe(self.id, self.app.name, self.queues, self.concurrency, self.settings.heartbeat),
+            self._slots,
+            self._executor.settled,
+            self._health,
+            self._apply_config,
+            self.app.tasks.entry(self.app.name),
         )
         self._heartbeat = LeaseHeartbeat(
             self.settings.address,

@@ -68,7 +68,7 @@ def test_the_commands_are_these() -> None:
         "worker resume",
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
-        *(f"task {name}" for name in ("send", "inbox", "artifact", "state", "fork", "handoff")),
+        *(f"task {name}" for name in ("send", "inbox", "artifact", "state", "fork", "handoff", "catalog")),
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"config {name}" for name in ("set", "unset", "show")),
         *(f"queue {name}" for name in ("list", "metrics", "partitions")),

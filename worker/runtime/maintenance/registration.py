@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -14,13 +15,17 @@ from typing import Final
 import anyio
 
 from ....queues import (
+    CATALOG_REFRESH,
+    AppEntry,
     Gateway,
     LeaseLost,
     Namespace,
     QueueError,
+    Refused,
     SharedConfig,
     WorkerInfo,
     announce,
+    publish_entry,
     touch_step,
     withdraw,
 )
@@ -92,14 +97,23 @@ class Registration:
         settled: Mapping[str, int],
         health: Health,
         on_config: Callable[[SharedConfig], None],
+        entry: AppEntry,
     ) -> None:
-        """settled: number of settled deliveries by queue. on_config: called with the stored settings each time."""
+        """Create the registration; `run` publishes it.
+
+        Args:
+            settled: number of settled deliveries by queue.
+            on_config: called with the stored settings each time.
+            entry: the app in the catalog of tasks.
+        """
         self._gateway = gateway
         self._namespace = namespace
         self._info = info
         self._slots = slots
         self._health = health
         self._on_config = on_config
+        self._entry = entry
+        self._published = -math.inf
         self._rates = SettleRate(settled)
 
     async def announce(self) -> None:
@@ -112,10 +126,20 @@ class Registration:
         while True:
             try:
                 await self.announce()
+                if time.monotonic() - self._published >= CATALOG_REFRESH:
+                    await self._publish()
             except QueueError as error:
                 self._health.read_failed(error)
                 logger.debug("could not publish the registration: {}", error)
             await anyio.sleep(self._info.interval)
+
+    async def _publish(self) -> None:
+        """Publish the app's tasks. A refusal is logged once: an older rule may not let workers write the catalog."""
+        self._published = time.monotonic()
+        try:
+            await publish_entry(self._gateway, self._namespace, self._entry, self._info.started)
+        except Refused as error:
+            logger.warning("could not publish the catalog of tasks: {}", error)
 
     async def withdraw(self) -> None:
         await withdraw(self._gateway, self._namespace, self._info.id)

@@ -1,0 +1,190 @@
+"""Catalog of tasks: what workers publish about their apps, so that tasks can be enqueued by name alone.
+
+One entry per app and version, which is a digest of the tasks' descriptions. So a rolling deploy has one entry for the
+old and one for the new version, and each stays for `KEPT` after its last worker. Workers write an entry when they start
+and seldom afterwards; no task costs anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import orjson
+
+from .errors import CatalogError
+from .keys import Namespace
+from .transport import Gateway
+
+__all__ = ["CATALOG_REFRESH", "AppEntry", "Catalog", "CatalogTask", "publish_entry", "read_catalog"]
+
+KEPT: Final = 30 * 86_400
+"""TTL of an entry in seconds."""
+
+CATALOG_REFRESH: Final = 6 * 3600.0
+"""Seconds after which a worker publishes its entry again."""
+
+_ENTRIES: Final = 100
+"""Most entries of a namespace; the oldest are dropped."""
+
+_SCHEMA_BYTES: Final = 16_384
+"""Largest schema that is published; a task with a larger one is listed without it."""
+
+_ENTRY_BYTES: Final = 1_048_576
+"""Largest entry with schemas; a larger one is published without any."""
+
+_DESCRIPTION: Final = 1_000
+"""Most characters of a description."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTask:
+    """A task as its workers describe it.
+
+    Attributes:
+        description: The docstring of the handler.
+        arguments, result: JSON schemas; None if they are unknown or too large.
+        app, version: Set by the entry that lists the task.
+    """
+
+    name: str
+    queue: str
+    description: str = ""
+    arguments: Mapping[str, Any] | None = None
+    result: Mapping[str, Any] | None = None
+    app: str = ""
+    version: str = ""
+
+    def check(self, arguments: bytes) -> None:
+        """Raise `CatalogError` if encoded arguments do not fit the schema. The text holds no values."""
+        if self.arguments is None:
+            return
+        problems = _validate(orjson.dumps(self.arguments), arguments)
+        if problems:
+            more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+            raise CatalogError(f"task {self.name!r}: {'; '.join(problems[:3])}{more}")
+
+
+class AppEntry:
+    """The tasks of one version of an app, ready to be published."""
+
+    def __init__(self, app: str, tasks: Sequence[CatalogTask]) -> None:
+        self.app = app
+        data = _encode(tasks, schemas=True)
+        self.data = data if len(data) <= _ENTRY_BYTES else _encode(tasks, schemas=False)
+        self.version = hashlib.blake2b(self.data, digest_size=6).hexdigest()
+
+
+class Catalog:
+    """The published tasks of a namespace."""
+
+    def __init__(self, entries: Sequence[Sequence[CatalogTask]]) -> None:
+        """entries: the tasks of each entry, those of the worker that started last first."""
+        self.tasks: list[CatalogTask] = []
+        known: set[tuple[str, str]] = set()
+        for task in (task for entry in entries for task in entry):
+            if (task.app, task.name) not in known:  # the newest version of an app describes a task
+                known.add((task.app, task.name))
+                self.tasks.append(task)
+        self.tasks.sort(key=lambda task: (task.name, task.app))
+
+    def named(self, name: str) -> list[CatalogTask]:
+        """Return the tasks of a name, at most one of each app."""
+        return [task for task in self.tasks if task.name == name]
+
+    def find(self, name: str) -> CatalogTask:
+        """Return the only task of a name. Raises `CatalogError` if no app, or more than one, has it."""
+        found = self.named(name)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            listed = ", ".join(f"queue {task.queue!r} (app {task.app!r})" for task in found)
+            raise CatalogError(f"task {name!r} is in several apps: name one of the queues: {listed}")
+        if not self.tasks:
+            raise CatalogError(
+                f"could not find the queue of task {name!r}: no worker has published its tasks yet; name the queue, by "
+                "default that of the app's name, or start a worker"
+            )
+        near = difflib.get_close_matches(name, {task.name for task in self.tasks}, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise CatalogError(f"could not find task {name!r}: no worker has published it, and no queue is named{hint}")
+
+
+async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry, started: int) -> None:
+    """Store or refresh an entry. started: when the worker did, in milliseconds of Redis' clock."""
+    index, member = namespace.catalog, f"{entry.app}:{entry.version}"
+    await gateway.pipeline(
+        [
+            ("SET", namespace.catalog_entry(entry.app, entry.version), entry.data, "EX", KEPT),
+            ("ZADD", index, "GT", started, member),
+            ("ZREMRANGEBYRANK", index, 0, -_ENTRIES - 1),
+            ("PEXPIRE", index, KEPT * 1000),
+        ]
+    )
+
+
+async def read_catalog(gateway: Gateway, namespace: Namespace) -> Catalog:
+    """Return the catalog, in two round trips. Entries that have expired or cannot be read are left out."""
+    members = [member.decode() for member in await gateway.command("ZRANGE", namespace.catalog, 0, -1, "REV")]
+    names = [(app, version) for app, _, version in (member.partition(":") for member in members)]
+    stored = await gateway.pipeline([("GET", namespace.catalog_entry(*name)) for name in names]) if names else []
+    return Catalog([_decode(*name, data) for name, data in zip(names, stored, strict=True) if data is not None])
+
+
+def _encode(tasks: Sequence[CatalogTask], *, schemas: bool) -> bytes:
+    listed = []
+    for task in sorted(tasks, key=lambda task: task.name):
+        fields = asdict(task)
+        del fields["app"], fields["version"]
+        fields["description"] = task.description[:_DESCRIPTION]
+        for kind in ("arguments", "result"):
+            if not schemas or len(orjson.dumps(fields[kind])) > _SCHEMA_BYTES:
+                fields[kind] = None
+        listed.append(fields)
+    return orjson.dumps({"tasks": listed})
+
+
+def _decode(app: str, version: str, data: bytes) -> list[CatalogTask]:
+    """Decode an entry of any version of Perdure. Unknown fields are ignored."""
+    try:
+        return [
+            CatalogTask(
+                name=str(one["name"]),
+                queue=str(one["queue"]),
+                description=str(one.get("description", "")),
+                arguments=one.get("arguments"),
+                result=one.get("result"),
+                app=app,
+                version=version,
+            )
+            for one in orjson.loads(data)["tasks"]
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return []
+
+
+def _validate(schema: bytes, arguments: bytes) -> list[str]:
+    """Return what is wrong with the arguments, field by field."""
+    validator = _validator(schema)
+    if validator is None:
+        return []
+    found = []
+    for error in validator.iter_errors(orjson.loads(arguments)):
+        where = ".".join(str(part) for part in error.instance_path)
+        found.append(f"{where}: {error.message}" if where else error.message)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _validator(schema: bytes) -> Any:
+    """Return the validator of a schema; None for one that cannot be used, as a later version may publish."""
+    import jsonschema_rs
+
+    try:
+        return jsonschema_rs.validator_for(orjson.loads(schema), mask="the value")
+    except (ValueError, jsonschema_rs.ReferencingError):
+        return None
