@@ -304,7 +304,7 @@ async def after_a_deploy(
     found = await letter(app, handle)
     stored = await recorded_steps(app, handle)
     await redis_command(app, "HSET", handle.partition.steps(handle.id), "s:#state", snapshot(stored["s:#state"]))
-    async with App("later", settings=settings) as newer:
+    async with App("agents", settings=settings) as newer:
         newer.agent(name="count", retry=once)(later)
         await replay(newer.producer.gateway, found, Replay())
         await work_off(newer)
@@ -440,7 +440,7 @@ async def test_check_state_reports_a_state_that_differs_from_its_log(settings: S
             return total
 
     handles = {}
-    async with App("unchecked", settings=settings) as unchecked:
+    async with App("agents", settings=settings) as unchecked:
         for one in (app, unchecked):
             kind = type("Fickle_", (Counter,), {"state_type": Fickle, "acts": []})
             handle = await one.agent(kind, name=one.name, queue=one.name).enqueue("count", words=["one"])
