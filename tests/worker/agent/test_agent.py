@@ -440,7 +440,7 @@ async def test_check_state_reports_a_state_that_differs_from_its_log(settings: S
             return total
 
     handles = {}
-    async with App("agents", settings=settings) as unchecked:
+    async with App("unchecked", settings=settings) as unchecked:
         for one in (app, unchecked):
             kind = type("Fickle_", (Counter,), {"state_type": Fickle, "acts": []})
             handle = await one.agent(kind, name=one.name, queue=one.name).enqueue("count", words=["one"])
