@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 __all__ = ["PERDURE", "PERDURE_FSYNC", "QUEUES", "STEPS", "Guarantee", "Peer"]
 
@@ -239,6 +239,16 @@ QUEUES: Sequence[Peer] = (
     ),
 )
 
+_DBOS: Final = Guarantee(
+    "each step committed before the next", "a recorded step exactly once", "every commit", "the next launch"
+)
+_LANGGRAPH: Final = Guarantee(
+    "each node checkpointed before the next",
+    "a checkpointed node exactly once",
+    "every commit",
+    "the caller, by invoking the thread again",
+)
+
 STEPS: Sequence[Peer] = (
     PERDURE,
     PERDURE_FSYNC,
@@ -251,9 +261,7 @@ STEPS: Sequence[Peer] = (
         distributions=("dbos", "sqlalchemy", "psycopg"),
         settings="`DBOS.launch()` with defaults, workflow and steps as plain functions; one thread per concurrent "
         "caller",
-        guarantee=Guarantee(
-            "each step committed before the next", "a recorded step exactly once", "every commit", "the next launch"
-        ),
+        guarantee=_DBOS,
     ),
     Peer(
         key="dbos-sqlite",
@@ -263,9 +271,7 @@ STEPS: Sequence[Peer] = (
         environment="dbos",
         distributions=("dbos", "sqlalchemy", "SQLite"),
         settings="as above, with its default SQLite database",
-        guarantee=Guarantee(
-            "each step committed before the next", "a recorded step exactly once", "every commit", "the next launch"
-        ),
+        guarantee=_DBOS,
     ),
     Peer(
         key="langgraph-postgres",
@@ -275,12 +281,7 @@ STEPS: Sequence[Peer] = (
         environment="langgraph",
         distributions=("langgraph", "langgraph-checkpoint-postgres", "psycopg"),
         settings='a graph of ten nodes, `ainvoke(durability="sync")`, AsyncPostgresSaver on a pool',
-        guarantee=Guarantee(
-            "each node checkpointed before the next",
-            "a checkpointed node exactly once",
-            "every commit",
-            "the caller, by invoking the thread again",
-        ),
+        guarantee=_LANGGRAPH,
     ),
     Peer(
         key="langgraph-sqlite",
@@ -290,11 +291,6 @@ STEPS: Sequence[Peer] = (
         environment="langgraph",
         distributions=("langgraph", "langgraph-checkpoint-sqlite", "SQLite"),
         settings="as above, with AsyncSqliteSaver (write-ahead log, SQLite's default `synchronous`)",
-        guarantee=Guarantee(
-            "each node checkpointed before the next",
-            "a checkpointed node exactly once",
-            "every commit",
-            "the caller, by invoking the thread again",
-        ),
+        guarantee=_LANGGRAPH,
     ),
 )

@@ -140,11 +140,6 @@ class History:
         """Return a step's record if it is known; it may be read from Redis again if it is asked for again."""
         return self.done.get(step) if self.pages is None else self.pages.take(step)
 
-    async def take_record(self, step: str) -> bytes | None:
-        """Return a step's record as `read_record` does; it may be read again if it is asked for again."""
-        found = await self.read_record(step)
-        return found if found is None else self.take_known(step)
-
     async def read_unfinished(self, *steps: str) -> None:
         """Read the intents and the saved progress of steps, unless all are known. Raises `DecryptionError`."""
         if self.pages is not None and steps:
