@@ -101,6 +101,7 @@ async def waits_for(handle: TaskHandle[Any], what: str) -> bool:
     return (await handle.record()).waits == what
 
 
+@pytest.mark.filterwarnings("ignore:a task waits for the result")  # the worker has other slots for it
 async def test_each_role_lives_its_whole_life_as_its_user(
     node: Node, users: dict[str, Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

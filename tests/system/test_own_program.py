@@ -1,4 +1,4 @@
-"""A `Worker` in a user's own program: quarantined tasks run in processes of their own, as under a supervisor."""
+"""A `Worker` in a user's own program: with an import path, quarantined tasks run in processes of their own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from perdure.queues import report_crash
 
 from tests.support.consumers import claim_all, read
 from tests.support.consumers import worker as consumer
+from tests.support.processes import PROGRAM as REPLICA
 from tests.support.processes import push_token, worker_processes
 from tests.support.workers import BOUND, bounded
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+ENVIRONMENT = {"IMPORT_PATH": f"{REPLICA}:app"}
 
 PROGRAM = """
 import asyncio, loguru, os, sys
@@ -35,14 +38,13 @@ async def job(ctx: Context) -> int:
     return os.getpid()
 
 async def main() -> None:
-    async with Worker(app) as worker:
+    async with Worker(app, import_path=PATH) as worker:
         await worker.run(burst=True)
 
 """
-GUARD = 'if __name__ == "__main__":\n    '
-RUN = "asyncio.run(main())\n"
+RUN = 'if __name__ == "__main__":\n    asyncio.run(main())\n'
 FAILS = "if __name__ != '__main__':\n    sys.exit(3)\n"
-CONFIGURED = "app.configure(time_limit=60.0)\n    "
+CONFIGURED = 'if __name__ == "__main__":\n    app.configure(time_limit=60.0)\n'
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 
 async def test_a_task_that_kills_its_process_ends_alone(settings: Settings, producer: Producer, tmp_path: Path) -> None:
     """It kills two workers. The third one starts a process for it, and runs other tasks meanwhile."""
-    with worker_processes(settings.model_copy(update={"lease": 1.0}), tmp_path) as workers:
+    with worker_processes(settings.model_copy(update={"lease": 1.0}), tmp_path, environment=ENVIRONMENT) as workers:
         poison = await producer.enqueue("killer", {}, queue="replica")
         for _ in range(2):
             assert await (await workers.start().ready()).ended() == -9
@@ -75,7 +77,7 @@ async def test_a_task_that_kills_its_process_ends_alone(settings: Settings, prod
 async def test_processes_for_quarantined_tasks_end_with_the_program(
     settings: Settings, producer: Producer, tmp_path: Path
 ) -> None:
-    with worker_processes(settings.model_copy(update={"grace": 0.5}), tmp_path) as workers:
+    with worker_processes(settings.model_copy(update={"grace": 0.5}), tmp_path, environment=ENVIRONMENT) as workers:
         (task,) = await suspects(producer, "replica", "gate", 1, name="never")
         own = await workers.start().ready()
         child = psutil.Process((await workers.line("saved", f"{task.id}:second")).pid)
@@ -87,20 +89,20 @@ async def test_processes_for_quarantined_tasks_end_with_the_program(
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("path", "end", "said"),
     [
-        (GUARD + RUN, None),
-        (RUN, "the worker does not run under the if __name__"),
-        (GUARD + CONFIGURED + RUN, "an app with other tasks or settings"),
-        (FAILS + GUARD + RUN, "ended by exit code"),
+        ("script.py:app", RUN, None),
+        (None, RUN, "the worker has no import_path"),
+        ("script.py:app", CONFIGURED + RUN, "an app with other tasks or settings"),
+        ("script.py:app", FAILS + RUN, "ended by exit code"),
     ],
-    ids=["guard", "no guard", "configured under the guard", "import fails"],
+    ids=["import path", "none", "configured under the guard", "import fails"],
 )
-async def test_a_script_is_imported_only_if_that_does_not_run_its_worker(
-    settings: Settings, producer: Producer, tmp_path: Path, end: str, said: str | None
+async def test_suspects_run_in_the_worker_if_no_other_process_can_import_its_app(
+    settings: Settings, producer: Producer, tmp_path: Path, path: str | None, end: str, said: str | None
 ) -> None:
     tasks = await suspects(producer, "own", "job", 2)
-    with program(settings, tmp_path, PROGRAM + end) as process:
+    with program(settings, tmp_path, PROGRAM.replace("PATH", repr(path)) + end) as process:
         found = {await bounded(task.result()) for task in tasks}
     out, err = process.communicate(timeout=BOUND)
     assert process.returncode == 0, err
@@ -111,7 +113,7 @@ async def test_a_script_is_imported_only_if_that_does_not_run_its_worker(
         assert found == {process.pid}
         assert said in err
         assert err.count("one at a time") == 1
-    assert (out == "imported\n") == (end == RUN)  # only then, the file is not imported once more
+    assert (out == "imported\n") == (path is None)  # only then, the file is not imported once more
 
 
 async def suspects(
@@ -132,7 +134,7 @@ def program(settings: Settings, folder: Path, text: str) -> Iterator[subprocess.
     script.write_text(text)
     environment = os.environ | {"PERDURE_REDIS_URL": settings.redis_url, "PERDURE_NAMESPACE": settings.namespace}
     process = subprocess.Popen(
-        [sys.executable, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, script], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         yield process

@@ -257,8 +257,11 @@ def test_a_worker_whose_loop_is_stuck_ends_though_its_supervisor_is_gone() -> No
     program = """
 import asyncio, os, sys, time
 from types import SimpleNamespace
+from perdure import configure_logging
 from perdure.worker.cli.support.worker_process import SupervisedWorker
 from perdure.worker.runtime.supervisor_link import SupervisorLink
+
+configure_logging()
 
 async def work():
     worker = SimpleNamespace(settings=SimpleNamespace(grace=0.1), stop=lambda: print("never"))

@@ -69,6 +69,7 @@ class Worker:
         queues: Sequence[str] | None = None,
         partitions: Literal["all", "share"] | None = None,
         name: str | None = None,
+        import_path: str | None = None,
         link: Link | None = None,
     ) -> None:
         """Create a worker; `async with` connects it.
@@ -78,11 +79,14 @@ class Worker:
             queues: Queues to read; by default those of the app's tasks.
             partitions: Read all partitions ("all"), or share them with other workers ("share"); by default the setting.
             name: Start of the worker's id; by default the name of the app.
+            import_path: `module:attribute` or `path/to/file.py:attribute`, from which another process can import the
+                app without starting this worker again. Each quarantined task then runs in a process of its own. By
+                default they run one at a time in this process.
             link: Link to the process that starts quarantine workers; by default, this one does. With the role
                 "isolated", the worker runs quarantined tasks only, one at a time.
 
         Raises:
-            ConfigurationError: The app has no tasks and `queues` is empty, or `concurrency` is below 1.
+            ConfigurationError: The app has no tasks and `queues` is empty, or `concurrency` or `import_path` is wrong.
         """
         if concurrency < 1:
             raise ConfigurationError(f"concurrency must be 1 or more, got {concurrency}")
@@ -98,7 +102,9 @@ class Worker:
         self._gateway = self.settings.make_gateway(app.encryptor)
         self._shared = SharedSettings(self.settings)
         self._slots = Slots(concurrency)
-        self._quarantine = link if isinstance(link, LocalQuarantine) else LocalQuarantine.of(app, self.queues, name)
+        self._quarantine = (
+            link if isinstance(link, LocalQuarantine) else LocalQuarantine.of(app, import_path, self.queues, name)
+        )
         self._link = None if link is self._quarantine else link
         self._gate = QuarantineGate(self._link or self._quarantine, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from ...queues import QueueError
 from ..log import logger
-from ..runtime.children.app_path import ChildCommand
+from ..runtime.children.app_command import ChildCommand
 from ..runtime.children.child import Child, exit_status_text, wait_any
 from ..runtime.children.processes import Children
 from ..runtime.children.stall_monitor import StallMonitor, health_of

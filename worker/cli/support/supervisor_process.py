@@ -11,7 +11,7 @@ import typer
 from ...app import App
 from ...log import configure_logging
 from ...runtime.children import LocalQuarantine
-from ...runtime.children.app_path import WORKER_COMMAND, ChildCommand
+from ...runtime.children.app_command import WORKER_COMMAND, ChildCommand
 from ...runtime.children.quarantine_pool import most_children
 from ...settings import load_settings
 from ...supervise import Supervisor, SupervisorConfig
@@ -58,7 +58,7 @@ def supervisor_config(
 
 def local_quarantine(context: typer.Context, isolated: int | None, app: App) -> LocalQuarantine:
     """Return the quarantine pool of a worker without a supervisor, for children that run this command."""
-    return LocalQuarantine(app, lambda: ChildCommand(_command(context)), isolated)
+    return LocalQuarantine(app, ChildCommand(_command(context)), isolated)
 
 
 def _command(context: typer.Context) -> list[str]:

@@ -24,7 +24,7 @@ from ...app import App
 from ...log import add_to_json, configure_logging, logger
 from ...runtime import Worker
 from ...runtime.children import LocalQuarantine
-from ...runtime.children.app_path import app_digest, use_import_path
+from ...runtime.children.app_command import app_digest, use_import_path
 from ...runtime.health.probe_server import HealthSource, ProbeServer
 from ...runtime.signals import stop_on_signals
 from ...runtime.supervisor_link import Link, SupervisorLink

@@ -1,6 +1,6 @@
 """Child processes that run workers: those of a supervisor, and the quarantine workers of a worker without one.
 
-    app_path.py          how another process imports the app of this one
+    app_command.py       command line of a child that imports the app of this process
     timings.py           intervals and time limits
     child.py             one child process, its two pipes, and how it ended
     processes.py         all child processes: start, terminate, handle their exit; the spare

@@ -18,7 +18,7 @@ import orjson
 
 from ....queues import ChildInfo
 from ..supervisor_link import SUPERVISED, Role
-from .app_path import ChildCommand
+from .app_command import ChildCommand
 
 __all__ = ["Child", "ChildPipe", "OnMessage", "exit_status_text", "wait_any"]
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Self
 
 from anyio.abc import TaskGroup
 
 from ....queues import Gateway, Namespace, report_crash
 from ...app import App
-from ...errors import ConfigurationError
 from ...log import logger
 from ..supervisor_link import Role
-from .app_path import ChildCommand, app_command, app_digest
+from .app_command import ChildCommand, app_command, app_digest
 from .child import Child
 from .processes import Children
 from .quarantine_pool import QuarantinePool, most_children
@@ -27,18 +25,18 @@ __all__ = ["LocalQuarantine"]
 class LocalQuarantine:
     """Link of a worker to its own quarantine pool, which starts with the first suspect.
 
-    If a child cannot run the tasks of the worker's app, the worker is asked to run suspects itself: no path leads to
-    the app, its import failed, or what was imported has other tasks or settings.
+    If a child cannot run the tasks of the worker's app, the worker is asked to run suspects itself: the worker has no
+    import path, the import failed, or what was imported has other tasks or settings.
 
     Args:
         app: The app of the worker.
-        command: Returns the command of a child; raises `ConfigurationError` if no child can be started.
+        command: Command of a child. None: the worker runs suspects itself.
         most: Greatest number of children; None for one per slot of the worker, within limits.
     """
 
     role: Role = "worker"
 
-    def __init__(self, app: App, command: Callable[[], ChildCommand], most: int | None = None) -> None:
+    def __init__(self, app: App, command: ChildCommand | None, most: int | None = None) -> None:
         self._app = app
         self._command = command
         self._most = most
@@ -50,14 +48,9 @@ class LocalQuarantine:
         self._proven = self._failed = False
 
     @classmethod
-    def of(cls, app: App, queues: Sequence[str], name: str | None) -> Self:
-        """Return the pool of a worker in the user's own program, whose children import the app from its module.
-
-        Args:
-            queues: Queues of the worker.
-            name: First part of the ids of its children; None for the app's name.
-        """
-        return cls(app, partial(app_command, app, queues, name))
+    def of(cls, app: App, import_path: str | None, queues: Sequence[str], name: str | None) -> Self:
+        """Return the pool of a worker in a user's program. See `app_command` for the arguments and the error."""
+        return cls(app, None if import_path is None else app_command(import_path, queues, name))
 
     def say(self, what: str, **more: Any) -> None:
         """Start a quarantine child if the worker leaves a suspect to it. May be called from any thread."""
@@ -109,11 +102,10 @@ class LocalQuarantine:
         if self._failed or self._loop is None:
             return
         if self._pool is None:
-            try:
-                self._pool = self._open_pool(self._command())
-            except ConfigurationError as error:
-                self._fail(str(error))
+            if self._command is None:
+                self._fail("the worker has no import_path")
                 return
+            self._pool = self._open_pool(self._command)
         self._pool.scale_up(1)
 
     def _open_pool(self, command: ChildCommand) -> QuarantinePool:
@@ -138,8 +130,8 @@ class LocalQuarantine:
         self._failed = True
         logger.warning(
             "could not run quarantined tasks of app {!r} in processes of their own: {}. They run one at a time in this "
-            "worker, which takes no other task meanwhile. Use 'perdure worker run', or define the app at the top level "
-            'of a module that does not start the worker when it is imported: if __name__ == "__main__":',
+            "worker, which takes no other task meanwhile. Use 'perdure worker run', or Worker(app, "
+            "import_path='module:attribute')",
             self._app.name,
             why,
         )

@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 from ....queues import Backoff, ChildInfo, QueueError
 from ...log import logger
 from ..supervisor_link import Role
-from .app_path import ChildCommand
+from .app_command import ChildCommand
 from .child import Child, OnMessage, wait_any
 from .timings import SupervisorTimings
 
