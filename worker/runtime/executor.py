@@ -6,6 +6,7 @@ returns it; then the settle hooks store it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -157,6 +158,12 @@ class Executor:
         self._stopping = True
         for run in self.runs:
             run.request_stop()
+
+    def describe_current(self, loop: asyncio.AbstractEventLoop) -> str:
+        """Return which task the event loop runs, for the log. Called in the watchdog's thread."""
+        current = asyncio.current_task(loop)
+        run = next((run for run in self.runs if current is not None and run.task is current), None)
+        return "" if run is None else f", blocked by the handler of task {run.envelope.task!r} {run.id}"
 
     async def execute(self, delivery: Delivery) -> bool:
         """Run one delivery to its outcome. Never raises because of a task or its message.

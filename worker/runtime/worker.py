@@ -80,8 +80,7 @@ class Worker:
             partitions: Read all partitions ("all"), or share them with other workers ("share"); by default the setting.
             name: Start of the worker's id; by default the name of the app.
             import_path: `module:attribute` or `path/to/file.py:attribute`, from which another process can import the
-                app without starting this worker again. Each quarantined task then runs in a process of its own. By
-                default they run one at a time in this process.
+                app without starting this worker again, for one process per quarantined task; by default they run here.
             link: Link to the process that starts quarantine workers; by default, this one does. With the role
                 "isolated", the worker runs quarantined tasks only, one at a time.
 
@@ -128,7 +127,7 @@ class Worker:
             warn_after=self.settings.stall_warning,
             stall_limit=self.settings.stall_limit,
             on_check=self._send_alive,
-            describe_current=self._describe_current,
+            describe_current=self._executor.describe_current,
         )
         self._health = Health(self.id, self.settings, self._watchdog, self._executor, self._slots, self._gate)
         self._stop = anyio.Event()
@@ -331,12 +330,6 @@ class Worker:
     def _ask_for_replacement(self, why: str) -> None:
         if self._link is not None:
             self._link.say("replace", why=why)
-
-    def _describe_current(self, loop: asyncio.AbstractEventLoop) -> str:
-        """Return which task the event loop runs, for the log. Called in the watchdog's thread."""
-        current = asyncio.current_task(loop)
-        run = next((run for run in self._executor.runs if current is not None and run.task is current), None)
-        return "" if run is None else f", blocked by the handler of task {run.envelope.task!r} {run.id}"
 
     async def _execute(self, delivery: Delivery) -> None:
         if await self._executor.execute(delivery):
