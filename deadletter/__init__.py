@@ -1,4 +1,4 @@
-"""Dead letters: when a task is given up, what is kept of it, and its replay. Knows queues, not workers.
+"""Dead letters: retry policy, burial, listing and replay. The package imports queues, and no workers.
 
 | module | what it holds |
 |---|---|

@@ -1,4 +1,4 @@
-"""Queues on Redis: messages, leases, checkpoints and outcomes. Knows nothing of handlers, agents or policies.
+"""Queues on Redis: messages, leases, checkpoints and outcomes. No handlers, agents or retry policies.
 
 | module | what it holds |
 |---|---|

@@ -281,7 +281,7 @@ class HandOffRefused(QueueError):
 
 
 class CatalogError(QueueError, ValueError):
-    """A task enqueued by name alone whose queue the catalog cannot tell, or whose arguments do not fit its schema."""
+    """A task enqueued by name alone whose queue is not in the catalog, or whose arguments do not fit its schema."""
 
 
 class TaskNotFound(QueueError, LookupError):

@@ -14,9 +14,10 @@
 | `due_set` | promotion of scheduled tasks |
 | `fleet_locks` | locks that leave a chore to one worker of the fleet |
 
-Before a change: every write for a delivery goes through a script that includes `fence.lua`, and is refused once the
-lease has passed. A message is acknowledged only in the script that stores its outcome. Each script may be called twice,
-because a reply may be lost. tests/model checks all of that; a new script needs a rule there.
+Before a change: every write for a delivery is made by a script that includes `fence.lua`, and is refused once the lease
+has passed. A message is acknowledged only in the script that stores its outcome. Each script may be called twice,
+because a reply may be lost, except for those that hand out messages (`run_once`). tests/model checks all of that; a new
+script needs a rule there.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class QuarantinedDelivery(NamedTuple):
 
 
 async def quarantine(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    """Leave a task to a worker that runs it alone, at no cost. Raises `LeaseLost`."""
+    """Put a task into quarantine, for a worker that runs it alone, at no cost. Raises `LeaseLost`."""
     partition = delivery.partition
     keys = [partition.ready, partition.nudge, partition.record(task_id)]
     if not await gateway.run(_QUARANTINE, keys, [*delivery.fence, SUSPECTS]):

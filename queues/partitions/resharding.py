@@ -38,7 +38,7 @@ _RETIRE = queue_script("retire_partition")
 _MARK_TTL: Final = 7 * 86_400_000
 """Milliseconds for which a retired partition refuses producers.
 
-A producer reads the route again after a minute, so only one that stood still for longer, between its read of the route
+A producer reads the route again after a minute, so only one that was stopped for longer, between its read of the route
 and its write, can store a task that no worker finds.
 """
 

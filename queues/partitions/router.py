@@ -1,4 +1,4 @@
-"""The producer's router: the partition that the next task goes to."""
+"""The producer's router: the partition of the next task."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@
     scripts       Lua scripts, called by digest
     backoff       delays between attempts; the loop that waits while Redis is unavailable
 
-The gateway repeats a command whose reply was lost only if it is repeatable: every script must have the same effect when
-it runs twice with the same arguments. Errors of redis-py do not leave this package: `translated` turns them into
-`Unavailable` (transient) and `Refused`. Commands sent to a cluster must be in the table of `cluster/hash_slots.py`.
+The gateway repeats a command whose reply was lost only if it is repeatable: a script must have the same effect when it
+runs twice with the same arguments, or be called by `run_once`. Errors of redis-py do not leave this package:
+`translated` turns them into `Unavailable` (transient) and `Refused`. Commands sent to a cluster must be in the table of
+`cluster/hash_slots.py`.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ This module alone decides which commands share a write, which connection they us
 lost reply.
 
 A command is repeatable if sending it twice has the effect of sending it once. Reads are repeatable, and so is every
-script of Perdure by design (enqueue by id, settle by fence, record by value). A repeatable command whose reply was lost
-is sent again for `patience` seconds. Any other raises `Unavailable` at once, and its caller finds out whether it was
-executed. `ServerFull` is also raised at once, since the server stays full until an operator frees memory. Writes that
-replicas must confirm have a separate connection (replication.py).
+script (enqueue by id, settle by fence, record by number) except for those that hand out messages. A repeatable command
+whose reply was lost is sent again for `patience` seconds. Any other raises `Unavailable` at once, and its caller finds
+out whether it was executed. `ServerFull` is also raised at once, since the server stays full until an operator frees
+memory. Writes that replicas must confirm have a separate connection (replication.py).
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def _questions(address: Address, requirements: ServerRequirements | None) -> Seq
 
 
 def _answer(question: Command, reply: Any) -> Any:
-    """Return the reply, or None if the server refuses to tell. Raises any other error."""
+    """Return the reply, or None if the server refuses the command. Raises any other error."""
     if isinstance(reply, ResponseError):
         text = str(reply).lower()
         if question in _ADMIN or "permission" in text or "unknown command" in text:

@@ -146,7 +146,7 @@ class Loop(Generic[S]):
         await self._start(step, attempt)
         step = self._named(step.key)
         try:
-            result = await self._hooked(step, attempt, lambda: self._reach(step, in_doubt=in_doubt))
+            result = await self._hooked(step, attempt, lambda: self._act_or_verify(step, in_doubt=in_doubt))
         except (LeaseLost, EntriesLost, StateError, StepInDoubt):
             raise
         except Exception as error:
@@ -169,7 +169,7 @@ class Loop(Generic[S]):
         replicated = step.risky and self._replicated
         await run.recorder.put(event_entry, *left, *self._live.snapshot(), wait=step.risky, replicated=replicated)
 
-    async def _reach(self, step: PlanStep, *, in_doubt: bool) -> Any:
+    async def _act_or_verify(self, step: PlanStep, *, in_doubt: bool) -> Any:
         """Return the result of a step: from `verify` if an earlier run may have done it, else from `act`."""
         async with Autosave(self._live, step, self._agent.save_every).running():
             if in_doubt:

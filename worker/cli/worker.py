@@ -111,7 +111,7 @@ def run(
         bool,
         typer.Option(
             "--no-supervisor",
-            help="Run the worker in this process, for those who have a supervisor of their own. It starts processes "
+            help="Run one worker in this process, where another supervisor restarts it. It starts processes "
             "for quarantined tasks only. If it dies, its tasks are claimed after the lease.",
             rich_help_panel=_SUPERVISOR,
         ),

@@ -34,7 +34,7 @@ class Run:
     """One run of a task. It belongs to one event loop; only `on_lost` and `on_cancel` may be called from other threads.
 
     The handler runs in the asyncio task that enters the run (`with run:`). Stopping the run cancels that task. Leaving
-    the block takes these cancellations back, so that the same task can store the outcome.
+    the block undoes these cancellations, so that the same task can store the outcome.
 
     Attributes:
         events: number of the last event that this run put into the log.
@@ -142,11 +142,11 @@ class Run:
     # what the run starts from
 
     def load(self, history: History) -> None:
-        """Take what earlier runs recorded."""
+        """Set the history that earlier runs recorded."""
         self.history = history
 
     def resume_from(self, resumption: Resumption) -> None:
-        """Take what the previous run left, for `ctx.resumption`."""
+        """Set the summary of the previous run, which `ctx.resumption` returns."""
         self.resumption = resumption
 
     def keep_secret(self, redaction: Redaction) -> None:
@@ -168,12 +168,12 @@ class Run:
         return next((one for one in self._observers if isinstance(one, kind)), None)
 
     async def save(self) -> None:
-        """Have the observers store what is not stored yet. Raises `PayloadTooLarge`, `LeaseLost`."""
+        """Let the observers store unsaved data. Raises `PayloadTooLarge`, `LeaseLost`."""
         for observer in self._observers:
             await observer.on_checkpoint()
 
     async def plan_boundary(self) -> None:
-        """Stop an agent between two steps of its plan, if the worker or an observer wants to."""
+        """Stop an agent between two steps of its plan, if the worker or an observer has requested it."""
         if self.stopping:
             await self.boundary()
         for observer in self._observers:
@@ -208,7 +208,7 @@ class Run:
         return self.history.entries if self._recorder is None else self._recorder.last
 
     def next_entry(self, event: Event) -> Entry:
-        """Return an event's log entry. It must be put at once, for it has the next number.
+        """Return an event's log entry. It must be put at once, because it has the next number.
 
         Raises `PayloadTooLarge`, and what an observer raises; then the event does not exist.
         """
@@ -263,7 +263,7 @@ class Run:
             task.uncancel()  # type: ignore[union-attr]
 
     async def drain_cancellation(self) -> None:
-        """Absorb a cancellation that arrived after the handler had ended, so that it hits nothing else.
+        """Absorb a cancellation that arrived after the handler had ended, so that it cancels nothing else.
 
         Raises `CancelledError` where the worker itself is being cancelled.
         """
@@ -293,12 +293,12 @@ class Run:
             self._cancel()
 
     def abandon(self) -> StopReason | None:
-        """Refuse whatever a handler that ignores its cancellation still does. Returns why the run was stopped."""
+        """Refuse all further writes of a handler that ignores its cancellation. Return why the run was stopped."""
         why, self.stop_reason = self.stop_reason, StopReason.LOST
         return why
 
     def limit(self, seconds: float) -> asyncio.TimerHandle:
-        """Time the run out after so many seconds; cancel the handle to take that back."""
+        """Time the run out after so many seconds; cancelling the handle removes the limit."""
         return self._loop.call_later(seconds, self.cancel, StopReason.TIMED_OUT)
 
     def on_lost(self) -> None:
@@ -323,15 +323,15 @@ class Run:
     # its steps
 
     def touch(self) -> None:
-        """Note progress: the run is not idle."""
+        """Restart the idle time of the run."""
         self.active = time.monotonic()
 
     def excuse(self, seconds: float) -> None:
-        """Do not count so many seconds, in which the event loop stood still, as idle."""
+        """Exclude so many seconds, in which the event loop was blocked, from the idle time."""
         self.active += seconds
 
     def request_stop(self) -> None:
-        """Have the run stop at its next step boundary."""
+        """Request the run to stop at its next step boundary."""
         self.stopping = True
 
     def step_began(self, key: str) -> None:

@@ -165,7 +165,7 @@ async def _perform(
     tool: str | None,
     call: StepCall | None = None,
 ) -> Any:
-    """Do what `run_step` does, within the step hooks. arguments: digest and JSON. call: what the hooks got."""
+    """Return the result of a matched step, within the hooks. arguments: digest and JSON. call: seen by the hooks."""
     key, result, former = match
     codec = codec_of(fn)
     if result is not None:
@@ -185,7 +185,7 @@ async def _perform(
     run.step_began(key)
     try:
         try:
-            value = await _reach(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
+            value = await _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
         finally:
             _CURRENT_STEP.reset(token)
             if call is not None:
@@ -207,7 +207,7 @@ async def _run_within(
 ) -> Any:
     """Run a step as a part of another one, which is recorded as a whole."""
     plain, part = replace(options, risky=False, verify=None), Step(run, outer.key, replicated=False)
-    return await _reach(part, run, fn, args, kwargs, plain, "", "", replicated=False)
+    return await _call_with_retries(part, run, fn, args, kwargs, plain, "", "", replicated=False)
 
 
 async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOptions, outer: Step | None) -> Match:
@@ -290,7 +290,7 @@ def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False)
         check_name("name", name)
 
 
-async def _reach(
+async def _call_with_retries(
     step: Step,
     run: Run,
     fn: Callable[..., Any],
@@ -302,7 +302,7 @@ async def _reach(
     *,
     replicated: bool,
 ) -> Any:
-    """Return the step's value: call the function, as often as its retry allows, or learn that it happened already."""
+    """Call the function, as often as its retry allows, or take the result that `verify` finds; return it."""
     while True:
         if options.risky:
             if step.key in run.history.intents:

@@ -82,7 +82,7 @@ class StepKeys:
         return key, None, record
 
     async def read(self, name: str, digests: tuple[str, ...], history: History) -> None:
-        """Read what `match_any` has to know of a large checkpoint. Raises `DecryptionError`."""
+        """Read the records of a large checkpoint that `match_any` needs. Raises `DecryptionError`."""
         name = _SCOPE.get() + name
         while (lowest := self._lowest(name)[1]) not in history.done:
             if await history.read_record(lowest) is None and self._lowest(name)[1] == lowest:

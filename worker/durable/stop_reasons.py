@@ -129,7 +129,7 @@ STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
 _BY_EVENT: Final[Mapping[str, StopReason]] = {
     rule.event: reason for reason, rule in reversed(list(STOP_RULES.items())) if rule.event is not None and rule.after
 }
-"""The first row of an event type wins: the log does not tell a time-out from another failure."""
+"""The first row of an event type wins: the log does not distinguish a time-out from another failure."""
 
 
 def stop_of_event(event: str) -> StopReason | None:

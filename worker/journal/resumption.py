@@ -35,7 +35,7 @@ class Resumption(BaseModel):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the previous run was interrupted or continues here, so that the user may want to know."""
+        """Whether the previous run was interrupted or continues here, which a user should see."""
         return self.after in ("crash", "hand_off", "replay", "fork")
 
     def summary(self) -> str:

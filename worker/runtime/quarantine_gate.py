@@ -59,7 +59,7 @@ class QuarantineGate:
             self.wanted = True
             self._notify()
         elif self._link is not None:
-            self._link.say("suspects")
+            self._link.send("suspects")
 
     def run_here(self) -> None:
         """Run suspects in this process from now on: no other process can be started for them."""
@@ -84,9 +84,9 @@ class QuarantineGate:
         self._timer = asyncio.get_running_loop().call_later(self._window, self._end_probation, run)
         link = self._link
         if link is not None:
-            link.say("begins", id=run.id, task=run.envelope.task)
+            link.send("begins", id=run.id, task=run.envelope.task)
             if self._more:
-                link.say("suspects")  # after `begins`: the supervisor must not count this worker as free for them
+                link.send("suspects")  # after `begins`: the supervisor must not count this worker as free for them
             run.observe(_StepReports(link, run))
         else:
             run.observe(_Progress(self, run))
@@ -106,13 +106,13 @@ class QuarantineGate:
         """Note that a run has ended. A run that was not admitted changes nothing."""
         if self._suspect is run:
             if self._link is not None:
-                self._link.say("ends", id=run.id)
+                self._link.send("ends", id=run.id)
             self._leave()
 
     def idle(self) -> None:
         """Report to the supervisor that there is no suspect."""
         if self.dedicated and self._link is not None:
-            self._link.say("idle")
+            self._link.send("idle")
 
     def found(self, *, more: bool) -> None:
         """Note whether more suspects were waiting when this worker took one; the supervisor learns it with the run."""
@@ -124,7 +124,7 @@ class QuarantineGate:
         await self._changed.wait()
 
     def clear(self, run: Run) -> None:
-        """Let the worker of a suspect that made progress take other tasks again."""
+        """Clear a suspect that made progress, so that its worker takes other tasks again."""
         if self._suspect is run:
             self._end_probation(run)
 
@@ -133,7 +133,7 @@ class QuarantineGate:
         self._clearing.add(task)
         task.add_done_callback(self._clearing.discard)
         if self._link is not None:
-            self._link.say("survived", id=run.id)
+            self._link.send("survived", id=run.id)
         else:
             self._leave()
 
@@ -166,7 +166,7 @@ class _StepReports(RunObserver):
         self._id = run.id
 
     def on_step(self, key: str) -> None:
-        self._link.say("step", id=self._id, step=key)
+        self._link.send("step", id=self._id, step=key)
 
 
 class _Progress(RunObserver):

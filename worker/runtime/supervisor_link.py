@@ -44,12 +44,12 @@ imported the app, and waits until it gets one of the other two.
 
 
 class Link(Protocol):
-    """Way from a worker to the process that starts quarantine workers. Any thread may send."""
+    """Connection of a worker to the process that starts quarantine workers. Any thread may send."""
 
     @property
     def role(self) -> Role: ...
 
-    def say(self, what: str, **more: Any) -> None:
+    def send(self, what: str, **more: Any) -> None:
         """Send a message."""
 
 
@@ -71,15 +71,15 @@ class SupervisorLink:
 
         The variable is removed and the pipes are not inheritable, so child processes have no link.
         """
-        told = environment.pop(SUPERVISED, None)
-        if told is None:
+        value = environment.pop(SUPERVISED, None)
+        if value is None:
             return None
-        role, read, write = told.split(":")
+        role, read, write = value.split(":")
         for descriptor in (int(read), int(write)):
             os.set_inheritable(descriptor, False)
         return cls(cast("Role", role), int(read), int(write))
 
-    def say(self, what: str, **more: Any) -> None:
+    def send(self, what: str, **more: Any) -> None:
         """Send a message. It is dropped if the supervisor has ended, which `listen` reports, or if the pipe is full."""
         line = orjson.dumps({"say": what, **more}) + b"\n"
         with self._lock:

@@ -1,6 +1,6 @@
 """Webhooks: JSON about resumed, buried and waiting tasks, posted to a URL and signed if there is a secret.
 
-Nothing waits for a post, and nothing fails because of one: events wait in a bounded queue in memory, each is tried a
+No task waits for a webhook, and none fails because of one: events wait in a bounded queue in memory, each is tried a
 few times, and one that the receiver does not accept is dropped with a warning in the log. So an event may be lost with
 its worker, which an entry of the event log may not; and one whose reply was lost is posted twice, under one delivery
 id.

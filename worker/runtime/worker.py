@@ -118,7 +118,7 @@ class Worker:
             self._gate,
             threads=max(40, concurrency),
             webhooks=self._webhooks,
-            on_progress=None if self._link is None else partial(self._link.say, "progress"),
+            on_progress=None if self._link is None else partial(self._link.send, "progress"),
             middleware=app.middleware,
             resources=lambda: app.resources,
             queues=self.queues,
@@ -325,11 +325,11 @@ class Worker:
     def _send_alive(self, lag: float) -> None:
         """Called in the watchdog's thread."""
         if self._link is not None:
-            self._link.say("alive", lag=lag, health=self._health.report().summary())
+            self._link.send("alive", lag=lag, health=self._health.report().summary())
 
     def _ask_for_replacement(self, why: str) -> None:
         if self._link is not None:
-            self._link.say("replace", why=why)
+            self._link.send("replace", why=why)
 
     async def _execute(self, delivery: Delivery) -> None:
         if await self._executor.execute(delivery):

@@ -33,10 +33,10 @@ def test_saying_to_one_who_does_not_listen_never_waits_and_leaves_whole_lines(
 ) -> None:
     link, read, _ = ends
     for number in range(2000):  # more than the pipe holds
-        link.say("step", id=f"task-{number}", step="x" * 100)
+        link.send("step", id=f"task-{number}", step="x" * 100)
     os.set_blocking(read, False)
     heard = os.read(read, 1 << 20)
-    link.say("alive", lag=0.0)
+    link.send("alive", lag=0.0)
     heard += os.read(read, 1 << 20)
     lines = [orjson.loads(line) for line in heard.splitlines()]
     assert [line["id"] for line in lines if line["say"] == "step"] == [
@@ -51,8 +51,8 @@ def test_saying_to_one_who_is_gone_is_no_error(ends: tuple[SupervisorLink, int, 
     other = os.dup(read)
     os.close(other)
     os.dup2(os.open(os.devnull, os.O_RDONLY), read)
-    link.say("alive", lag=0.0)
-    link.say("alive", lag=0.0)
+    link.send("alive", lag=0.0)
+    link.send("alive", lag=0.0)
 
 
 def test_what_the_supervisor_says_is_heard_and_its_end_too(ends: tuple[SupervisorLink, int, int]) -> None:

@@ -58,7 +58,7 @@ class SupervisedWorker:
         """Report the app's settings, and wait until the supervisor requests a worker."""
         settings = app.settings
         address = settings.address
-        self.link.say(
+        self.link.send(
             "loaded",
             app=app.name,
             digest=app_digest(app),
@@ -241,7 +241,7 @@ def run_worker(
 
 
 def _freeze_garbage_collector() -> None:
-    """Exclude what is loaded by now, which lives until the exit, from garbage collection."""
+    """Exclude all objects that exist now from garbage collection: modules live until the process exits."""
     gc.collect()
     gc.freeze()
 
@@ -272,7 +272,7 @@ async def _work(
             stack.enter_context(probe.serving(worker.health))
             await stack.enter_async_context(worker)
             if supervised is not None:
-                supervised.link.say("ready", worker=worker.id, queues=worker.queues)
+                supervised.link.send("ready", worker=worker.id, queues=worker.queues)
             logger.info(
                 "{} {} started: queues {}, namespace {} at {}, concurrency {}",
                 "quarantine worker" if isolated else "worker",

@@ -272,7 +272,7 @@ class Child:
     # messages to the child
 
     def start_work(self) -> None:
-        """Let it work in its role. A spare waits on."""
+        """Send the child `work` with its role. A spare continues to wait."""
         if self.role != "spare":
             self._pipe.send("work", role=self.role)
 

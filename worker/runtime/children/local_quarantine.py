@@ -52,7 +52,7 @@ class LocalQuarantine:
         """Return the pool of a worker in a user's program. See `app_command` for the arguments and the error."""
         return cls(app, None if import_path is None else app_command(import_path, queues, name))
 
-    def say(self, what: str, **more: Any) -> None:
+    def send(self, what: str, **more: Any) -> None:
         """Start a quarantine child if the worker leaves a suspect to it. May be called from any thread."""
         if what == "suspects" and self._loop is not None:
             self._loop.call_soon_threadsafe(self._scale_up)

@@ -136,7 +136,7 @@ class CombinedReport:
 
     @property
     def live(self) -> bool:
-        """Whether any ordinary worker is live or there are none: the supervisor replaces the others."""
+        """Whether an ordinary worker is live, or there is no such worker: the supervisor replaces the others."""
         return not self._ordinary or any(report.live for report in self._ordinary)
 
     @property

@@ -2,7 +2,7 @@
 
 | module | what it does |
 |---|---|
-| `execution` | the delivery on its way through the stages, and the type of a stage |
+| `execution` | the delivery that the stages handle, and the type of a stage |
 | `previous_run` | load what earlier runs recorded; set and log the resumption |
 | `version_check` | leave a task of a newer data format to newer workers |
 | `task_lookup` | find the registered task; decrypt and decode its arguments |

@@ -15,7 +15,7 @@ __all__ = ["Execution", "Stage", "hand_back"]
 
 
 class Execution:
-    """One delivery on its way through the stages.
+    """One delivery in the stages.
 
     Attributes:
         task: Set by `FindTask`. Stages after it may rely on it; before, reading it raises AttributeError.
