@@ -7,9 +7,10 @@
 | `handle` | status, result, events and cancellation of a task |
 | `inbox` | messages to tasks |
 | `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |
-| `presence`, `supervisors` | registries of workers and supervisors |
+| `presence`, `supervisors`, `catalog` | registries of workers, supervisors and the tasks of apps |
 | `pubsub` | notifications that wake waiters |
-| `envelope`, `keys`, `errors`, `defaults`, `durations` | wire format; keys; errors; PERDURE_*; seconds |
+| `envelope`, `keys`, `errors` | wire format; key names; error tree |
+| `defaults`, `durations` | PERDURE_* defaults; durations and points in time |
 | `transport`, `security`, `embedded` | connections; encryption and secrets; the embedded server |
 | `partitions`, `delivery` | routes of a queue; reading, leases and settlement |
 | `lua/` | one script per atomic act; each header has KEYS, ARGV, reply and what is atomic |

@@ -81,7 +81,7 @@ async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: S
 
 
 async def confirm_successor(gateway: Gateway, namespace: Namespace, source: str) -> None:
-    """Note in the record of the continued task that its successor was read, or is being cancelled. Idempotent.
+    """Store in the record of the continued task that its successor was read, or is being cancelled. Idempotent.
 
     The record of a successor that has ended may expire before the continued task is settled, such as while all workers
     of its queue are down. Without this note, the next run of that task would store the successor again.

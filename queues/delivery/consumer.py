@@ -212,7 +212,7 @@ class Consumer:
         return self._reader.is_away(partition)
 
     def mark_unavailable(self, partition: Partition, error: Unavailable) -> bool:
-        """Note that a partition is unavailable. Return whether the others are read without it."""
+        """Mark a partition as unavailable. Return whether the others are read without it."""
         return self._reader.mark_unavailable(partition, error)
 
     def returned(self) -> list[Partition]:

@@ -89,7 +89,7 @@ async def clear_quarantined(gateway: Gateway, delivery: Delivery, task_id: str) 
 
 
 async def excuse_crashes(gateway: Gateway, delivery: Delivery, task_id: str, crashes: int) -> None:
-    """Count no crash in a row any more: the task has progressed. crashes: all so far. Raises `LeaseLost`."""
+    """Excuse the crashes of a task that has made progress. crashes: their number so far. Raises `LeaseLost`."""
     partition = delivery.partition
     keys = [partition.ready, partition.record(task_id), partition.log(task_id)]
     if not await gateway.run(_EXCUSE, keys, [*delivery.fence, crashes, CRASH_WINDOW_MS]):

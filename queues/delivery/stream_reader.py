@@ -68,7 +68,7 @@ class StreamReader(Protocol):
         ...
 
     def keep(self, partitions: Sequence[Partition]) -> None:
-        """Note the partitions that are read from now on."""
+        """Set the partitions that are read from now on."""
         ...
 
     def is_away(self, partition: Partition) -> bool:
@@ -80,7 +80,7 @@ class StreamReader(Protocol):
         ...
 
     def mark_unavailable(self, partition: Partition, error: Unavailable) -> bool:
-        """Note that a partition is unavailable. Return whether the others are read without it."""
+        """Mark a partition as unavailable. Return whether the others are read without it."""
         ...
 
     def returned(self) -> list[Partition]:

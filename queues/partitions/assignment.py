@@ -128,7 +128,7 @@ class PartitionAssignment:
                 await self._follow(queue)
 
     async def leave(self) -> None:
-        """Leave the partitions to the other workers: from now on this one reads nothing more."""
+        """Release the partitions to the other workers, and read no more."""
         self._leaving = True
         for queue in self._queues if self._share else ():
             await leave_group(self._gateway, self._namespace, queue.name, self._worker)

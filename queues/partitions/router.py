@@ -97,7 +97,7 @@ class PartitionRouter:
         return [self._at(index) for index in self._indexes(number) if index in self._closed]
 
     async def on_closed(self, partitions: Sequence[Partition]) -> None:
-        """Note that partitions are closed, and read the route that follows."""
+        """Mark partitions as closed, and read the next route."""
         for partition in partitions:
             self._closed.add(partition.index)
             if partition.index in self._route.last.indexes:

@@ -54,7 +54,7 @@ class QuarantineGate:
         return self._suspect is None and not self._pending
 
     def request(self) -> None:
-        """Look for suspects at the next opportunity, or have the supervisor start a worker that does."""
+        """Search for suspects soon, or ask the supervisor to start a worker that does."""
         if self.accepts:
             self.wanted = True
             self._notify()
@@ -67,7 +67,7 @@ class QuarantineGate:
         self.request()
 
     def pending(self, delivery: Delivery) -> None:
-        """Note that a delivery was taken that may be a suspect: `resolved` follows."""
+        """Count a taken delivery that may be a suspect. A call of `resolved` follows."""
         self._pending.add(delivery.key)
 
     def resolved(self, delivery: Delivery) -> None:
@@ -103,7 +103,7 @@ class QuarantineGate:
         return None
 
     def release(self, run: Run) -> None:
-        """Note that a run has ended. A run that was not admitted changes nothing."""
+        """End the admission of a run. A run that was not admitted changes nothing."""
         if self._suspect is run:
             if self._link is not None:
                 self._link.send("ends", id=run.id)

@@ -251,7 +251,7 @@ class Worker:
         self._quarantine.stop()
 
     def check_quarantine(self) -> None:
-        """Look for quarantined tasks now, and run them alone."""
+        """Search for quarantined tasks now, and run them alone."""
         self._gate.request()
 
     async def run(self, *, burst: bool = False) -> None:

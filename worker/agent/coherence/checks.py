@@ -199,7 +199,7 @@ class RecentCalls:
     """The last tool calls, and the time of the last progress."""
 
     def __init__(self, window: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep the last `window` calls."""
+        """window: number of the latest calls that are kept."""
         self._clock = clock
         self.calls: deque[Call] = deque(maxlen=window)
         self.progressed = clock()

@@ -126,7 +126,7 @@ class LocalQuarantine:
         return pool
 
     def _fail(self, why: str) -> None:
-        """Leave suspects to the worker from now on."""
+        """Let the worker itself run suspects from now on."""
         self._failed = True
         logger.warning(
             "could not run quarantined tasks of app {!r} in processes of their own: {}. They run one at a time in this "

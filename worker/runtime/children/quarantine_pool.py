@@ -76,7 +76,7 @@ class QuarantinePool:
                     await changed.wait()
 
     def scale_up(self, tasks: int) -> None:
-        """Have idle children check the quarantine, and start more, for at least this number of tasks."""
+        """Ask idle children to check the quarantine, and start more, for at least this number of tasks."""
         free = [child for child in self._children if not child.busy and not child.stop_requests]
         for child in free[:tasks]:
             child.check_quarantine()
