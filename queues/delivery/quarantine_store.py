@@ -70,9 +70,7 @@ async def take_quarantined(gateway: Gateway, partition: Partition, worker: str) 
         Unavailable: The server or only its reply was lost. Then a message may be pending on this worker: see
             `Consumer.recover_own`.
     """
-    # EVAL, because a digest that the server does not know would make the gateway repeat the call.
-    command = ("EVAL", _TAKE.source, 1, partition.ready, GROUP, worker, SUSPECTS)
-    reply = await gateway.command(*command, repeatable=False)
+    reply = await gateway.run_once(_TAKE, [partition.ready], [GROUP, worker, SUSPECTS])
     if not reply:
         return QuarantinedDelivery(None, more=False)
     entry, count, fields, more = reply

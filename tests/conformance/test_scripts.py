@@ -255,7 +255,7 @@ async def test_each_script_runs_on_a_server_that_lost_it(gateway: Gateway, names
         await live(forgetful, namespace)
     finally:
         await forgetful.close()
-    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"renew_leases", "take_quarantined"}
+    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"renew_leases"}
 
 
 @pytest.mark.parametrize("kind", ON_SERVERS)
