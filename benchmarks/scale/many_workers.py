@@ -22,7 +22,7 @@ from ..support.processes import report
 
 __all__ = ["app"]
 
-app = App("many_workers")
+app = App("bench")
 
 
 @app.task

@@ -174,7 +174,7 @@ async def test_what_is_due_is_moved_and_a_worker_can_leave_and_share(
     assert await join_group(gateway, namespace, "default", "a", 15.0) == {"a"}
     async with App("promotes", settings=Settings(redis_url=gateway.address.url, namespace=namespace.name)) as app:
 
-        @app.task(name="t")
+        @app.task(name="t", queue="default")
         async def t(ctx: Context) -> str:
             return "done"
 

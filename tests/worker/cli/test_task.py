@@ -49,6 +49,9 @@ def place(work: Any) -> None:
     """Set the connection options in the environment."""
 
 
+ADD = ("add", "--args", '{"a": 1, "b": 2}')
+
+
 def enqueue(*args: str) -> str:
     return call("enqueue", "--queue", "test", *args).ids[0]
 
@@ -121,16 +124,14 @@ def test_result_of_a_dead_task_is_its_error_on_stderr(work: Any) -> None:
 
 
 def test_result_fails_after_the_timeout() -> None:
-    task_id = enqueue("add")
+    task_id = enqueue(*ADD)
     answer = call("task", "result", task_id, "--timeout", "0.05")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith(
-        f"perdure: no result of task {task_id} within 0.05 s: it is in queue 'default', enqueued"
-    )
+    assert answer.err.startswith(f"perdure: no result of task {task_id} within 0.05 s: it is in queue 'test', enqueued")
 
 
 def test_result_of_a_cancelled_task() -> None:
-    task_id = enqueue("add")
+    task_id = enqueue(*ADD)
     call("task", "cancel", task_id)
     answer = call("task", "result", task_id)
     assert answer == Answer(1, "", f"perdure: task {task_id} was cancelled\n")
@@ -154,7 +155,7 @@ def test_result_prints_any_outcome_as_json(work: Any) -> None:
 
 
 def test_cancel_prints_the_id_and_the_outcome() -> None:
-    task_id = enqueue("add")
+    task_id = enqueue(*ADD)
     assert call("task", "cancel", task_id) == Answer(0, f"{task_id}\n", f"perdure: cancelled task {task_id}\n")
     assert call("task", "show", task_id, "--json").json["state"] == "cancelled"
 
@@ -167,7 +168,7 @@ def test_cancel_of_a_finished_task_is_refused(work: Any) -> None:
 
 
 def test_cancel_prints_json() -> None:
-    task_id = enqueue("add")
+    task_id = enqueue(*ADD)
     assert call("task", "cancel", task_id, "--json").json == {"id": task_id, "state": "cancelled"}
 
 
@@ -181,7 +182,7 @@ def test_events_are_printed_the_oldest_first(work: Any) -> None:
 
 
 def test_events_without_follow_end_while_the_task_waits() -> None:
-    assert call("task", "events", enqueue("add")) == Answer(0, "", "")
+    assert call("task", "events", enqueue(*ADD)) == Answer(0, "", "")
 
 
 def test_watch_prints_the_events_and_the_outcome(work: Any) -> None:
@@ -225,7 +226,7 @@ def test_watch_on_a_terminal_shows_the_current_step(work: Any, monkeypatch: pyte
 def test_list_shows_tasks_of_every_state_the_newest_first(work: Any) -> None:
     dead = enqueue("fail")
     work()
-    waiting = enqueue("add")
+    waiting = enqueue(*ADD)
     later = enqueue("add", "--delay", "60", "--queue", "other")
     found = call("task", "list", "--json").json
     assert [task["id"] for task in found] == [later, waiting, dead]
@@ -237,7 +238,7 @@ def test_list_shows_tasks_of_every_state_the_newest_first(work: Any) -> None:
 def test_list_narrows_by_queue_state_and_name(work: Any) -> None:
     dead = enqueue("fail")
     work()
-    waiting = enqueue("add")
+    waiting = enqueue(*ADD)
     later = enqueue("add", "--delay", "60", "--queue", "other")
 
     def listed(*args: str) -> set[str]:
@@ -252,7 +253,7 @@ def test_list_narrows_by_queue_state_and_name(work: Any) -> None:
 
 def test_list_reports_that_there_are_more_than_the_limit() -> None:
     for _ in range(3):
-        enqueue("add")
+        enqueue(*ADD)
     answer = call("task", "list", "--limit", "2", "--json")
     assert len(answer.json) == 2
     assert "more than 2 " in answer.err
@@ -283,7 +284,7 @@ def test_a_table_is_not_cut_without_a_terminal() -> None:
 def test_queue_list_prints_the_numbers_of_each_queue(work: Any) -> None:
     enqueue("fail")
     work()
-    enqueue("add")
+    enqueue(*ADD)
     enqueue("add", "--delay", "60")
     [stats] = call("queue", "list", "--json").json
     assert (stats["queue"], stats["depth"], stats["in_flight"], stats["due"], stats["dead"]) == ("test", 1, 0, 1, 1)
@@ -299,7 +300,7 @@ def test_no_queues_is_a_message_on_stderr() -> None:
 
 
 def test_the_output_of_json_commands_is_nothing_but_json() -> None:
-    enqueue("add")
+    enqueue(*ADD)
     commands: dict[str, type] = {"task": list, "queue": list, "worker": dict, "dlq": list}
     for command, kind in commands.items():
         answer = call(command, "list", "--json")

@@ -308,7 +308,7 @@ async def test_cancelling_a_missing_task_fails(patient: App) -> None:
 
     handle = await job.enqueue()
     gone = TaskHandle[None]("gone", handle.partition, patient.producer.gateway, patient.producer.notifications)
-    with pytest.raises(TaskNotFound, match="no task gone in queue 'default'"):
+    with pytest.raises(TaskNotFound, match="no task gone in queue 'ends'"):
         await gone.cancel()
 
 
