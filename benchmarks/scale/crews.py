@@ -139,7 +139,7 @@ async def _due(bench: _Bench) -> None:
     await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), delay=1.0, queue="bench")
     await bench.until_done()
     spent = meter.read()
-    bench.found["promotions"] = spent.calls["zscore"] / count
+    bench.found["promotions"] = spent.calls["zscore"] / count - 1  # the script of its outcome calls it once
 
 
 async def _held(bench: _Bench) -> None:

@@ -119,6 +119,7 @@ async def test_a_child_whose_supervisor_is_gone_has_its_grace(
     [idle] = supervisors.children(supervisor) - {busy}
     supervisor.kill()
     await gone(idle)  # it has nothing to end
+    await journal.line("stopping", pid=busy.pid)
     if ends:
         assert busy.is_running()
         gate.touch()

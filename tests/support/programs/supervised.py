@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import anyio
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, current_step
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Worker, current_step
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 
@@ -22,6 +22,16 @@ def note(what: str, key: str) -> None:
 
 
 note("imported", "module")
+
+stop_worker = Worker.stop
+
+
+def stop(worker: Worker) -> None:
+    stop_worker(worker)
+    note("stopping", "worker")
+
+
+Worker.stop = stop  # type: ignore[assignment,method-assign]
 
 
 async def act(pause: float) -> None:

@@ -138,7 +138,7 @@ def test_result_of_a_cancelled_task() -> None:
 
 
 def test_result_prints_any_outcome_as_json(work: Any) -> None:
-    dead, done, waits = enqueue("fail"), enqueue("add", "--args", '{"a": 1, "b": 2}'), enqueue("add", "--delay", "99")
+    dead, done, waits = enqueue("fail"), enqueue("add", "--args", '{"a": 1, "b": 2}'), enqueue(*ADD, "--delay", "99")
     work()
     answer = call("task", "result", dead, "--json")
     assert (answer.code, answer.json["state"], answer.json["reason"]) == (1, "dead", "attempts_exhausted")
@@ -227,7 +227,7 @@ def test_list_shows_tasks_of_every_state_the_newest_first(work: Any) -> None:
     dead = enqueue("fail")
     work()
     waiting = enqueue(*ADD)
-    later = enqueue("add", "--delay", "60", "--queue", "other")
+    later = enqueue(*ADD, "--delay", "60", "--queue", "other")
     found = call("task", "list", "--json").json
     assert [task["id"] for task in found] == [later, waiting, dead]
     table = call("task", "list").out
@@ -239,7 +239,7 @@ def test_list_narrows_by_queue_state_and_name(work: Any) -> None:
     dead = enqueue("fail")
     work()
     waiting = enqueue(*ADD)
-    later = enqueue("add", "--delay", "60", "--queue", "other")
+    later = enqueue(*ADD, "--delay", "60", "--queue", "other")
 
     def listed(*args: str) -> set[str]:
         return {task["id"] for task in call("task", "list", "--json", *args).json}
@@ -268,7 +268,7 @@ def test_an_empty_list_is_a_message_on_stderr() -> None:
 
 
 def test_an_unknown_queue_is_refused_with_the_existing_ones() -> None:
-    enqueue("add", "--queue", "real")
+    enqueue(*ADD, "--queue", "real")
     answer = call("task", "list", "--queue", "raal")
     assert answer.code == 1
     assert "no queue 'raal'" in answer.err
@@ -285,7 +285,7 @@ def test_queue_list_prints_the_numbers_of_each_queue(work: Any) -> None:
     enqueue("fail")
     work()
     enqueue(*ADD)
-    enqueue("add", "--delay", "60")
+    enqueue(*ADD, "--delay", "60")
     [stats] = call("queue", "list", "--json").json
     assert (stats["queue"], stats["depth"], stats["in_flight"], stats["due"], stats["dead"]) == ("test", 1, 0, 1, 1)
     assert stats["oldest_age"] >= 0
