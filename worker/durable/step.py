@@ -143,6 +143,11 @@ async def run_step(
     arguments = fingerprint(args, kwargs)
     if outer is None and options.step_id is None and not (history.done or history.intents or history.pages):
         match: Match = (run.keys.next(name), None, None)
+    elif outer is None and options.step_id is None and (known := run.keys.match_next(name, arguments[0], history)):
+        if run.around_step is None:
+            run.touch()
+            return codec_of(fn).decode_record(*known)
+        match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
     if run.around_step is None:
@@ -218,11 +223,12 @@ async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOpt
             return await _match(run, name, digests, options, None)
     if options.step_id is not None:
         return await run.keys.find(name, options.step_id, digests, run.history)
-    found = run.keys.match_next(name, digests, run.history)
-    if found is None and run.history.pages is not None:
+    if run.history.pages is not None:
         await run.keys.read(name, digests, run.history)
-        found = run.keys.match_next(name, digests, run.history)
-    return found or run.keys.match_any(name, digests, run.history, run.task, rerun=options.on_mismatch == "rerun")
+    for digest in digests:
+        if known := run.keys.match_next(name, digest, run.history):
+            return (*known, None)
+    return run.keys.match_any(name, digests, run.history, run.task, rerun=options.on_mismatch == "rerun")
 
 
 async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:

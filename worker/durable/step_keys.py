@@ -95,16 +95,19 @@ class StepKeys:
         if left and not any(_result(record, digests) is not None for record in left.values()):
             await history.read_all()
 
-    def match_next(self, name: str, digests: tuple[str, ...], history: History) -> Match | None:
-        """Return the next key and its record if that is known and fits, as it nearly always does."""
+    def match_next(self, name: str, digest: str, history: History) -> tuple[str, bytes] | None:
+        """Return the next key and its result if its record is known and fits, as it nearly always does."""
         name = _SCOPE.get() + name
-        number, key = self._lowest(name)
+        number = self._names.get(name, 0) + 1
+        key = name if number == 1 else f"{name}#{number}"
+        if key in self._ahead:
+            number, key = self._lowest(name)
         record = history.done.get(key)
-        if record is None or (result := _result(record, digests)) is None:
+        if record is None or (result := StepRecord.result_of(record, digest)) is None:
             return None
         self._names[name] = number
         history.take_known(key)
-        return key, result, None
+        return key, result
 
     def match_any(
         self,
