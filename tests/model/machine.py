@@ -213,7 +213,7 @@ class Queues(RuleBasedStateMachine):
         if self.ledger.owned(picked[0]) and standing != ANY:
             if which % 2:
                 self.write(*picked, [("intent", "u:1", b"0", b"{}"), ("done", "s", b"%d" % which, b"{}")])
-            if standing != MINE:
+            if standing != MINE and self.ledger.owned(picked[0]):  # a write after a loss may release it
                 self.take_away(picked[0], standing)
         return picked
 
