@@ -99,7 +99,7 @@ class QuarantinePool:
             self._failures = 0
         elif kind == "survived":
             self.scale_up(1)  # others may have waited for its place
-        elif kind == "ends" and not child.busy and (child.outdated or self._places_taken > self._max_children):
+        elif kind == "ends" and not child.busy and (child.outdated or self._excess > 0):
             self._terminate_once(child)
         child.idle_since = time.monotonic()
         self._changed.set()
@@ -114,12 +114,14 @@ class QuarantinePool:
         self._changed.set()
 
     @property
-    def _places_taken(self) -> int:
-        return len([child for child in self._children if not child.survived])
+    def _excess(self) -> int:
+        """Number of places that are taken, or about to be, above the limit; negative if there is room."""
+        survivors = [child for child in self._children if child.survived]
+        return len(self._children) - len(survivors) + self._starting - self._max_children
 
     @property
     def _room(self) -> int:
-        return max(0, self._max_children - self._places_taken - self._starting)
+        return max(0, -self._excess)
 
     def _start_wanted(self, starts: TaskGroup) -> None:
         while self._wanted > 0:
