@@ -252,6 +252,7 @@ async def test_a_wait_that_times_out_leaves_no_subscription(
 async def test_the_error_of_a_timeout_says_what_the_task_does(
     gateway: Gateway, handle: TaskHandle[Any], partition: Partition
 ) -> None:
+    needs_server(gateway, SWALLOWS)
     with pytest.raises(TimeoutError, match=r"^no result of task x within 0\.01 s: it is in queue 'default', enqueued"):
         await handle.result(timeout=0.01)
     await read_one(await worker(gateway, partition))
@@ -259,7 +260,8 @@ async def test_the_error_of_a_timeout_says_what_the_task_does(
         await handle.result(timeout=0.01)
 
 
-async def test_the_error_of_a_timeout_names_the_time_of_a_delayed_task(producer: Producer) -> None:
+async def test_the_error_of_a_timeout_names_the_time_of_a_delayed_task(gateway: Gateway, producer: Producer) -> None:
+    needs_server(gateway, SWALLOWS)
     later = await producer.enqueue("t", delay=3600, queue="default")
     with pytest.raises(TimeoutError, match=r"it is scheduled, due in 3[56]\d\d s, enqueued"):
         await later.result(timeout=0.2)
