@@ -143,7 +143,7 @@ entries = st.lists(
 
 @dataclass
 class Sent:
-    """What a run knows of its checkpoint: the number of the last entry before it, and those that it has stored."""
+    """Entries of one run: the number of the last entry before it, and those that it has stored."""
 
     before: int
     entries: list[Written] = field(default_factory=list)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 SUSPECTS = 8
 PLACES = 4
-"""Of quarantined tasks, each of which is a process: 32 on 16 take two processors more than ten seconds to start."""
+"""Quarantine processes at one time. 32 suspects on 16 places take two processors more than ten seconds to start."""
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ async def test_an_agent_survives_four_kills_with_progress_between_them(
     agent = await producer.enqueue("climbing", {"goal": "up", "folder": str(tmp_path), "steps": 22}, queue="supervised")
     killed = []
     for number in (5, 10, 15, 20):
-        begun = await supervisors.journal.line("begin", f"{agent.id}:{number}")
-        os.kill(begun.pid, signal.SIGKILL)
-        killed.append(begun.pid)
+        line = await supervisors.journal.line("begin", f"{agent.id}:{number}")
+        os.kill(line.pid, signal.SIGKILL)
+        killed.append(line.pid)
         (tmp_path / str(number)).touch()
     last = await agent.result(timeout=BOUND)
     assert len({*killed, last}) == 5

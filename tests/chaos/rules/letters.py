@@ -64,8 +64,8 @@ def _crash_loop(history: History, task: Task, final: Line) -> str | None:
     if final["crashes"] <= allowed:
         return f"had {final['crashes']} crashes, of which it survives {allowed}"
     unfinished = [run for run in task.runs if run.end is None or not run.failed]
-    begun = task.runs[0].at if task.runs else (task.acknowledged or final).at
-    faults = [one for one in history.faults.all if one.kind not in HARMLESS and one.begin.at >= begun - _MINUTE]
+    earliest = task.runs[0].at if task.runs else (task.acknowledged or final).at
+    faults = [one for one in history.faults.all if one.kind not in HARMLESS and one.begin.at >= earliest - _MINUTE]
     if final["crashes"] > len(unfinished) + len(faults):
         return f"its record says {final['crashes']} crashes; {len(unfinished)} runs and {len(faults)} faults are known"
     if not unfinished and not faults:

@@ -25,14 +25,14 @@ def check_processes(history: History) -> Iterator[Violation]:
         if line.what == "started":
             started[line["child"]] = line
         elif line.what == "exited" and not line["closing"] and line["child"] not in killed:
-            begun = started[line["child"]]
-            if begun["role"] == "producer" and line["code"] == -signal.SIGTERM:
+            start = started[line["child"]]
+            if start["role"] == "producer" and line["code"] == -signal.SIGTERM:
                 continue  # stopped before its signal handler was installed
-            if line["code"] == 1 and line.at - begun.at < _STARTING and _away(history, begun, line):
+            if line["code"] == 1 and line.at - start.at < _STARTING and _away(history, start, line):
                 continue
             if not any(_ended(fault, line) for fault in history.faults.all):
                 what = f"a {line['role']} ended by itself, with code {line['code']}"
-                yield Violation("ended by itself", what, (begun, line))
+                yield Violation("ended by itself", what, (start, line))
 
 
 def _ended(fault: Fault, exited: Line) -> bool:
@@ -43,12 +43,12 @@ def _ended(fault: Fault, exited: Line) -> bool:
     return hit or (exited["code"] > _BY_SIGNAL and fault.begin.get("of") == exited["child"])
 
 
-def _away(history: History, begun: Line, ended: Line) -> bool:
+def _away(history: History, start: Line, ended: Line) -> bool:
     """Whether the server could not be reached while the process was starting."""
     return any(
-        fault.kind != "exit" and fault.pids is None and fault.begin.at <= ended.at and fault.until >= begun.at
+        fault.kind != "exit" and fault.pids is None and fault.begin.at <= ended.at and fault.until >= start.at
         for fault in history.faults.all
     ) or any(
-        fault.host == begun.get("number") and fault.begin.at <= ended.at and fault.until >= begun.at
+        fault.host == start.get("number") and fault.begin.at <= ended.at and fault.until >= start.at
         for fault in history.faults.all
     )

@@ -51,7 +51,7 @@ async def saving(number: int, kills: int, changing: bool) -> int:
     run = CURRENT_RUN.get()
     assert run is not None
     crashes = run.history.counters.crashes
-    await current_step().save(crashes if changing else "begun")
+    await current_step().save(crashes if changing else "started")
     if crashes < kills:
         with anyio.move_on_after(1):
             while await excused(run) < crashes:  # noqa: ASYNC110 - there is no event for it

@@ -109,7 +109,7 @@ async def test_a_checkpoint_that_no_version_can_read_is_buried_at_once(
 
 
 async def test_an_unknown_kind_is_found_in_a_large_checkpoint(app: App, ran: list[str]) -> None:
-    """Of a large checkpoint, a handler reads what it asks for: here all of it."""
+    """A handler reads of a large checkpoint what it asks for, which is all of it here."""
 
     @app.task(retry=Retry(max_attempts=3, base=0.0))
     async def reads_all(ctx: Context) -> None:
