@@ -34,7 +34,7 @@ def test_the_drawing_is_the_tree(module: ModuleType) -> None:
     defined = {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, PerdureError) and value.__module__ == module.__name__
+        if isinstance(value, type) and issubclass(value, PerdureError) and value.__module__.startswith(module.__name__)
     }
     tree = {name: parent for name, parent in drawn(module).items() if name in defined}
     actual = {name: value.__bases__[0].__name__ for name, value in defined.items() if value is not PerdureError}

@@ -3,16 +3,12 @@
     new.py                  new: the files of a new app
     worker.py, health.py    worker run, list, health, resume
     enqueue.py              enqueue: one task, or a file of tasks
-    task.py                 task list, show, result, watch, cancel, artifact
-    task_events.py          task events
-    task_history.py         task state, fork, handoff
-    task_inbox.py           task send, inbox
+    task/                   perdure task
     queue.py                queue list, metrics, partitions; task catalog
     queue_metrics.py        the Prometheus metrics
     dlq.py                  dlq list, show, replay, purge, export
     artifacts.py            artifacts list, gc
-    memory.py               memory add, search, list, forget
-    memory_admin.py         memory export, prune, reembed
+    memory/                 perdure memory
     encryption_keys.py      keys generate, list
     config.py               config set, unset, show
     server.py               server start, stop, status
@@ -22,7 +18,7 @@
 
 This module imports nothing but typer, so `perdure --help` and completion stay fast; a command is imported when it is
 called. To add a command: write an async function with `@connected` in its module, and add a `LazyCommand` to `COMMANDS`
-or to the table in task.py.
+or to the table in task/commands.py.
 
 Every command that prints data has `--json`. Ids go to stdout, messages to stderr. Exit codes are in support/errors.py.
 Help texts are imperative sentences with a full stop: what the command does, when to use it, and an example that works.
@@ -47,11 +43,11 @@ COMMANDS = (
     LazyCommand("demo", ".demo.command:demo", "Kill workers and replay a dead letter, on real files."),
     LazyCommand("worker", ".worker:app", "Run workers, list them, and check their health."),
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
-    LazyCommand("task", ".task:app", "List, show, watch, cancel and fork tasks."),
+    LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
     LazyCommand("queue", ".queue:app", "List queues, export metrics, set partitions."),
     LazyCommand("dlq", ".dlq:app", "List, show, replay, purge and export dead letters."),
     LazyCommand("artifacts", ".artifacts:app", "List artifacts, and delete unlinked ones."),
-    LazyCommand("memory", ".memory:app", "Manage the long-term memories of agents."),
+    LazyCommand("memory", ".memory.commands:app", "Manage the long-term memories of agents."),
     LazyCommand("keys", ".encryption_keys:app", "Generate encryption keys, and list those in use."),
     LazyCommand("config", ".config:app", "Store the settings that all workers must share."),
     LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server."),

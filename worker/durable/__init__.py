@@ -1,17 +1,14 @@
 """Durable execution of a handler: the run, its checkpoint, and the context that a handler works with.
 
     run.py                one run: lifecycle, event log
+    handler_task.py       the asyncio task of a handler, and its cancellation
     stop_reasons.py       why a run stops, and what follows
     observer.py           RunObserver: notified of what happens in a run
     middleware.py         hooks around enqueue, run, step and settle
     context.py            Context: the public `ctx`
-    step.py               ctx.step: run once, record, return from the record
-    step_options.py       options of a step
+    steps/                ctx.step: run once, record, return from the record
     step_caller.py        step and tool of a context and of its options
-    step_keys.py          keys of steps
     checkpoint_writer.py  the one writer of a run's checkpoint
-    codec.py              results as JSON and back; hash of arguments
-    threads.py            bounded threads for sync functions
     log_calls.py          ctx.decide, discover, add_message, record_event, tool
     messaging.py          ctx.inbox, ask, send
     task_artifacts.py     ctx.artifacts
@@ -24,20 +21,20 @@ the order of the calls, and a resumed run returns that record. A new call must d
 through `run.recorder`, which is fenced. worker/journal/step_record.py has the stored form.
 """
 
-from .codec import Codec, codec_of
 from .context import CURRENT_CONTEXT, Context, current_context
 from .continuation import HANDING, successor_of
 from .log_calls import log_orphans
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
 from .run import Run
-from .step import CURRENT_RUN, Step, StepCall, current_step
-from .step_keys import forget_steps
-from .step_options import AlreadyDone, Durability, StepOptions
+from .steps.codec import Codec, codec_of
+from .steps.current import CURRENT_RUN, Step, StepCall, current_step
+from .steps.keys import forget_steps
+from .steps.options import AlreadyDone, Durability, StepOptions
+from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
 from .task_artifacts import Artifacts, artifact_store
 from .task_memory import TaskMemory, store_findings
-from .threads import Threads
 
 __all__ = [
     "CURRENT_CONTEXT",

@@ -19,9 +19,9 @@ from .log_calls import log_once
 from .messaging import ask, receive, send
 from .resume_info import ResumeInfo
 from .run import Run
-from .step import step_here
 from .step_caller import StepCaller
-from .step_options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
+from .steps.current import step_here
+from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory
 

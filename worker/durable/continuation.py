@@ -35,7 +35,7 @@ from ..journal import HANDOFF, handoff_of
 from ..journal.handoff import RECEIVED
 from ..journal.run_events import HandedOff
 from .run import Run
-from .step import check_place
+from .steps.current import check_place
 
 __all__ = ["HANDING", "Receiver", "continue_as", "successor_of"]
 

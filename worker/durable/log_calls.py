@@ -15,8 +15,9 @@ from ..journal.agent_events import ToolCalled
 from ..journal.run_events import Orphaned
 from ..log import log_wait, logger
 from .run import Run
-from .step import check_place, run_step
-from .step_options import StepOptions
+from .steps.current import check_place
+from .steps.execution import run_step
+from .steps.options import StepOptions
 
 __all__ = ["call_tool", "log_once", "log_orphans"]
 

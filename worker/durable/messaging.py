@@ -34,10 +34,10 @@ from ...queues import (
 from ..errors import StepMismatch, StepOutsideTask
 from ..journal import StepRecord
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
-from .codec import arguments_text, fingerprint
 from .run import Run
-from .step import check_place
-from .step_options import Durability
+from .steps.codec import arguments_text, fingerprint
+from .steps.current import check_place
+from .steps.options import Durability
 from .stop_reasons import ParkReason
 
 __all__ = ["ask", "receive", "send"]

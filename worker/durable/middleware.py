@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...queues import State
-from .step import StepCall
+from .steps.current import StepCall
 
 if TYPE_CHECKING:
     from ..journal import Handoff

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
@@ -15,10 +15,11 @@ from ..journal import Event, Resumption, redacted
 from ..memory import LazyMemoryStore
 from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
+from .handler_task import HandlerTask
 from .observer import RunObserver
-from .step_keys import StepKeys
+from .steps.keys import StepKeys
+from .steps.threads import Threads
 from .stop_reasons import ParkReason, StopReason
-from .threads import Threads
 
 __all__ = ["Run"]
 
@@ -30,7 +31,7 @@ _SHUTDOWN: Final[tuple[StopReason, StopDetail]] = (StopReason.RELEASED, None)
 """The reason with which `boundary` stops a run."""
 
 
-class Run:
+class Run(HandlerTask):
     """One run of a task. It belongs to one event loop; only `on_lost` and `on_cancel` may be called from other threads.
 
     The handler runs in the asyncio task that enters the run (`with run:`). Stopping the run cancels that task. Leaving
@@ -45,18 +46,11 @@ class Run:
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
     """
 
-    cancel_interval: ClassVar[float] = 0.5
-    """Seconds after which a handler that ignored its cancellation is cancelled again."""
-
     __slots__ = (
-        "_cancels",
         "_leaving",
-        "_loop",
         "_observers",
         "_quiet",
         "_recorder",
-        "_retry_cancel",
-        "_task",
         "_used_messages",
         "active",
         "around_step",
@@ -262,21 +256,6 @@ class Run:
         for _ in range(self._cancels if task is not None else 0):
             task.uncancel()  # type: ignore[union-attr]
 
-    async def drain_cancellation(self) -> None:
-        """Absorb a cancellation that arrived after the handler had ended, so that it cancels nothing else.
-
-        Raises `CancelledError` where the worker itself is being cancelled.
-        """
-        task = asyncio.current_task()
-        if self._cancels:
-            try:
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                if task is not None and task.cancelling():
-                    raise
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError
-
     def cancel(self, why: StopReason, detail: StopDetail = None) -> None:
         """Cancel the handler. The first reason counts, unless the lease or entries are lost: no outcome is stored."""
         first = self.stop_reason is None
@@ -308,17 +287,6 @@ class Run:
     def on_cancel(self) -> None:
         """Called in the heartbeat's thread: a caller cancelled the task."""
         self._loop.call_soon_threadsafe(self.cancel, StopReason.CANCELLED)
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._cancels += 1
-            self._task.cancel()
-            self._retry_cancel = self._loop.call_later(self.cancel_interval, self._cancel)
-
-    @property
-    def task(self) -> asyncio.Task[object] | None:
-        """The asyncio task of the handler; None before the handler begins and after it ends."""
-        return self._task
 
     # its steps
 

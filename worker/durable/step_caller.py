@@ -8,8 +8,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 from ..errors import StepDefinitionError
 from .log_calls import call_tool
 from .run import Run
-from .step import run_step
-from .step_options import StepOptions
+from .steps.execution import run_step
+from .steps.options import StepOptions
 
 __all__ = ["StepCaller"]
 

@@ -20,8 +20,8 @@ from ..journal.agent_events import ArtifactSaved
 from ..log import log_wait
 from ..settings import Settings
 from .run import Run
-from .step import Step, check_place, step_here
-from .step_options import Durability
+from .steps.current import Step, check_place, step_here
+from .steps.options import Durability
 
 __all__ = ["Artifacts", "artifact_store"]
 

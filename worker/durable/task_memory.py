@@ -9,8 +9,9 @@ from ..errors import ConfigurationError, StepOutsideTask
 from ..journal import redacted
 from ..memory import FoundMemory, HybridStore, Memory, NewMemory, new_memory
 from .run import Run
-from .step import CURRENT_RUN, Step, current_step, run_step
-from .step_options import DEFAULT_OPTIONS, Durability
+from .steps.current import CURRENT_RUN, Step, current_step
+from .steps.execution import run_step
+from .steps.options import DEFAULT_OPTIONS, Durability
 
 __all__ = ["TaskMemory", "store_findings"]
 

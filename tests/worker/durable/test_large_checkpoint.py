@@ -28,7 +28,7 @@ from perdure.queues import Gateway
 from perdure.queues.delivery.step_pages import PAGE
 from perdure.queues.transport import Command
 from perdure.worker.durable import CURRENT_RUN, CallNext, Middleware, StepCall
-from perdure.worker.durable.step_keys import StepKeys
+from perdure.worker.durable.steps.keys import StepKeys
 
 from tests.support.workers import (
     bounded,

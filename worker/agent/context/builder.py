@@ -12,7 +12,7 @@ import orjson
 from ....deadletter import Retry
 from ....queues import Duration
 from ...durable import CURRENT_RUN, Context, Run
-from ...durable.codec import is_async
+from ...durable.steps.codec import is_async
 from ...errors import StepOutsideTask
 from ...journal import AgentState
 from .compaction import Summarizer, apply_recorded_summary, compact

@@ -13,7 +13,7 @@ import orjson
 from ....deadletter import Retry, backoff
 from ....queues import Entry, Kind
 from ...durable import Run
-from ...durable.codec import is_async
+from ...durable.steps.codec import is_async
 from ...errors import CompactionFailed
 from ...journal import AgentState, Message, StepRecord
 from ...journal.agent_events import Compacted

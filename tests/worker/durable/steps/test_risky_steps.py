@@ -12,7 +12,7 @@ import orjson
 import pytest
 from perdure import AlreadyDone, App, Context, Retry, Settings, current_step
 from perdure.deadletter import Reason, Replay, replay
-from perdure.worker.durable.codec import fingerprint
+from perdure.worker.durable.steps.codec import fingerprint
 from pydantic import BaseModel
 
 from tests.support.workers import Gate, bounded, letter, recorded_steps, running_worker, work_off

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from ...deadletter import Retry
-from ..errors import StepDefinitionError
+from ....deadletter import Retry
+from ...errors import StepDefinitionError
 
 __all__ = ["DEFAULT_OPTIONS", "AlreadyDone", "Durability", "StepOptions", "check_name"]
 

@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import orjson
 
-from ...queues import Entry, History, Kind
-from ..errors import StepDefinitionError
-from ..journal import StepRecord
+from ....queues import Entry, History, Kind
+from ...errors import StepDefinitionError
+from ...journal import StepRecord
 
 __all__ = ["Match", "StepKeys", "forget_steps"]
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from ...queues import LogTail, Producer, Record, State, TaskHandle, read_log_tail
-from ..durable import STOP_RULES, StopReason, stop_of_event
-from ..errors import BadHandoff
-from ..journal import (
+from ....queues import LogTail, Producer, Record, State, TaskHandle, read_log_tail
+from ...durable import STOP_RULES, StopReason, stop_of_event
+from ...errors import BadHandoff
+from ...journal import (
     HANDOFF,
     HANDOFF_TOKENS,
     BadEdit,
@@ -26,12 +26,12 @@ from ..journal import (
     handoff_of,
     state_at,
 )
-from ..journal import fork as fork_task
-from ..journal.handoff import RECEIVED, Why
-from .support.connection import connected, find_handle
-from .support.errors import Misuse
-from .support.options import TaskId, read_object, read_task_id
-from .support.output import AsJson, note, print_data, print_fields, print_json, print_text
+from ...journal import fork as fork_task
+from ...journal.handoff import RECEIVED, Why
+from ..support.connection import connected, find_handle
+from ..support.errors import Misuse
+from ..support.options import TaskId, read_object, read_task_id
+from ..support.output import AsJson, note, print_data, print_fields, print_json, print_text
 
 __all__ = ["fork", "handoff", "state"]
 

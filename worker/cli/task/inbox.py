@@ -11,11 +11,21 @@ import orjson
 import typer
 from pydantic_core import from_json
 
-from ...queues import LONGEST, InboxMessage, Producer, Record, Sent, State, drop_message, list_workers, read_last_events
-from .support.connection import connected, find_handle, redis_now
-from .support.errors import Failed, Misuse
-from .support.options import TaskId
-from .support.output import AsJson, ago, note, print_data, print_json, print_json_lines, print_table, timestamp
+from ....queues import (
+    LONGEST,
+    InboxMessage,
+    Producer,
+    Record,
+    Sent,
+    State,
+    drop_message,
+    list_workers,
+    read_last_events,
+)
+from ..support.connection import connected, find_handle, redis_now
+from ..support.errors import Failed, Misuse
+from ..support.options import TaskId
+from ..support.output import AsJson, ago, note, print_data, print_json, print_json_lines, print_table, timestamp
 
 __all__ = ["inbox", "send", "shown_due", "shown_inbox", "shown_wait"]
 

@@ -5,115 +5,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import anyio
 import orjson
 
-from ...deadletter import Evidence, backoff
-from ...queues import Entry, Kind, PayloadTooLarge, check_size, retry_while_unavailable
-from ..errors import Reschedule, StepDefinitionError, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
-from ..journal import Event, StepRecord, gap_before
-from ..journal.run_events import StepFailed, StepOutdated, StepStarted
-from ..log import log_wait, logger
-from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
-from .run import Run
-from .step_keys import Match, forget_steps
-from .step_options import AlreadyDone, StepOptions, check_name
+from ....deadletter import Evidence, backoff
+from ....queues import Entry, Kind, PayloadTooLarge, retry_while_unavailable
+from ...errors import Reschedule, StepDefinitionError, StepInDoubt, StepMismatch, StepTimeout
+from ...journal import Event, StepRecord, gap_before
+from ...journal.run_events import StepFailed, StepOutdated, StepStarted
+from ...log import log_wait, logger
+from ..run import Run
+from .codec import arguments_text, codec_of, digests_of, fingerprint, is_async
+from .current import CURRENT_STEP, Step, StepCall, check_place
+from .keys import Match, forget_steps
+from .options import AlreadyDone, StepOptions
 
-__all__ = [
-    "CURRENT_RUN",
-    "Step",
-    "StepCall",
-    "check_place",
-    "current_step",
-    "run_step",
-    "step_here",
-]
-
-CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
-_CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
-
-
-class Step:
-    """The running step, as its function sees it: `current_step()`.
-
-    remembered: number of writes to the long-term memory in this try. records_nested: whether steps within are recorded.
-    """
-
-    def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
-        self._run = run
-        self._replicated = replicated
-        self.tool = tool
-        self.key = key
-        self.scope = run.keys.scope
-        self.attempt = 1
-        self.remembered = 0
-        self.records_nested = False
-
-    @property
-    def idempotency_key(self) -> str:
-        """`task_id:step_key`: the same in every run of this step; pass it to services that must not act twice."""
-        return f"{self._run.id}:{self.key}"
-
-    @property
-    def saved(self) -> Any:
-        """The value saved last in this step, by this run or an earlier one; else None."""
-        data = self._run.history.saved.get(self.key)
-        return None if data is None else _PLAIN.decode(data)
-
-    async def save(self, value: Any) -> None:
-        """Save the step's progress: JSON data that `saved` returns when the step runs again.
-
-        A changed value is progress: it excuses earlier crashes, as a record does. Each save ends the idle time.
-        From a step in a thread: `anyio.from_thread.run(step.save, value)`. Raises `PayloadTooLarge`, `LeaseLost`.
-        """
-        data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
-        check_size(f"what step {self.key!r} saves", len(data), self._run.payload_limit)
-        run, former = self._run, self._run.history.saved.get(self.key)
-        await run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True, replicated=self._replicated)
-        run.touch()
-        run.history.saved[self.key] = data
-        if data != former:
-            run.progressed()
-
-
-_PLAIN = Codec(Any)
-
-
-def current_step() -> Step:
-    """Return the running step. Raises `StepOutsideTask` outside a step."""
-    step = _CURRENT_STEP.get()
-    if step is None:
-        raise StepOutsideTask("no step is running here: current_step() is for the function that ctx.step calls")
-    return step
-
-
-def step_here() -> Step | None:
-    """Return the running step, or None."""
-    return _CURRENT_STEP.get()
-
-
-@dataclass(slots=True)
-class StepCall:
-    """A step that the handler called.
-
-    Attributes:
-        name: the name given to `ctx.step` or `ctx.tool`, or the key of a step of an agent's plan.
-        key: the name that identifies the step within the task, such as `page#2`.
-        tool: name of the tool if the step is a tool call.
-        attempt: number of the current try of the function, from 1.
-        recorded: whether the result comes from the record of an earlier run, so that the function is not called.
-    """
-
-    name: str
-    key: str
-    tool: str | None = None
-    attempt: int = 1
-    recorded: bool = False
+__all__ = ["run_step"]
 
 
 async def run_step(
@@ -137,7 +48,7 @@ async def run_step(
     check_place(run, name, within=True)
     if not callable(fn):
         raise StepDefinitionError(f"step {name!r} must have a function, got {fn!r}: pass it and its arguments")
-    outer, history = _CURRENT_STEP.get(), run.history
+    outer, history = CURRENT_STEP.get(), run.history
     if outer is not None and not outer.records_nested and options.nested == "run":
         return await _run_within(outer, run, fn, args, kwargs, options)
     arguments = fingerprint(args, kwargs)
@@ -180,19 +91,19 @@ async def _perform(
     if former is not None:
         await _allow_mismatch(run, key, former, shown, options)
         await run.history.read_unfinished(key)
-    outer = _CURRENT_STEP.get()
+    outer = CURRENT_STEP.get()
     if run.stopping and outer is None:
         await run.boundary()
     replicated = options.durability == "replicated"
     step = Step(run, key, replicated=replicated, tool=tool)
     step.records_nested = options.nested == "record"
-    token = _CURRENT_STEP.set(step)
+    token = CURRENT_STEP.set(step)
     run.step_began(key)
     try:
         try:
             value = await _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
         finally:
-            _CURRENT_STEP.reset(token)
+            CURRENT_STEP.reset(token)
             if call is not None:
                 call.attempt = step.attempt
         data, value = codec.encode(f"step {key!r}", value)
@@ -271,31 +182,6 @@ def _entries(
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
 
 
-def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False) -> None:
-    """Check that a step may be called here under this name. own: an internal name. within: allowed inside a step.
-
-    Raises `StepOutsideTask`.
-    """
-    here = CURRENT_RUN.get()
-    if here is None or run.closed:
-        raise StepOutsideTask(
-            f"step {name!r} was called outside a running task, where it cannot be recorded: call ctx.step only from "
-            "the handler that was given this ctx, while it runs"
-        )
-    if here is not run:
-        raise StepOutsideTask(
-            f"step {name!r} was called with the ctx of task {run.id}, from within task {here.id}: "
-            "use the ctx that this handler was given"
-        )
-    if not within and (outer := _CURRENT_STEP.get()) is not None:
-        raise StepOutsideTask(
-            f"step {name!r} was called inside step {outer.key!r}: a step is recorded as a whole; "
-            "call it as a plain function, or from the handler"
-        )
-    if not own:
-        check_name("name", name)
-
-
 async def _call_with_retries(
     step: Step,
     run: Run,
@@ -353,7 +239,7 @@ def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error:
 
 async def _log_failure(step: Step, run: Run, error: Exception) -> None:
     """Log that a try failed, with the next write and before the outcome."""
-    if run.closed or isinstance(error, Reschedule) or _CURRENT_STEP.get() is not step:  # a part of another step
+    if run.closed or isinstance(error, Reschedule) or CURRENT_STEP.get() is not step:  # a part of another step
         return
     what = Evidence.brief(error, run.redact)
     failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)

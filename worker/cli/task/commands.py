@@ -11,17 +11,17 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ...queues import DecryptionError, Gateway, Partition, Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
-from ..agent.coherence import StoredFinding, stored_findings
-from ..artifacts import ArtifactLink, task_links
-from ..errors import ArtifactError
-from .artifacts import artifact, describe_link, size_text
-from .lazy import LazyCommand, LazyGroup
-from .support.connection import connected, find_handle, known_partitions, redis_now
-from .support.errors import Failed
-from .support.events_text import describe_event
-from .support.options import QueueOption, TaskId, TaskNameOption, in_seconds
-from .support.output import (
+from ....queues import DecryptionError, Gateway, Partition, Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
+from ...agent.coherence import StoredFinding, stored_findings
+from ...artifacts import ArtifactLink, task_links
+from ...errors import ArtifactError
+from ..artifacts import artifact, describe_link, size_text
+from ..lazy import LazyCommand, LazyGroup
+from ..support.connection import connected, find_handle, known_partitions, redis_now
+from ..support.errors import Failed
+from ..support.events_text import describe_event
+from ..support.options import QueueOption, TaskId, TaskNameOption, in_seconds
+from ..support.output import (
     AsJson,
     ago,
     as_data,
@@ -38,7 +38,7 @@ from .support.output import (
     stdout,
     timestamp,
 )
-from .task_inbox import inbox, send, shown_due, shown_inbox, shown_wait
+from .inbox import inbox, send, shown_due, shown_inbox, shown_wait
 
 __all__ = ["app", "describe_finding", "finding_text", "link_text", "shown_findings", "shown_links", "watch_on_screen"]
 
@@ -136,11 +136,11 @@ class _Commands(LazyGroup):
 
 
 _OTHER_MODULES = {
-    "events": (".task_events:events", "Print the events of a task, or of the tasks of a queue."),
-    "state": (".task_history:state", "Show the state of a task after one of its events."),
-    "fork": (".task_history:fork", "Start a new task from an event of another task."),
+    "events": (".task.events:events", "Print the events of a task, or of the tasks of a queue."),
+    "state": (".task.history:state", "Show the state of a task after one of its events."),
+    "fork": (".task.history:fork", "Start a new task from an event of another task."),
     "catalog": (".queue:catalog", "List the tasks that workers have published."),
-    "handoff": (".task_history:handoff", "Print the handoff document of a task."),
+    "handoff": (".task.history:handoff", "Print the handoff document of a task."),
 }
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)

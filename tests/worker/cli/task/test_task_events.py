@@ -11,7 +11,7 @@ import pytest
 from perdure import App, Context, Retry, Settings, Worker
 from perdure.queues import TaskEvent
 from perdure.worker.cli.support.events_text import describe_event
-from perdure.worker.cli.task_events import read_since
+from perdure.worker.cli.task.events import read_since
 from perdure.worker.journal import ToolCall
 
 from tests.support.command_line import Answer, call, process

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...queues import Gateway, Partition, Producer, State, TaskEvent, list_tasks, read_last_events, walk_events
-from ..journal import Unreadable, parse_event
-from .support.connection import connected, find_handle, known_partitions, redis_now
-from .support.errors import Misuse
-from .support.events_text import describe_event
-from .support.options import QueueOption, TaskNameOption, read_task_id
-from .support.output import AsJson, ago, print_fields, print_json, print_json_lines, print_table, print_text
+from ....queues import Gateway, Partition, Producer, State, TaskEvent, list_tasks, read_last_events, walk_events
+from ...journal import Unreadable, parse_event
+from ..support.connection import connected, find_handle, known_partitions, redis_now
+from ..support.errors import Misuse
+from ..support.events_text import describe_event
+from ..support.options import QueueOption, TaskNameOption, read_task_id
+from ..support.output import AsJson, ago, print_fields, print_json, print_json_lines, print_table, print_text
 
 __all__ = ["EventFilter", "Statistics", "events", "events_of_tasks", "last_events", "last_of"]
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ..memory import FoundMemory, HybridStore, Memory, new_memory, strength
-from .memory_admin import export, import_file, prune, reembed
-from .support.errors import Failed, Misuse
-from .support.memory_store import Owner, Tags, Type, with_memory_store
-from .support.output import AsJson, duration, note, print_data, print_json, print_table
+from ...memory import FoundMemory, HybridStore, Memory, new_memory, strength
+from ..support.errors import Failed, Misuse
+from ..support.memory_store import Owner, Tags, Type, with_memory_store
+from ..support.output import AsJson, duration, note, print_data, print_json, print_table
+from .admin import export, import_file, prune, reembed
 
 __all__ = ["app"]
 

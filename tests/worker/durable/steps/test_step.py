@@ -642,7 +642,7 @@ async def test_the_order_of_sets_and_mappings_does_not_matter(app: App) -> None:
 FINGERPRINT = """
 from dataclasses import dataclass
 from pydantic import BaseModel
-from perdure.worker.durable.codec import fingerprint
+from perdure.worker.durable.steps.codec import fingerprint
 
 @dataclass
 class Size:

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from ...queues import Redaction, contains_mask, unwrap_secrets
-from ..errors import ResultMismatch, UnserialisableResult
+from ....queues import Redaction, contains_mask, unwrap_secrets
+from ...errors import ResultMismatch, UnserialisableResult
 
 __all__ = ["Codec", "arguments_text", "codec_of", "digests_of", "fingerprint", "is_async"]
 

@@ -1,0 +1,48 @@
+"""The asyncio task of a handler, and its cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+__all__ = ["HandlerTask"]
+
+
+class HandlerTask:
+    """Base of a run: cancels the asyncio task in which the handler runs, again and again if it is ignored."""
+
+    cancel_interval: ClassVar[float] = 0.5
+    """Seconds after which a handler that ignored its cancellation is cancelled again."""
+
+    __slots__ = ("_cancels", "_loop", "_retry_cancel", "_task")
+
+    _cancels: int
+    _loop: asyncio.AbstractEventLoop
+    _retry_cancel: asyncio.TimerHandle | None
+    _task: asyncio.Task[object] | None
+
+    async def drain_cancellation(self) -> None:
+        """Absorb a cancellation that arrived after the handler had ended, so that it cancels nothing else.
+
+        Raises `CancelledError` where the worker itself is being cancelled.
+        """
+        task = asyncio.current_task()
+        if self._cancels:
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if task is not None and task.cancelling():
+                    raise
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._cancels += 1
+            self._task.cancel()
+            self._retry_cancel = self._loop.call_later(self.cancel_interval, self._cancel)
+
+    @property
+    def task(self) -> asyncio.Task[object] | None:
+        """The asyncio task of the handler; None before the handler begins and after it ends."""
+        return self._task

@@ -1,0 +1,139 @@
+"""Errors of tasks, steps, agents and workers. The tree:
+
+PerdureError
+├── QueueError                  queues, messages, servers: see `queues/errors.py`
+├── TaskError                   definition or call of a task
+│   ├── TaskDefinitionError     the function cannot be a task
+│   ├── InvalidArguments        the arguments do not fit the task; nothing was enqueued
+│   ├── TaskTimeout             a run exceeded its time limit
+│   │   └── TaskIdle            a run exceeded its idle limit
+│   ├── Incoherent              an agent failed a coherence check
+│   ├── UnknownTask             no handler is registered for the task on this worker
+│   └── CrashLoop               too many deliveries ended without an outcome
+├── StepError                   definition or call of a step
+│   ├── StepDefinitionError     a name, a function, its arguments or options cannot make a step
+│   ├── StepOutsideTask         a step was called outside of the task that it belongs to
+│   ├── StepMismatch            a resumed run called a recorded step with other arguments
+│   ├── ResultMismatch          a recorded result does not fit the declared type of its step
+│   ├── OrphanedSteps           a resumed run with a result did not ask for recorded steps
+│   ├── StepTimeout             a step exceeded its timeout
+│   ├── StepInDoubt             a risky step was interrupted and its effect is unknown
+│   └── UnserialisableResult    a result is not JSON, or not of the declared type
+├── ContextError                context of a model
+│   ├── ContextTooLarge         a layer does not fit into its budget
+│   └── CompactionFailed        the summarizer returned no usable summary
+├── ArtifactError               artifacts
+│   ├── BadArtifactName         the name is not valid
+│   ├── ArtifactTooLarge        the artifact exceeds the size limit
+│   ├── ArtifactMissing         the bytes of an artifact are not in the store
+│   ├── ArtifactDamaged         the bytes do not match the recorded hash
+│   └── StoreUnavailable        the store cannot be reached, is full, or refuses access
+├── StateError                  state of an agent; retrying does not help
+│   ├── BadSnapshot             the stored state cannot be read
+│   ├── BadHistory              an event of the log is missing or cannot be read
+│   ├── StateMismatch           the stored state does not fit the agent's class
+│   ├── StateTooLarge           the state exceeds the size limit
+│   ├── StateUnstorable         a field has no JSON form or has the wrong type
+│   └── StateDrift              the state differs from the reduction of its log
+├── BadHandoff                  a stored handoff document cannot be read
+├── Reschedule                  raised by a handler to run the task again later
+│   ├── RetryLater              counts as an attempt
+│   └── Snooze                  costs no attempt
+├── LifespanError               the app's lifespan cannot be opened or closed
+├── SettingsDiffer              a strict worker has other settings than its namespace
+└── ConfigurationError          a setting or an APP is not valid
+"""
+
+from __future__ import annotations
+
+from ...queues import ConfigurationError
+from .agents import (
+    BadHandoff,
+    BadHistory,
+    BadSnapshot,
+    CompactionFailed,
+    ContextError,
+    ContextTooLarge,
+    StateDrift,
+    StateError,
+    StateMismatch,
+    StateTooLarge,
+    StateUnstorable,
+)
+from .artifacts import (
+    ArtifactDamaged,
+    ArtifactError,
+    ArtifactMissing,
+    ArtifactTooLarge,
+    BadArtifactName,
+    StoreUnavailable,
+)
+from .steps import (
+    OrphanedSteps,
+    ResultMismatch,
+    StepDefinitionError,
+    StepError,
+    StepInDoubt,
+    StepMismatch,
+    StepOutsideTask,
+    StepTimeout,
+    UnserialisableResult,
+)
+from .tasks import (
+    CrashLoop,
+    Incoherent,
+    InvalidArguments,
+    LifespanError,
+    Reschedule,
+    RetryLater,
+    SettingsDiffer,
+    Snooze,
+    TaskDefinitionError,
+    TaskError,
+    TaskIdle,
+    TaskTimeout,
+    UnknownTask,
+)
+
+__all__ = [
+    "ArtifactDamaged",
+    "ArtifactError",
+    "ArtifactMissing",
+    "ArtifactTooLarge",
+    "BadArtifactName",
+    "BadHandoff",
+    "BadHistory",
+    "BadSnapshot",
+    "CompactionFailed",
+    "ConfigurationError",
+    "ContextError",
+    "ContextTooLarge",
+    "CrashLoop",
+    "Incoherent",
+    "InvalidArguments",
+    "LifespanError",
+    "OrphanedSteps",
+    "Reschedule",
+    "ResultMismatch",
+    "RetryLater",
+    "SettingsDiffer",
+    "Snooze",
+    "StateDrift",
+    "StateError",
+    "StateMismatch",
+    "StateTooLarge",
+    "StateUnstorable",
+    "StepDefinitionError",
+    "StepError",
+    "StepInDoubt",
+    "StepMismatch",
+    "StepOutsideTask",
+    "StepTimeout",
+    "StoreUnavailable",
+    "TaskDefinitionError",
+    "TaskError",
+    "TaskIdle",
+    "TaskTimeout",
+    "UnknownTask",
+    "UnserialisableResult",
+]

@@ -1,0 +1,78 @@
+"""Errors of steps."""
+
+from __future__ import annotations
+
+from ...queues import PerdureError
+
+__all__ = [
+    "OrphanedSteps",
+    "ResultMismatch",
+    "StepDefinitionError",
+    "StepError",
+    "StepInDoubt",
+    "StepMismatch",
+    "StepOutsideTask",
+    "StepTimeout",
+    "UnserialisableResult",
+]
+
+
+class StepError(PerdureError):
+    """Base of errors in the definition or call of a step."""
+
+
+class StepDefinitionError(StepError, ValueError):
+    """A name, a function, its arguments or options cannot make a step. Retrying does not help."""
+
+
+class StepOutsideTask(StepError, RuntimeError):
+    """A step was called outside of a running task, or from another task, so it could not be recorded."""
+
+
+class StepMismatch(StepError):
+    """A resumed run called a recorded step with arguments other than the recorded ones."""
+
+    def __init__(self, step: str, recorded: str, asked: str, *, after_new: bool = False) -> None:
+        """after_new: a step before it was not recorded, as if Redis had lost its record."""
+        lost = "a step before it was not recorded, so Redis has lost data, or " if after_new else ""
+        super().__init__(
+            f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}: {lost}the "
+            "handler or its inputs changed while the task was running; give the step another name or a scope, use "
+            "ctx.options(on_mismatch='rerun'), or replay the task from the dead letters with --fresh"
+        )
+        self.step, self.recorded, self.asked = step, recorded, asked
+
+
+class ResultMismatch(StepError):
+    """The recorded result of a step does not fit the type that its function declares now. It did not run again."""
+
+
+class OrphanedSteps(StepError):
+    """A handler with `on_orphan="fail"` returned without asking for all recorded steps. The message has the remedy."""
+
+
+class StepTimeout(StepError, TimeoutError):
+    """A step exceeded its timeout. seconds: the timeout."""
+
+    def __init__(self, step: str, seconds: float) -> None:
+        super().__init__(f"step {step!r} ran longer than {seconds:g} s")
+        self.step, self.seconds = step, seconds
+
+
+class StepInDoubt(StepError):
+    """A risky step was started, has no recorded result, and must not run twice (`in_doubt="fail"`)."""
+
+    def __init__(self, step: str, idempotency_key: str) -> None:
+        super().__init__(
+            f"step {step!r} was started and has no recorded result: find out whether its effect happened "
+            f"(idempotency key {idempotency_key}), then replay the task"
+        )
+        self.step, self.idempotency_key = step, idempotency_key
+
+
+class UnserialisableResult(StepError, TypeError):
+    """A result has no JSON form, or is not of the type that its function declares."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"{what}: its result cannot be stored: {problem}")
+        self.what = what
