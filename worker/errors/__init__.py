@@ -47,6 +47,7 @@ PerdureError
 from __future__ import annotations
 
 from ...queues import ConfigurationError
+from . import agents, artifacts, steps, tasks
 from .agents import (
     BadHandoff,
     BadHistory,
@@ -137,3 +138,7 @@ __all__ = [
     "UnknownTask",
     "UnserialisableResult",
 ]
+
+for _module in (tasks, steps, artifacts, agents):
+    for _name in _module.__all__:  # dead letters and logs name an error by its public place
+        getattr(_module, _name).__module__ = __name__

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from perdure import AlreadyDone, App, Context, Retry, Settings, TaskFailed, current_step
 from perdure.deadletter import Reason
-from perdure.worker.durable import codec
+from perdure.worker.durable.steps import codec
 
 from tests.support.workers import bounded, history, letter, recorded_steps, work_off
 
