@@ -50,7 +50,9 @@ if ARGV[2] == '1' then
   redis.call('HDEL', KEYS[2], 'handed_to')
 end
 redis.call('PERSIST', KEYS[2])
-redis.call('PERSIST', KEYS[3])
+if ARGV[2] ~= '1' then
+  redis.call('PERSIST', KEYS[3])
+end
 redis.call('PERSIST', KEYS[4])
 redis.call('PERSIST', KEYS[6])
 redis.call('PUBLISH', KEYS[2], 'replayed')

@@ -6,8 +6,8 @@
 -- returns  'missing', 'requested', 'cancelled', the terminal state that the task has already, or 'changed': the record
 --          is not that of the task that the caller has read
 -- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
--- there is no group: XPENDING answers with an error, and no worker has the message. The first write frees memory, so
--- that a full server accepts the rest (see fence.lua). A command that arrives late does not cancel a task that was
+-- there is no group: XPENDING answers with an error, and no worker has the message. The first write changes
+-- nothing, and after it a full server accepts the rest (see fence.lua). A command that arrives late does not cancel a task that was
 -- replayed, or enqueued again under the same id, since.
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
@@ -24,7 +24,7 @@ if born(now[1], now[2]) ~= born(ARGV[6] ~= '' and ARGV[6], ARGV[7])
   or (now[3] or '') ~= ARGV[8] or (now[4] or '') ~= ARGV[9] then
   return 'changed'
 end
-redis.call('DEL', KEYS[8])
+redis.call('PERSIST', KEYS[8])
 if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])
 else
@@ -49,6 +49,7 @@ else
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('DEL', KEYS[8])
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', now)
 redis.call('HDEL', KEYS[2], 'entry', 'waits', 'wakes')
 register_retention(KEYS[6], ARGV[5], now)

@@ -2,6 +2,8 @@
 -- line `-- include: fence`. The first four ARGV of such a script are the fence: group, worker, entry, delivery count.
 -- No script lowers a delivery count, and each hand-out raises it, so a fence never occurs twice: bytes of a former
 -- delivery that arrive late are refused.
+-- No script uses a key that it has deleted, or whose last field it has removed: while a slot of a cluster migrates, its
+-- node refuses a key that does not exist, and the script would end in its middle.
 -- fence_text(): the fence as the record stores it; the worker is in a field of its own.
 -- owned(stream): whether the entry is still pending on this worker, with this delivery count. XPENDING runs through
 --   pcall: an emptied server has no group, and then no delivery is owned.

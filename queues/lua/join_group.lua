@@ -2,11 +2,12 @@
 -- KEYS  members of the queue
 -- ARGV  worker, milliseconds of silence after which a member is removed
 -- returns  the members, in no particular order
--- Idempotent. Atomicity is not needed. The first write frees memory, so that a full server accepts the rest (see
+-- Idempotent. Atomicity is not needed. The first write needs no memory, so that a full server accepts the rest (see
 -- fence.lua).
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[2]))
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[2]))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return redis.call('ZRANGE', KEYS[1], 0, -1)

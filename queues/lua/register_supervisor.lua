@@ -12,12 +12,13 @@ redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[4]))
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
+local crashes = redis.call('ZCOUNT', KEYS[3], '(' .. now - tonumber(ARGV[5]), '+inf')
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now - tonumber(ARGV[5]))
-redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
 local pause = redis.call('HMGET', KEYS[5], 'since', 'why')
 if pause[1] then
   redis.call('PEXPIRE', KEYS[5], ARGV[6])
   redis.call('ZADD', KEYS[4], now + tonumber(ARGV[6]), ARGV[2])
   redis.call('PEXPIRE', KEYS[4], ARGV[6])
 end
-return {redis.call('ZCARD', KEYS[3]), tonumber(pause[1] or 0), pause[2] or ''}
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
+return {crashes, tonumber(pause[1] or 0), pause[2] or ''}

@@ -3,7 +3,7 @@
 -- ARGV  worker, milliseconds of silence after which it is removed, its start time or 0 for now, milliseconds since its
 --       last progress or -1, then field and value of all else
 -- returns  {its start time, milliseconds of Redis' clock, fields and values of the stored settings}
--- Atomic: no hash is without a TTL, and none has fields of two registrations. Idempotent. The first write frees
+-- Atomic: no hash is without a TTL, and none has fields of two registrations. Idempotent. The first write needs no
 -- memory, so that a full server accepts the rest (see fence.lua).
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -11,12 +11,22 @@ local started = tonumber(ARGV[3])
 if started == 0 then
   started = now
 end
-redis.call('DEL', KEYS[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - tonumber(ARGV[2]))
+local old = redis.call('HKEYS', KEYS[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('HSET', KEYS[1], 'id', ARGV[1], 'seen', now, 'started', started, unpack(ARGV, 5))
 if tonumber(ARGV[4]) >= 0 then
   redis.call('HSET', KEYS[1], 'progress', now - tonumber(ARGV[4]))
 end
+local written = {id = true, seen = true, started = true, progress = tonumber(ARGV[4]) >= 0}
+for i = 5, #ARGV, 2 do
+  written[ARGV[i]] = true
+end
+for i = 1, #old do
+  if not written[old[i]] then
+    redis.call('HDEL', KEYS[1], old[i])
+  end
+end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[2], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - tonumber(ARGV[2]))
 return {started, now, redis.call('HGETALL', KEYS[3])}

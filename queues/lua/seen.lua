@@ -6,8 +6,8 @@
 --   whether leases are left to restart: then the time is stored with the first entry to look at next, the next touch
 --   continues there, and nothing may be claimed before the last one.
 -- One call restarts a bounded number of leases, because it blocks the server. JUSTID leaves the delivery counts as they
--- are. Released messages stay claimable, so they are left out. The DEL makes room for the SET: a full server lets a
--- script through once it has written.
+-- are. Released messages stay claimable, so they are left out. The PEXPIRE lets the SET through: a full server accepts
+-- the rest of a script once it has written.
 local MOST_RESTARTS = 250
 local function touch(seen, stream, group, lease, released)
   local time = redis.call('TIME')
@@ -34,7 +34,7 @@ local function touch(seen, stream, group, lease, released)
     end
     start = page[MOST_RESTARTS] and ' (' .. page[MOST_RESTARTS][1] or ''
   end
-  redis.call('DEL', seen)
+  redis.call('PEXPIRE', seen, 3600000)
   redis.call('SET', seen, now .. start, 'PX', 3600000)
   return {now, last and now - last or 0, restarted}, start ~= ''
 end

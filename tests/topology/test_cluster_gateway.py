@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from perdure.queues import (
@@ -22,11 +23,12 @@ from perdure.queues import (
 )
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.cluster import UnknownCommandError
-from perdure.queues.transport.scripts import loaded_scripts
+from perdure.queues.transport.scripts import load_script, loaded_scripts, queue_script
 from redis.asyncio import Redis
 
 from tests.support.consumers import Held
 from tests.support.key_leaks import check_for_leaks
+from tests.support.paths import ROOT
 from tests.support.servers.clusters import Cluster, Migration, private_cluster, slot_of
 from tests.support.servers.nodes import Node
 from tests.support.workers import bounded
@@ -280,3 +282,80 @@ async def test_a_lost_node_is_replaced_and_does_not_delay_other_nodes(
             assert heartbeat.troubles[-1] is None
         finally:
             await gateway.close()
+
+
+async def claim_twice(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+    arguments: list[str | int] = [GROUP, "w", 1000, "-released", "-", 10]
+    keys = [partition.ready, partition.seen]
+    await gateway.run(queue_script("claim"), keys, arguments)
+    touched = (await gateway.run(queue_script("claim"), keys, arguments))[0]
+    assert touched[1] >= 0
+    assert await gateway.command("EXISTS", partition.seen) == 1
+
+
+async def promote_last(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+    keys = [partition.due, partition.ready, partition.record("due"), partition.record("not-due")]
+    assert await gateway.run(queue_script("promote"), keys, ["due", "not-due"]) == 1
+
+
+async def replay_fresh(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+    task = [key("dead") for key in (partition.record, partition.steps, partition.log)]
+    keys = [partition.dead, *task, partition.ready, partition.inbox("dead")]
+    letter = (await gateway.command("XRANGE", partition.dead, "-", "+"))[0][0]
+    assert await gateway.run(load_script(ROOT / "deadletter/lua/replay.lua"), keys, [letter, "1", "", "1"]) == 1
+    assert await gateway.command("TTL", partition.inbox("dead")) == -1
+
+
+async def join_alone(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+    assert await gateway.run(queue_script("join_group"), [namespace.sharing("q")], ["w", 60_000]) == [b"w"]
+
+
+async def register_again(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+    keys = [namespace.worker("w"), namespace.workers, namespace.config]
+    await gateway.run(queue_script("register_worker"), keys, ["w", 60_000, 0, -1, "host", "h"])
+    assert await gateway.command("HGET", namespace.worker("w"), "old") is None
+
+
+@pytest.mark.parametrize("act", [claim_twice, promote_last, replay_fresh, join_alone, register_again])
+async def test_no_script_uses_a_key_that_it_has_deleted(
+    gateway: Gateway, namespace: Namespace, partition: Partition, shared_cluster: Cluster, act: Callable[..., Any]
+) -> None:
+    """A node refuses a key that does not exist if its slot is migrating, even in a script that has written already."""
+    await stored_data(gateway, namespace, partition)
+    slots = [slot_of(partition.ready), slot_of(namespace.workers)]
+    moves = [shared_cluster.migrate(slot, others(shared_cluster, slot)[0]) for slot in slots]
+    for move in moves:
+        move.begin()
+    try:
+        await act(gateway, namespace, partition)
+    finally:
+        for move in moves:
+            for node in (move.target, move.source):
+                node.command("CLUSTER", "SETSLOT", move.slot, "STABLE")
+        await gateway.command("DEL", partition.ready, partition.nudge, partition.due, partition.dead, partition.seen)
+        await gateway.command("DEL", namespace.sharing("q"), namespace.workers, namespace.worker("w"), namespace.config)
+        for task in ("due", "not-due", "dead"):
+            await gateway.command("DEL", *partition.run_keys(task))
+
+
+async def stored_data(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+    """Store every key that the acts use, so that the node of a migrating slot accepts their scripts."""
+    await gateway.command("XGROUP", "CREATE", partition.ready, GROUP, "0", "MKSTREAM")
+    await gateway.pipeline(
+        [
+            ("SET", partition.seen, 1),
+            ("ZADD", partition.due, 1, "due"),
+            ("HSET", partition.record("due"), "state", "scheduled", "env", "{}"),
+            ("HSET", partition.record("not-due"), "state", "queued"),
+            ("HSET", partition.record("dead"), "state", "dead", "dead", "1-1"),
+            ("HSET", partition.steps("dead"), "d:a", "1"),
+            ("XADD", partition.log("dead"), "*", "type", "buried"),
+            ("HSET", partition.inbox("dead"), "sent", 0),
+            ("EXPIRE", partition.inbox("dead"), 60),
+            ("XADD", partition.dead, "1-1", "id", "dead", "env", "{}"),
+            ("ZADD", namespace.sharing("q"), 1, "stale"),
+            ("ZADD", namespace.workers, 1, "stale"),
+            ("HSET", namespace.worker("w"), "old", 1),
+            ("HSET", namespace.config, "lease", 30),
+        ]
+    )
