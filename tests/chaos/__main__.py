@@ -10,11 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .checker.verdict import verdict
 from .journal import read_journal
 from .options import Options
 from .play import play
 from .schedule import WEIGHTS
-from .verdict import verdict
 
 
 def _parser() -> argparse.ArgumentParser:

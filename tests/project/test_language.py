@@ -159,7 +159,6 @@ def test_a_public_class_name_is_used_once() -> None:
 
 def test_no_folder_has_more_than_twenty_modules() -> None:
     counts = Counter(name_of(path.parent) for path in modules_of([*PACKAGE, *HELPERS]))
-    del counts["tests/chaos"]  # one program, which is grouped with its next change
     assert not {name: count for name, count in counts.items() if count > MOST_MODULES}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .journal import SECOND, Line
+from ..journal import SECOND, Line
 
 __all__ = ["DEADLY", "HARMLESS", "LOSSES", "SYMPTOMS", "Fault", "Faults"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...journal import SECOND, Line
 from ..faults import Fault
 from ..history import History, Run, Task, Violation
-from ..journal import SECOND, Line
 
 __all__ = ["check_charges", "check_repeats", "reason_of_repeat", "repeats"]
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from ...journal import SECOND, Line
 from ..history import History, Run, Task, Violation
-from ..journal import SECOND, Line
 from .endings import finisher_of
 
 __all__ = ["check_recorded"]

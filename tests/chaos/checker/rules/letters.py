@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from ...journal import Line
 from ..faults import HARMLESS
 from ..history import History, Run, Task, Violation
-from ..journal import Line
 
 __all__ = ["check_letters"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
+from ..journal import SECOND
 from .faults import DEADLY, SYMPTOMS
 from .history import History, Run
-from .journal import SECOND
 from .rules.repeats import reason_of_repeat, repeats
 
 __all__ = ["counted"]

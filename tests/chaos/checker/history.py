@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from ..journal import SECOND, Line
+from ..kinds import KINDS, Kind
 from .faults import LOSSES, Fault, Faults
-from .journal import SECOND, Line
-from .kinds import KINDS, Kind
 
 __all__ = ["Fence", "History", "Run", "Task", "Violation", "history"]
 

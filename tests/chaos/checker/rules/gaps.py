@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...journal import Line
 from ..history import History, Run, Task, Violation
-from ..journal import Line
 
 __all__ = ["check_gaps"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ...journal import Line
 from ..history import History, Run, Task, Violation
-from ..journal import Line
 
 __all__ = ["check_lost", "check_once", "check_outcomes"]
 

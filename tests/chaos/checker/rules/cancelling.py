@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...journal import SECOND
 from ..history import History, Violation
-from ..journal import SECOND
 
 __all__ = ["check_cancelled"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
+from ...journal import Line
 from ..history import History, Violation
-from ..journal import Line
 
 __all__ = ["check_states"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
+from ...journal import SECOND, Line
 from ..faults import Fault
 from ..history import History, Violation
-from ..journal import SECOND, Line
 
 __all__ = ["check_processes"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.chaos.counts import counted
-from tests.chaos.faults import LOSSES
-from tests.chaos.history import history
+from tests.chaos.checker.counts import counted
+from tests.chaos.checker.faults import LOSSES
+from tests.chaos.checker.history import history
+from tests.chaos.checker.verdict import verdict, violations
 from tests.chaos.journal import JOURNAL_NAME, SECOND, JournalWriter, Line, parse, read_journal
 from tests.chaos.schedule import WEIGHTS, schedule
-from tests.chaos.verdict import verdict, violations
 
 INJECTOR, FIRST, SECOND_ONE, THIRD, PRODUCER = 1, 10, 11, 12, 20
 """Processes."""

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..journal import Line
 from .counts import counted
 from .history import Violation, history
-from .journal import Line
 from .rules import RULES
 
 __all__ = ["verdict", "violations"]

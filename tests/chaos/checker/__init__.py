@@ -1,0 +1,1 @@
+"""Checker of a run: builds its history from the journal, and applies a rule per guarantee."""
