@@ -10,13 +10,14 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from ...queues import Entry, Kind, recorded_steps, retry_while_unavailable
-from ..journal import Event, StepRecord
+from ..journal import Event, StepRecord, redacted
 from ..journal.agent_events import ToolCalled
 from ..journal.run_events import Orphaned
 from ..log import log_wait, logger
 from .run import Run
 from .steps.current import check_place
 from .steps.execution import run_step
+from .steps.matching import digest_of, match_call
 from .steps.options import StepOptions
 
 __all__ = ["call_tool", "log_once", "log_orphans"]
@@ -32,7 +33,8 @@ _MOST_ORPHANS: Final = 20
 async def log_once(run: Run, event: Event) -> int:
     """Log an event unless an earlier run has logged it.
 
-    Events are matched by type and order. The event is stored with the next write, and always before the outcome.
+    Events of one type are matched by their content, then by order: see `match_call`. The event is stored with the next
+    write, and always before the outcome.
 
     Returns:
         Number of the event.
@@ -40,14 +42,19 @@ async def log_once(run: Run, event: Event) -> int:
     Raises `StepOutsideTask`, `LeaseLost`.
     """
     check_place(run, f"#{event.type}", own=True)
-    key = run.keys.next(f"#{event.type}")
+    name = f"#{event.type}"
     if event.step is None and (outer := run.keys.within) is not None:
         event = event.model_copy(update={"step": outer})
-    recorded = await run.history.read_record(key)
-    if recorded is not None:
-        return int(StepRecord.decode(recorded).result)
-    entry = run.next_entry(event)
-    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, StepRecord(entry.value).encode()), entry, wait=False)
+    if not run.history.records:
+        key, entry = run.keys.next(name), run.next_entry(event)
+    else:
+        content = event if run.redact is None else redacted(event, run.redact)
+        key, recorded, _ = await match_call(run, name, digest_of(content.to_json()))
+        if recorded is not None:
+            return int(recorded)
+        entry = run.next_entry(event)
+    record = StepRecord(entry.value, digest_of(entry.log)).encode()
+    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), entry, wait=False)
     return int(entry.value)
 
 

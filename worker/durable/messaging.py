@@ -1,7 +1,7 @@
 """Messages to and from a handler, recorded once, so that a resumed run sees the same ones.
 
 A read is recorded like a step, in the act that removes the messages from the inbox. An empty read is recorded as well:
-otherwise a resumed run could take another path.
+otherwise a resumed run could take another path. Reads and sends find their records by their arguments, then by order.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
 from .run import Run
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import check_place
+from .steps.matching import match_call, match_step
 from .steps.options import Durability
 from .stop_reasons import ParkReason
 
@@ -86,16 +87,16 @@ async def _receive(
     """Read messages, or park the task until one arrives. new_only: ignore messages from before the first call."""
     check_place(run, _INBOX, own=True)
     _check_wait(run, wait)
-    key = run.keys.next(_INBOX)
-    recorded = await run.history.read_record(key)
+    digest, _ = fingerprint((sender, limit, waiting.why if new_only else None), {})
+    key, recorded, _ = await match_call(run, _INBOX, digest, started=run.history.saved)
     if recorded is not None:
         run.touch()
-        return [InboxMessage(**one) for one in orjson.loads(StepRecord.decode(recorded).result)]
+        return [InboxMessage(**one) for one in orjson.loads(recorded)]
     if run.stopping:
         await run.boundary()
     if wait is None:
         found = await _unread(run, limit, sender, 0)
-        await _record(run, key, found, waited=False, durability=durability)
+        await _record(run, key, digest, found, waited=False, durability=durability)
         return found
     # A message that arrives between this call and the read may be missed; parking compares with this position again.
     last, now = await last_message(run.gateway, run.delivery.partition, run.id)
@@ -103,10 +104,10 @@ async def _receive(
     after = started["after"] if started is not None else last if new_only else 0
     found = await _unread(run, limit, sender, after)
     if found or (started is not None and started["until"] is not None and now >= started["until"]):
-        await _record(run, key, found, waited=started is not None, durability=durability)
+        await _record(run, key, digest, found, waited=started is not None, durability=durability)
         return found
     if started is None:
-        started = {"until": None if wait > LONGEST else now + round(wait * 1000), "after": after}
+        started = {"until": None if wait > LONGEST else now + round(wait * 1000), "after": after, "h": digest}
         run.history.saved[key] = orjson.dumps(started)
         await run.recorder.put(Entry(Kind.SAVED, key, run.history.saved[key]), run.next_entry(waiting), wait=True)
     delay = LONGEST if started["until"] is None else (started["until"] - now) / 1000
@@ -167,9 +168,11 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
     return found
 
 
-async def _record(run: Run, key: str, found: Sequence[InboxMessage], *, waited: bool, durability: Durability) -> None:
+async def _record(
+    run: Run, key: str, digest: str, found: Sequence[InboxMessage], *, waited: bool, durability: Durability
+) -> None:
     """Record messages, remove them from the inbox and log them, in one act; an empty read is stored in background."""
-    record = StepRecord(orjson.dumps([message.summary() for message in found]))
+    record = StepRecord(orjson.dumps([message.summary() for message in found]), digest)
     entries = [Entry(Kind.DONE_WITH_EVENT, key, record.encode())]
     for message in found:
         event = Received(number=message.number, sender=message.sender, content=message.content)
@@ -186,19 +189,24 @@ async def _record(run: Run, key: str, found: Sequence[InboxMessage], *, waited: 
 async def send(
     run: Run, to: str | TaskHandle[Any], content: Any, *, sender: str | None, durability: Durability
 ) -> Sent:
-    """Send a message to another task. See `Context.send`."""
+    """Send a message to another task. See `Context.send`.
+
+    The id of a message has the digest of its content, and a number among equal sends. So a send that was cut off is
+    repeated under the same id, whatever the order of the branches.
+    """
     check_place(run, _SEND, own=True)
-    key = run.keys.next(_SEND)
     task_id = to if isinstance(to, str) else to.id
     digest, called_with = fingerprint((task_id, content), {})
     shown = arguments_text(called_with, run.redact)
-    recorded = await run.history.read_record(key)
+    message = run.keys.next(f"{_SEND}:{digest}")
+    key, recorded, former = (
+        await match_step(run, _SEND, (digest,)) if run.history.records else (run.keys.next(_SEND), None, None)
+    )
+    if former is not None:
+        raise StepMismatch(key, StepRecord.decode(former).arguments, shown, after_new=run.steps_recorded > 0)
     if recorded is not None:
-        former = StepRecord.decode(recorded)
-        if former.digest != digest:
-            raise StepMismatch(key, former.arguments, shown, after_new=run.steps_recorded > 0)
         run.touch()
-        known, number, state = orjson.loads(former.result)
+        known, number, state = orjson.loads(recorded)
         return Sent(known, number, State(state))
     if run.stopping:
         await run.boundary()
@@ -208,7 +216,7 @@ async def send(
         partition = await find_task(run.gateway, namespace, task_id)
         if partition is None:
             raise TaskNotFound(task_id, f"any queue of namespace {namespace.name!r}")
-        own = {"sender": run.id if sender is None else sender, "message_id": f"{run.id}:{key}"}
+        own = {"sender": run.id if sender is None else sender, "message_id": f"{run.id}:{message}"}
         sent = await send_message(run.gateway, partition, task_id, content, **own, limit=run.payload_limit)
         value = StepRecord(orjson.dumps(list(sent)), digest, shown).encode()
         event = run.next_entry(MessageSent(to=sent.task_id, number=sent.number, content=content))

@@ -2,7 +2,7 @@
 
 A record has two lines. The first is a JSON object about the call, the second is the result as JSON, which has no line
 breaks. The object is `{"h": HASH, "a": TEXT}`, or `{}` for records that are not compared with their call: those of
-events, plans, inbox reads, artifacts and summaries.
+plans, artifacts and summaries, and those of events and inbox reads that earlier versions wrote.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ class StepRecord(NamedTuple):
 
     @staticmethod
     def result_of(data: bytes, digest: str) -> bytes | None:
-        """Return the result in a stored record if the call had these arguments, else None. Cheaper than `decode`."""
-        return data[data.index(b"\n") + 1 :] if data.startswith(b'{"h":"%b"' % digest.encode()) else None
+        """Return the result in a stored record if the call had these arguments, else None. Cheaper than `decode`.
+
+        digest: "" for a record that is not compared with its call.
+        """
+        head = b'{"h":"%b"' % digest.encode() if digest else b"{}\n"
+        return data[data.index(b"\n") + 1 :] if data.startswith(head) else None
 
     @classmethod
     def decode(cls, data: bytes) -> StepRecord:

@@ -22,6 +22,7 @@ from ..run import Run
 from .codec import arguments_text, codec_of, digests_of, fingerprint, is_async
 from .current import CURRENT_STEP, Step, StepCall, check_place
 from .keys import Match, forget_steps
+from .matching import match_step
 from .options import AlreadyDone, StepOptions
 
 __all__ = ["run_step"]
@@ -134,12 +135,7 @@ async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOpt
             return await _match(run, name, digests, options, None)
     if options.step_id is not None:
         return await run.keys.find(name, options.step_id, digests, run.history)
-    if run.history.pages is not None:
-        await run.keys.read(name, digests, run.history)
-    for digest in digests:
-        if known := run.keys.match_next(name, digest, run.history):
-            return (*known, None)
-    return run.keys.match_any(name, digests, run.history, run.task, rerun=options.on_mismatch == "rerun")
+    return await match_step(run, name, digests, rerun=options.on_mismatch == "rerun")
 
 
 async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:

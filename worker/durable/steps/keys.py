@@ -81,15 +81,18 @@ class StepKeys:
             return key, result, None
         return key, None, record
 
-    async def read(self, name: str, digests: tuple[str, ...], history: History) -> None:
-        """Read the records of a large checkpoint that `match_any` needs. Raises `DecryptionError`."""
+    async def read(self, name: str, digests: tuple[str, ...], history: History, *, next_only: bool = False) -> None:
+        """Read the records of a large checkpoint that `match_any` needs. Raises `DecryptionError`.
+
+        next_only: read the next record; others count only if they are known already.
+        """
         name = _SCOPE.get() + name
         while (lowest := self._lowest(name)[1]) not in history.done:
             if await history.read_record(lowest) is None and self._lowest(name)[1] == lowest:
                 break
         record = history.done.get(lowest)
         decided = name in self._matched if record is None else _result(record, digests) is not None
-        if decided:  # as nearly always: what follows looks at every known record
+        if decided or next_only:  # as nearly always: what follows looks at every known record
             return
         left = self._unmatched(name, history.done)
         if left and not any(_result(record, digests) is not None for record in left.values()):
@@ -117,6 +120,7 @@ class StepKeys:
         handler: asyncio.Task[object] | None,
         *,
         rerun: bool = False,
+        started: Mapping[str, bytes] | None = None,
     ) -> Match:
         """Return the key of a called step, and the record that fits; the next one does not (`match_next`).
 
@@ -125,26 +129,33 @@ class StepKeys:
         that fits it may still come.
 
         Args:
-            digests: Hashes of the arguments, of which a record has one.
+            digests: Hashes of the arguments, of which a record has one; the first that any record has decides. "" is
+                for records without a hash.
             handler: The handler's asyncio task.
             rerun: Take the next record if none fits.
+            started: What earlier runs stored of such calls before they were recorded, in place of the intents.
         """
         name = _SCOPE.get() + name
         number, key = self._lowest(name)
-        if name in self._matched or not (history.records or history.intents):
+        if started is None:
+            started = history.intents
+        if name in self._matched or not (history.records or started):
             self._names[name] = number
             return key, None, history.done.get(key)
-        return self._match_later(name, digests, history, in_order=rerun or asyncio.current_task() is handler)
+        return self._match_later(name, digests, history, started, in_order=rerun or asyncio.current_task() is handler)
 
-    def _match_later(self, name: str, digests: tuple[str, ...], history: History, *, in_order: bool) -> Match:
-        records, intents = self._unmatched(name, history.done), self._unmatched(name, history.intents)
+    def _match_later(
+        self, name: str, digests: tuple[str, ...], history: History, started: Mapping[str, bytes], *, in_order: bool
+    ) -> Match:
+        records, intents = self._unmatched(name, history.done), self._unmatched(name, started)
         if not records and not intents:
             self._matched.add(name)
-        for key, record in records.items():
-            if (result := _result(record, digests)) is not None:
-                self._ahead.add(key)
-                history.take_known(key)
-                return key, result, None
+        for digest in digests:
+            for key, record in records.items():
+                if (result := StepRecord.result_of(record, digest)) is not None:
+                    self._ahead.add(key)
+                    history.take_known(key)
+                    return key, result, None
         for key, intent in intents.items():
             if orjson.loads(intent).get("h") in digests:
                 self._ahead.add(key)

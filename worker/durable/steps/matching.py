@@ -1,0 +1,56 @@
+"""Matching of calls to what earlier runs have recorded: of steps, and of calls that log, send or read."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+
+from ..run import Run
+from .keys import Match
+
+__all__ = ["digest_of", "match_call", "match_step"]
+
+
+async def match_step(run: Run, name: str, digests: tuple[str, ...], *, rerun: bool = False) -> Match:
+    """Return the key of a called step, and its record if there is one. rerun: take the next record if none fits.
+
+    Raises `DecryptionError`.
+    """
+    keys, history = run.keys, run.history
+    if history.pages is not None:
+        await keys.read(name, digests, history)
+    for digest in digests:
+        if known := keys.match_next(name, digest, history):
+            return (*known, None)
+    return keys.match_any(name, digests, history, run.task, rerun=rerun)
+
+
+async def match_call(run: Run, name: str, digest: str, started: Mapping[str, bytes] | None = None) -> Match:
+    """Return the key of a call that is not a step, and its record if there is one.
+
+    Records of earlier versions have no digest, and are found by order. In the handler's own asyncio task, so is a call
+    that fits no record: its text may differ in each run.
+
+    Args:
+        started: What earlier runs stored of calls without a record: JSON objects with the digest as `h`.
+
+    Raises `DecryptionError`.
+    """
+    keys, history = run.keys, run.history
+    if not (history.records or started):
+        return keys.next(name), None, None
+    if known := keys.match_next(name, digest, history):
+        return (*known, None)
+    digests, in_order = (digest, ""), asyncio.current_task() is run.task
+    if history.pages is not None:
+        await keys.read(name, digests, history, next_only=in_order)
+        if known := keys.match_next(name, digest, history):
+            return (*known, None)
+    key, result, former = keys.match_any(name, digests, history, run.task, started=started)
+    return key, result if former is None else former.partition(b"\n")[2], None
+
+
+def digest_of(data: bytes) -> str:
+    """Return the hash of what a call logs, by which its record is found."""
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
