@@ -1,15 +1,17 @@
-"""Tasks made from tasks: the successor of a task, and the fork of a task at a point of its history."""
+"""Tasks beside tasks: the successor of a task, its fork at a point of its history, and a second use of its id."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
+from pydantic_core import from_json
 
-from .envelope import Envelope
-from .errors import HandOffRefused, TaskExists, TaskNotFound, UnreadableEnvelope
+from .envelope import Envelope, TaskMessage
+from .errors import DecryptionError, HandOffRefused, Refused, TaskExists, TaskNotFound, UnreadableEnvelope
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions import PartitionRouter, spread
@@ -20,8 +22,10 @@ __all__ = [
     "MOST_HAND_OFFS",
     "Successor",
     "TaskInput",
+    "check_conflicts",
     "confirm_successor",
     "enqueue_successor",
+    "find_conflicts",
     "read_task_input",
     "recorded_results",
     "store_fork",
@@ -104,6 +108,8 @@ class TaskInput:
     arguments: bytes
     stored: bytes
     """The envelope as it was stored, with fields of later versions."""
+    edited: bool = False
+    """Whether a replay has replaced the arguments."""
 
 
 async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) -> TaskInput:
@@ -129,7 +135,7 @@ async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) 
     raise UnreadableEnvelope(f"could not read the message of task {task_id}: it was not in any place")
 
 
-_FIELDS: Final = ("state", "entry", "dead", "env", "args", "task")
+_FIELDS: Final = ("state", "entry", "dead", "env", "args", "task", "edited")
 
 
 def _task_input(gateway: Gateway, partition: Partition, task_id: str, fields: Mapping[str, bytes | None]) -> TaskInput:
@@ -138,7 +144,65 @@ def _task_input(gateway: Gateway, partition: Partition, task_id: str, fields: Ma
     arguments = gateway.encryptor.of(partition, task_id).decrypt(
         arguments_field(envelope.task), fields["args"] or b"{}"
     )
-    return TaskInput(partition, envelope, arguments, stored)
+    return TaskInput(partition, envelope, arguments, stored, fields["edited"] is not None)
+
+
+async def find_conflicts(
+    gateway: Gateway, known: Sequence[tuple[Partition, TaskMessage]], same: Callable[[bytes, bytes], bool] | None = None
+) -> dict[str, str]:
+    """Return how stored tasks differ from messages with their ids that were not stored, by id.
+
+    What cannot be read counts as the same: a task whose record has expired, or whose key this process does not have.
+
+    Args:
+        known: The messages, and the partitions that have tasks with their ids.
+        same: Whether arguments whose JSON differs mean the same, such as a set in another order.
+    """
+    found = await asyncio.gather(*(_conflict(gateway, *one, same) for one in known))
+    return {message.id: conflict for (_, message), conflict in zip(known, found, strict=True) if conflict is not None}
+
+
+def check_conflicts(conflicts: Mapping[str, str]) -> None:
+    """Raise `TaskExists` if there are conflicts, by id."""
+    if conflicts:
+        (task_id, conflict), *others = conflicts.items()
+        raise TaskExists(task_id, conflict, [other for other, _ in others])
+
+
+async def _conflict(
+    gateway: Gateway, partition: Partition, message: TaskMessage, same: Callable[[bytes, bytes], bool] | None
+) -> str | None:
+    try:
+        stored = await read_task_input(gateway, partition, message.id)
+        wanted = Envelope.decode(message.envelope)
+        if stored.envelope.task != wanted.task:
+            return f"as a task {stored.envelope.task!r}, not {wanted.task!r}"
+        cipher = gateway.encryptor.of(partition, message.id)
+        arguments = cipher.decrypt(arguments_field(wanted.task), message.arguments)
+        if stored.edited or stored.arguments == arguments:
+            return None
+        names = _different(_members(stored.arguments), _members(arguments))
+        if not names or (same is not None and same(stored.arguments, arguments)):
+            return None
+    except (TaskNotFound, UnreadableEnvelope, DecryptionError, Refused, ValueError):
+        return None
+    more = ", ..." if len(names) > _SHOWN_NAMES else ""
+    return f"with other arguments ({', '.join(names[:_SHOWN_NAMES])}{more})"
+
+
+_SHOWN_NAMES: Final = 5
+
+
+def _members(arguments: bytes) -> dict[str, Any]:
+    found = from_json(arguments)
+    return found if isinstance(found, dict) else {"": found}
+
+
+def _different(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return the names of arguments that are not the same in both."""
+    missing = object()
+    names = dict.fromkeys([*given, *stored])
+    return [name for name in names if stored.get(name, missing) != given.get(name, missing)]
 
 
 async def recorded_results(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, bytes]:

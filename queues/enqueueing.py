@@ -63,17 +63,27 @@ class BatchEnqueuer:
         self._router = router
         self._delay_ms = round(delay * 1000)
         self._replicated = replicated
+        self._known: list[tuple[Partition, TaskMessage]] = []
+
+    def take_known(self) -> list[tuple[Partition, TaskMessage]]:
+        """Return the messages since the last call that were not stored, since tasks with their ids are, and where."""
+        known, self._known = self._known, []
+        return known
 
     async def one(self, message: TaskMessage) -> Partition:
         """Store one task; return its partition."""
 
         async def store(partition: Partition) -> bool:
-            return (await self._store(partition, [message]))[0] >= 0
+            answer = (await self._store(partition, [message]))[0]
+            if answer == 0:
+                self._known.append((partition, message))
+            return answer >= 0
 
         async def find(closed: Sequence[Partition]) -> Partition | None:
-            known = await self._known([(0, partition, message.id) for partition in closed])
-            await self._confirm(_by_partition(known, [message]))
-            return known.get(0)
+            found = await self._find([(0, partition, message.id) for partition in closed])
+            await self._confirm(_by_partition(found, [message]))
+            self._known += [(partition, message) for partition in found.values()]
+            return found.get(0)
 
         return await self._router.place(message.number, store, find if message.own_id else None)
 
@@ -159,13 +169,16 @@ class BatchEnqueuer:
     async def _batch(self, batch: Sequence[TaskMessage]) -> list[tuple[str, Partition]]:
         """Store messages, those of each partition in order; return their ids and partitions."""
         await self._router.refresh()
-        if (only := self._router.only) is not None and min(await self._store(only, batch)) >= 0:
-            return [(message.id, only) for message in batch]
+        if (only := self._router.only) is not None:
+            answers = await self._store(only, batch)
+            if min(answers) >= 0:
+                self._known += [(only, message) for message, answer in zip(batch, answers, strict=True) if answer == 0]
+                return [(message.id, only) for message in batch]
         numbers = self._numbers(batch)
         found: dict[int, Partition] = {}
         left: Sequence[int] = range(len(batch))
         while left:
-            known = await self._known(
+            known = await self._find(
                 [
                     (position, partition, batch[position].id)
                     for position in left
@@ -174,6 +187,7 @@ class BatchEnqueuer:
                 ]
             )
             await self._confirm(_by_partition(known, batch))
+            self._known += [(partition, batch[position]) for position, partition in known.items()]
             found |= known
             groups: dict[Partition, list[int]] = defaultdict(list)
             for position in left:
@@ -186,6 +200,8 @@ class BatchEnqueuer:
             for (where, group), answers in zip(groups.items(), stored, strict=True):
                 for position, answer in zip(group, answers, strict=True):
                     (refused if answer < 0 else found)[position] = where
+                    if answer == 0:
+                        self._known.append((where, batch[position]))
             await self._router.on_closed(list(dict.fromkeys(refused.values())))
             left = sorted(refused)
         return [(message.id, found[position]) for position, message in enumerate(batch)]
@@ -256,7 +272,7 @@ class BatchEnqueuer:
                 raise error.of_tasks(stored) from None
         return answers
 
-    async def _known(self, places: Sequence[tuple[int, Partition, str]]) -> dict[int, Partition]:
+    async def _find(self, places: Sequence[tuple[int, Partition, str]]) -> dict[int, Partition]:
         """Return the closed partitions that tasks are in already, by position.
 
         Nothing new comes into a closed partition, so a read is enough.

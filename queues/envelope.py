@@ -212,6 +212,10 @@ class TaskMessage(NamedTuple):
     number: int | None
     own_id: bool
 
+    def placed_by_id(self) -> TaskMessage:
+        """Return the message with a number from its id, so that an unconfirmed task is found when it is sent again."""
+        return self._replace(number=spread(self.id) if self.number is None else self.number, own_id=True)
+
 
 _PLACEHOLDER = "0"
 

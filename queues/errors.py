@@ -39,7 +39,7 @@ PerdureError                    every error that Perdure raises on purpose
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 __all__ = [
     "BadAddress",
@@ -269,11 +269,27 @@ class StillRunning(QueueError):
 
 
 class TaskExists(QueueError, ValueError):
-    """The requested id is another task's; nothing was stored."""
+    """The requested id belongs to a task that has another name or other arguments; nothing was stored under it.
 
-    def __init__(self, task_id: str) -> None:
-        super().__init__(f"task {task_id} exists already: omit the id, or choose another one")
+    A repeated enqueue with the same name and arguments does not raise it.
+    """
+
+    def __init__(self, task_id: str, conflict: str = "", others: Sequence[str] = ()) -> None:
+        """Args:
+        conflict: how the task that has the id differs, such as "with other arguments (amount)".
+        others: more ids of the same call for which the same holds.
+        """
+        what = f"task {task_id} exists already{conflict and f' {conflict}'}"
+        if others:
+            shown = ", ".join(others[:_SHOWN_IDS]) + (", ..." if len(others) > _SHOWN_IDS else "")
+            what += f", and {len(others)} more of these tasks have such a conflict ({shown})"
+        remedy = "call again with the same task and arguments" if conflict else "omit the id"
+        super().__init__(f"{what}; nothing was stored: {remedy}, or choose another id")
         self.task_id = task_id
+        self.task_ids = (task_id, *others)
+
+
+_SHOWN_IDS: Final = 10
 
 
 class HandOffRefused(QueueError):

@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from .catalog import Catalog, CatalogTask, read_catalog
 from .defaults import LONGEST, ConnectionSettings, read_settings
+from .derived_tasks import check_conflicts, find_conflicts
 from .durations import Duration, Moment, seconds_until, to_seconds
 from .enqueueing import BatchEnqueuer
 from .envelope import (
@@ -29,7 +30,7 @@ from .handle import DEFAULT_RESULT_TTL, TaskHandle
 from .inbox import Sent
 from .inspection import find_task
 from .keys import Namespace, Partition
-from .partitions import PartitionRouter, spread
+from .partitions import PartitionRouter
 from .pubsub import TaskNotifications
 from .security import Encryptor, arguments_field
 from .transport import Address, Gateway, Replicated, Replication, ServerRequirements
@@ -136,13 +137,14 @@ class Producer:
             delay: Seconds or a timedelta until the task may run, or a datetime at which it may.
             key: Tasks of one key are started in the order of their enqueues.
             task_id: An id chosen by the caller makes the call idempotent: a task that is stored already, under the
-                same key, is left alone.
+                same key, is left alone if it has the same name and arguments.
             timeout, max_attempts, result_ttl: See `Options`.
             durability: "replicated" waits until replicas have the task.
 
         Raises:
             CatalogError: No queue is named, and the catalog lists no such task, several, or other arguments.
             PayloadTooLarge: The task is over the payload limit.
+            TaskExists: A stored task has this id, and another name or other arguments.
             TypeError: The arguments are not JSON.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
@@ -209,12 +211,17 @@ class Producer:
         delay: Moment = 0.0,
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
+        same: Callable[[bytes, bytes], bool] | None = None,
     ) -> TaskHandle[R]:
-        """Enqueue one encoded task."""
+        """Enqueue one encoded task. same: see `find_conflicts`. Raises `TaskExists`."""
         message = self._ready(message, queue)
         if durability is not None:
-            message = _placed_by_id(message)
-        return self._handle(message.id, await self._enqueuer(queue, delay, durability).one(message), decode)
+            message = message.placed_by_id()
+        enqueuer = self._enqueuer(queue, delay, durability)
+        partition = await enqueuer.one(message)
+        if known := enqueuer.take_known():
+            check_conflicts(await find_conflicts(self.gateway, known, same))
+        return self._handle(message.id, partition, decode)
 
     async def enqueue_fresh(
         self, message: TaskMessage, *, queue: str, decode: Callable[[bytes], R] = from_json
@@ -238,14 +245,15 @@ class Producer:
     ) -> list[TaskHandle[R]]:
         """Enqueue encoded tasks in few round trips. All are checked before the first one is sent.
 
-        Each task is stored or not; the call is not a transaction.
+        Each task is stored or not; the call is not a transaction. Raises `TaskExists` after the other tasks of the
+        batch are stored.
         """
         enqueuer = self._enqueuer(queue, delay, durability)
         listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
         ready = [self._ready(message, queue) for message in listed]
         if durability is not None:
-            ready = [_placed_by_id(message) for message in ready]
-        return [self._handle(*one, decode) async for batch in enqueuer.all(ready) for one in batch]
+            ready = [message.placed_by_id() for message in ready]
+        return [self._handle(*one, decode) async for one in self._stored(enqueuer, ready)]
 
     async def send_stream(
         self,
@@ -256,17 +264,31 @@ class Producer:
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
     ) -> AsyncGenerator[TaskHandle[R]]:
-        """Enqueue encoded tasks in constant memory; yield a handle per stored task."""
+        """Enqueue encoded tasks in constant memory; yield a handle per stored task.
+
+        Raises `TaskExists` after the handles of the other tasks of the batch.
+        """
         ready = map_items(lambda message: self._ready(message, queue), messages)
         if durability is not None:
-            ready = map_items(_placed_by_id, ready)
-        stored = self._enqueuer(queue, delay, durability).all(ready)
-        try:
-            async for batch in stored:
-                for task_id, partition in batch:
-                    yield self._handle(task_id, partition, decode)
-        finally:
-            await stored.aclose()
+            ready = map_items(TaskMessage.placed_by_id, ready)
+        stored = self._stored(self._enqueuer(queue, delay, durability), ready)
+        async with aclosing(stored):
+            async for task_id, partition in stored:
+                yield self._handle(task_id, partition, decode)
+
+    async def _stored(
+        self, enqueuer: BatchEnqueuer, messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage]
+    ) -> AsyncGenerator[tuple[str, Partition]]:
+        """Yield the ids and partitions of tasks that are stored. Raises `TaskExists`."""
+        batches = enqueuer.all(messages)
+        async with aclosing(batches):
+            async for batch in batches:
+                known = enqueuer.take_known()
+                conflicts = await find_conflicts(self.gateway, known) if known else {}
+                for stored in batch:
+                    if stored[0] not in conflicts:
+                        yield stored
+                check_conflicts(conflicts)
 
     async def catalog(self) -> Catalog:
         """Return the catalog of the namespace, read at most once in ten seconds."""
@@ -333,12 +355,6 @@ class Producer:
             retention=self.result_ttl,
             payload_limit=self.payload_limit,
         )
-
-
-def _placed_by_id(message: TaskMessage) -> TaskMessage:
-    """Return the message with a number from its id, so that an unconfirmed task is found when it is sent again."""
-    number = spread(message.id) if message.number is None else message.number
-    return message._replace(number=number, own_id=True)
 
 
 def key_of(key: Key, args: Mapping[str, Any]) -> str | None:

@@ -85,7 +85,8 @@ class AgentTask(Generic[S]):
         producer = task.app.producer
         if fresh:
             return await producer.enqueue_fresh(message, queue=task.queue, decode=task.decode)
-        return await producer.send_one(message, queue=task.queue, decode=task.decode)
+        # The id stands for the goal: a key may stand for several texts, and some inputs are not part of a goal.
+        return await producer.send_one(message, queue=task.queue, decode=task.decode, same=lambda *_: True)
 
     def task_id(self, goal: str, *, key: str | None = None, **inputs: Any) -> str:
         """Return the task id of a goal, enqueued or not, from the arguments of `enqueue`. Raises `InvalidArguments`."""

@@ -57,6 +57,13 @@ class Arguments:
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
 
+    def same(self, data: bytes, other: bytes) -> bool:
+        """Whether encoded arguments are equal as values, such as sets whose items are in another order."""
+        try:
+            return self.decode(data) == self.decode(other)
+        except InvalidArguments:
+            return False
+
     def schema(self) -> dict[str, Any] | None:
         """Return the JSON schema of the arguments; None for types without one."""
         try:

@@ -132,7 +132,8 @@ class Task(Generic[P, R]):
             queue: in place of the task's.
             key: tasks of one key start in the order in which they were enqueued, see docs/how-to/partitions.md. For
                 `enqueue_many` and `enqueue_stream` it may be a function of the arguments.
-            task_id: the caller's id for the task, which makes enqueuing idempotent.
+            task_id: the caller's id for the task, which makes enqueuing idempotent: the call may be repeated with the
+                same arguments; `TaskExists` if the task that has the id differs.
             headers: text for the handler and for middleware, `ctx.headers`.
             timeout, max_attempts, result_ttl: in place of the task's.
             durability: "replicated" waits until replicas have the task, and raises `NotReplicated` if too few have it
@@ -168,7 +169,12 @@ class TaskCall(Generic[P, R]):
         else:
             message = await self._hooked(chain, args, kwargs, self.key)
         return await self.task.app.producer.send_one(
-            message, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
+            message,
+            queue=self._queue,
+            delay=self.delay,
+            decode=self.task.decode,
+            durability=self.durability,
+            same=self.task.arguments.same,
         )
 
     async def enqueue_many(

@@ -45,6 +45,9 @@ redis.call('HINCRBY', KEYS[2], 'replays', 1)
 redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled', 'excused', 'recent',
   'recent_at', 'crash', 'newer_since')
 redis.call('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')
+if ARGV[3] ~= '' then
+  redis.call('HSET', KEYS[2], 'edited', '1')
+end
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[3])
   redis.call('HDEL', KEYS[2], 'handed_to')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from perdure import App, Context, InvalidArguments, State, Worker
+from perdure import App, Context, InvalidArguments, State, TaskExists, Worker
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,10 @@ async def test_arguments_are_checked_by_the_annotations_of_the_function(app: App
 
 
 async def test_an_id_chosen_by_the_caller_makes_enqueue_idempotent(app: App) -> None:
-    """Enqueued twice under one `task_id`, the task runs once. So a caller may repeat a call that got no answer."""
+    """Enqueued twice under one `task_id`, the task runs once. So a caller may repeat a call that got no answer.
+
+    With other arguments, the same id is a mistake: `TaskExists`.
+    """
     runs = []
 
     @app.task
@@ -60,6 +63,8 @@ async def test_an_id_chosen_by_the_caller_makes_enqueue_idempotent(app: App) -> 
     async with app:
         first = await invoice.options(task_id="invoice-A17").enqueue("A17")
         second = await invoice.options(task_id="invoice-A17").enqueue("A17")
+        with pytest.raises(TaskExists, match=r"other arguments \(order\)"):
+            await invoice.options(task_id="invoice-A17").enqueue("A18")
         async with Worker(app) as worker:
             await worker.run(burst=True)
         assert first.id == second.id == "invoice-A17"

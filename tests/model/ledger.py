@@ -710,6 +710,8 @@ class Ledger:
         self.held.put(record, {"state": "queued", "entry": entry, "replays": replays, **zero})
         self.held.drop(record, "dead", "reason", "error", "finished", "result", "settled", *CRASHES)
         self.note_event(task, "replayed", b'{"fresh":true}' if fresh else b'{"fresh":false}')
+        if args is not None:
+            self.held.put(record, {"edited": 1})
         if fresh:
             self.held.delete(steps)
             self.held.drop(record, "handed_to")

@@ -54,6 +54,7 @@ NAMES = {
     "StillRunning",
     "TaskCancelled",
     "TaskEnded",
+    "TaskExists",
     "TaskFailed",
     "TaskHandle",
     "TaskNotFound",

@@ -153,7 +153,7 @@ async def test_unconfirmed_tasks_of_a_batch_are_named_by_id(
             await impatient.enqueue("t", queue="wide", durability="replicated")
         lost.update(raised.value.task_ids)
     with pytest.raises(NotReplicated) as raised:
-        await impatient.enqueue_many("t", [{"n": 1}, {"n": 2}], queue="wide", durability="replicated")
+        await impatient.enqueue_many("t", [{}, {}], queue="wide", durability="replicated")
     lost.update(raised.value.task_ids)
     replica.thaw()
     handles = [await producer.enqueue("t", task_id=one, queue="wide", durability="replicated") for one in sorted(lost)]

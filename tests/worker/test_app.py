@@ -24,6 +24,7 @@ from perdure import (
     Retry,
     Settings,
     State,
+    TaskExists,
     Unavailable,
     Worker,
 )
@@ -282,12 +283,26 @@ async def test_options_of_one_call_go_before_the_tasks(opened: App) -> None:
 
     call = job.options(task_id="mine-1", queue="other", headers={"trace": "t1"}, result_ttl=50)
     handle = await call.enqueue(3)
-    again = await call.enqueue(4)
+    again = await call.enqueue(number=3)
     assert handle.id == again.id == "mine-1"
     await work_off(opened, queues=["other"])
     assert await bounded(handle.result()) == 3
     assert seen == [("job", "mine-1", "other", {"trace": "t1"}, 1, 0, False)]
     assert 0 < await redis_command(opened, "TTL", handle.partition.record("mine-1")) <= 50
+
+
+@pytest.mark.integration
+async def test_repeated_arguments_are_compared_as_values(opened: App) -> None:
+    @opened.task
+    async def tag(ctx: Context, numbers: set[int]) -> None: ...
+
+    call, first, second = tag.options(task_id="tags"), {0, 8}, {8, 0}
+    assert list(first) != list(second)
+    handle = await call.enqueue(first)
+    assert (await call.enqueue(second)).id == handle.id
+    with pytest.raises(TaskExists, match=r"task tags exists already with other arguments \(numbers\)"):
+        await call.enqueue({0, 9})
+    await handle.cancel()
 
 
 @pytest.mark.integration

@@ -252,7 +252,7 @@ async def enqueue(
             "--id",
             metavar="ID",
             parser=read_task_id,
-            help="Id of the task. If a task with this id exists, nothing is enqueued.",
+            help="Id of the task. If the same task with this id exists, nothing is enqueued.",
         ),
     ] = None,
     key: Annotated[
@@ -357,11 +357,13 @@ async def _send_file(
                 handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(
                     messages, queue=queue, delay=delay, durability=durability
                 )
-                async for handle in handles:
-                    sent.append(handle.id)
-                    if len(sent) == _PRINTED_TOGETHER:
-                        sent = _print_ids(sent, queue, bar, json)
-                _print_ids(sent, queue, bar, json)
+                try:
+                    async for handle in handles:
+                        sent.append(handle.id)
+                        if len(sent) == _PRINTED_TOGETHER:
+                            sent = _print_ids(sent, queue, bar, json)
+                finally:
+                    _print_ids(sent, queue, bar, json)
     note(f"tasks enqueued on {producer.address.shown}: {count}")
     await _warn_unserved(producer, queues)
 

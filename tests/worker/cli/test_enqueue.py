@@ -78,9 +78,22 @@ def test_timeout_attempts_and_retention_travel_with_the_task(redis_url: str, nam
 
 def test_an_existing_id_is_not_enqueued_again() -> None:
     call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 1}')
-    assert call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 2}').ids == ["once"]
+    assert call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 1}').ids == ["once"]
+    refused = call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 2}')
+    assert (refused.code, refused.ids) == (1, [])
+    assert refused.err == (
+        "perdure: task once exists already with other arguments (n); nothing was stored: call again with the same task "
+        "and arguments, or choose another id\n"
+    )
     assert show("once")["args"] == {"n": 1}
     assert queues()[0]["depth"] == 1
+
+
+def test_of_a_file_the_tasks_without_a_conflict_are_enqueued() -> None:
+    from_lines({"args": {"n": 1}, "id": "once"})
+    answer = from_lines({"args": {"n": 2}, "id": "once"}, {"args": {"n": 2}, "id": "new"})
+    assert (answer.code, answer.ids) == (1, ["new"])
+    assert "perdure: task once exists already with other arguments (n)" in answer.err
 
 
 def test_the_output_can_be_json() -> None:
