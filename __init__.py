@@ -1,7 +1,7 @@
 """A runtime for AI agents and other long jobs on Redis Streams.
 
 Public names are imported on first use (PEP 562), so that `import perdure` is fast. Names that only the models of agents
-need are in `perdure.context`, those of the long-term memory in `perdure.memory`.
+need are in `perdure.context`, those of the long-term memory in `perdure.memory`, those for tests in `perdure.testing`.
 """
 
 from importlib import import_module

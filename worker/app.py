@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, overload
+from typing import Any, ClassVar, Final, Self, TypeAlias, overload
 
 import anyio
 
@@ -40,6 +40,9 @@ class App:
     async with app:
         handle = await audit.enqueue("src")
     """
+
+    overrides: ClassVar[Mapping[str, object]] = {}
+    """Settings of all apps of this process, in place of their own; `perdure.testing` sets them during a test."""
 
     def __init__(
         self,
@@ -85,6 +88,10 @@ class App:
     @property
     def settings(self) -> Settings:
         """The settings in force; the environment is read at their first use."""
+        own = self._own_settings()
+        return own.model_copy(update=self.overrides) if self.overrides else own
+
+    def _own_settings(self) -> Settings:
         if self._settings is None:
             self._settings = load_settings(redis_url=self._redis_url, namespace=self._namespace)
         return self._settings
@@ -92,7 +99,7 @@ class App:
     def configure(self, **settings: object) -> None:
         """Override settings, before the app is used; options of the command line do."""
         given = {name: value for name, value in settings.items() if value is not None}
-        self._settings = load_settings(**(self.settings.model_dump(exclude_unset=True) | given))
+        self._settings = load_settings(**(self._own_settings().model_dump(exclude_unset=True) | given))
         self._encryptor = None
 
     @property

@@ -1,4 +1,4 @@
-"""Public surface: the names of `perdure`, `perdure.context` and `perdure.memory`, and the cost of `import perdure`."""
+"""Public surface: the names of `perdure` and of its three public modules, and the cost of `import perdure`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import ModuleType
 import perdure
 import perdure.context
 import perdure.memory
+import perdure.testing
 import pytest
 from perdure.worker.memory.embedders import load_embedder
 
@@ -102,11 +103,18 @@ MEMORY_NAMES = {
     "VectorsUnavailable",
 }
 
+TESTING_NAMES = {"PerdureFixture", "UnitContext", "make_context", "run_until_idle"}
+
 
 @pytest.mark.parametrize(
     ("module", "names"),
-    [(perdure, NAMES), (perdure.context, CONTEXT_NAMES), (perdure.memory, MEMORY_NAMES)],
-    ids=["perdure", "perdure.context", "perdure.memory"],
+    [
+        (perdure, NAMES),
+        (perdure.context, CONTEXT_NAMES),
+        (perdure.memory, MEMORY_NAMES),
+        (perdure.testing, TESTING_NAMES),
+    ],
+    ids=["perdure", "perdure.context", "perdure.memory", "perdure.testing"],
 )
 def test_a_module_exports_these_names_and_no_others(module: ModuleType, names: set[str]) -> None:
     assert sorted(module.__all__) == sorted(names)

@@ -51,10 +51,10 @@ def check(python: str, wheel: Path, folder: Path) -> None:
     run([str(environment / "bin" / "perdure"), "new", "shop"], folder / "empty")
     run([installed, "-m", "pip", "install", "--quiet", "pytest"], folder)
     tested = run([installed, "-m", "pytest", "-q"], folder / "empty" / "shop")
-    if "1 passed" not in tested:
+    if "2 passed" not in tested:
         raise SystemExit(f"{python}: the test of a new app printed {tested!r}")
     version = run([installed, "--version"], folder).strip()
-    print(f"{version}: {wheel.name} installed, the quickstart printed {printed.strip()}, the test of a new app passed")  # noqa: T201
+    print(f"{version}: {wheel.name} installed, the quickstart printed {printed.strip()}, the tests of a new app passed")  # noqa: T201
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:

@@ -20,7 +20,7 @@ _APP: Final = '''\
 """Tasks of the app $name.
 
     perdure worker run app.py:app
-    perdure enqueue count_words --queue $name --args '{"path": "app.py"}'
+    perdure enqueue count_words --args '{"path": "app.py"}'
 """
 
 from pathlib import Path
@@ -42,34 +42,34 @@ async def count_words(ctx: Context, path: str) -> int:
 '''
 
 _TEST: Final = '''\
-"""Tests of the app, on an embedded server of each test."""
+"""Tests of the app: by a worker on a server of the test run, and of the handler alone."""
 
 import asyncio
 from pathlib import Path
 
-import pytest
-from perdure import Worker
+from perdure.testing import PerdureFixture, make_context
 
 from app import app, count_words
 
 
-@pytest.fixture(autouse=True)
-def server(tmp_path: Path) -> None:
-    app.configure(redis_url=f"embedded:{tmp_path / 'server'}")
-
-
-async def run(path: Path) -> int:
-    async with app:
-        handle = await count_words.enqueue(str(path))
-        async with Worker(app) as worker:
-            await worker.run(burst=True)
-        return await handle.result(timeout=10)
-
-
-def test_count_words(tmp_path: Path) -> None:
+def test_a_worker_counts_words(perdure: PerdureFixture, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("one two\\nthree\\n")
-    assert asyncio.run(run(path)) == 3
+
+    async def count() -> int:
+        async with app:
+            handle = await count_words.enqueue(str(path))
+            await perdure.run_until_idle(app)
+            return await handle.result(timeout=10)
+
+    assert asyncio.run(count()) == 3
+
+
+def test_a_recorded_step_is_not_repeated() -> None:
+    async def count() -> int:
+        return await count_words(make_context(recorded={"read": ["one two"]}), "no such file")
+
+    assert asyncio.run(count()) == 2
 '''
 
 _DOCKERFILE: Final = """\

@@ -1,0 +1,10 @@
+"""Support for tests of an app: run its tasks until none is left, or call one handler without a server.
+
+The fixtures `perdure` and `perdure_server` come from the pytest plugin; see docs/how-to/testing.md.
+"""
+
+from .worker.testing.fixture import PerdureFixture
+from .worker.testing.idle import run_until_idle
+from .worker.testing.unit_context import UnitContext, make_context
+
+__all__ = ["PerdureFixture", "UnitContext", "make_context", "run_until_idle"]

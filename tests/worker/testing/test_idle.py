@@ -1,0 +1,109 @@
+"""run_until_idle: what it waits for, what it returns, and what it raises."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import redis
+from perdure import App, Context, Retry, RetryLater, TaskFailed
+from perdure.testing import PerdureFixture, run_until_idle
+from perdure.worker.settings import Settings
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def app(settings: Settings) -> App:
+    app = App("shop", settings=settings)
+
+    @app.task(retry=Retry(max_attempts=2, base=0.01))
+    async def work(ctx: Context, what: str) -> str:
+        if what == "fails" or (what == "fails once" and ctx.attempt == 1):
+            raise ValueError(f"no {what}")
+        if what == "hangs":
+            await asyncio.Event().wait()
+        if what == "later":
+            raise RetryLater(after=3600)
+        if what == "waits":
+            await ctx.inbox(3600)
+        return what
+
+    return app
+
+
+async def enqueue(app: App, *whats: str, delay: float = 0.0) -> None:
+    for what in whats:
+        await app.tasks["work"].options(delay=delay).enqueue(what)
+
+
+async def test_it_counts_the_states_that_runs_left(app: App) -> None:
+    async with app:
+        await enqueue(app, "passes", "fails once", "waits")
+        assert await run_until_idle(app) == {"succeeded": 2, "scheduled": 2}
+        assert await run_until_idle(app) == {}
+
+
+async def test_a_dead_letter_is_raised_with_the_error_of_the_handler(app: App) -> None:
+    async with app:
+        await enqueue(app, "passes", "fails")
+        with pytest.raises(TaskFailed, match=r"dead letter \(attempts_exhausted\): ValueError: no fails") as raised:
+            await run_until_idle(app)
+        assert isinstance(raised.value.__cause__, ValueError)
+        assert raised.value.__cause__.__traceback__ is not None
+
+
+async def test_dead_letters_can_be_allowed(app: App) -> None:
+    async with app:
+        await enqueue(app, "fails")
+        assert await run_until_idle(app, allow_failures=True) == {"scheduled": 1, "dead": 1}
+
+
+async def test_a_delayed_task_is_waited_for_on_request(app: App) -> None:
+    async with app:
+        await enqueue(app, "passes", delay=0.3)
+        await enqueue(app, "waits")
+        assert await run_until_idle(app) == {"scheduled": 1}
+        assert await run_until_idle(app, wait_due=True) == {"succeeded": 1}
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("hangs", r"'shop' was not idle after 0.5 seconds: task 'work' [0-9a-f-]+ runs$"),
+        ("later", r"task 'work' [0-9a-f-]+ waits 3600 s for its retry after RetryLater"),
+    ],
+)
+async def test_a_time_out_names_what_is_left(app: App, what: str, text: str) -> None:
+    async with app:
+        await enqueue(app, what)
+        with pytest.raises(TimeoutError, match=text):
+            await run_until_idle(app, timeout=0.5)
+
+
+def test_the_middleware_of_the_app_is_its_own_afterwards(app: App) -> None:
+    assert asyncio.run(run_until_idle(app)) == {}
+    assert app.middleware == ()
+
+
+def test_the_keys_of_a_namespace_are_removed_and_no_others(redis_url: str, tmp_path: Path) -> None:
+    app = App("shop")
+
+    @app.task
+    async def noop(ctx: Context) -> int:
+        return 1
+
+    async def run() -> int:
+        async with app:
+            handle = await noop.enqueue()
+            with PerdureFixture(redis_url, tmp_path):
+                pass
+            await run_until_idle(app)
+            return await handle.result(timeout=10)
+
+    with redis.Redis.from_url(redis_url) as client:
+        with PerdureFixture(redis_url, tmp_path) as fixture:
+            assert asyncio.run(run()) == 1
+            assert list(client.scan_iter(f"{{{fixture.namespace}*")) != []
+        assert list(client.scan_iter(f"{{{fixture.namespace}*")) == []

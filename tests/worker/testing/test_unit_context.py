@@ -1,0 +1,114 @@
+"""make_context: a real context for one call of a handler, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from perdure import App, Context, PerdureError, Retry, current_context, current_step
+from perdure.testing import UnitContext, make_context
+from perdure.worker.errors import StepDefinitionError, StepOutsideTask, UnserialisableResult
+
+app = App("shop")
+
+
+@app.task
+async def bill(ctx: Context, *, pages: int) -> list[str]:
+    return [await ctx.step("page", render, number) for number in range(pages)]
+
+
+def render(number: int) -> str:
+    return f"page {number} of {current_context().task_id}"
+
+
+async def test_steps_run_and_their_results_can_be_compared() -> None:
+    ctx = make_context(task_id="bill-1")
+    assert await bill(ctx, pages=2) == ["page 0 of bill-1", "page 1 of bill-1"]
+    assert ctx.steps == {"page": "page 0 of bill-1", "page#2": "page 1 of bill-1"}
+    assert not ctx.resumed
+
+
+async def test_recorded_steps_are_not_run() -> None:
+    ctx = make_context(task_id="bill-2", recorded={"page": "as before"})
+    assert await bill(ctx, pages=2) == ["as before", "page 1 of bill-2"]
+    assert ctx.resumed
+    assert list(ctx.steps) == ["page", "page#2"]
+
+
+async def test_tries_of_a_step_and_log_calls_are_events() -> None:
+    async def flaky() -> str:
+        if current_step().attempt == 1:
+            raise ValueError("busy")
+        return "done"
+
+    async def handler(ctx: Context) -> str:
+        await ctx.decide("retry", reasoning="it is cheap")
+        return await ctx.options(retry=Retry(max_attempts=2, base=0.001), call="c1").tool("call", flaky)
+
+    ctx = make_context()
+    assert await handler(ctx) == "done"
+    assert [event.type for event in ctx.events] == ["decided", "step_failed", "tool_called"]
+
+
+async def test_what_a_worker_refuses_is_refused() -> None:
+    ctx = make_context()
+    with pytest.raises(UnserialisableResult, match="step 'load'"):
+        await ctx.step("load", object)
+    with pytest.raises(StepDefinitionError, match="step 'page'"):
+        await ctx.step("page", render)  # type: ignore[call-overload]  # the argument is missing
+
+
+@pytest.mark.parametrize("name", ["memory", "artifacts"])
+async def test_what_needs_a_store_names_the_remedy(name: str) -> None:
+    with pytest.raises(PerdureError, match=r"make_context\(\) has none; run the task with the fixture 'perdure'"):
+        getattr(make_context(), name)
+
+
+async def test_what_needs_a_server_names_the_remedy() -> None:
+    with pytest.raises(PerdureError, match=r"make_context\(\) has none; run the task with the fixture 'perdure'"):
+        await make_context().continue_as("other")
+
+
+async def test_given_messages_are_read_once() -> None:
+    ctx = make_context(inbox=["first", {"second": 2}])
+    assert [one.content for one in await ctx.inbox(limit=1)] == ["first"]
+    answer = await ctx.ask("finance", "Pay?")
+    assert answer is not None
+    assert answer.content == {"second": 2}
+    assert await ctx.inbox() == []
+    assert await ctx.inbox(60) == []
+    assert await ctx.ask("finance", "Pay?", wait=60) is None
+    with pytest.raises(PerdureError, match=r"for ever for a message from 'finance': pass make_context\(inbox="):
+        await ctx.ask("finance", "Pay?")
+    with pytest.raises(PerdureError, match="for ever for a message: "):
+        await ctx.inbox(math.inf)
+
+
+async def test_sent_messages_are_listed() -> None:
+    ctx = make_context()
+    await ctx.send("other", {"text": "hello"})
+    assert ctx.sent == [("other", {"text": "hello"})]
+
+
+async def test_each_asyncio_task_may_have_a_context() -> None:
+    async def one(task_id: str) -> list[str]:
+        return await bill(make_context(task_id=task_id), pages=1)
+
+    assert list(await asyncio.gather(one("a"), one("b"))) == [["page 0 of a"], ["page 0 of b"]]
+    first, _second = make_context(), make_context()
+    with pytest.raises(StepOutsideTask, match="use the ctx that this handler was given"):
+        await first.step("page", render, 0)
+
+
+async def test_the_context_says_what_the_test_gave() -> None:
+    ctx: UnitContext = make_context(
+        task="bill", queue="shop", attempt=3, crashes=1, headers={"trace": "1"}, resources={"db": 1}
+    )
+    assert (ctx.task, ctx.queue, ctx.attempt, ctx.crashes) == ("bill", "shop", 3, 1)
+    assert (dict(ctx.headers), ctx.resources) == ({"trace": "1"}, {"db": 1})
+
+
+def test_an_event_loop_is_needed() -> None:
+    with pytest.raises(RuntimeError, match=r"make_context\(\) must be called in an 'async def' test"):
+        make_context()

@@ -1,0 +1,9 @@
+"""Testing support for users' projects: `perdure.testing` and the pytest plugin.
+
+    plugin.py        fixtures for pytest; imports nothing else of the package until one of them is used
+    fixture.py       what the fixture `perdure` gives: a server, a namespace of the test, and their removal
+    idle.py          run_until_idle: run a worker in the test until nothing is left to do
+    unit_context.py  make_context: a context for one call of a handler, without a server
+
+This module imports nothing: pytest loads the plugin in each of its runs.
+"""

@@ -1,0 +1,82 @@
+"""The object that the fixture `perdure` gives to a test: a server and a namespace of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from ...queues import Address, Gateway, Namespace, queue_partitions
+from ...queues.embedded import EmbeddedServer, stop
+from ..app import App
+from .idle import run_until_idle
+
+__all__ = ["PerdureFixture", "embedded_server"]
+
+_PAGE = 1000
+
+
+class PerdureFixture:
+    """A namespace for one test. While it is open, all apps of the process use it, whatever their settings say.
+
+    Attributes:
+        redis_url: URL of the server.
+        namespace: prefix of the test's keys, which are removed at the end.
+        data_dir: folder of artifacts and memories.
+    """
+
+    run_until_idle = staticmethod(run_until_idle)
+
+    def __init__(self, redis_url: str, data_dir: Path) -> None:
+        self.redis_url = redis_url
+        self.namespace = f"test-{uuid.uuid4().hex[:12]}"
+        self.data_dir = data_dir
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings that apps get, and subprocesses from PERDURE_* variables."""
+        return {"redis_url": self.redis_url, "namespace": self.namespace, "data_dir": str(self.data_dir)}
+
+    def __enter__(self) -> Self:
+        self._outer, App.overrides = App.overrides, {**self.settings, "data_dir": self.data_dir}
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        App.overrides = self._outer
+        with ThreadPoolExecutor(1) as thread:  # the thread of the test may have an event loop that pytest keeps
+            thread.submit(asyncio.run, _remove_keys(self.redis_url, self.namespace)).result()
+
+
+@contextmanager
+def embedded_server(folder: Path) -> Iterator[str]:
+    """Run the embedded server of a folder, and return its URL. Raises `EmbeddedServerError`."""
+    with EmbeddedServer(folder) as server:
+        yield f"unix://{quote(str(server.socket))}"
+    stop(folder, force=True)  # processes that the tests left behind do not keep it
+
+
+async def _remove_keys(redis_url: str, namespace: str) -> None:
+    """Remove all keys of a namespace."""
+    gateway = Gateway(Address.parse(redis_url, data_dir=Path.cwd))
+    await gateway.open()
+    try:
+        keys = Namespace(namespace)
+        nodes: list[str | None] = [None]
+        if gateway.clustered:
+            nodes = [keys.queues, *(partition.ready for partition in await queue_partitions(gateway, keys))]
+        for node in nodes:
+            cursor = b"0"
+            while True:
+                scan = ("SCAN", cursor, "MATCH", f"{{{namespace}[:}}]*", "COUNT", _PAGE)
+                cursor, found = await gateway.command(*scan, node_of=node)
+                for key in found:
+                    await gateway.command("UNLINK", key, node_of=node)
+                if cursor == b"0":
+                    break
+    finally:
+        await gateway.close()

@@ -1,0 +1,121 @@
+"""Run an app's worker in a test until nothing is left to do."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from ...queues import Duration, Gateway, Namespace, State, TaskFailed, queue_partitions, to_seconds
+from ..app import App
+from ..durable import CallNext, Context, Middleware, Settlement
+from ..runtime import Worker
+
+__all__ = ["run_until_idle"]
+
+
+async def run_until_idle(
+    app: App,
+    *,
+    wait_due: bool = False,
+    allow_failures: bool = False,
+    timeout: Duration = 30.0,
+    concurrency: int = 16,
+    queues: Sequence[str] | None = None,
+) -> Counter[str]:
+    """Run a worker until no task of its queues is queued or running, and no task that failed here waits for a retry.
+
+    Args:
+        app: the app; it need not be open.
+        wait_due: also wait for delayed tasks and for tasks that sleep, those that are due before `timeout`. Times are
+            those of the server: nothing is skipped.
+        allow_failures: return although a task became a dead letter.
+        timeout: seconds or a timedelta after which the worker is stopped; its tasks stay queued.
+        concurrency, queues: as of `Worker`.
+
+    Returns:
+        How many runs ended in each state: `{"succeeded": 2, "scheduled": 1}` for a task that failed once, and then
+        succeeded, and for one that succeeded at once.
+
+    Raises:
+        TaskFailed: a task became a dead letter; its cause is the error that the handler raised.
+        TimeoutError: there was still something to do.
+    """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    outcomes, limit = _Outcomes(), to_seconds(timeout)
+    ends = time.monotonic() + limit
+    while True:
+        with anyio.move_on_after(ends - time.monotonic()) as scope:
+            async with _worker(app, outcomes, concurrency, queues) as worker:
+                await worker.run(burst=True)
+        if outcomes.failed is not None and not allow_failures:
+            raise outcomes.failed from outcomes.error
+        if scope.cancelled_caught:
+            raise TimeoutError(f"app {app.name!r} was not idle after {limit:g} seconds: {outcomes.unfinished()}")
+        delay = await _next_due(app, worker.queues) if wait_due else math.inf
+        if delay > ends - time.monotonic():
+            return outcomes.states
+        await anyio.sleep(delay)
+
+
+def _worker(app: App, outcomes: _Outcomes, concurrency: int, queues: Sequence[str] | None) -> Worker:
+    """Return a worker of the app that has one more middleware, as the outermost."""
+    own = app.middleware
+    app.middleware = (outcomes, *own)
+    try:
+        return Worker(app, concurrency=concurrency, queues=queues)
+    finally:
+        app.middleware = own
+
+
+async def _next_due(app: App, queues: Sequence[str]) -> float:
+    """Return the seconds until the next task of these queues is due; infinity without one."""
+    gateway: Gateway = app.settings.make_gateway(app.encryptor)
+    await gateway.open()
+    try:
+        namespace = Namespace(app.settings.namespace)
+        partitions = [one for name in queues for one in await queue_partitions(gateway, namespace, name)]
+        found = await gateway.pipeline([("ZRANGE", one.due, 0, 0, "WITHSCORES") for one in partitions])
+        now, micros = await gateway.command("TIME")
+    finally:
+        await gateway.close()
+    first = min((float(one[1]) for one in found if one), default=math.inf)
+    return max(0.0, first / 1000 - int(now) - int(micros) / 1e6)
+
+
+class _Outcomes(Middleware):
+    """Counts the outcomes, and keeps the first dead letter and the error that led to it."""
+
+    def __init__(self) -> None:
+        self.states: Counter[str] = Counter()
+        self.failed: TaskFailed | None = None
+        self.error: BaseException | None = None
+        self._running: dict[str, str] = {}
+        self._retries: dict[str, str] = {}
+
+    async def run(self, ctx: Context, call_next: CallNext) -> Any:
+        self._retries.pop(ctx.task_id, None)
+        self._running[ctx.task_id] = f"task {ctx.task!r} {ctx.task_id} runs"
+        return await call_next()
+
+    async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
+        await call_next()
+        self.states[str(settlement.state)] += 1
+        if settlement.state is not State.QUEUED:  # released, when the time was up
+            self._running.pop(ctx.task_id, None)
+        error = settlement.error
+        shown = {} if error is None else {"error": type(error).__name__, "message": str(error)}
+        if settlement.state is State.DEAD and self.failed is None:
+            self.failed = TaskFailed(ctx.task_id, settlement.reason or "", {"task": ctx.task, **shown})
+            self.error = error
+        elif settlement.state is State.SCHEDULED and error is not None:
+            what = f"task {ctx.task!r} {ctx.task_id} waits {settlement.delay:g} s for its retry"
+            self._retries[ctx.task_id] = f"{what} after {type(error).__name__}: {error}"
+
+    def unfinished(self) -> str:
+        """Return what the worker was waiting for."""
+        return "; ".join([*self._running.values(), *self._retries.values()]) or "its queues were not empty"

@@ -1,0 +1,208 @@
+"""A context for one call of a handler, without a server: for unit tests of handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from ...queues import (
+    Counters,
+    Delivery,
+    Entry,
+    Envelope,
+    Gateway,
+    History,
+    InboxMessage,
+    Moment,
+    Namespace,
+    Refused,
+    Sent,
+    State,
+    TaskHandle,
+    new_task_id,
+    seconds_until,
+)
+from ..durable import CURRENT_CONTEXT, CURRENT_RUN, Artifacts, Context, Run, RunObserver, StepCall, TaskMemory, Threads
+from ..durable.checkpoint_writer import CheckpointWriter
+from ..durable.steps.current import check_place
+from ..journal import Event
+from ..settings import Settings
+
+__all__ = ["UnitContext", "make_context"]
+
+_THREADS: Final = 40
+_REMEDY: Final = "run the task with the fixture 'perdure' and run_until_idle"
+
+
+class UnitContext(Context):
+    """A context whose steps run, and whose records stay in memory.
+
+    Attributes:
+        steps: results of the steps that the handler called, by key (`read`, `read#2`), in the order of their ends.
+        events: what the handler logged: decisions, discoveries, messages, tool calls, failed tries.
+        sent: messages that the handler sent: (task id, content).
+    """
+
+    def __init__(
+        self, run: Run, *, inbox: Sequence[Any] = (), recorded: Mapping[str, Any] | None = None, resources: Any = None
+    ) -> None:
+        super().__init__(run, resources=lambda: resources)
+        self.steps: dict[str, Any] = {}
+        self.events: list[Event] = []
+        self.sent: list[tuple[str, Any]] = []
+        self._recorded = dict(recorded or {})
+        self._inbox = [
+            one if isinstance(one, InboxMessage) else InboxMessage(number, f"message-{number}", "", one, _now_ms())
+            for number, one in enumerate(inbox, 1)
+        ]
+        run.around_step = self._around_step
+        run.observe(_EventList(self.events))
+
+    async def _around_step(self, call: StepCall, perform: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the recorded result of a step, else run it."""
+        call.recorded = call.key in self._recorded
+        value = self._recorded[call.key] if call.recorded else await perform()
+        self.steps[call.key] = value
+        return value
+
+    @property
+    def resumed(self) -> bool:
+        """Whether there were recorded steps."""
+        return bool(self._recorded)
+
+    async def inbox(
+        self, wait: Moment | None = None, *, limit: int | None = None, sender: str | None = None, why: str = ""
+    ) -> list[InboxMessage]:
+        """Return the given messages that are unread. If there are none, the time to wait has passed at once.
+
+        A message that was given as plain content fits every `sender`. Raises `Refused` where the task would wait for
+        ever.
+        """
+        check_place(self._run, "#inbox", own=True)
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit must be 1 or more messages, got {limit}")
+        found = [one for one in self._inbox if sender is None or one.sender in ("", sender)][:limit]
+        self._inbox = [one for one in self._inbox if one not in found]
+        if not found and wait is not None and seconds_until(wait) == math.inf:
+            whom = "" if sender is None else f" from {sender!r}"
+            raise Refused(f"the handler waits for ever for a message{whom}: pass make_context(inbox=[...])")
+        return found
+
+    async def ask(self, who: str, question: str, *, wait: Moment = math.inf) -> InboxMessage | None:
+        """Return the next given message, as `inbox` does; None without one, if the wait has an end."""
+        found = await self.inbox(wait, limit=1, sender=who, why=question)
+        return found[0] if found else None
+
+    async def send(self, to: str | TaskHandle[Any], content: Any, *, sender: str | None = None) -> Sent:
+        """Append the message to `sent`."""
+        check_place(self._run, "#send", own=True)
+        task_id = to if isinstance(to, str) else to.id
+        self.sent.append((task_id, content))
+        return Sent(task_id, len(self.sent), State.QUEUED)
+
+    @property
+    def memory(self) -> TaskMemory:
+        """Raise `Refused`: memories need a store."""
+        raise Refused(f"could not open the memory store: make_context() has none; {_REMEDY}")
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Raise `Refused`: artifacts need a store."""
+        raise Refused(f"could not open the artifact store: make_context() has none; {_REMEDY}")
+
+
+def make_context(
+    *,
+    task: str = "unit_test",
+    task_id: str | None = None,
+    queue: str = "default",
+    attempt: int = 1,
+    crashes: int = 0,
+    headers: Mapping[str, str] | None = None,
+    inbox: Sequence[Any] = (),
+    recorded: Mapping[str, Any] | None = None,
+    resources: Any = None,
+) -> UnitContext:
+    """Return a context with which a test calls a handler: `await report(make_context(), "src")`. It needs no server.
+
+    Steps run, with their retries, options and checks, and their results must be JSON data as in a worker.
+
+    Args:
+        task, task_id, queue, attempt, crashes, headers, resources: what the context says about the task.
+        inbox: messages for `ctx.inbox` and `ctx.ask`: their contents, or each an `InboxMessage`.
+        recorded: results of steps that an earlier run recorded, by key; these steps are not run.
+
+    Raises:
+        RuntimeError: no event loop runs. The context belongs to the asyncio task that creates it, and replaces the one
+            that this task has created before.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError("make_context() must be called in an 'async def' test, where an event loop runs") from None
+    settings = Settings.model_construct()  # the defaults: the environment must not change a unit test
+    envelope = Envelope(id=task_id or new_task_id(), task=task, headers=dict(headers or {}))
+    run = _UnitRun(
+        cast("Gateway", _NoServer()),
+        Delivery(Namespace("unit-test").partition(queue), b"0-1", "unit-test", 1, {}),
+        envelope,
+        History(counters=Counters(attempts=attempt - 1, crashes=crashes)),
+        payload_limit=settings.payload_limit,
+        threads=Threads(_THREADS),
+        settings=settings,
+    )
+    ctx = UnitContext(run, inbox=inbox, recorded=recorded, resources=resources)
+    CURRENT_RUN.set(run)
+    CURRENT_CONTEXT.set(ctx)
+    return ctx
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+class _UnitRun(Run):
+    """A run whose checkpoint is dropped."""
+
+    __slots__ = ("_dropped",)
+
+    @property
+    def recorder(self) -> CheckpointWriter:
+        if not hasattr(self, "_dropped"):
+            self._dropped = _DroppedCheckpoint()
+        return self._dropped
+
+
+class _DroppedCheckpoint(CheckpointWriter):
+    """A checkpoint that only counts its entries."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
+        self._last += len(entries)
+
+    async def flush(self) -> None:
+        """There is nothing to store."""
+
+
+class _EventList(RunObserver):
+    """Appends the events of a run to a list."""
+
+    __slots__ = ("_events",)
+
+    def __init__(self, events: list[Event]) -> None:
+        self._events = events
+
+    def on_event(self, event: Event, number: int) -> None:
+        self._events.append(event)
+
+
+class _NoServer:
+    """In place of a gateway: whatever is asked of it is refused."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Refused(f"could not call {name} of the server: make_context() has none; {_REMEDY}")
