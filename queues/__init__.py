@@ -54,7 +54,6 @@ from .delivery import (
     reschedule,
     succeed,
     take_quarantined,
-    touch_step,
     wake_version,
     write_entries,
 )
@@ -380,7 +379,6 @@ __all__ = [
     "supervise",
     "take_quarantined",
     "to_seconds",
-    "touch_step",
     "unwrap_secrets",
     "wake_version",
     "walk_events",

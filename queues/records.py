@@ -23,6 +23,8 @@ class State(StrEnum):
 
     QUEUED = "queued"
     SCHEDULED = "scheduled"
+    WAITING = "waiting"
+    """Parked: stored as `scheduled`, with what it waits for."""
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     DEAD = "dead"
@@ -40,6 +42,12 @@ class Record:
 
     Attributes:
         args, result: As they are stored, possibly encrypted. `shown_arguments` and `shown_result` are for display.
+        worker: Worker that runs it, or ran it last.
+        started_at: Start of the current run. None before its first heartbeat.
+        step, step_at: Step that the run was in at its last heartbeat, and its start.
+        alive_at: Last heartbeat of the run.
+        holder, idle_ms: Consumer that has its message, which may be no worker (see keys.py), and the time since that
+            got it or renewed its lease.
         waits: What the task waits for while it is parked, such as "message".
         unused: Upper bound of the messages in its inbox; 0 if it has succeeded or was cancelled.
         handed_to: Id of its successor.
@@ -61,10 +69,14 @@ class Record:
     ran_ms: int | None
     worker: str | None
     step: str | None
-    step_alive_at: int | None
+    alive_at: int | None
     result: bytes | None
     reason: str | None
     error: Mapping[str, Any] | None
+    started_at: int | None = None
+    step_at: int | None = None
+    holder: str | None = None
+    idle_ms: int | None = None
     waits: str | None = None
     unused: int = 0
     handed_to: str | None = None
@@ -102,8 +114,10 @@ class Record:
             "finished_at": self.finished_at,
             "ran_ms": self.ran_ms,
             "worker": self.worker,
+            "started_at": self.started_at,
+            "alive_at": self.alive_at,
             "step": self.step,
-            "step_alive_at": self.step_alive_at,
+            "step_at": self.step_at,
             "reason": self.reason,
             "error": self.error,
         }
@@ -136,10 +150,14 @@ def opened_error(cipher: TaskCipher, data: bytes) -> Any:
 
 _FIELDS: Final = (
     *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"at", b"finished"),
-    *(b"attempts", b"crashes", b"replays", b"ran", b"worker", b"step", b"alive"),
+    *(b"attempts", b"crashes", b"replays", b"ran", b"worker"),
+    *(b"run", b"began", b"alive", b"step", b"step_at"),
     *(b"result", b"reason", b"error", b"waits", b"handed_to"),
 )
 """Fields that are read."""
+
+_OF_A_RUN: Final = (b"run", b"began", b"alive", b"step", b"step_at")
+"""Fields of one run, by its delivery count: heartbeats store them."""
 
 
 async def read_record(gateway: Gateway, partition: Partition, task_id: str) -> Record | None:
@@ -160,10 +178,12 @@ async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequenc
 
 @dataclass(slots=True)
 class _Place:
-    """State of a task that other keys hold: its stream entry, the worker that holds it, its due time, its inbox."""
+    """State of a task that other keys hold: its stream entry, its pending entry, its due time, its inbox."""
 
     fields: Mapping[bytes, bytes] = field(default_factory=dict)
-    owner: str | None = None
+    holder: str | None = None
+    idle: int | None = None
+    count: int = 0
     due: int | None = None
     unused: int = 0
 
@@ -191,7 +211,7 @@ async def _read_places(
             if (entry := fields.get(name)) is not None:
                 reads.append((("XRANGE", stream, entry, entry), _set_fields, place))
                 if stream == partition.ready:
-                    owners.append((("XPENDING", stream, GROUP, entry, entry, 1), _set_owner, place))
+                    owners.append((("XPENDING", stream, GROUP, entry, entry, 1), _set_holder, place))
                 break
     try:
         replies = await gateway.pipeline([command for command, _, _ in (*reads, *owners)])
@@ -218,9 +238,9 @@ def _set_fields(place: _Place, entries: Sequence[Any]) -> None:
     place.fields = pairs(entries[0][1]) if entries else {}
 
 
-def _set_owner(place: _Place, pending: Sequence[Any]) -> None:
-    owner = pending[0][1].decode() if pending else None
-    place.owner = None if owner is None or is_reserved(owner) else owner
+def _set_holder(place: _Place, pending: Sequence[Any]) -> None:
+    for _, holder, idle, count in pending:
+        place.holder, place.idle, place.count = holder.decode(), int(idle), int(count)
 
 
 def _record(
@@ -229,9 +249,13 @@ def _record(
     payload = {**fields, **place.fields}
     envelope = _envelope(payload.get(b"env"))
     state = State(fields.get(b"state", b"queued").decode())
-    owner = place.owner
+    owner = None if place.holder is None or is_reserved(place.holder) else place.holder
     if state is State.QUEUED and owner is not None:
         state = State.RUNNING
+    elif state is State.SCHEDULED and b"waits" in fields:
+        state = State.WAITING
+    if _number(fields, b"run") not in (None, place.count):  # of a run whose lease has passed
+        fields = {name: value for name, value in fields.items() if name not in _OF_A_RUN}
     at = _number(fields, b"at")
     if at is None and b"entry" in fields:
         at = int(fields[b"entry"].partition(b"-")[0])
@@ -252,11 +276,15 @@ def _record(
         ran_ms=_number(fields, b"ran"),
         worker=owner or _text(fields, b"worker"),
         step=_text(fields, b"step"),
-        step_alive_at=_number(fields, b"alive"),
+        alive_at=_number(fields, b"alive"),
         result=fields.get(b"result"),
         reason=_text(fields, b"reason"),
         error=opened_error(cipher, fields[b"error"]) if b"error" in fields else None,
-        waits=_text(fields, b"waits") if state is State.SCHEDULED else None,
+        started_at=_number(fields, b"began"),
+        step_at=_number(fields, b"step_at"),
+        holder=place.holder,
+        idle_ms=place.idle,
+        waits=_text(fields, b"waits") if state is State.WAITING else None,
         handed_to=_text(fields, b"handed_to"),
         unused=place.unused,
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),

@@ -24,7 +24,6 @@ class Settings(ConnectionSettings):
         strict: Refuse to start if the lease, the result TTL or the dead-letter TTL that this worker is given differs
             from the one that is stored for the namespace (`perdure config set`).
         grace: Time that running tasks have to reach a step boundary when the worker stops.
-        note_interval: Interval in which long steps are touched.
         time_limit: Longest run, if neither the task nor the producer sets a limit.
         idle_limit: Longest time without a step that starts or ends and without a save, if the task sets no limit.
         stall_limit: Longest time that the event loop may be blocked, or a handler ignore its cancellation, before the
@@ -58,7 +57,6 @@ class Settings(ConnectionSettings):
     lease: Annotated[float, Field(ge=0.3, le=3600)] = 15.0
     strict: bool = False
     grace: Annotated[float, Field(ge=0)] = 30.0
-    note_interval: Seconds = 60.0
     time_limit: Seconds = 7 * 86_400.0
     idle_limit: Seconds = 3600.0
     stall_limit: Seconds = 60.0

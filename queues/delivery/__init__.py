@@ -22,12 +22,12 @@ script needs a rule there.
 
 from __future__ import annotations
 
-from .checkpoint import Entry, History, Kind, last_step, load_history, recorded_steps, touch_step, write_entries
+from .checkpoint import Entry, History, Kind, last_step, load_history, recorded_steps, write_entries
 from .consumer import Consumer
 from .due_set import promote_due, wake_version
 from .fleet_locks import acquire_fleet_locks
 from .heartbeat import LeaseHeartbeat, renew_lease
-from .leases import Delivery, Leases, check_accepted
+from .leases import NOT_STARTED, Delivery, Leases, RunStatus, check_accepted
 from .quarantine_store import (
     CrashReport,
     clear_quarantined,
@@ -41,6 +41,7 @@ from .stream_reader import SingleNodeReader, read_partitions
 from .touch import Touch
 
 __all__ = [
+    "NOT_STARTED",
     "Consumer",
     "Counters",
     "CrashReport",
@@ -50,6 +51,7 @@ __all__ = [
     "Kind",
     "LeaseHeartbeat",
     "Leases",
+    "RunStatus",
     "SingleNodeReader",
     "Touch",
     "Wake",
@@ -73,7 +75,6 @@ __all__ = [
     "reschedule",
     "succeed",
     "take_quarantined",
-    "touch_step",
     "wake_version",
     "write_entries",
 ]

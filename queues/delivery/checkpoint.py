@@ -19,9 +19,8 @@ from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
 from .step_pages import PAGE, StepPages, add_fields
 
-__all__ = ["Entry", "History", "Kind", "last_step", "load_history", "recorded_steps", "touch_step", "write_entries"]
+__all__ = ["Entry", "History", "Kind", "last_step", "load_history", "recorded_steps", "write_entries"]
 
-_TOUCH = queue_script("touch_step")
 _WRITE = queue_script("write_checkpoint")
 
 
@@ -83,7 +82,7 @@ class History:
         latest: The last events of the log, newest first.
         handed_from: Source of a successor: the task that it continues, and a token.
         continued: Source of this task's successor, noted once a worker has read that one.
-        alive_at: Time at which the running step was last alive, in milliseconds. read_at: time of this read.
+        alive_at: Time of the last heartbeat of the run, in milliseconds. read_at: time of this read.
         format: Data format of the checkpoint. Of a newer one than this version knows, the checkpoint is not read.
         newer_since: Time since which the task has been waiting for a worker of a newer version, in milliseconds.
         problem: Why the checkpoint cannot be read; what was read is incomplete then.
@@ -195,13 +194,6 @@ async def write_entries(
     if answer <= 0:
         check_accepted(answer, task_id, f"record of {', '.join(entry.step for entry in entries)}")
     return bool(answer == 2)
-
-
-async def touch_step(gateway: Gateway, delivery: Delivery, task_id: str, step: str, *, entries: int) -> None:
-    """Store that a step is still running. entries: number of the run's last entry. Raises `LeaseLost`."""
-    partition = delivery.partition
-    keys = [partition.ready, partition.record(task_id)]
-    check_accepted(await gateway.run(_TOUCH, keys, [*delivery.fence, step, entries]), task_id, f"note of {step}")
 
 
 async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:

@@ -15,10 +15,10 @@ from ..errors import LeaseLost, QueueError
 from ..keys import GROUP, RELEASED, Partition
 from ..transport import Address, Argument, Gateway, is_read_only, queue_script, sync_client, translated
 from ..transport.cluster import SyncClusterConnection
-from .leases import Delivery, Leases
+from .leases import NOT_STARTED, Delivery, Leases, RunStatus
 from .touch import OnTouch, Touch, ignore_touch
 
-__all__ = ["LeaseHeartbeat", "renew_lease"]
+__all__ = ["LeaseHeartbeat", "renew_lease", "renewal"]
 
 _RENEW = queue_script("renew_leases")
 
@@ -26,28 +26,29 @@ _BATCH = 500
 """Deliveries that one call of the script renews at most."""
 
 
-def _renewal(
-    partition: Partition, lease: float, worker: str, held: Sequence[tuple[Delivery, str]]
+def renewal(
+    partition: Partition, lease: float, worker: str, held: Sequence[tuple[Delivery, str, RunStatus]]
 ) -> tuple[list[str], list[Argument]]:
-    """Return keys and arguments of the script for deliveries and the control hashes of their tasks."""
-    keys = [partition.ready, partition.seen, *(control for _, control in held)]
+    """Return keys and arguments of the script for deliveries, the ids of their tasks, and what their runs do."""
+    keys = [partition.ready, partition.seen]
     args: list[Argument] = [GROUP, worker, round(lease * 1000), RELEASED]
-    for delivery, _ in held:
-        args += (delivery.entry, delivery.count)
+    for delivery, task_id, (ran, step, stepped) in held:
+        keys += (partition.record(task_id), partition.control(task_id))
+        args += (delivery.entry, delivery.count, "" if ran is None else round(ran * 1000), step, round(stepped * 1000))
     return keys, args
 
 
 async def renew_lease(gateway: Gateway, delivery: Delivery, task_id: str, lease: float) -> None:
     """Renew the lease of one delivery now. lease: seconds. Raises `LeaseLost`."""
     partition = delivery.partition
-    held = [(delivery, partition.control(task_id))]
-    _, lost, _ = await gateway.run(_RENEW, *_renewal(partition, lease, delivery.worker, held))
+    held = [(delivery, task_id, NOT_STARTED)]
+    _, lost, _ = await gateway.run(_RENEW, *renewal(partition, lease, delivery.worker, held))
     if lost:
         raise LeaseLost(task_id, "start")
 
 
 class LeaseHeartbeat:
-    """Renewal of all leases of a worker, each third of the lease.
+    """Renewal of all leases of a worker, each third of the lease. It stores which step each run is in.
 
     If a delivery has passed to another worker, its `on_lost` is called; if its task's cancellation was requested, its
     `on_cancel`.
@@ -140,10 +141,10 @@ class LeaseHeartbeat:
                 if failure is not None and connection.is_suspect(partition.ready):
                     break
                 batch = held[start : start + _BATCH]
-                held_here = [(one.delivery, one.control) for one in batch]
+                held_here = [(one.delivery, one.id, one.status()) for one in batch]
                 try:
                     lost, cancelled = self._call(
-                        connection, partition, *_renewal(partition, self._lease, self._worker, held_here)
+                        connection, partition, *renewal(partition, self._lease, self._worker, held_here)
                     )
                 except QueueError as error:
                     failure = error

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol
+from typing import Final, Generic, NamedTuple, Protocol
 
 from typing_extensions import TypeVar
 
@@ -18,7 +18,7 @@ from ..envelope import Envelope
 from ..errors import EntriesLost, LeaseLost, UnreadableEnvelope
 from ..keys import GROUP, Partition
 
-__all__ = ["RELEASED_IDLE_MS", "Delivery", "Holder", "Leases", "check_accepted"]
+__all__ = ["NOT_STARTED", "RELEASED_IDLE_MS", "Delivery", "Holder", "Leases", "RunStatus", "check_accepted"]
 
 RELEASED_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """Idle time that a released message shows, so that every claim takes it, whatever the lease."""
@@ -73,14 +73,35 @@ def check_accepted(answer: int, task_id: str, act: str) -> None:
         raise LeaseLost(task_id, act)
 
 
+class RunStatus(NamedTuple):
+    """Status of a run, as others see it.
+
+    Attributes:
+        ran: Seconds since it began; None if it has not.
+        step: Key of the step that began first of those in flight; empty without any.
+        stepped: Seconds since that step began.
+    """
+
+    ran: float | None
+    step: str = ""
+    stepped: float = 0.0
+
+
+NOT_STARTED: Final = RunStatus(None)
+
+
 class Holder(Protocol):
-    """Holder of a delivery. The callbacks are called in the heartbeat thread."""
+    """Holder of a delivery. The methods are called in the heartbeat thread."""
 
     @property
     def delivery(self) -> Delivery: ...
 
     @property
-    def control(self) -> str: ...
+    def id(self) -> str:
+        """The id of the task."""
+
+    def status(self) -> RunStatus:
+        """Return what the run does now."""
 
     def on_lost(self) -> None:
         """Handle that the lease has passed to another worker."""

@@ -39,7 +39,7 @@ local function gap(record, number)
 end
 
 local function begin_outcome(record)
-  redis.call('HDEL', record, 'entry', 'step', 'alive', 'suspect', 'returned')
+  redis.call('HDEL', record, 'entry', 'run', 'began', 'alive', 'step', 'step_at', 'suspect', 'returned')
 end
 
 local function count_returned(record)

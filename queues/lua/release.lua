@@ -27,7 +27,7 @@ if count_returned(KEYS[2]) then
   redis.call('HSET', KEYS[2], 'released', ARGV[2] .. ' ' .. fence_text())
 end
 if ARGV[8] ~= '' then
-  redis.call('HDEL', KEYS[2], 'step', 'alive')
+  redis.call('HDEL', KEYS[2], 'run', 'began', 'alive', 'step', 'step_at')
   redis.call('XADD', KEYS[3], '*', 'type', ARGV[8], 'data', ARGV[9])
   redis.call('PUBLISH', KEYS[2], ARGV[8])
 end

@@ -12,7 +12,7 @@ if not (pending and pending[2] == ARGV[2] and tostring(pending[4]) == ARGV[4]) t
 end
 redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[5], 0, ARGV[3], 'IDLE', ARGV[6], 'JUSTID')
 if ARGV[7] ~= '' then
-  redis.call('HDEL', KEYS[2], 'step', 'alive')
+  redis.call('HDEL', KEYS[2], 'run', 'began', 'alive', 'step', 'step_at')
   redis.call('HSET', KEYS[2], 'crash', ARGV[7])
   redis.call('XADD', KEYS[3], '*', 'type', 'crashed', 'data', ARGV[7])
   redis.call('PUBLISH', KEYS[2], 'crashed')

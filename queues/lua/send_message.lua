@@ -1,7 +1,7 @@
 -- Add a message to the inbox of a task once, and wake the task if a message wakes it.
 -- KEYS  record, inbox, due set, nudge stream
 -- ARGV  task id, digest of the message id, the message, largest number of messages in an inbox
--- returns  {'sent', its number, state of the task}; {'missing'}; {'moved', id of the successor}; {'ended', state};
+-- returns  {'sent', its number, state of the task (waiting: it is parked)}; {'missing'}; {'moved', id of the successor}; {'ended', state};
 --          {'full', messages in the inbox}
 -- Atomic: the message is stored, its id is known, and the task is due, all or none. Idempotent: after a lost reply, or
 -- a second run of the sender, it answers with the first number, as long as no more messages followed than an inbox
@@ -12,10 +12,11 @@
 local task = redis.call('HMGET', KEYS[1], 'state', 'handed_to', 'waits', 'wakes')
 local known = redis.call('HMGET', KEYS[2], 'id:' .. ARGV[2], 'sent', 'used', 'last')
 local state = task[1]
+local shown = state == 'scheduled' and task[3] and 'waiting' or state
 if not state then
   return {'missing'}
 elseif known[1] then
-  return {'sent', known[1], state}
+  return {'sent', known[1], shown}
 elseif task[2] then
   return {'moved', task[2]}
 elseif state == 'succeeded' or state == 'cancelled' then
@@ -52,4 +53,4 @@ if state == 'scheduled' and task[3] and (task[4] or 'message') == 'message' then
   end
 end
 redis.call('PUBLISH', KEYS[1], 'message')
-return {'sent', number, state}
+return {'sent', number, shown}

@@ -302,7 +302,7 @@ async def test_no_message_comes_between_the_look_and_the_wait(
         await act()
     assert await parking.is_due() is (sent_after > 0)
     record = await handle.record()
-    assert (record.state, record.waits, record.attempts, record.unused) == (State.SCHEDULED, "message", 0, 1)
+    assert (record.state, record.waits, record.attempts, record.unused) == (State.WAITING, "message", 0, 1)
     assert await promote(producer.gateway, partition, "t") == 1
     assert await producer.gateway.command("HGET", partition.record("t"), "waits") is None
     assert await unread(producer.gateway, partition) == ["now"]

@@ -38,7 +38,7 @@ async def test_a_task_is_parked_with_the_version_that_it_needs(
     assert await dump(gateway, namespace) == stored, "a lost reply changes nothing"
     assert await places(gateway, partition, "x") == [DUE]
     found = await (await producer.enqueue("t", task_id="x", queue="default")).record()
-    assert (found.state, found.waits, found.args) == (State.SCHEDULED, f"version {NEXT}", b'{"n":1}')
+    assert (found.state, found.waits, found.args) == (State.WAITING, f"version {NEXT}", b'{"n":1}')
     assert before + 600_000 <= await score(gateway, partition) <= await now_ms(gateway) + 600_000
     assert await gateway.command("ZRANGE", partition.versions, 0, -1, "WITHSCORES") == [b"x", str(NEXT).encode()]
     assert 0 < await gateway.command("PTTL", partition.versions) <= 600_000

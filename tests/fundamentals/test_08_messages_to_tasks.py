@@ -38,7 +38,7 @@ async def test_a_task_that_waits_for_a_message_is_parked(app: App) -> None:
         handle = await publish.enqueue("leases.md")
         async with Worker(app) as worker:
             await worker.run(burst=True)
-        assert await handle.status() is State.SCHEDULED  # parked, and no worker is needed
+        assert await handle.status() is State.WAITING  # parked, and no worker is needed
         await handle.send("yes", sender="ada")
         async with Worker(app) as worker, asyncio.TaskGroup() as group:
             group.create_task(worker.run())

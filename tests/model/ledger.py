@@ -12,11 +12,14 @@ from copy import deepcopy
 
 import orjson
 from perdure.queues import Delivery, Namespace, Partition
-from perdure.queues.delivery.leases import RELEASED_IDLE_MS
+from perdure.queues.delivery.leases import RELEASED_IDLE_MS, RunStatus
 from perdure.queues.keys import RELEASED, SUSPECTS, is_reserved
 
 from tests.model.later import Id, Later, Moment, Stamped, Value, text_of
 from tests.model.shelf import Fields, Pending, Shelf, Stream
+
+_RUN = ("run", "began", "alive", "step", "step_at")
+"""Fields of a record that a heartbeat stores."""
 
 __all__ = ["Ledger", "LedgerCopy"]
 
@@ -253,7 +256,8 @@ class Ledger:
         assert fields is not None
         return entry, self.pending[entry].count, _plain(fields)
 
-    def beat(self, worker: str, some: Sequence[tuple[Delivery, str]]) -> tuple[list[int], list[int]]:
+    def beat(self, worker: str, some: Sequence[tuple[Delivery, str]], status: RunStatus) -> tuple[list[int], list[int]]:
+        """Renew leases, and store the status of the runs: of all the same."""
         self.touch(60_000)
         lost, cancelled = [], []
         for position, (delivery, task) in enumerate(some):
@@ -262,6 +266,14 @@ class Ledger:
                 lost.append(position)
                 continue
             pending.since = Moment(loose=True)
+            record = self.at.record(task)
+            if status.ran is not None and self.held.exists(record):
+                began = Moment(plus=-round(status.ran * 1000))
+                self.held.put(record, {"run": delivery.count, "began": began, "alive": Moment()})
+                self.held.drop(record, "step", "step_at")
+                if status.step:
+                    since = Moment(plus=-round(status.stepped * 1000))
+                    self.held.put(record, {"step": status.step, "step_at": since})
             if self.held.exists(self.at.control(task)):
                 cancelled.append(position)
         return lost, cancelled
@@ -319,14 +331,6 @@ class Ledger:
         stored = int(self.held.get(self.at.record(task), "entries") or 0)
         return -1 - stored if stored < last else None
 
-    def note(self, delivery: Delivery, task: str, step: str, last: int) -> int:
-        if not self.owned(delivery):
-            return 0
-        if int(self.held.get(self.at.record(task), "entries") or 0) <= last:
-            self.held.put(self.at.record(task), {"step": step, "alive": Moment()})
-            self.tell(task, "alive")
-        return 1
-
     # -- settling a delivery
 
     def finish(
@@ -363,7 +367,7 @@ class Ledger:
         record = self.at.record(task)
         self._close_message(delivery)
         self.held.put(record, {"worker": delivery.worker, "settled": _fence(delivery)})
-        self.held.drop(record, "entry", "step", "alive", "suspect", "returned")
+        self.held.drop(record, "entry", *_RUN, "suspect", "returned")
 
     def retry(
         self,
@@ -470,7 +474,7 @@ class Ledger:
             self.held.put(record, {"released": fence})
         if data is not None:
             assert task is not None
-            self.held.drop(record, "step", "alive")
+            self.held.drop(record, *_RUN)
             self.note_event(task, "handed_off", data)
             self.tell(task, "handed_off")
         self.nudge("released")
@@ -544,7 +548,7 @@ class Ledger:
     def _note_crash(self, task: str, known: dict[str, object], doing: Mapping[str, str]) -> None:
         record = self.at.record(task)
         reported = orjson.dumps(known | ({"step": doing[task]} if task in doing else {}))
-        self.held.drop(record, "step", "alive")
+        self.held.drop(record, *_RUN)
         self.held.put(record, {"crash": reported})
         self.note_event(task, "crashed", reported)
         self.tell(task, "crashed")
@@ -646,14 +650,15 @@ class Ledger:
         if parked and self.held.get(record, "wakes") in (b"message", None):
             self._wake(task)
         self.tell(task, "message")
-        return [b"sent", b"%d" % number, state]
+        return [b"sent", b"%d" % number, b"waiting" if parked else state]
 
     def _unsent(self, task: str, digest: str) -> list[bytes] | None:
         """Return the answer for a message that is known, or that the task does not take."""
         record, *_, inbox, _ = self.parts(task)
         state = self.state(task) or b""
         if (known := self.held.get(inbox, f"id:{digest}")) is not None and state:
-            return [b"sent", known, state]
+            parked = state == b"scheduled" and self.held.get(record, "waits") is not None
+            return [b"sent", known, b"waiting" if parked else state]
         if (moved := self.held.get(record, "handed_to")) is not None:
             return [b"moved", moved]
         return [b"ended", state] if state in (b"succeeded", b"cancelled") else None

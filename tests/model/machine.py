@@ -43,10 +43,11 @@ from perdure.queues import (
     reschedule,
     set_config,
     succeed,
-    touch_step,
     wake_version,
     write_entries,
 )
+from perdure.queues.delivery.heartbeat import renewal
+from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
 from perdure.queues.delivery.quarantine_store import (
     clear_quarantined,
     excuse_crashes,
@@ -120,6 +121,8 @@ Written = tuple[str, str, bytes, bytes]
 tasks = st.sampled_from(TASKS)
 workers = st.sampled_from(WORKERS)
 MINE, LOST, AGAIN, HANDED, OUTDONE, ANY = "mine", "lost", "taken again", "handed on", "outdone", "any"
+STATUSES = [NOT_STARTED, RunStatus(2.0), RunStatus(2.0, "s", 1.0)]
+
 standings = st.sampled_from([MINE, MINE, MINE, LOST, AGAIN, HANDED, OUTDONE, ANY])
 numbers = st.integers(0, 3)
 aheads = st.sampled_from([0, 0, 0, 1])
@@ -418,21 +421,19 @@ class Queues(RuleBasedStateMachine):
             self.end(delivery)
             self.hold(raised, task)
 
-    @rule(some=st.lists(which, min_size=1, max_size=3), standing=standings)
-    def beat(self, some: list[int], standing: str) -> None:
+    @rule(some=st.lists(which, min_size=1, max_size=3), standing=standings, status=st.sampled_from(STATUSES))
+    def beat(self, some: list[int], standing: str, status: RunStatus) -> None:
         picked = [self.pick(one, standing) for one in some]
         for position in range(len(self.held_by_workers())):
             self.age(position, LEASE // 2)
         self.is_as_expected()
         beating = picked[0][0].worker
         picked = [one for one in picked if one[0].worker == beating]
-        keys = [self.partition.ready, self.partition.seen, *(self.partition.control(task) for _, task in picked)]
-        args: list[Any] = [GROUP, beating, LEASE, RELEASED]
-        for delivery, _ in picked:
-            args += (delivery.entry, delivery.count)
+        held = [(delivery, task, status) for delivery, task in picked]
+        call = renewal(self.partition, LEASE / 1000, beating, held)
         for _ in range(2):
-            answer = self.ground.run(self.ground.gateway.run(queue_script("renew_leases"), keys, args))
-            self.same(tuple(answer[1:]), self.ledger.beat(beating, picked))
+            answer = self.ground.run(self.ground.gateway.run(queue_script("renew_leases"), *call))
+            self.same(tuple(answer[1:]), self.ledger.beat(beating, picked, status))
 
     # -- during the run
 
@@ -491,15 +492,6 @@ class Queues(RuleBasedStateMachine):
         if answer > 0:
             sent.entries += written[max(0, sent.last + 1 - first) :]
         return answer
-
-    @rule(which=which, standing=standings, late=st.sampled_from([0, 0, 1]))
-    def note(self, which: int, standing: str, late: int) -> None:
-        delivery, task = self.pick(which, standing)
-        if task in TASKS:
-            last = max(0, self.last_entry(task) - late)
-            expected = self.ledger.note(delivery, task, "s", last)
-            act = touch_step(self.ground.gateway, delivery, task, "s", entries=last)
-            self.same(self.ground.accepted(act), bool(expected))
 
     # -- settling a delivery
 

@@ -48,7 +48,7 @@ async def test_data_of_each_format_is_read_resumed_and_replayed(number: str, set
             "succeeds": State.SUCCEEDED,
             "retries": State.SCHEDULED,
             "dies": State.DEAD,
-            "listens": State.SCHEDULED,
+            "listens": State.WAITING,
             "reads": State.SCHEDULED,
             "keeps": State.SCHEDULED,
             "stops": State.QUEUED,

@@ -18,6 +18,7 @@ from perdure.queues import (
     SingleNodeReader,
     promote_due,
 )
+from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
 from perdure.queues.delivery.stream_reader import PerNodeReader
 from perdure.queues.delivery.touch import OnTouch, ignore_touch
 from perdure.queues.keys import GROUP
@@ -169,9 +170,12 @@ class Held:
         cancel: Callable[[], None] | None = None,
     ) -> None:
         self.delivery = delivery
-        self.control = delivery.partition.control(task_id)
+        self.id = task_id
         self._lost = lost
         self._cancel = cancel
+
+    def status(self) -> RunStatus:
+        return NOT_STARTED
 
     def on_lost(self) -> None:
         if self._lost is not None:

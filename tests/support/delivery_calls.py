@@ -16,9 +16,11 @@ from perdure.queues import (
     release,
     reschedule,
     succeed,
-    touch_step,
     write_entries,
 )
+from perdure.queues.delivery import RunStatus
+from perdure.queues.delivery.heartbeat import renewal
+from perdure.queues.transport.scripts import queue_script
 
 
 async def add_entries(gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry]) -> bool:
@@ -86,8 +88,12 @@ async def _record(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
     await add_entries(gateway, delivery, task_id, [Entry(Kind.DONE, "list", b"[1]"), Entry(Kind.SAVED, "sum", b"2")])
 
 
-async def _note(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    await touch_step(gateway, delivery, task_id, "list", entries=await last_entry(gateway, delivery, task_id))
+async def beat(gateway: Gateway, *held: tuple[Delivery, str, RunStatus], lease: float = 60.0) -> list[list[int]]:
+    """Renew leases of one worker on one partition. Return the positions of the lost ones, and of the cancelled ones."""
+    delivery = held[0][0]
+    call = renewal(delivery.partition, lease, delivery.worker, held)
+    answer: list[list[int]] = (await gateway.run(queue_script("renew_leases"), *call))[1:]
+    return answer
 
 
 SETTLING: dict[str, Act] = {
@@ -111,7 +117,7 @@ SETTLING_WITH: dict[str, Callable[[Gateway, Delivery, str, int], Awaitable[objec
 }
 """Calls that settle a delivery, given the number of the last entry that they follow from."""
 
-WRITING: dict[str, Act] = {"record": _record, "note": _note}
+WRITING: dict[str, Act] = {"record": _record}
 """Calls that write for a running delivery."""
 
 FENCED = SETTLING | WRITING

@@ -43,7 +43,7 @@ class Settlement:
     """The outcome of a run, which is about to be stored.
 
     Attributes:
-        state: state of the task once the outcome is stored; `queued` and `scheduled` tasks run again.
+        state: state of the task once the outcome is stored; `queued`, `scheduled` and `waiting` tasks run again.
         stop: why the run stopped, such as "completed", "failed", "timed_out" or "released".
         attempt: number of the attempt, from 1.
         error: the exception that led to the outcome, None for a result.

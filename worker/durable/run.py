@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 import anyio
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
+from ...queues.delivery import RunStatus
 from ..journal import Event, Resumption, redacted
 from ..memory import LazyMemoryStore
 from ..settings import Settings
@@ -55,7 +56,6 @@ class Run(HandlerTask):
         "active",
         "around_step",
         "closed",
-        "control",
         "delivery",
         "ended_at",
         "ended_in",
@@ -98,7 +98,6 @@ class Run(HandlerTask):
         self.threads = threads
         self.memory = memory
         self.settings = settings
-        self.control = delivery.partition.control(envelope.id)
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None
@@ -287,6 +286,13 @@ class Run(HandlerTask):
     def on_cancel(self) -> None:
         """Called in the heartbeat's thread: a caller cancelled the task."""
         self._loop.call_soon_threadsafe(self.cancel, StopReason.CANCELLED)
+
+    def status(self) -> RunStatus:
+        """Return since when the run has been running, and in which step. Called in the heartbeat's thread."""
+        now = time.monotonic()
+        for step, began in tuple(self.steps_in_flight.items()):
+            return RunStatus(now - self.started, step, now - began)
+        return RunStatus(now - self.started)
 
     # its steps
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from ...queues import State
 from ..durable import STOP_RULES, Run, Settlement
-from .outcome import Burial, Outcome, Park, Rerun
+from .outcome import AwaitVersion, Burial, Outcome, Park, Rerun
 
 __all__ = ["RunSettlement", "settlement_of"]
 
@@ -44,7 +44,9 @@ def settlement_of(run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Ru
         case Rerun():
             state, error, delay = State.SCHEDULED, outcome.error, outcome.delay
         case Park():
-            delay = outcome.parked.delay
+            state, delay = State.WAITING, outcome.parked.delay
+        case AwaitVersion():
+            state = State.WAITING
     return RunSettlement(
         state=state,
         stop=outcome.stop.value,

@@ -39,7 +39,7 @@ from .children import LocalQuarantine
 from .executor import Executor
 from .health import Health, LoopWatchdog, Report, RunDeadlines
 from .intake import Intake
-from .maintenance import AssignmentWatcher, ClockMonitor, Janitor, Promoter, Registration, StepHeartbeat, describe
+from .maintenance import AssignmentWatcher, ClockMonitor, Janitor, Promoter, Registration, describe
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings
@@ -282,8 +282,7 @@ class Worker:
                 interval=self.timings.clean_interval,
                 lock_ttl=self.timings.clean_lock,
             )
-            notes = StepHeartbeat(lambda: self._executor.runs, self.settings.note_interval)
-            for one in (self._assignment_watcher, notes, self._registration, self._deadlines, self._webhooks):
+            for one in (self._assignment_watcher, self._registration, self._deadlines, self._webhooks):
                 background.start_soon(one.run)
             self._quarantine.open(background, self._gateway, self.queues, self.concurrency, self._gate.run_here)
             if not self._gate.dedicated:

@@ -27,7 +27,6 @@ from perdure.queues import (
     load_history,
     read_events,
     reschedule,
-    touch_step,
     write_entries,
 )
 from perdure.queues.delivery.step_pages import PAGE
@@ -246,29 +245,6 @@ async def test_a_write_returns_a_request_to_cancel(gateway: Gateway, producer: P
     await handle.cancel()
     assert await add_entries(gateway, delivery, "x", [done("b")]) is True
     assert set((await load_history(gateway, delivery, "x")).done) == {"a", "b"}
-
-
-async def test_a_note_names_the_running_step(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
-    handle = await producer.find("x")
-    assert handle is not None
-    await touch_step(gateway, delivery, "x", "download", entries=0)
-    record = await handle.record()
-    now = int((await gateway.command("TIME"))[0]) * 1000
-    assert record.step == "download"
-    assert record.step_alive_at is not None
-    assert now - 2_000 < record.step_alive_at < now + 2_000
-
-
-@pytest.mark.parametrize("act", ["succeed", "reschedule", "release", "bury"])
-async def test_a_run_that_ended_has_no_running_step(
-    gateway: Gateway, producer: Producer, delivery: Delivery, act: str
-) -> None:
-    await touch_step(gateway, delivery, "x", "download", entries=0)
-    await SETTLING[act](gateway, delivery, "x")
-    handle = await producer.find("x")
-    assert handle is not None
-    record = await handle.record()
-    assert (record.step, record.step_alive_at) == (None, None)
 
 
 async def test_counters_are_kept_over_crashes_retries_and_releases(

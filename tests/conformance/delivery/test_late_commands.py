@@ -29,14 +29,14 @@ from perdure.queues import (
     quarantine,
     raise_count,
     take_quarantined,
-    touch_step,
     write_entries,
 )
+from perdure.queues.delivery import RunStatus
 from perdure.queues.inbox import send_message
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import claim_all, claim_one, make_due, needs_one_server, promote, read_one, worker
-from tests.support.delivery_calls import SETTLING, add_entries
+from tests.support.delivery_calls import SETTLING, add_entries, beat
 from tests.support.lossy_proxy import LossyProxy, lossy_gateway
 from tests.support.task_places import dump
 
@@ -127,18 +127,6 @@ async def test_an_entry_that_arrives_late_changes_nothing(
     assert (await load_history(gateway, delivery, "x")).saved == {"1": b"136"}
 
 
-async def test_a_touch_that_arrives_late_changes_nothing(
-    gateway: Gateway, namespace: Namespace, delivery: Delivery, line: tuple[Gateway, LossyProxy]
-) -> None:
-    """The step that it names has ended, and another one is running."""
-    late, proxy = line
-    proxy.hold(queue_script("touch_step").sha.encode())
-    await touch_step(late, delivery, "x", "first", entries=0)
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "first", b"1")], first=1)
-    await touch_step(gateway, delivery, "x", "second", entries=1)
-    await unchanged(gateway, namespace, proxy)
-
-
 Call = Callable[[Gateway, Delivery], Awaitable[object]]
 
 OTHER_CALLS: dict[str, Call] = {
@@ -218,8 +206,7 @@ async def test_a_heartbeat_that_arrives_late_takes_nothing_back(
 ) -> None:
     late, proxy = line
     proxy.hold(queue_script("renew_leases").sha.encode())
-    keys = [partition.ready, partition.control("x")]
-    await late.run(queue_script("renew_leases"), keys, [*delivery.fence[:2], *delivery.fence[2:]])
+    await beat(late, (delivery, "x", RunStatus(2.0, "list", 1.0)))
     await SETTLING["release"](gateway, delivery, "x")
     await unchanged(gateway, namespace, proxy)
     await claim_one(await worker(gateway, partition))

@@ -18,8 +18,8 @@ from perdure.queues import (
     Producer,
     QueueError,
 )
-from perdure.queues.keys import GROUP, RELEASED
-from perdure.queues.transport.scripts import queue_script
+from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
+from perdure.queues.keys import GROUP
 
 from tests.support.consumers import (
     LONG_AGO,
@@ -34,7 +34,7 @@ from tests.support.consumers import (
     take_over,
     worker,
 )
-from tests.support.delivery_calls import SETTLING
+from tests.support.delivery_calls import SETTLING, beat
 from tests.support.servers import BUNDLED, RedisServer, find_program
 from tests.support.task_places import dump
 
@@ -114,13 +114,8 @@ def test_a_delivery_that_was_claimed_or_ran_before_has_history(partition: Partit
 # the script
 
 
-async def renew(gateway: Gateway, name: str, *held: tuple[Delivery, str]) -> list[list[int]]:
-    partition = held[0][0].partition
-    keys = [partition.ready, partition.seen, *(partition.control(task_id) for _, task_id in held)]
-    fences = [part for delivery, _ in held for part in (delivery.entry, delivery.count)]
-    args = [GROUP, name, 60_000, RELEASED, *fences]
-    answer: list[list[int]] = (await gateway.run(queue_script("renew_leases"), keys, args))[1:]
-    return answer
+async def renew(gateway: Gateway, *held: tuple[Delivery, str]) -> list[list[int]]:
+    return await beat(gateway, *((delivery, task_id, NOT_STARTED) for delivery, task_id in held))
 
 
 async def test_a_heartbeat_renews_the_lease_and_nothing_else(
@@ -130,7 +125,7 @@ async def test_a_heartbeat_renews_the_lease_and_nothing_else(
     delivery = await read_one(await worker(gateway, partition))
     await age(gateway, delivery)
     before = await dump(gateway, namespace)
-    assert await renew(gateway, "a", (delivery, "x")) == [[], []]
+    assert await renew(gateway, (delivery, "x")) == [[], []]
     assert await dump(gateway, namespace) == before
     assert (await pending(gateway, partition))[0][2] < LONG_AGO / 2
     assert await claim_all(await worker(gateway, partition, name="b")) == []
@@ -149,7 +144,7 @@ async def test_a_heartbeat_reports_lost_leases_and_takes_none_back(
     await SETTLING["give_back"](gateway, released, "r")
     before = await dump(gateway, namespace)
     held = [(one, "x") for one in (mine, claimed, mine_anew, settled, passed_on, released)]
-    assert await renew(gateway, "a", *held) == [[1, 2, 3, 4, 5], []]
+    assert await renew(gateway, *held) == [[1, 2, 3, 4, 5], []]
     assert await dump(gateway, namespace) == before
 
 
@@ -162,7 +157,59 @@ async def test_a_heartbeat_returns_requests_to_cancel(
     await take_over(gateway, deliveries[2])
     await handles[2].cancel()
     held = zip(deliveries, ("x", "y", "z"), strict=True)
-    assert await renew(gateway, "a", *held) == [[2], [1]]
+    assert await renew(gateway, *held) == [[2], [1]]
+
+
+async def test_a_heartbeat_says_since_when_a_task_runs_and_in_which_step(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t", task_id="x", queue="default")
+    delivery = await read_one(await worker(gateway, partition))
+    await beat(gateway, (delivery, "x", RunStatus(9.0, "download", 2.0)))
+    record = await handle.record()
+    assert record.started_at is not None
+    assert record.alive_at is not None
+    assert record.step_at is not None
+    assert (record.step, record.holder) == ("download", "a")
+    assert record.alive_at - record.started_at == 9_000
+    assert record.alive_at - record.step_at == 2_000
+    await beat(gateway, (delivery, "x", RunStatus(14.0)))
+    later = await handle.record()
+    assert (later.step, later.step_at) == (None, None)
+
+
+async def test_the_step_of_a_lost_lease_is_not_that_of_the_next_run(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t", task_id="x", queue="default")
+    delivery = await read_one(await worker(gateway, partition))
+    await beat(gateway, (delivery, "x", RunStatus(9.0, "download", 2.0)))
+    await take_over(gateway, delivery)
+    await beat(gateway, (delivery, "x", RunStatus(14.0, "upload", 2.0)))
+    record = await handle.record()
+    assert (record.step, record.started_at, record.alive_at) == (None, None, None)
+
+
+@pytest.mark.parametrize("act", ["succeed", "reschedule", "park", "release", "bury"])
+async def test_a_run_that_ended_is_in_no_step(
+    gateway: Gateway, partition: Partition, producer: Producer, act: str
+) -> None:
+    handle = await producer.enqueue("t", task_id="x", queue="default")
+    delivery = await read_one(await worker(gateway, partition))
+    await beat(gateway, (delivery, "x", RunStatus(9.0, "download", 2.0)))
+    await SETTLING[act](gateway, delivery, "x")
+    record = await handle.record()
+    assert (record.step, record.step_at, record.started_at, record.alive_at) == (None, None, None, None)
+
+
+async def test_a_heartbeat_stores_nothing_for_a_record_that_is_gone(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x", queue="default")
+    delivery = await read_one(await worker(gateway, partition))
+    await gateway.command("DEL", partition.record("x"))
+    assert await beat(gateway, (delivery, "x", RunStatus(9.0, "download", 2.0))) == [[], []]
+    assert await gateway.command("EXISTS", partition.record("x")) == 0
 
 
 # the thread
@@ -172,8 +219,8 @@ async def test_a_heartbeat_returns_requests_to_cancel(
 def beats() -> Iterator[list[LeaseHeartbeat]]:
     started: list[LeaseHeartbeat] = []
     yield started
-    for beat in started:
-        beat.stop()
+    for one in started:
+        one.stop()
 
 
 def begin(

@@ -271,7 +271,7 @@ async def test_a_finding_that_a_person_saw_stays_known_in_later_runs(app: App) -
 async def test_hand_off_parks_the_task_until_a_message(app: App) -> None:
     handle = await agent(app, Looping, repetition="hand_off").enqueue("search")
     async with running_worker(app):
-        await wait_until(lambda: has_state(handle, State.SCHEDULED), "it is parked")
+        await wait_until(lambda: has_state(handle, State.WAITING), "it is parked")
         await handle.send("go on", sender="ada")
         assert await bounded(handle.result()) == "finished"
     assert await incoherent(handle) == [("repetition", "hand_off")]

@@ -161,7 +161,7 @@ async def test_an_outcome_is_stored_with_all_entries_or_not_at_all(
 
     async with running_worker(app):
         handle = await job.enqueue()
-        settled = {"succeed": State.SUCCEEDED, "bury": State.DEAD}.get(ending, State.SCHEDULED)
+        settled = {"succeed": State.SUCCEEDED, "bury": State.DEAD, "park": State.WAITING}.get(ending, State.SCHEDULED)
 
         async def is_settled() -> bool:
             return await handle.status() is settled

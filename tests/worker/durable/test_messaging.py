@@ -96,7 +96,7 @@ async def test_a_waiting_task_takes_no_slot_and_a_message_wakes_it(settings: Set
         assert await pending(app) == []
         assert await bounded((await other.enqueue()).result()) == "done"
         first = await handle.send(1, sender="bob")
-        assert first.state is State.SCHEDULED
+        assert first.state is State.WAITING
         await wait_until(lambda: _events(handle, "waiting", 2), "it waits again")
         await parked(handle)
         await handle.send("not hers", sender="bob")
@@ -161,7 +161,7 @@ async def test_a_burst_ends_while_tasks_wait(settings: Settings) -> None:
         await work_off(app)
         await handle.send("now")
         await work_off(app)
-        assert await handle.status() in (State.SUCCEEDED, State.SCHEDULED)
+        assert await handle.status() in (State.SUCCEEDED, State.WAITING)
         async with running_worker(app):
             assert await bounded(handle.result()) == ["now"]
 

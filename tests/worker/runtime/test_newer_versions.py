@@ -146,7 +146,7 @@ async def test_a_checkpoint_of_a_newer_version_waits_for_a_newer_worker(
     async with running_worker(app):
         await wait_until(lambda: waits_for_a_version(handle), "it is parked")
     record = await handle.record()
-    assert (record.state, record.attempts, record.crashes) == (State.SCHEDULED, 1, 0)
+    assert (record.state, record.attempts, record.crashes) == (State.WAITING, 1, 0)
     assert record.due_at is not None
     since = int(await redis_command(app, "HGET", handle.partition.record(handle.id), "newer_since"))
     assert record.due_at == since + round(app.settings.version_wait * 1000)

@@ -413,8 +413,8 @@ async def test_an_idle_worker_blocks_in_its_read(patient: App, monkeypatch: pyte
 
 
 @pytest.mark.integration
-async def test_a_long_step_is_recorded_as_alive(settings: Settings) -> None:
-    app = App("work", settings=settings.model_copy(update={"note_interval": 0.2}))
+async def test_the_heartbeat_records_the_running_step(settings: Settings) -> None:
+    app = App("work", settings=settings.model_copy(update={"lease": 0.6}))
     ends = asyncio.Event()
 
     @app.task
@@ -427,16 +427,16 @@ async def test_a_long_step_is_recorded_as_alive(settings: Settings) -> None:
 
         async def noted_twice() -> bool:
             record = await handle.record()
-            if record.step_alive_at is not None and record.step_alive_at not in seen:
+            if record.alive_at is not None and record.alive_at not in seen:
                 assert record.step == "long"
-                seen.append(record.step_alive_at)
+                seen.append(record.alive_at)
             return len(seen) >= 2
 
-        await wait_until(noted_twice, "the record says twice that the step lives")
+        await wait_until(noted_twice, "two heartbeats have named the step")
         ends.set()
         await bounded(handle.result())
         record = await handle.record()
-        assert (record.step, record.step_alive_at) == (None, None)
+        assert (record.step, record.alive_at) == (None, None)
 
 
 # components

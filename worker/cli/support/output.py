@@ -53,6 +53,7 @@ _CONTROL_IN_JSON = re.compile(f"[{_ACTS}]")
 _STATE_STYLES = {
     "queued": "cyan",
     "scheduled": "blue",
+    "waiting": "blue",
     "running": "yellow",
     "succeeded": "green",
     "dead": "red",

@@ -240,7 +240,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "ran for": None if record.ran_ms is None else duration(record.ran_ms / 1000),
             "worker": record.worker,
             "step": record.step,
-            "step alive": _when(record.step_alive_at, since),
+            "step alive": _when(record.alive_at, since),
             "result": _text(record.shown_result()),
             "artifacts": link_text(links),
             "incoherent": finding_text(findings),

@@ -94,7 +94,7 @@ async def _delay_reason(producer: Producer, sent: Sent) -> str:
     if not any(handle.partition.queue in worker.queues for worker in workers if not worker.presumed_dead):
         return f"; no worker reads queue {handle.partition.queue!r} now: start one"
     record = await handle.record()
-    if record.state is State.SCHEDULED and record.waits is None:
+    if record.state is State.SCHEDULED:
         return "; the task is scheduled and reads the message when it is due"
     return ""
 

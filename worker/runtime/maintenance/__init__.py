@@ -4,7 +4,7 @@
     janitor.py        Janitor: expires dead letters, idle consumers and old partitions
     partitions.py     AssignmentWatcher: follows changes of the worker's partitions
     clock_monitor.py  ClockMonitor: logs restarted leases and steps of the clock of Redis
-    registration.py   Registration: publishes the worker; SettleRate; StepHeartbeat for long steps
+    registration.py   Registration: publishes the worker; SettleRate
 
 Duties that one worker can do for the fleet are guarded by locks with a TTL (`acquire_fleet_locks`). The locks save work
 and protect nothing: two workers doing the same duty at once is harmless, and the TTL bounds the delay after a crash.
@@ -16,6 +16,6 @@ from .clock_monitor import ClockMonitor
 from .janitor import Janitor
 from .partitions import AssignmentWatcher
 from .promoter import Promoter
-from .registration import Registration, StepHeartbeat, describe
+from .registration import Registration, describe
 
-__all__ = ["AssignmentWatcher", "ClockMonitor", "Janitor", "Promoter", "Registration", "StepHeartbeat", "describe"]
+__all__ = ["AssignmentWatcher", "ClockMonitor", "Janitor", "Promoter", "Registration", "describe"]

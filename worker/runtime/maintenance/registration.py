@@ -1,4 +1,4 @@
-"""Registration of a worker, its settle rate, and the heartbeat of long steps."""
+"""Registration of a worker, and its settle rate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
@@ -18,7 +18,6 @@ from ....queues import (
     CATALOG_REFRESH,
     AppEntry,
     Gateway,
-    LeaseLost,
     Namespace,
     QueueError,
     Refused,
@@ -26,15 +25,13 @@ from ....queues import (
     WorkerInfo,
     announce,
     publish_entry,
-    touch_step,
     withdraw,
 )
-from ...durable import Run, StopReason
 from ...log import logger
 from ..health import Health
 from ..slots import Slots
 
-__all__ = ["WINDOW", "Registration", "SettleRate", "StepHeartbeat", "describe"]
+__all__ = ["WINDOW", "Registration", "SettleRate", "describe"]
 
 WINDOW: Final = 30.0
 """Length of the window of the rate, in seconds."""
@@ -152,28 +149,3 @@ class Registration:
             progress=self._health.progress(),
             health=self._health.report(for_redis=True).summary(),
         )
-
-
-class StepHeartbeat:
-    """Touches every step that has been running for at least an interval."""
-
-    def __init__(self, runs: Callable[[], Collection[Run]], interval: float) -> None:
-        self._runs = runs
-        self._interval = interval
-
-    async def run(self) -> None:
-        while True:
-            await anyio.sleep(self._interval / 2)
-            for run in list(self._runs()):
-                await self._touch(run)
-
-    async def _touch(self, run: Run) -> None:
-        now = time.monotonic()
-        for key, began in list(run.steps_in_flight.items()):
-            if now - began >= self._interval / 2:
-                try:
-                    await touch_step(run.gateway, run.delivery, run.id, key, entries=run.last_entry)
-                except LeaseLost:
-                    run.cancel(StopReason.LOST)
-                except QueueError as error:
-                    logger.debug("could not touch step {}: {}", key, error)

@@ -55,7 +55,7 @@ def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
     assert "for a message since 20" in call("task", "show", task_id).out
     reported = call("task", "send", task_id, "--data", '{"n": 1}', "--from", "bob", "--id", "own", "--json").json
     second = reported["number"]
-    assert reported == {"id": task_id, "number": second, "state": "scheduled"}
+    assert reported == {"id": task_id, "number": second, "state": "waiting"}
     assert second > first
     assert call("task", "send", task_id, "--data", '{"n": 1}', "--id", "own", "--json").json["number"] == second
     work()
