@@ -26,6 +26,7 @@ from ..queues import (
     read_secret_paths,
     shown_arguments,
 )
+from ..queues.durations import iso_time
 from .policy import Reason
 
 __all__ = ["DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
@@ -69,7 +70,7 @@ class DeadLetter:
         return shown_arguments(self.cipher, self.task, self.args, self.secrets)
 
     def summary(self) -> dict[str, Any]:
-        """Return the letter as plain data; bytes that are not UTF-8 as base64."""
+        """Return the letter as plain data; times as ISO 8601, bytes that are not UTF-8 as base64."""
         return {
             "id": self.id,
             "queue": self.partition.queue,
@@ -82,8 +83,8 @@ class DeadLetter:
             "attempts": self.attempts,
             "crashes": self.crashes,
             "worker": self.worker,
-            "enqueued_at": self.enqueued_at,
-            "died_at": self.died_at,
+            "enqueued_at": iso_time(self.enqueued_at),
+            "died_at": iso_time(self.died_at),
             "args": _data(self.shown_arguments()),
             "headers": self.envelope.headers if self.envelope else {},
             "raw": {name: _text(self._shown_raw(name, value)) for name, value in self.raw.items()},

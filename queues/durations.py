@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-__all__ = ["Duration", "Moment", "seconds_until", "to_seconds"]
+__all__ = ["Duration", "Moment", "iso_time", "seconds_until", "to_seconds"]
 
 Duration = float | timedelta
 """A duration: seconds or a timedelta."""
@@ -15,6 +15,9 @@ Moment = Duration | datetime
 
 _LEAST: Final = 0.001
 """Seconds until a datetime that has passed: it stays a wait, and ends at once."""
+
+_LATEST: Final = 253_402_300_799_000
+"""Milliseconds since the epoch of the last second that a datetime can hold."""
 
 
 def to_seconds(duration: Duration) -> float:
@@ -32,3 +35,12 @@ def seconds_until(moment: Moment) -> float:
     if moment.utcoffset() is None:
         raise ValueError(f"a datetime must have a time zone, got {moment}: use datetime.now(UTC)")
     return max(_LEAST, (moment - datetime.now(UTC)).total_seconds())
+
+
+def iso_time(at: int | None) -> str | None:
+    """Return a time in milliseconds since the epoch as ISO 8601 in UTC."""
+    if at is None:
+        return None
+    return (
+        datetime.fromtimestamp(min(at, _LATEST) / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )

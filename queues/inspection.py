@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -42,9 +43,10 @@ class QueueStats:
         due: Scheduled tasks.
         dead: Dead letters.
         oldest_age: Seconds that the oldest message of `depth` has waited, None if there is no such message.
-        consumers: Workers by name, with the number of their messages.
+        consumers: Names in the consumer group, with the number of their messages. A dead worker stays for a while.
         index: The partition; None for the whole queue, whose partitions are in `partitions`.
         rate: Deliveries that all workers settle per second. It is measured by queue: None for one partition.
+        workers: Registered workers of the queue that are not presumed dead, idle ones included. None for one partition.
     """
 
     queue: str
@@ -57,6 +59,7 @@ class QueueStats:
     index: int | None = None
     partitions: tuple[QueueStats, ...] = ()
     rate: float | None = None
+    workers: int | None = None
 
     @property
     def drain_time(self) -> float | None:
@@ -108,8 +111,13 @@ async def list_queues(gateway: Gateway, namespace: Namespace, queue: str | None 
     queues: dict[str, list[QueueStats]] = {}
     for stats in found:
         queues.setdefault(stats.queue, []).append(stats)
-    rates = total_rates(await list_workers(gateway, namespace))
-    return [replace(_sum(partitions), rate=rates.get(name, 0.0)) for name, partitions in queues.items()]
+    present = [worker for worker in await list_workers(gateway, namespace) if not worker.presumed_dead]
+    rates = total_rates(present)
+    serving = Counter(name for worker in present for name in set(worker.queues))
+    return [
+        replace(_sum(partitions), rate=rates.get(name, 0.0), workers=serving[name])
+        for name, partitions in queues.items()
+    ]
 
 
 async def _all_stats(gateway: Gateway, partitions: Sequence[Partition]) -> list[QueueStats]:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from .durations import iso_time
 from .keys import Namespace
 from .shared_config import SharedConfig
 from .transport import Argument, Gateway, pairs, queue_script
@@ -64,8 +65,8 @@ class WorkerInfo:
         return self.seen > _MISSED * self.interval
 
     def summary(self) -> dict[str, Any]:
-        """Return the worker as plain data."""
-        return asdict(self) | {"presumed_dead": self.presumed_dead}
+        """Return the worker as plain data, its start as ISO 8601."""
+        return asdict(self) | {"started": iso_time(self.started), "presumed_dead": self.presumed_dead}
 
 
 class Announced(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 
+from .durations import iso_time
 from .envelope import Envelope
 from .errors import DecryptionError, Refused, UnreadableEnvelope
 from .keys import GROUP, Partition, is_reserved
@@ -97,7 +98,7 @@ class Record:
             return f"({error})".encode()
 
     def summary(self) -> dict[str, Any]:
-        """Return the record as plain data."""
+        """Return the record as plain data, times as ISO 8601."""
         shown: dict[str, Any] = {
             "id": self.id,
             "queue": self.queue,
@@ -109,15 +110,15 @@ class Record:
             "attempts": self.attempts,
             "crashes": self.crashes,
             "replays": self.replays,
-            "enqueued_at": self.enqueued_at,
-            "due_at": self.due_at,
-            "finished_at": self.finished_at,
+            "enqueued_at": iso_time(self.enqueued_at),
+            "due_at": iso_time(self.due_at),
+            "finished_at": iso_time(self.finished_at),
             "ran_ms": self.ran_ms,
             "worker": self.worker,
-            "started_at": self.started_at,
-            "alive_at": self.alive_at,
+            "started_at": iso_time(self.started_at),
+            "alive_at": iso_time(self.alive_at),
             "step": self.step,
-            "step_at": self.step_at,
+            "step_at": iso_time(self.step_at),
             "reason": self.reason,
             "error": self.error,
         }

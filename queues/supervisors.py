@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from .durations import iso_time
 from .keys import Namespace
 from .transport import Gateway, pairs, queue_script
 
@@ -84,8 +85,9 @@ class SupervisorInfo:
     why: str = ""
 
     def summary(self) -> dict[str, Any]:
-        """Return the supervisor as plain data."""
-        return asdict(self) | {"paused_since": self.paused_since or None, "why": self.why or None}
+        """Return the supervisor as plain data, times as ISO 8601."""
+        times = {"started": iso_time(self.started or None), "paused_since": iso_time(self.paused_since or None)}
+        return asdict(self) | times | {"why": self.why or None}
 
 
 async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo, ttl: float) -> SupervisorState:

@@ -211,6 +211,23 @@ async def test_the_numbers_of_partitions_are_added_up(gateway: Gateway, namespac
     assert (stats.depth, stats.in_flight, stats.consumers) == (3, 3, {"w0": 2, "w1": 1})
 
 
+async def test_live_workers_are_counted_whether_or_not_they_have_read(gateway: Gateway, namespace: Namespace) -> None:
+    """A killed worker stays in the consumer group; an idle worker is in no group yet."""
+    queue = namespace.partition("mail")
+    await gateway.command("HSET", namespace.queues, "mail", 1)
+    await gateway.command("XADD", queue.ready, "*", "env", "{}")
+    await read_one(await worker(gateway, queue, name="killed"))
+    await announce(gateway, namespace, replace(INFO, id="killed"), ttl=30.0)
+    long_ago = 1_000_000
+    await gateway.command("HSET", namespace.worker("killed"), "seen", long_ago)
+    for name in ("idle", "idle-too"):
+        await announce(gateway, namespace, replace(INFO, id=name), ttl=30.0)
+    await announce(gateway, namespace, replace(INFO, id="elsewhere", queues=("video",)), ttl=30.0)
+    (stats,) = await list_queues(gateway, namespace)
+    assert list(stats.consumers) == ["killed"]
+    assert stats.workers == 2
+
+
 # workers
 
 

@@ -44,10 +44,10 @@ from .support.output import (
     print_fields,
     print_json,
     print_json_lines,
-    print_table,
     print_text,
     timestamp,
 )
+from .support.tables import Column, Wide, print_list
 
 __all__ = ["Selection", "app", "purge", "replay", "select"]
 
@@ -259,6 +259,7 @@ async def list_(
     reason: ReasonOption = None,
     task: TaskNameOption = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N dead letters.")] = 100,
+    wide: Wide = False,
     json: AsJson = False,
 ) -> None:
     """List dead letters, the newest first.
@@ -276,27 +277,25 @@ async def list_(
     if json:
         print_json([letter.summary() for letter in found])
     elif found:
-        since = ago(await redis_now(producer))
-        print_table(
-            ("id", "task", "reason", "queue", "died", "attempts#", "crashes#", "error"),
-            [
-                (
-                    letter.id,
-                    letter.task,
-                    letter.reason,
-                    letter.partition.queue,
-                    since(letter.died_at),
-                    str(letter.attempts),
-                    str(letter.crashes),
-                    f"{letter.error}: {letter.message.partition(chr(10))[0]}",
-                )
-                for letter in found
-            ],
-        )
+        print_list(_columns(await redis_now(producer)), found, wide=wide)
     else:
         note(f"no matching dead letters in namespace {producer.namespace.name!r} on {producer.address.shown}")
     if more:
         note(f"more than {limit} dead letters match: raise --limit to see them")
+
+
+def _columns(now: int) -> Sequence[Column[DeadLetter]]:
+    since = ago(now, whole=True)
+    return (
+        Column("id", lambda letter: letter.id, least=36, fold=True),
+        Column("task", lambda letter: letter.task, least=8),
+        Column("reason", lambda letter: str(letter.reason), least=8),
+        Column("queue", lambda letter: letter.partition.queue, wide=True),
+        Column("died", lambda letter: since(letter.died_at)),
+        Column("attempts", lambda letter: str(letter.attempts), right=True, wide=True),
+        Column("crashes", lambda letter: str(letter.crashes), right=True, wide=True),
+        Column("error", lambda letter: f"{letter.error}: {letter.message}", least=8),
+    )
 
 
 @app.command()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Final
 
 import anyio
 import anyio.to_thread
@@ -29,8 +29,9 @@ from .support.connection import connected, known_partitions
 from .support.errors import Failed
 from .support.options import read_queue
 from .support.output import AsJson, duration, note, print_data, print_json, print_table
+from .support.tables import Column, Wide, print_list
 
-__all__ = ["app", "catalog"]
+__all__ = ["QUEUE_COLUMNS", "app", "catalog"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -42,11 +43,12 @@ def queue() -> None:
 
 @app.command("list")
 @connected
-async def list_(producer: Producer, *, json: AsJson = False) -> None:
-    """List queues with their numbers of waiting, running, scheduled and dead tasks.
+async def list_(producer: Producer, *, wide: Wide = False, json: AsJson = False) -> None:
+    """List queues with their numbers of ready, running, scheduled and dead tasks.
 
     Use it to see whether the workers keep up: "drained in" estimates how
-    long they need for all tasks that wait or run.
+    long they need for all tasks that are ready or running. "workers" counts
+    live workers of the queue.
 
     Example: perdure queue list
     """
@@ -54,35 +56,7 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
     if json:
         print_json([stats.summary() for stats in queues])
     elif queues:
-        print_table(
-            (
-                "queue",
-                "partitions#",
-                "waiting#",
-                "running#",
-                "due later#",
-                "dead#",
-                "oldest waits#",
-                "settled#",
-                "drained in#",
-                "workers#",
-            ),
-            [
-                (
-                    stats.queue,
-                    str(len(stats.partitions)),
-                    str(stats.depth),
-                    str(stats.in_flight),
-                    str(stats.due),
-                    str(stats.dead),
-                    "-" if stats.oldest_age is None else duration(stats.oldest_age),
-                    f"{stats.rate or 0:.1f}/s",
-                    _drained_in(stats),
-                    str(len(stats.consumers)),
-                )
-                for stats in queues
-            ],
-        )
+        print_list(QUEUE_COLUMNS, queues, wide=wide)
     else:
         note(f"no queues in namespace {producer.namespace.name!r} on {producer.address.shown}")
 
@@ -94,7 +68,23 @@ def _drained_in(stats: QueueStats) -> str:
         case 0:
             return "-"
         case seconds:
-            return duration(seconds)
+            return duration(seconds, whole=True)
+
+
+QUEUE_COLUMNS: Final[Sequence[Column[QueueStats]]] = (
+    Column("queue", lambda stats: stats.queue, least=8),
+    Column("partitions", lambda stats: str(len(stats.partitions)), right=True, wide=True),
+    Column("ready", lambda stats: str(stats.depth), right=True),
+    Column("running", lambda stats: str(stats.in_flight), right=True),
+    Column("due", lambda stats: str(stats.due), right=True),
+    Column("dead", lambda stats: str(stats.dead), right=True),
+    Column("workers", lambda stats: str(stats.workers), right=True),
+    Column("rate", lambda stats: f"{stats.rate or 0:.1f}/s", right=True),
+    Column(
+        "oldest", lambda stats: "-" if stats.oldest_age is None else duration(stats.oldest_age, whole=True), right=True
+    ),
+    Column("drained in", _drained_in, right=True),
+)
 
 
 @app.command()

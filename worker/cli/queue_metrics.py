@@ -37,7 +37,7 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[QueueStats], float | None]], ...]
         "Estimated time until no task waits or runs; no sample if tasks wait or run and the rate is 0.",
         lambda stats: stats.drain_time,
     ),
-    ("perdure_queue_workers", "Workers that read the queue.", lambda stats: len(stats.consumers)),
+    ("perdure_queue_workers", "Live workers of the queue.", lambda stats: stats.workers),
 )
 """Name, help text and value of each gauge."""
 

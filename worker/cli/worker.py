@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Final
@@ -25,9 +26,10 @@ from .lazy import load
 from .support.connection import ConnectionOptions, connected, redis_now, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.options import in_seconds
-from .support.output import AsJson, ago, duration, note, print_data, print_json, print_table
+from .support.output import AsJson, ago, duration, note, print_data, print_json
+from .support.tables import Column, Wide, print_list
 
-__all__ = ["app"]
+__all__ = ["app", "worker_columns"]
 
 _SUPERVISOR: Final = "Supervisor"
 _HEALTH: Final = "Health"
@@ -222,7 +224,7 @@ def _check(option: str, kind: str, name: str) -> str:
 
 @app.command("list")
 @connected
-async def list_(producer: Producer, *, json: AsJson = False) -> None:
+async def list_(producer: Producer, *, wide: Wide = False, json: AsJson = False) -> None:
     """List the workers and supervisors that are registered in Redis.
 
     A paused supervisor is listed until it is resumed. With --json: an
@@ -242,35 +244,29 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
         return
     now = await redis_now(producer)
     if workers:
-        _print_workers(workers, now)
+        print_list(worker_columns(now), workers, wide=wide)
     else:
         note(f"no workers in namespace {producer.namespace.name!r} on {producer.address.shown}")
     if supervisors:
         if workers:
             print_data("")
-        _print_supervisors(supervisors, now)
+        _print_supervisors(supervisors, now, wide)
 
 
-def _print_workers(workers: list[WorkerInfo], now: int) -> None:
-    since = ago(now)
-    print_table(
-        ("worker", "app", "queues", "running#", "of#", "health", "started", "seen", "host", "pid#", "version"),
-        [
-            (
-                info.id,
-                info.app,
-                ", ".join(info.queues),
-                str(info.in_flight),
-                str(info.concurrency),
-                _health_summary(info),
-                since(info.started),
-                f"{duration(info.seen)} ago",
-                info.host,
-                str(info.pid),
-                info.version,
-            )
-            for info in workers
-        ],
+def worker_columns(now: int) -> Sequence[Column[WorkerInfo]]:
+    """Return the columns of workers. now: milliseconds of Redis' clock."""
+    since = ago(now, whole=True)
+    return (
+        Column("worker", lambda info: info.id, least=16),
+        Column("app", lambda info: info.app, wide=True),
+        Column("queues", lambda info: ", ".join(info.queues), least=8),
+        Column("busy", lambda info: f"{info.in_flight}/{info.concurrency}", right=True),
+        Column("health", _health_summary, least=8),
+        Column("started", lambda info: since(info.started), wide=True),
+        Column("seen", lambda info: f"{duration(info.seen, whole=True)} ago"),
+        Column("host", lambda info: info.host, least=6),
+        Column("pid", lambda info: str(info.pid), right=True, wide=True),
+        Column("version", lambda info: info.version, wide=True),
     )
 
 
@@ -284,26 +280,23 @@ def _health_summary(info: WorkerInfo) -> str:
     return f"not {', '.join(failing)}" if failing else "ready"
 
 
-def _print_supervisors(supervisors: list[SupervisorInfo], now: int) -> None:
-    since = ago(now)
-    print_table(
-        ("supervisor", "children", "of#", "crashes#", "within#", "started", "seen", "host", "pid#", "paused"),
-        [
-            (
-                info.name,
-                _count_states(info),
-                str(info.processes),
-                str(info.crashes),
-                duration(info.window) if info.window else "-",
-                since(info.started or None),
-                "gone" if info.seen is None else f"{duration(info.seen)} ago",
-                info.host,
-                str(info.pid or "-"),
-                f"{since(info.paused_since)}: {info.why}" if info.paused_since else "no",
-            )
-            for info in supervisors
-        ],
+def _print_supervisors(supervisors: list[SupervisorInfo], now: int, wide: bool) -> None:
+    since = ago(now, whole=True)
+    columns: Sequence[Column[SupervisorInfo]] = (
+        Column("supervisor", lambda info: info.name, least=12),
+        Column("children", _count_states, least=10),
+        Column("of", lambda info: str(info.processes), right=True, wide=True),
+        Column("crashes", lambda info: str(info.crashes), right=True),
+        Column("within", lambda info: duration(info.window) if info.window else "-", right=True, wide=True),
+        Column("started", lambda info: since(info.started or None), wide=True),
+        Column("seen", lambda info: "gone" if info.seen is None else f"{duration(info.seen, whole=True)} ago"),
+        Column("host", lambda info: info.host, least=6),
+        Column("pid", lambda info: str(info.pid or "-"), right=True, wide=True),
+        Column(
+            "paused", lambda info: f"{since(info.paused_since)}: {info.why}" if info.paused_since else "no", least=6
+        ),
     )
+    print_list(columns, supervisors, wide=wide)
     for name in sorted({info.name for info in supervisors if info.paused_since}):
         note(f"supervisor {name} is paused; fix the cause, then run: perdure worker resume {name}")
 

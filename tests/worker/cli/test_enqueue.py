@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def test_options_of_one_task() -> None:
     assert answer.ids == ["my-own"]
     found = show("my-own")
     assert (found["queue"], found["state"]) == ("slow", "scheduled")
-    assert found["due_at"] - found["enqueued_at"] == 60_000
+    enqueued, due = (datetime.fromisoformat(found[name]) for name in ("enqueued_at", "due_at"))
+    assert due - enqueued == timedelta(seconds=60)
 
 
 def ready_messages(url: str, namespace: str) -> list[dict[bytes, bytes]]:

@@ -30,6 +30,7 @@ __all__ = [
     "as_data",
     "clean",
     "duration",
+    "fields_table",
     "note",
     "print_data",
     "print_fields",
@@ -140,16 +141,19 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) ->
         console.print(table)
     else:
         for position, row in enumerate(cells):
-            console.print(*[""] * (position > 0), _fields(zip(names, row, strict=True)), sep="\n")
+            console.print(*[""] * (position > 0), fields_table(zip(names, row, strict=True)), sep="\n")
 
 
 def print_fields(fields: Mapping[str, str | Text | None]) -> None:
     """Print names and values, one pair per line, without those that are None."""
     given = ((name, value) for name, value in fields.items() if value is not None)
-    stdout().print(_fields((name, Text(clean(value)) if isinstance(value, str) else value) for name, value in given))
+    stdout().print(
+        fields_table((name, Text(clean(value)) if isinstance(value, str) else value) for name, value in given)
+    )
 
 
-def _fields(fields: Iterable[tuple[str, Text]]) -> Table:
+def fields_table(fields: Iterable[tuple[str, Text]]) -> Table:
+    """Return names and values, one pair per line."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -163,22 +167,30 @@ def state_text(state: str) -> Text:
     return Text(state, style=_STATE_STYLES.get(state, ""))
 
 
-def duration(seconds: float) -> str:
-    """Return seconds in the largest unit that gives a number of at least one, or in milliseconds."""
+def duration(seconds: float, *, whole: bool = False) -> str:
+    """Return seconds in the largest unit that gives a number of at least one, or in milliseconds.
+
+    Args:
+        whole: Return a whole number of the unit, and of seconds at least.
+    """
+    if whole:
+        unit, size = next((one for one in _UNITS if seconds >= one[1]), _UNITS[-1])
+        return f"{seconds // size:.0f} {unit}"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     unit, size = next((unit, size) for unit, size in _UNITS if seconds >= size)
     return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
 
 
-def ago(now_ms: int) -> Callable[[int | None], str]:
-    """Return a function that formats a Redis time in milliseconds relative to `now_ms`."""
+def ago(now_ms: int, *, whole: bool = False) -> Callable[[int | None], str]:
+    """Return a function that formats a Redis time in milliseconds relative to `now_ms`. whole: see `duration`."""
 
     def relative(at: int | None) -> str:
         if at is None:
             return "-"
         distance = (now_ms - at) / 1000
-        return f"{duration(distance)} ago" if distance >= 0 else f"in {duration(-distance)}"
+        text = duration(abs(distance), whole=whole)
+        return f"{text} ago" if distance >= 0 else f"in {text}"
 
     return relative
 

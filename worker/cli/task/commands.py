@@ -1,4 +1,4 @@
-"""`perdure task`: list, show, result, watch, cancel; the table of the other task commands."""
+"""`perdure task`: show, result, watch, cancel; the table of the other task commands."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ....queues import DecryptionError, Gateway, Partition, Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
+from ....queues import DecryptionError, Gateway, Partition, Producer, Record, State, TaskHandle, TaskOutcome
 from ...agent.coherence import StoredFinding, stored_findings
 from ...artifacts import ArtifactLink, task_links
 from ...errors import ArtifactError
 from ..artifacts import artifact, describe_link, size_text
 from ..lazy import LazyCommand, LazyGroup
-from ..support.connection import connected, find_handle, known_partitions, redis_now
+from ..support.connection import connected, find_handle, redis_now
 from ..support.errors import Failed
 from ..support.events_text import describe_event
-from ..support.options import QueueOption, TaskId, TaskNameOption, in_seconds
+from ..support.options import TaskId, in_seconds
 from ..support.output import (
     AsJson,
     ago,
@@ -32,7 +32,6 @@ from ..support.output import (
     print_fields,
     print_json,
     print_json_lines,
-    print_table,
     print_text,
     state_text,
     stdout,
@@ -136,6 +135,7 @@ class _Commands(LazyGroup):
 
 
 _OTHER_MODULES = {
+    "list": (".task.listing:list_", "List tasks, the newest first."),
     "events": (".task.events:events", "Print the events of a task, or of the tasks of a queue."),
     "state": (".task.history:state", "Show the state of a task after one of its events."),
     "fork": (".task.history:fork", "Start a new task from an event of another task."),
@@ -149,59 +149,6 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 @app.callback()
 def task() -> None:
     """List, show, watch and cancel tasks, send them messages, and read or fork their history."""
-
-
-@app.command("list")
-@connected
-async def list_(
-    producer: Producer,
-    *,
-    queue: QueueOption = None,
-    state: Annotated[list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.")] = None,
-    task_name: TaskNameOption = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N tasks.")] = 100,
-    json: AsJson = False,
-) -> None:
-    """List tasks, the newest first.
-
-    If more than --limit tasks match, the list is a sample of them.
-
-    Example: perdure task list --state running --state queued
-    """
-    await known_partitions(producer, queue)
-    found: list[Record] = []
-    more = False
-    tasks = list_tasks(producer.gateway, producer.namespace, queue=queue, states=state or (), task=task_name)
-    async for record in tasks:
-        if len(found) == limit:
-            more = True
-            break
-        found.append(record)
-    found.sort(key=lambda record: record.enqueued_at or 0, reverse=True)
-    if json:
-        print_json([record.summary() for record in found])
-    elif found:
-        since = ago(await redis_now(producer))
-        print_table(
-            ("id", "task", "state", "queue", "attempts#", "crashes#", "enqueued", "step or reason"),
-            [
-                (
-                    record.id,
-                    record.task or "?",
-                    state_text(record.state),
-                    record.queue,
-                    str(record.attempts),
-                    str(record.crashes),
-                    since(record.enqueued_at),
-                    record.reason or (f"waiting for {record.waits}" if record.waits else record.step) or "",
-                )
-                for record in found
-            ],
-        )
-    else:
-        note(f"no matching tasks in namespace {producer.namespace.name!r} on {producer.address.shown}")
-    if more:
-        note(f"more than {limit} tasks match: raise --limit to see them")
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, Worker
+from perdure.queues.durations import iso_time
 
 from tests.support.command_line import call
 
@@ -78,7 +79,7 @@ def test_the_handoff_of_an_ended_task_has_its_end_time(work: Any) -> None:
     work()
     found = call("task", "handoff", f"{task_id}.h1", "--json").json
     assert found["why"] == "finished"
-    assert found["at"] == call("task", "show", f"{task_id}.h1", "--json").json["finished_at"]
+    assert iso_time(found["at"]) == call("task", "show", f"{task_id}.h1", "--json").json["finished_at"]
 
 
 def test_a_continued_task_names_its_successor_and_prints_its_result(work: Any) -> None:
