@@ -193,7 +193,10 @@ class TaskHandle(Generic[R]):
         return self._decode(record.cipher.decrypt(RESULT, record.result))
 
     async def cancel(self) -> State:
-        """Cancel the task: at once if no worker runs it, else at its next step or lease renewal.
+        """Cancel the task: at once if no worker runs it, else as soon as its worker gets the request.
+
+        The worker is notified, and cancels the handler, which may clean up for a few seconds. If the notification is
+        lost, the worker sees the request at the next step or lease renewal.
 
         Returns:
             The state after the request: `cancelled`, `running` (the worker gets the request), or an earlier terminal
@@ -227,6 +230,7 @@ class TaskHandle(Generic[R]):
                 await confirm_successor(self._gateway, namespace, source.decode())
             retention = (round(ttl * 1000), registered_retention(ttl))
             args = (GROUP, RESERVED, self.id, *retention, *(value or b"" for value in read))
+            args += (namespace.worker_channel(""),)
             answer = await self._gateway.run(_CANCEL, keys, args)
         if answer == b"missing":
             raise TaskNotFound(self.id, f"queue {partition.queue!r}")

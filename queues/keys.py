@@ -39,7 +39,10 @@ on one server.
 The kind of a key comes before the id in its name, so that a pattern such as `{ns:*}:record:*` selects the keys of one
 kind in access rules and scans.
 
-The record key of a task is also the channel of its notifications.
+Channels of pub/sub:
+
+    {ns:queue:n}:record:ID   the task has changed
+    {ns:worker}:ID           a task that the worker runs is to be cancelled: it renews its leases, and reads the request
 """
 
 from __future__ import annotations
@@ -198,6 +201,9 @@ class Namespace:
 
     def worker(self, worker_id: str) -> str:
         return f"{{{self.name}}}:registry:worker:{worker_id}"
+
+    def worker_channel(self, worker_id: str) -> str:
+        return f"{{{self.name}:worker}}:{worker_id}"
 
     @property
     def supervisors(self) -> str:

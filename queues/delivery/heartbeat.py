@@ -25,6 +25,9 @@ _RENEW = queue_script("renew_leases")
 _BATCH = 500
 """Deliveries that one call of the script renews at most."""
 
+_SPACING = 0.05
+"""Seconds between two renewals at least, however many of them are requested."""
+
 
 def renewal(
     partition: Partition, lease: float, worker: str, held: Sequence[tuple[Delivery, str, RunStatus]]
@@ -99,9 +102,14 @@ class LeaseHeartbeat:
         self._interval = lease / 3
         self._woken.set()
 
+    def renew_now(self) -> None:
+        """Renew all leases now, and with them read the requests to cancel. Returns at once."""
+        self._woken.set()
+
     def _wait(self, interval: float) -> bool:
-        """Wait for the next renewal, which follows at once after a change of the lease. Return whether to go on."""
-        self._woken.wait(interval)
+        """Wait until the next renewal is due or requested, or the lease has changed. Return whether to continue."""
+        if not self._stop.wait(_SPACING):
+            self._woken.wait(max(0.0, interval - _SPACING))
         self._woken.clear()
         return not self._stop.is_set()
 

@@ -2,13 +2,15 @@
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees.
 -- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
---       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays
+--       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays;
+--       channel of a worker, without its id
 -- returns  'missing', 'requested', 'cancelled', the terminal state that the task has already, or 'changed': the record
 --          is not that of the task that the caller has read
 -- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
 -- there is no group: XPENDING answers with an error, and no worker has the message. The first write changes
--- nothing, and after it a full server accepts the rest (see fence.lua). A command that arrives late does not cancel a task that was
--- replayed, or enqueued again under the same id, since.
+-- nothing, and after it a full server accepts the rest (see fence.lua). A command that arrives late does not cancel a
+-- task that was replayed, or enqueued again under the same id, since. The notification of the worker is a hint: if it is
+-- lost or refused (hence pcall), the worker sees the request when it next renews the lease.
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
   return 'missing'
@@ -32,6 +34,7 @@ else
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
   if pending[1] and string.sub(pending[1][2], 1, 1) ~= ARGV[2] then
     redis.call('HSET', KEYS[8], 'cancel', '1')
+    redis.pcall('PUBLISH', ARGV[10] .. pending[1][2], ARGV[3])
     return 'requested'
   end
   local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]

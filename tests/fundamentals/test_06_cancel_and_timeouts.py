@@ -28,7 +28,7 @@ async def test_a_task_that_no_worker_runs_is_cancelled_at_once(app: App) -> None
 
 
 async def test_a_running_task_is_cancelled_like_an_asyncio_task(app: App) -> None:
-    """The worker raises `CancelledError` in the handler, so `finally` blocks run."""
+    """The worker is notified and raises `CancelledError` in the handler. `finally` blocks run, and may await."""
     started, cleaned_up = asyncio.Event(), asyncio.Event()
 
     @app.task
@@ -37,6 +37,7 @@ async def test_a_running_task_is_cancelled_like_an_asyncio_task(app: App) -> Non
         try:
             await anyio.sleep_forever()
         finally:
+            await anyio.sleep(0.01)
             cleaned_up.set()
 
     async with app, Worker(app) as worker, asyncio.TaskGroup() as group:

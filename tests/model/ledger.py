@@ -613,6 +613,7 @@ class Ledger:
             pending = self.pending.get(entry)
             if pending is not None and not is_reserved(pending.owner):
                 self.held.put(control, {"cancel": "1"})
+                self.news.append((self.namespace.worker_channel(pending.owner), task))
                 return "running"
             self.held.put(record, _payload(self.ready.find(entry)))
             self.pending.pop(entry, None)

@@ -176,7 +176,7 @@ PLACEHOLDERS = {
     "app": "APP",
     "version": "VERSION",
 }
-NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys"}
+NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 
 

@@ -9,10 +9,16 @@ __all__ = ["HandlerTask"]
 
 
 class HandlerTask:
-    """Base of a run: cancels the asyncio task in which the handler runs, again and again if it is ignored."""
+    """Base of a run: cancels the asyncio task in which the handler runs.
+
+    The handler may clean up for a while (`finally`, `except CancelledError`). Then it is cancelled again and again.
+    """
+
+    cleanup_limit: ClassVar[float] = 4.0
+    """Seconds that a cancelled handler has to clean up before it is cancelled again."""
 
     cancel_interval: ClassVar[float] = 0.5
-    """Seconds after which a handler that ignored its cancellation is cancelled again."""
+    """Seconds between the cancellations of a handler that has not ended by then."""
 
     __slots__ = ("_cancels", "_loop", "_retry_cancel", "_task")
 
@@ -40,7 +46,8 @@ class HandlerTask:
         if self._task is not None:
             self._cancels += 1
             self._task.cancel()
-            self._retry_cancel = self._loop.call_later(self.cancel_interval, self._cancel)
+            delay = self.cleanup_limit if self._cancels == 1 else self.cancel_interval
+            self._retry_cancel = self._loop.call_later(delay, self._cancel)
 
     @property
     def task(self) -> asyncio.Task[object] | None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import anyio
+
 from ..log import logger
 
 __all__ = ["Slots"]
@@ -77,6 +79,18 @@ class Slots:
         """Return when no execution is left."""
         while self._running:
             await self.wait_change()
+
+    async def wait_empty_or(self, event: anyio.Event) -> None:
+        """Return when no execution is left, or the event is set."""
+
+        async def cancel_on_event() -> None:
+            await event.wait()
+            waiting.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(cancel_on_event)
+            await self.wait_empty()
+            waiting.cancel_scope.cancel()
 
     async def wait_change(self) -> None:
         """Return when a slot changes."""

@@ -39,7 +39,7 @@ from .children import LocalQuarantine
 from .executor import Executor
 from .health import Health, LoopWatchdog, Report, RunDeadlines
 from .intake import Intake
-from .maintenance import AssignmentWatcher, ClockMonitor, Janitor, Promoter, Registration, describe
+from .maintenance import AssignmentWatcher, CancelListener, ClockMonitor, Janitor, Promoter, Registration, describe
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings
@@ -282,7 +282,8 @@ class Worker:
                 interval=self.timings.clean_interval,
                 lock_ttl=self.timings.clean_lock,
             )
-            for one in (self._assignment_watcher, self._registration, self._deadlines, self._webhooks):
+            cancels = CancelListener(self.app.producer, self.id, self._heartbeat.renew_now)
+            for one in (self._assignment_watcher, self._registration, self._deadlines, self._webhooks, cancels):
                 background.start_soon(one.run)
             self._quarantine.open(background, self._gateway, self.queues, self.concurrency, self._gate.run_here)
             if not self._gate.dedicated:
@@ -358,7 +359,7 @@ class Worker:
                 self.settings.grace,
             )
             with anyio.move_on_after(self.settings.grace - (anyio.current_time() - started)):
-                await self._wait_empty_or_stop_now()
+                await self._slots.wait_empty_or(self._stop_now)
             for run in list(self._executor.runs):
                 run.cancel(StopReason.RELEASED)
             with anyio.move_on_after(self.timings.release_limit):
@@ -378,16 +379,6 @@ class Worker:
                 return False
             return True
         return False
-
-    async def _wait_empty_or_stop_now(self) -> None:
-        async def cancel_on_stop_now() -> None:
-            await self._stop_now.wait()
-            waiting.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(cancel_on_stop_now)
-            await self._slots.wait_empty()
-            waiting.cancel_scope.cancel()
 
     def _on_renewal(self, trouble: QueueError | None) -> None:
         """Called in the heartbeat's thread."""

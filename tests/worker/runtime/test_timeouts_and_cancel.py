@@ -24,6 +24,7 @@ from perdure import (
 )
 from perdure.deadletter import Reason, count_letters
 from perdure.queues import TaskNotFound
+from perdure.worker.runtime.maintenance import CancelListener
 
 from tests.support.workers import (
     bounded,
@@ -54,6 +55,12 @@ async def patient(settings: Settings) -> AsyncIterator[App]:
     """Return an app that renews no lease within a test: a third of the lease exceeds the time limit of the test."""
     async with App("ends", settings=settings.model_copy(update={"lease": 300.0})) as app:
         yield app
+
+
+@pytest.fixture
+def unnotified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers miss each notification that a task is to be cancelled."""
+    monkeypatch.setattr(CancelListener, "run", lambda _: anyio.sleep_forever())
 
 
 class Endless:
@@ -190,6 +197,7 @@ async def test_a_task_that_is_not_running_is_cancelled_at_once(patient: App, del
     assert await handle.cancel() is State.CANCELLED
 
 
+@pytest.mark.usefixtures("unnotified")
 async def test_a_running_task_is_cancelled_at_the_next_lease_renewal(app: App) -> None:
     endless = Endless()
 
@@ -215,6 +223,7 @@ async def test_a_running_task_is_cancelled_at_the_next_lease_renewal(app: App) -
     assert list(await recorded_steps(app, handle)) == ["d:once"]
 
 
+@pytest.mark.usefixtures("unnotified")
 async def test_a_running_task_is_cancelled_at_its_next_step(patient: App) -> None:
     calls: list[str] = []
     started, proceed = asyncio.Event(), asyncio.Event()
@@ -239,6 +248,7 @@ async def test_a_running_task_is_cancelled_at_its_next_step(patient: App) -> Non
     assert calls == ["first"]
 
 
+@pytest.mark.usefixtures("unnotified")
 async def test_a_task_that_ends_before_its_cancellation_keeps_its_result(patient: App) -> None:
     started, proceed = asyncio.Event(), asyncio.Event()
 
@@ -257,6 +267,7 @@ async def test_a_task_that_ends_before_its_cancellation_keeps_its_result(patient
         assert await handle.cancel() is State.SUCCEEDED
 
 
+@pytest.mark.usefixtures("unnotified")
 async def test_a_task_that_fails_before_its_cancellation_is_cancelled(patient: App) -> None:
     """The request was accepted, so the task must not end as a dead letter."""
     started, fails = asyncio.Event(), asyncio.Event()

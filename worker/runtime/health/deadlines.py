@@ -78,10 +78,13 @@ class RunDeadlines:
             await self._abandon(run)
 
     def is_stuck(self, run: Run) -> bool:
-        """Return whether a run is over its limits, or was cancelled and still runs."""
-        return run.task is not None and (
-            run.stop_reason is not None or self._over_limit(run, time.monotonic()) is not None
-        )
+        """Return whether a run is over its limits, or was cancelled and has not ended within its time to clean up."""
+        now = time.monotonic()
+        if run.task is None:
+            return False
+        if run.stop_reason is not None:
+            return now - run.ended_at > run.cleanup_limit
+        return self._over_limit(run, now) is not None
 
     def _check(self, giving_up: anyio.abc.TaskGroup, absent: float) -> None:
         self._watched.update(self._executor.runs)

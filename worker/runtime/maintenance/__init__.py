@@ -1,10 +1,11 @@
 """Background duties of a worker, each a coroutine that runs until it is cancelled.
 
-    promoter.py       Promoter: moves due tasks to the ready stream
-    janitor.py        Janitor: expires dead letters, idle consumers and old partitions
-    partitions.py     AssignmentWatcher: follows changes of the worker's partitions
-    clock_monitor.py  ClockMonitor: logs restarted leases and steps of the clock of Redis
-    registration.py   Registration: publishes the worker; SettleRate
+    promoter.py         Promoter: moves due tasks to the ready stream
+    janitor.py          Janitor: expires dead letters, idle consumers and old partitions
+    partitions.py       AssignmentWatcher: follows changes of the worker's partitions
+    cancel_listener.py  CancelListener: passes on that a running task is to be cancelled
+    clock_monitor.py    ClockMonitor: logs restarted leases and steps of the clock of Redis
+    registration.py     Registration: publishes the worker; SettleRate
 
 Duties that one worker can do for the fleet are guarded by locks with a TTL (`acquire_fleet_locks`). The locks save work
 and protect nothing: two workers doing the same duty at once is harmless, and the TTL bounds the delay after a crash.
@@ -12,10 +13,11 @@ and protect nothing: two workers doing the same duty at once is harmless, and th
 
 from __future__ import annotations
 
+from .cancel_listener import CancelListener
 from .clock_monitor import ClockMonitor
 from .janitor import Janitor
 from .partitions import AssignmentWatcher
 from .promoter import Promoter
 from .registration import Registration, describe
 
-__all__ = ["AssignmentWatcher", "ClockMonitor", "Janitor", "Promoter", "Registration", "describe"]
+__all__ = ["AssignmentWatcher", "CancelListener", "ClockMonitor", "Janitor", "Promoter", "Registration", "describe"]
