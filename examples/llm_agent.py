@@ -149,7 +149,8 @@ def complete(messages: list[dict[str, Any]], tools: Iterable[Callable[..., str]]
                 return collect(server_sent(response))
             return answer_of(json.load(response))  # the endpoint does not stream
     except urllib.error.HTTPError as error:
-        text = f"{error.code} from {url}: {error.read(2000).decode('utf-8', 'replace').strip()}"
+        with error:
+            text = f"{error.code} from {url}: {error.read(2000).decode('utf-8', 'replace').strip()}"
         retryable = error.code in (408, 409, 425, 429) or error.code >= 500
         raise (Unavailable if retryable else Refused)(text) from None
     except (OSError, ValueError) as error:  # the connection failed, or the answer is not JSON

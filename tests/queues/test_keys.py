@@ -25,7 +25,7 @@ KEYLESS = {"TIME"}
 FIRST = {"XPENDING", "XCLAIM", "XACK", "XDEL", "XADD", "XRANGE", "XTRIM", "SET", "EXISTS", "DEL", "PEXPIRE", "PERSIST"}
 FIRST |= {"GET", "HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "PUBLISH"}
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
-FIRST |= {"XLEN", "ZCARD", "ZREMRANGEBYSCORE"}
+FIRST |= {"HKEYS", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE"}
 SECOND = {"XGROUP", "XINFO"}
 EVERY = {"DEL", "EXISTS"}
 """Where a command has its keys: nowhere, first, after a subcommand, everywhere."""
