@@ -1,0 +1,127 @@
+"""The five programs of examples/, run by real workers, one of which is killed where the program says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from perdure import Producer, State
+
+from tests.support.command_line import BOUND, Running, process
+from tests.support.paths import ROOT
+from tests.support.workers import wait_until
+
+EXAMPLES = ROOT / "examples"
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+
+@pytest.fixture(autouse=True)
+def environment(redis_url: str, namespace_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point the programs at the test's server, with a short lease."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
+    monkeypatch.setenv("PERDURE_LEASE", "1")
+
+
+def worker(name: str, folder: Path, *options: str) -> Running:
+    return Running("worker", "run", f"{EXAMPLES / name}:app", "--no-supervisor", *options, cwd=folder)
+
+
+def burst(name: str) -> None:
+    ran = process("worker", "run", f"{EXAMPLES / name}:app", "--no-supervisor", "--burst")
+    assert ran.code == 0, ran.err
+
+
+def program(name: str, *arguments: str, stdin: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_a_worker_killed_in_a_tool_refunds_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = tmp_path / "ledger"
+    monkeypatch.setenv("LEDGER", str(ledger))
+    monkeypatch.setenv("CONFIRMED_AFTER", "3600")
+    async with Producer() as producer:
+        arguments = {"order": "A7", "text": "it arrived broken"}
+        handle = await producer.enqueue("complaint", arguments, queue="complaints", task_id="case-1")
+        await anyio.to_thread.run_sync(burst, "approval_agent.py")  # until it waits for finance
+        assert await handle.status() is State.SCHEDULED
+        assert process("task", "send", "case-1", "yes", "--from", "finance").code == 0
+        with worker("approval_agent.py", tmp_path) as killed:
+            await wait_until(anyio.Path(ledger).exists, "the refund")
+            killed.process.kill()
+        with worker("approval_agent.py", tmp_path):
+            assert await handle.result(timeout=BOUND) == "Your refund: 30 euros."
+    assert ledger.read_text() == "case-1:refund A7 30\n"
+
+
+async def test_a_batch_resumes_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for number in range(10):
+        (folder / f"{number}.log").write_text("started\nERROR full\n")
+    (folder / "x.log").symlink_to("missing")
+    async with Producer() as producer:
+        handle = await producer.enqueue("nightly", {"folder": str(folder)}, queue="nightly")
+        monkeypatch.setenv("SECONDS_PER_FILE", "0.2")
+
+        async def half_done() -> bool:
+            events = [event async for event in handle.events(follow=False)]
+            return sum(event.type == "step_completed" for event in events) >= 5
+
+        with worker("nightly_batch.py", tmp_path) as killed:
+            await wait_until(half_done, "five steps")
+            killed.process.kill()
+        monkeypatch.setenv("SECONDS_PER_FILE", "0")
+        with worker("nightly_batch.py", tmp_path):
+            report = await handle.result(timeout=BOUND)
+        events = [event async for event in handle.events(follow=False)]
+    assert report == {"files": 11, "lines": 20, "errors": 10, "unreadable": [str(folder / "x.log")]}
+    steps = [event.step for event in events if event.type == "step_completed"]
+    assert len(steps) == len(set(steps)) == 11  # the list and ten files: none was recorded twice
+
+
+def test_a_fan_out_counts_each_file_once(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.md").write_text("lease and fence and lease\n" * (number + 1))
+    (tmp_path / "bad.md").write_bytes(b"\xff\xfe")
+    with worker("fan_out.py", tmp_path):
+        first = program("fan_out.py", str(tmp_path))
+        (tmp_path / "5.md").write_text("lease\n")
+        second = program("fan_out.py", str(tmp_path))
+    assert first == "6 files: lease 30, and 30, fence 15\n"
+    assert second == "7 files: lease 31, and 30, fence 15\n"
+    listed = process("task", "list", "--json").json
+    assert sorted(task["state"] for task in listed) == ["dead"] + ["succeeded"] * 6
+
+
+def test_a_chat_remembers_what_was_said_before_its_worker_was_killed(tmp_path: Path) -> None:
+    with worker("chat.py", tmp_path) as killed:
+        first = program("chat.py", "ada", stdin="Hello\nWhat is a lease?\n")
+        killed.process.kill()
+    assert first.splitlines() == [
+        "You have said 1 things, the first was 'Hello'.",
+        "You have said 2 things, the first was 'Hello'.",
+    ]
+    with worker("chat.py", tmp_path):
+        second = program("chat.py", "ada", stdin="And a fence?\n")
+    assert second == "You have said 3 things, the first was 'Hello'.\n"
+
+
+def test_the_page_of_the_examples_has_their_lines() -> None:
+    page = (EXAMPLES / "README.md").read_text("utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f"[{path.name}]({path.name}) | {len(path.read_text('utf-8').splitlines())} |" in page
