@@ -58,7 +58,7 @@ async def test_a_worker_killed_in_a_tool_refunds_once(tmp_path: Path, monkeypatc
         arguments = {"order": "A7", "text": "it arrived broken"}
         handle = await producer.enqueue("complaint", arguments, queue="complaints", task_id="case-1")
         await anyio.to_thread.run_sync(burst, "approval_agent.py")  # until it waits for finance
-        assert await handle.status() is State.SCHEDULED
+        assert await handle.status() is State.WAITING
         assert process("task", "send", "case-1", "yes", "--from", "finance").code == 0
         with worker("approval_agent.py", tmp_path) as killed:
             await wait_until(anyio.Path(ledger).exists, "the refund")
