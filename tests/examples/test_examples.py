@@ -121,7 +121,8 @@ def test_a_chat_remembers_what_was_said_before_its_worker_was_killed(tmp_path: P
     assert second == "You have said 3 things, the first was 'Hello'.\n"
 
 
-def test_the_page_of_the_examples_has_their_lines() -> None:
-    page = (EXAMPLES / "README.md").read_text("utf-8")
-    for path in EXAMPLES.glob("*.py"):
-        assert f"[{path.name}]({path.name}) | {len(path.read_text('utf-8').splitlines())} |" in page
+@pytest.mark.parametrize("name", ["approval_agent.py", "nightly_batch.py", "fan_out.py", "chat.py"])
+def test_the_page_of_the_examples_has_their_lines(name: str) -> None:
+    lines = len((EXAMPLES / name).read_text("utf-8").splitlines())
+    assert f"[{name}]({name}) | {lines} |" in (EXAMPLES / "README.md").read_text("utf-8")
+    assert lines <= 80
