@@ -187,14 +187,15 @@ class UnreadableCheckpoint(QueueError):
 
 
 class NewerVersionNeeded(QueueError):
-    """A task needs a worker that knows a later data format."""
+    """A task needs a worker that knows a later data format, or has a later version of the task's code."""
 
-    def __init__(self, task_id: str, needed: int, known: int) -> None:
-        self.task_id, self.needed, self.known = task_id, needed, known
-        super().__init__(
-            f"task {task_id} needs data format {needed}, this worker reads up to {known}: upgrade the workers, then "
-            "replay the dead letter, which keeps its checkpoint"
-        )
+    def __init__(self, task_id: str, needed: int, known: int, task: str | None = None) -> None:
+        """task: name of the task if it needs a version of its code."""
+        self.task_id, self.needed, self.known, self.task = task_id, needed, known, task
+        cause = f"needs data format {needed}, this worker reads up to {known}: upgrade the workers"
+        if task is not None:
+            cause = f"began with version {needed} of {task!r}, this worker has version {known}: deploy the newer code"
+        super().__init__(f"task {task_id} {cause}, then replay the dead letter, which keeps its checkpoint")
 
 
 class InvalidKey(QueueError, ValueError):

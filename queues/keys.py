@@ -14,6 +14,8 @@ on one server.
     {ns:queue:n}:retentions       zset    workers, operators  TTL until the last record that they cover has expired
     {ns:queue:n}:versions         zset    workers             tasks that wait for a newer version (score: its data
                                                               format); TTL of their longest wait
+    {ns:queue:n}:versions:TASK    zset    workers             tasks of a name that wait for a version of its code
+                                                              (the score); TTL of their longest wait
     {ns:queue:n}:lock:promote     string  workers             fleet lock for promoting; TTL of a few seconds
     {ns:queue:n}:lock:clean       string  workers             fleet lock for cleaning up; TTL of half a minute
     {ns:queue:n}:lock:sweep       string  workers             fleet lock for claiming; TTL of half a claim interval
@@ -158,6 +160,9 @@ class Partition:
             self._inbox + task_id,
             self._control + task_id,
         )
+
+    def task_versions(self, task: str) -> str:
+        return f"{self.versions}:{task}"
 
     def task_keys(self, kind: TaskKey) -> str:
         """Return the SCAN pattern of the keys of one kind of all tasks of this partition."""

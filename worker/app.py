@@ -202,6 +202,7 @@ class App:
         durability: Durability = "sync",
         result_ttl: Duration | None = None,
         on_orphan: OnOrphan = "warn",
+        version: int = 1,
     ) -> Callable[[Handler[P, R]], Task[P, R]]: ...
     def task(
         self,
@@ -215,6 +216,7 @@ class App:
         durability: Durability = "sync",
         result_ttl: Duration | None = None,
         on_orphan: OnOrphan = "warn",
+        version: int = 1,
     ) -> Any:
         """Register an async function as a task. Raises `TaskDefinitionError`.
 
@@ -230,6 +232,8 @@ class App:
             result_ttl: seconds for which the outcome is kept, else the setting.
             on_orphan: what follows if a resumed run returns without asking for recorded steps: `warn` stores the
                 result, `fail` makes the task a dead letter `orphaned_steps`.
+            version: version of the task's code, raised when its steps change; `ctx.version` is the one that a task
+                began with. A worker leaves a task that began with a later one to newer workers.
         """
         queue = self._queue(queue)
 
@@ -244,6 +248,7 @@ class App:
                 durability=durability,
                 result_ttl=result_ttl,
                 on_orphan=on_orphan,
+                version=version,
             )
 
         return register if handler is None else register(handler)

@@ -65,7 +65,10 @@ class TaskOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[P, R]):
-    """A registered handler. timeout, idle_timeout, result_ttl: seconds, None for the worker's setting."""
+    """A registered handler.
+
+    timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code.
+    """
 
     name: str
     handler: Handler[P, R]
@@ -76,6 +79,7 @@ class Task(Generic[P, R]):
     durability: Durability
     result_ttl: float | None
     on_orphan: OnOrphan
+    version: int
     app: TaskOwner = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
@@ -284,6 +288,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         durability: Durability,
         result_ttl: Duration | None,
         on_orphan: OnOrphan = "warn",
+        version: int = 1,
     ) -> Task[P, R]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
         name = name or getattr(handler, "__name__", "")
@@ -296,6 +301,8 @@ class Registry(Mapping[str, Task[Any, Any]]):
             )
         if name in self._tasks:
             raise TaskDefinitionError(f"task name must be unique, got {name!r} twice: pass name=... to one task")
+        if type(version) is not int or version < 1:
+            raise TaskDefinitionError(f"task {name!r}: version must be a whole number from 1, got {version!r}")
         given = {"timeout": timeout, "idle_timeout": idle_timeout, "result_ttl": result_ttl}
         times = {what: None if duration is None else to_seconds(duration) for what, duration in given.items()}
         for what, seconds in times.items():
@@ -319,6 +326,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             durability=durability,
             result_ttl=times["result_ttl"],
             on_orphan=on_orphan,
+            version=version,
             app=self._app,
             arguments=Arguments(name, handler),
             result=result,
@@ -340,6 +348,11 @@ class Registry(Mapping[str, Task[Any, Any]]):
             for task in self._tasks.values()
         ]
         return AppEntry(app, tasks)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Versions of the tasks by name, without those of version 1."""
+        return {name: task.version for name, task in self._tasks.items() if task.version > 1}
 
     @property
     def queues(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from ..keys import DATA_FORMAT, Partition
@@ -37,7 +38,12 @@ async def promote_due(gateway: Gateway, partition: Partition) -> tuple[int, floa
     return moved, None if wait_ms < 0 else wait_ms / 1000
 
 
-async def wake_version(gateway: Gateway, partition: Partition) -> int:
-    """Make tasks due that wait for a worker of this version, a bounded number. Return their number."""
-    woken: int = await gateway.run(_WAKE, [partition.versions, partition.due, partition.nudge], [DATA_FORMAT, _BATCH])
+async def wake_version(gateway: Gateway, partition: Partition, tasks: Mapping[str, int] | None = None) -> int:
+    """Make tasks due that wait for a worker of this version, a bounded number. Return their number.
+
+    tasks: Versions of the worker's tasks, by name; those of version 1 may be left out.
+    """
+    known = {} if tasks is None else tasks
+    keys = [partition.due, partition.nudge, partition.versions, *map(partition.task_versions, known)]
+    woken: int = await gateway.run(_WAKE, keys, [_BATCH, DATA_FORMAT, *known.values()])
     return woken

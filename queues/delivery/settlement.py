@@ -244,19 +244,36 @@ async def park(
     check_accepted(await gateway.run(_PARK, keys, args), task_id, "park")
 
 
-async def await_version(gateway: Gateway, delivery: Delivery, task_id: str, needed: int, *, limit: float) -> None:
+async def await_version(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    needed: int,
+    *,
+    limit: float,
+    task: str | None = None,
+    counters: Counters | None = None,
+) -> None:
     """Park a task that needs a newer worker, and acknowledge its message.
 
     Args:
-        needed: Data format that the worker must know.
+        needed: Data format that the worker must know, or version of the task's code that it must have.
         limit: Seconds after the first such call for the task after which it runs in any case.
+        task: Name of the task if it needs a version of its code.
+        counters: Counters of the task; None if this worker cannot know them.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
     """
     partition = delivery.partition
-    keys = [*_deferral_keys(partition, task_id), partition.control(task_id), partition.versions]
-    if not await gateway.run(_AWAIT_VERSION, keys, [*delivery.fence, task_id, needed, _milliseconds(limit)]):
+    waits, version = (f"version {needed}", partition.versions)
+    if task is not None:
+        waits, version = f"{waits} of {task}", partition.task_versions(task)
+    keys = [*_deferral_keys(partition, task_id), partition.control(task_id), version]
+    args: list[Argument] = [*delivery.fence, task_id, needed, _milliseconds(limit), waits]
+    if counters is not None:
+        args += ("attempts", counters.attempts, "crashes", counters.crashes, "returns", counters.requeues)
+    if not await gateway.run(_AWAIT_VERSION, keys, args):
         raise LeaseLost(task_id, "park")
 
 

@@ -1,18 +1,20 @@
 -- Make tasks due that were parked until a worker of this version comes.
--- KEYS  tasks that wait for a version, due set, nudge stream
--- ARGV  newest data format that the worker reads, largest number of tasks
+-- KEYS  due set, nudge stream, then sets of tasks that wait: for a data format, or for a version of one task's code
+-- ARGV  largest number of tasks of a set, then for each set the newest version that the worker has
 -- returns  the number of tasks that are due now
 -- Atomic: a task is due in the script that takes it from those that wait. Idempotent. The first write frees memory, so
 -- that a full server accepts the rest (see fence.lua).
-local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local woken = 0
-for i = 1, #ids do
-  redis.call('ZREM', KEYS[1], ids[i])
-  woken = woken + redis.call('ZADD', KEYS[2], 'XX', 'LT', 'CH', now, ids[i])
+for set = 3, #KEYS do
+  local ids = redis.call('ZRANGEBYSCORE', KEYS[set], '-inf', ARGV[set - 1], 'LIMIT', 0, ARGV[1])
+  for i = 1, #ids do
+    redis.call('ZREM', KEYS[set], ids[i])
+    woken = woken + redis.call('ZADD', KEYS[1], 'XX', 'LT', 'CH', now, ids[i])
+  end
 end
 if woken > 0 then
-  redis.call('XADD', KEYS[3], 'MAXLEN', 16, '*', 'why', 'due')
+  redis.call('XADD', KEYS[2], 'MAXLEN', 16, '*', 'why', 'due')
 end
 return woken

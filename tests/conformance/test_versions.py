@@ -1,10 +1,10 @@
-"""Tasks that wait for a newer version: parked in one act, and woken once by a worker that knows their format."""
+"""Tasks that wait for a newer version: parked in one act, and woken once by a worker that has it."""
 
 from __future__ import annotations
 
 import pytest
 from perdure.queues import Delivery, Gateway, LeaseLost, Namespace, Partition, Producer, State, wake_version
-from perdure.queues.delivery.settlement import await_version
+from perdure.queues.delivery.settlement import Counters, await_version
 from perdure.queues.keys import DATA_FORMAT
 
 from tests.support.consumers import promote, read_one, take_over, worker
@@ -37,7 +37,7 @@ async def test_a_task_is_parked_with_the_version_that_it_needs(
     await await_version(gateway, delivery, "x", NEXT, limit=600)
     assert await dump(gateway, namespace) == stored, "a lost reply changes nothing"
     assert await places(gateway, partition, "x") == [DUE]
-    found = await (await producer.enqueue("t", task_id="x", queue="default")).record()
+    found = await (await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")).record()
     assert (found.state, found.waits, found.args) == (State.WAITING, f"version {NEXT}", b'{"n":1}')
     assert before + 600_000 <= await score(gateway, partition) <= await now_ms(gateway) + 600_000
     assert await gateway.command("ZRANGE", partition.versions, 0, -1, "WITHSCORES") == [b"x", str(NEXT).encode()]
@@ -68,7 +68,7 @@ async def test_a_lost_delivery_is_not_parked(
 async def test_a_requested_cancel_makes_it_due_at_once(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    assert await (await producer.enqueue("t", task_id="x", queue="default")).cancel() is State.RUNNING
+    assert await (await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")).cancel() is State.RUNNING
     await await_version(gateway, delivery, "x", NEXT, limit=600)
     assert await score(gateway, partition) <= await now_ms(gateway)
 
@@ -85,3 +85,21 @@ async def test_a_worker_wakes_the_tasks_that_it_can_read(
     assert await score(gateway, partition) <= await now_ms(gateway) < await score(gateway, partition, "y")
     assert await gateway.command("ZRANGE", partition.versions, 0, -1) == [b"y"]
     assert (await gateway.command("XRANGE", partition.nudge, "-", "+"))[-1][1] == [b"why", b"due"]
+
+
+async def test_a_task_waits_for_a_version_of_its_own_code(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    await await_version(gateway, delivery, "x", 3, limit=600, task="report", counters=Counters(1, 2, 0))
+    await producer.enqueue("t", task_id="y", queue="default")
+    await await_version(gateway, await read_one(await worker(gateway, partition)), "y", NEXT, limit=600)
+    found = await (await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")).record()
+    assert (found.waits, found.attempts, found.crashes) == ("version 3 of report", 1, 2)
+    key = partition.task_versions("report")
+    assert await gateway.command("ZRANGE", key, 0, -1, "WITHSCORES") == [b"x", b"3"]
+    assert 0 < await gateway.command("PTTL", key) <= 600_000
+    for older in ({}, {"other": 3}, {"report": 2}):
+        assert await wake_version(gateway, partition, older) == 0
+    assert [await wake_version(gateway, partition, {"other": 1, "report": 4}) for _ in range(2)] == [1, 0]
+    assert await score(gateway, partition) <= await now_ms(gateway) < await score(gateway, partition, "y")
+    assert await gateway.command("EXISTS", key) == 0

@@ -414,7 +414,15 @@ class Ledger:
         self.tell(task, "waiting")
         return True
 
-    def await_version(self, delivery: Delivery, task: str, needed: int, limit: int) -> bool:
+    def await_version(
+        self,
+        delivery: Delivery,
+        task: str,
+        needed: int,
+        limit: int,
+        name: str | None,
+        counts: tuple[int, int, int] | None,
+    ) -> bool:
         """Park a task until a newer worker comes. Its first wait may have start long ago."""
         if not self.owned(delivery):
             return self.settled(delivery, task)
@@ -425,26 +433,33 @@ class Ledger:
         start = None if isinstance(since, Later) and since.known is None else int(text_of(since))
         delay = limit if start is None else max(0, start + limit - self.held.now)
         delay = 0 if self.held.exists(self.at.control(task)) else delay
-        self.held.put(record, {"state": "scheduled", "waits": f"version {needed}", "wakes": "version"})
+        waits, waiting = f"version {needed}", self.at.versions
+        if name is not None:
+            waits, waiting = f"{waits} of {name}", f"{waiting}:{name}"
+        self.held.put(record, {"state": "scheduled", "waits": waits, "wakes": "version"})
+        if counts is not None:
+            self.held.put(record, dict(zip(("attempts", "crashes", "returns"), counts, strict=True)))
         self._settle(delivery, task)
         self._schedule(task, delay)
-        self.held.set_score(self.at.versions, task, str(needed).encode())
-        self.held.expire(limit, self.at.versions)
+        self.held.set_score(waiting, task, str(needed).encode())
+        self.held.expire(limit, waiting)
         if first is None or self.held.now + delay < first:
             self.nudge("due")
         self.tell(task, "waiting")
         return True
 
-    def wake_version(self, known: int) -> int:
-        """Make the tasks due that wait for a version up to this one."""
-        waiting = self.held.sets.get(self.at.versions, {})
+    def wake_version(self, known: int, tasks: Mapping[str, int]) -> int:
+        """Make the tasks due that wait for a version up to this one, or of their own code up to that in `tasks`."""
         woken = 0
-        for task in [task for task, needed in waiting.items() if float(text_of(needed)) <= known]:
-            self.held.drop_score(self.at.versions, task)
-            score = self.held.sets.get(self.at.due, {}).get(task)
-            if score is not None and float(text_of(score)) > self.held.now:
-                self._schedule(task, 0)
-                woken += 1
+        wanted = {self.at.versions: known} | {f"{self.at.versions}:{name}": version for name, version in tasks.items()}
+        for key, newest in wanted.items():
+            waiting = self.held.sets.get(key, {})
+            for task in [task for task, needed in waiting.items() if float(text_of(needed)) <= newest]:
+                self.held.drop_score(key, task)
+                score = self.held.sets.get(self.at.due, {}).get(task)
+                if score is not None and float(text_of(score)) > self.held.now:
+                    self._schedule(task, 0)
+                    woken += 1
         if woken:
             self.nudge("due")
         return woken

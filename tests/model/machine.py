@@ -598,9 +598,18 @@ class Queues(RuleBasedStateMachine):
             self.ledger.held.drop(record, "wakes")
         self.send(task, which)
 
-    @rule(which=which, standing=standings, needed=numbers, limit=lifetimes, long_ago=st.booleans())
-    def await_version(self, which: int, standing: str, needed: int, limit: int, long_ago: bool) -> None:
-        """Park a task until a newer worker comes; it may have waited for one before."""
+    @rule(
+        which=which,
+        standing=standings,
+        needed=numbers,
+        limit=lifetimes,
+        long_ago=st.booleans(),
+        name=st.sampled_from([None, "report"]),
+    )
+    def await_version(
+        self, which: int, standing: str, needed: int, limit: int, long_ago: bool, name: str | None
+    ) -> None:
+        """Park a task until a newer worker comes; it may have waited for one before. name: it needs newer code."""
         delivery, task = self.pick(which, standing)
         if task not in TASKS:
             return
@@ -608,17 +617,19 @@ class Queues(RuleBasedStateMachine):
         if long_ago and self.ledger.held.get(record, "newer_since") is not None:
             self.ground.command("HSET", record, "newer_since", 1)
             self.ledger.held.put(record, {"newer_since": 1})
+        counters = None if name is None else Counters(1, 2, 3)
+        given: Any = {"limit": limit / 1000, "task": name, "counters": counters}
         for _ in range(2):
-            expected = self.ledger.await_version(delivery, task, needed, limit)
-            act = await_version(self.ground.gateway, delivery, task, needed, limit=limit / 1000)
+            expected = self.ledger.await_version(delivery, task, needed, limit, name, counters)
+            act = await_version(self.ground.gateway, delivery, task, needed, **given)
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
 
-    @rule()
-    def wake_version(self) -> None:
+    @rule(tasks=st.sampled_from([{}, {"report": 1}, {"report": 3}]))
+    def wake_version(self, tasks: dict[str, int]) -> None:
         for _ in range(2):
-            expected = self.ledger.wake_version(DATA_FORMAT)
-            self.same(self.ground.run(wake_version(self.ground.gateway, self.partition)), expected)
+            expected = self.ledger.wake_version(DATA_FORMAT, tasks)
+            self.same(self.ground.run(wake_version(self.ground.gateway, self.partition, tasks)), expected)
 
     @rule(which=which, delay=st.sampled_from([MINUTE, HOUR]))
     def sleep(self, which: int, delay: int) -> None:

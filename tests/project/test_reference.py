@@ -175,6 +175,7 @@ PLACEHOLDERS = {
     "queue": "QUEUE",
     "app": "APP",
     "version": "VERSION",
+    "task": "TASK",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""

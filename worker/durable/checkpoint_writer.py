@@ -61,6 +61,7 @@ class CheckpointWriter:
         encryptor = gateway.encryptor
         self._cipher = encryptor.of(delivery.partition, task_id) if encryptor.active else None
         self._on_wait = log_wait(f"task {task_id}", on_wait)
+        self._first: tuple[Entry, ...] = ()
         self._pending: list[Entry] = []
         self._added = 0
         self._written = 0
@@ -78,6 +79,10 @@ class CheckpointWriter:
         """Number of the last entry that Redis has confirmed."""
         return self._last
 
+    def put_first(self, entry: Entry) -> None:
+        """Store an entry in one act with the first ones that are put; never without them."""
+        self._first = (entry,)
+
     async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
         """Add entries, which are stored in one act.
 
@@ -89,6 +94,8 @@ class CheckpointWriter:
             LeaseLost: Another worker has the task.
             EntriesLost: Redis has lost entries that are not kept any more.
         """
+        if self._first:
+            entries, self._first = self._first + entries, ()
         if self._cipher is not None:
             entries = tuple([entry.encrypted(self._cipher) for entry in entries])
         self._pending += entries

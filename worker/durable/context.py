@@ -76,6 +76,11 @@ class Context(StepCaller):
         return self._run.history.counters.crashes
 
     @property
+    def version(self) -> int:
+        """The version of the task's code with which its first run began: `@app.task(version=2)`; 1 by default."""
+        return self._run.version
+
+    @property
     def resumed(self) -> bool:
         """Whether earlier runs left recorded steps."""
         return self._run.history.records > 0

@@ -12,7 +12,7 @@ import anyio
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
 from ...queues.delivery import RunStatus
-from ..journal import Event, Resumption, redacted
+from ..journal import VERSION, Event, Resumption, redacted
 from ..memory import LazyMemoryStore
 from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
@@ -44,11 +44,13 @@ class Run(HandlerTask):
         started, active: when the run began, and when a step last began or ended or was saved (monotonic clock).
         stop_reason, stop_detail: why the run stopped; what it waits for (`ParkReason`), or the error that stopped it.
         ended_at, ended_in: when the run was stopped, and the steps in flight at that time.
+        version: version of the task's code with which the task's first run began.
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
     """
 
     __slots__ = (
         "_leaving",
+        "_new_version",
         "_observers",
         "_quiet",
         "_recorder",
@@ -76,6 +78,7 @@ class Run(HandlerTask):
         "stop_reason",
         "stopping",
         "threads",
+        "version",
     )
 
     def __init__(
@@ -110,6 +113,8 @@ class Run(HandlerTask):
         self.resumption: Resumption | None = None
         self.events = 0
         self.keys = StepKeys()
+        self.version = 1
+        self._new_version = False
         self.around_step: Callable[..., Awaitable[Any]] | None = None
         self._observers: tuple[RunObserver, ...] = ()
         self._used_messages: set[int] | None = None
@@ -137,6 +142,10 @@ class Run(HandlerTask):
     def load(self, history: History) -> None:
         """Set the history that earlier runs recorded."""
         self.history = history
+
+    def set_version(self, version: int, *, new: bool) -> None:
+        """Set the version of the task's code. new: nothing is recorded yet; the first record is stored with it."""
+        self.version, self._new_version = version, new
 
     def resume_from(self, resumption: Resumption) -> None:
         """Set the summary of the previous run, which `ctx.resumption` returns."""
@@ -188,6 +197,8 @@ class Run(HandlerTask):
                 on_cancel=lambda: self.cancel(StopReason.CANCELLED),
                 on_wait=self.touch,
             )
+            if self._new_version:
+                self._recorder.put_first(Entry(Kind.SAVED, VERSION, b"%d" % self.version))
         return self._recorder
 
     @property

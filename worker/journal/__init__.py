@@ -45,7 +45,7 @@ from .reducer import KEPT, empty_state, reduce
 from .resumption import After, Resumption
 from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
 from .state import AgentState, Artifact, Decision, Discovery, Ephemeral, PlanStep, StepStatus, WaitingFor
-from .step_record import StepRecord
+from .step_record import VERSION, StepRecord
 
 __all__ = [
     "BLOB",
@@ -53,6 +53,7 @@ __all__ = [
     "HANDOFF_TOKENS",
     "KEPT",
     "SNAPSHOT",
+    "VERSION",
     "After",
     "AgentState",
     "Artifact",

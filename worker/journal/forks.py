@@ -39,7 +39,7 @@ from .reducer import State, empty_state
 from .run_events import Forked
 from .snapshot import SNAPSHOT, encode_snapshot
 from .state import AgentState
-from .step_record import StepRecord
+from .step_record import VERSION, StepRecord
 
 __all__ = ["BadEdit", "Fork", "Point", "Records", "edit_task", "fork"]
 
@@ -117,6 +117,8 @@ async def fork(
         known = replace(known, whole=False)
     done = {key: value for key, value in recorded.items() if known.has(key, value)}
     saved = _links(known, await checkpoint_fields(gateway, partition, task_id, _ARTIFACTS))
+    if done:
+        saved |= await checkpoint_fields(gateway, partition, task_id, VERSION)
     if known.agent is not None:
         blobs: dict[str, bytes] = {}
         if known.whole:

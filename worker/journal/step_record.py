@@ -7,11 +7,14 @@ plans, artifacts and summaries, and those of events and inbox reads that earlier
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
-__all__ = ["StepRecord"]
+__all__ = ["VERSION", "StepRecord"]
+
+VERSION: Final = "#version"
+"""Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
 
 
 class StepRecord(NamedTuple):

@@ -41,6 +41,7 @@ from .settler import Settler
 from .shared_settings import SharedSettings
 from .slots import Slots
 from .stages import (
+    CheckTaskVersion,
     CheckVersion,
     Continue,
     CrashLimit,
@@ -130,6 +131,7 @@ class Executor:
             find,
             CrashLimit(gateway),
             decode,
+            CheckTaskVersion(settings),
             Continue(gateway),
             gate.check,
             Resume(gateway),

@@ -103,12 +103,16 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class AwaitVersion:
-    """The task needs a newer worker, and waits for one, at most `limit` seconds. needed: the data format."""
+    """The task needs a newer worker, and waits for one, at most `limit` seconds.
+
+    needed: the data format; or the version of the code of the task with the name `task`.
+    """
 
     needed: int
     limit: float
     counters: Counters
     error: BaseException
+    task: str | None = None
     stop = StopReason.TOO_NEW
 
 

@@ -123,9 +123,10 @@ class Settler:
             bound.debug("parked until a {} arrives", waits)
             return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen, entries=last)
         if isinstance(outcome, AwaitVersion):
-            needed, limit = outcome.needed, outcome.limit
+            needed, limit, task = outcome.needed, outcome.limit, outcome.task
+            known = None if task is None else counters
             bound.warning("parked until a newer worker comes: {}", outcome.error)
-            return lambda: await_version(gateway, delivery, task_id, needed, limit=limit)
+            return lambda: await_version(gateway, delivery, task_id, needed, limit=limit, task=task, counters=known)
         delay, event = outcome.delay, outcome.event
         evidence = Evidence.of(outcome.error, run.redact)
         bound.warning("{}, scheduled again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)

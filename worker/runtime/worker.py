@@ -183,7 +183,7 @@ class Worker:
         self._reclaim = ReclaimSchedule([], self._shared.claim_lease, self.timings.sweep_interval)
         self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch)
         self._assignment_watcher = AssignmentWatcher(
-            self._gateway, self._assignment, self._consumer, self._set_partitions
+            self._gateway, self._assignment, self._consumer, self._set_partitions, self.app.tasks.versions
         )
         self._deadlines = RunDeadlines(
             self._executor,
@@ -279,6 +279,7 @@ class Worker:
                 self._consumer,
                 dead_letter_ttl=lambda: self._shared.dead_letter_ttl,
                 worker=self.id,
+                versions=self.app.tasks.versions,
                 interval=self.timings.clean_interval,
                 lock_ttl=self.timings.clean_lock,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import anyio
@@ -49,17 +49,19 @@ class Janitor:
         *,
         dead_letter_ttl: Callable[[], float],
         worker: str,
+        versions: Mapping[str, int] | None = None,
         idle_consumer: float = IDLE_CONSUMER,
         interval: float = WorkerTimings.clean_interval,
         lock_ttl: float = WorkerTimings.clean_lock,
     ) -> None:
-        """dead_letter_ttl: returns seconds. worker: id of this worker. The times are in seconds."""
+        """dead_letter_ttl: returns seconds. worker: its id. versions: of its tasks, by name. Times are in seconds."""
         self._gateway = gateway
         self._namespace = namespace
         self._assignment = assignment
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
         self._worker = worker
+        self._versions = versions
         self._idle_consumer = idle_consumer
         self._interval = interval
         self._lock_ttl = lock_ttl
@@ -75,7 +77,7 @@ class Janitor:
     async def clean(self) -> None:
         """Wake tasks that waited for this version; clean up the partitions whose lock this worker gets."""
         # Each worker wakes tasks: the one that holds a lock may be of an older version.
-        await asyncio.gather(*(wake_version(self._gateway, partition) for partition in self._assignment.known))
+        await asyncio.gather(*(wake_version(self._gateway, one, self._versions) for one in self._assignment.known))
         locks = {partition: partition.clean_lock for partition in self._assignment.known}
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
         mine = [partition for partition, wait in waits.items() if not wait]

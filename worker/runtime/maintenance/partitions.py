@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 import anyio
@@ -30,12 +30,14 @@ class AssignmentWatcher:
         assignment: PartitionAssignment,
         consumer: Consumer,
         on_change: Callable[[Sequence[Partition]], None],
+        versions: Mapping[str, int],
     ) -> None:
-        """on_change: called with the partitions that are served now."""
+        """on_change: called with the partitions that are served now. versions: of the worker's tasks, by name."""
         self._gateway = gateway
         self._assignment = assignment
         self._consumer = consumer
         self._on_change = on_change
+        self._versions = versions
         self._read_from: list[Partition] = []
         self._served: list[Partition] = []
         self._woken = anyio.Event()
@@ -65,7 +67,7 @@ class AssignmentWatcher:
         await self._consumer.assign(read_from, served)
         joined = [partition for partition in served if partition not in self._served]
         with suppress(QueueError):  # the janitor repeats it
-            await asyncio.gather(*(wake_version(self._gateway, partition) for partition in joined))
+            await asyncio.gather(*(wake_version(self._gateway, partition, self._versions) for partition in joined))
         self._on_change(served)
         self.moves += self._read_from != read_from
         self._read_from, self._served = read_from, served

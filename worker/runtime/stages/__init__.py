@@ -21,9 +21,10 @@ from .handler_call import HandlerCall, outcome_of_stop, time_limit_of
 from .previous_run import LoadHistory, Resume
 from .successor import Continue
 from .task_lookup import DecodeArguments, FindTask
-from .version_check import CheckVersion
+from .version_check import CheckTaskVersion, CheckVersion
 
 __all__ = [
+    "CheckTaskVersion",
     "CheckVersion",
     "Continue",
     "CrashLimit",

@@ -29,7 +29,7 @@ from ....queues import (
 )
 from ...durable import HANDING, STOP_RULES, Run, StopReason, stop_of_event
 from ...errors import BadHandoff
-from ...journal import HANDOFF, SNAPSHOT, Handoff, Resumption, handoff_of
+from ...journal import HANDOFF, SNAPSHOT, VERSION, Handoff, Resumption, handoff_of
 from ...journal.handoff import RECEIVED, Why
 from ...journal.run_events import Resumed
 from ...log import log_wait, logger
@@ -38,7 +38,7 @@ from .execution import Execution
 
 __all__ = ["LoadHistory", "Resume", "resume"]
 
-_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT)
+_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, VERSION)
 """Saved values that are needed before the handler starts, also of a large checkpoint."""
 
 

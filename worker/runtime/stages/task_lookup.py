@@ -28,6 +28,8 @@ class FindTask:
         task = self._registry.get(name)
         if task is not None:
             execution.task = task
+            if task.version > 1:
+                execution.run.set_version(task.version, new=True)
             return None
         error = UnknownTask(name, sorted(self._registry))
         return hand_back(execution, self._settings.unknown_task, error, Reason.UNKNOWN_TASK)

@@ -1,7 +1,7 @@
-"""The version check: the stage that leaves a task of a newer data format to newer workers.
+"""The version checks: the stages that leave a task of a newer data format, or of newer code, to newer workers.
 
-A mixed fleet has such tasks during a rolling deploy. They are parked until a worker that knows the format serves the
-partition, and buried if none comes in time. A checkpoint that no version has written is buried at once.
+A mixed fleet has such tasks during a rolling deploy. They are parked until a worker that knows the format or has the
+code serves the partition, and buried if none comes in time. A checkpoint that no version has written is buried at once.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from functools import partial
 
 from ....deadletter import Reason
-from ....queues import DATA_FORMAT, NewerVersionNeeded, retry_while_unavailable
+from ....queues import DATA_FORMAT, History, NewerVersionNeeded, UnreadableCheckpoint, retry_while_unavailable
+from ...journal import HANDOFF, VERSION
+from ...journal.handoff import RECEIVED
 from ...log import log_wait
 from ...settings import Settings
 from ..outcome import AwaitVersion, Burial, Outcome
 from .execution import Execution
 
-__all__ = ["CheckVersion"]
+__all__ = ["CheckTaskVersion", "CheckVersion"]
 
 
 class CheckVersion:
@@ -34,8 +36,45 @@ class CheckVersion:
             return AwaitVersion(needed, self._wait, history.counters, error)
         if history.problem is not None:
             return Burial(Reason.UNREADABLE, history.counters, history.problem)
+        return None
+
+
+class CheckTaskVersion:
+    """Stage: set the version of the task's code that its first run began with, and continue if this worker has it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._wait = settings.version_wait
+
+    async def __call__(self, execution: Execution) -> Outcome | None:
+        run, task, history = execution.run, execution.task, execution.run.history
+        since, known = history.newer_since, task.version
+        try:
+            version = _version_of(history, run.id)
+        except UnreadableCheckpoint as problem:
+            return Burial(Reason.UNREADABLE, history.counters, problem)
+        if version is not None:
+            run.set_version(version, new=False)
+        if version is not None and version > known:
+            error = NewerVersionNeeded(run.id, version, known, task.name)
+            if since is not None and history.read_at - since >= self._wait * 1000:
+                return Burial(Reason.NEWER_VERSION, history.counters, error)
+            return AwaitVersion(version, self._wait, history.counters, error, task.name)
         if since is not None:  # an older worker that gets the task later waits as long again
             record = run.delivery.partition.record(run.id)
             forget = partial(run.gateway.command, "HDEL", record, "newer_since")
             await retry_while_unavailable(forget, on_wait=log_wait(f"task {run.id}"))
         return None
+
+
+def _version_of(history: History, task_id: str) -> int | None:
+    """Return the version of the code that recorded the first entry of the checkpoint; None if nothing is recorded.
+
+    Documents for the next run do not count: they may be stored before the handler has recorded anything.
+    """
+    stored = history.saved.get(VERSION)
+    if stored is not None:
+        if not stored.isdigit():
+            raise UnreadableCheckpoint(task_id, f"the version of the task must be a number, got {stored!r}")
+        return int(stored)
+    recorded = history.done or history.intents or history.pages is not None
+    return 1 if recorded or history.saved.keys() - {RECEIVED, HANDOFF} else None

@@ -1,0 +1,224 @@
+"""A run keeps the version of its task's code: it resumes under it, and only where that code is deployed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from perdure import App, Context, Retry, Settings, State, TaskHandle
+from perdure.deadletter import Reason, Replay, replay
+from perdure.worker.errors import TaskDefinitionError
+from perdure.worker.journal import fork
+
+from tests.support.stored_data import FIRST, with_keys
+from tests.support.workers import (
+    bounded,
+    letter,
+    recorded_steps,
+    redis_command,
+    running_worker,
+    wait_until,
+    work_off,
+)
+
+pytestmark = pytest.mark.integration
+
+LATER = Retry(max_attempts=3, base=60.0, jitter=0.0)
+
+
+class Deploy:
+    """The app in one version of its code, whose task fails in its first attempt."""
+
+    def __init__(self, settings: Settings, version: int, *, steps: bool = True) -> None:
+        self.app = App("deployed", settings=settings)
+        self.seen: list[int] = []
+        self.ran: list[str] = []
+
+        @self.app.task(version=version, retry=LATER)
+        async def report(ctx: Context) -> int:
+            self.seen.append(ctx.version)
+            if steps:
+                await ctx.step("one", self._one)
+            if ctx.attempt == 1:
+                raise ConnectionError("once")
+            return ctx.version
+
+        self.report = report
+
+    async def _one(self) -> None:
+        self.ran.append("one")
+
+
+@asynccontextmanager
+async def deployed(settings: Settings, version: int, *, steps: bool = True) -> AsyncIterator[Deploy]:
+    deploy = Deploy(settings, version, steps=steps)
+    async with deploy.app:
+        yield deploy
+
+
+async def after_one_attempt(deploy: Deploy) -> TaskHandle[int]:
+    """Return a task whose first attempt has failed, and which is due."""
+    handle = await deploy.report.enqueue()
+    async with running_worker(deploy.app):
+        await wait_until(lambda: has_state(handle, State.SCHEDULED), "its first attempt has failed")
+    await make_due(deploy.app, handle)
+    return handle
+
+
+async def has_state(handle: TaskHandle[Any], state: State) -> bool:
+    return await handle.status() is state
+
+
+async def make_due(app: App, handle: TaskHandle[Any]) -> None:
+    await redis_command(app, "ZADD", handle.partition.due, "XX", 1, handle.id)
+
+
+async def waits(handle: TaskHandle[Any]) -> bool:
+    return (await handle.record()).waits == "version 2 of report"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seen"), [(1, 2, 1), (2, 2, 2), (2, 3, 2), (1, 1, 1)], ids=lambda version: f"v{version}"
+)
+async def test_a_resumed_run_has_the_version_that_the_task_began_with(
+    settings: Settings, first: int, second: int, seen: int
+) -> None:
+    async with deployed(settings, first) as old:
+        handle = await after_one_attempt(old)
+        assert old.seen == [first]
+    async with deployed(settings, second) as new:
+        await work_off(new.app)
+        found = await new.app.producer.find(handle.id)
+        assert found is not None
+        assert await bounded(found.result()) == seen
+        assert (new.seen, new.ran) == ([seen], [])
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 3)])
+async def test_a_task_that_has_recorded_nothing_begins_with_the_version_of_its_next_worker(
+    settings: Settings, first: int, second: int
+) -> None:
+    async with deployed(settings, first, steps=False) as old:
+        handle = await after_one_attempt(old)
+        assert await redis_command(old.app, "EXISTS", handle.partition.steps(handle.id)) == 0, "it writes nothing"
+    async with deployed(settings, second) as new:
+        await work_off(new.app)
+        assert new.seen == [second]
+
+
+async def test_the_version_is_stored_with_the_first_record_in_one_act(settings: Settings) -> None:
+    async with deployed(settings, 2) as new:
+        handle = await after_one_attempt(new)
+        stored = await recorded_steps(new.app, handle)
+        assert set(stored) - {"s:#handoff"} == {"d:one", "s:#version"}
+        assert stored["s:#version"] == b"2"
+        first = (await redis_command(new.app, "XRANGE", handle.partition.log(handle.id), "-", "+"))[0][1]
+        assert first[first.index(b"e") + 1] == b"2", "the version is entry 1 of the checkpoint, the step is entry 2"
+
+
+async def test_a_task_of_version_1_stores_no_version(settings: Settings) -> None:
+    async with deployed(settings, 1) as old:
+        handle = await after_one_attempt(old)
+        assert "s:#version" not in await recorded_steps(old.app, handle)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_a_task_of_newer_code_waits_for_a_worker_that_has_it(settings: Settings, encrypted: bool) -> None:
+    if encrypted:
+        settings = with_keys(settings, FIRST)
+    async with deployed(settings, 2) as new, deployed(settings, 1) as old:
+        handle = await after_one_attempt(new)
+        async with running_worker(old.app):
+            await wait_until(lambda: waits(handle), "it is parked")
+        record = await handle.record()
+        assert (record.state, record.attempts, old.seen) == (State.WAITING, 1, [])
+        since = int(await redis_command(new.app, "HGET", handle.partition.record(handle.id), "newer_since"))
+        assert record.due_at == since + round(settings.version_wait * 1000)
+        async with running_worker(new.app):  # it starts to serve the partition
+            assert await bounded(handle.result()) == 2
+        assert (new.seen, new.ran) == ([2, 2], ["one"])
+        assert await redis_command(new.app, "EXISTS", handle.partition.task_versions("report")) == 0
+        assert await redis_command(new.app, "HGET", handle.partition.record(handle.id), "newer_since") is None
+
+
+async def test_an_older_worker_parks_it_for_the_rest_of_the_wait_then_buries_it(settings: Settings) -> None:
+    async with deployed(settings, 2) as new, deployed(settings, 1) as old:
+        handle = await after_one_attempt(new)
+        record = handle.partition.record(handle.id)
+        async with running_worker(old.app):
+            await wait_until(lambda: waits(handle), "it is parked")
+            due, settled = (await handle.record()).due_at, await redis_command(old.app, "HGET", record, "settled")
+            await make_due(old.app, handle)
+
+            async def again() -> bool:
+                return await redis_command(old.app, "HGET", record, "settled") != settled and await waits(handle)
+
+            await wait_until(again, "it is parked again")
+            assert (await handle.record()).due_at == due
+            await redis_command(old.app, "HINCRBY", record, "newer_since", -round(settings.version_wait * 1000))
+            await make_due(old.app, handle)
+            found = await bounded(letter(old.app, handle))
+        assert (found.reason, found.attempts) == (Reason.NEWER_VERSION, 1)
+        assert "began with version 2 of 'report', this worker has version 1: deploy the newer code" in found.message
+        assert await replay(new.app.producer.gateway, found, Replay())
+        async with running_worker(new.app):
+            await wait_until(lambda: has_state(handle, State.SCHEDULED), "it has run again")
+        assert (new.seen, new.ran) == ([2, 2], ["one"])
+
+
+async def test_a_fresh_start_has_the_version_of_its_worker(settings: Settings) -> None:
+    async with deployed(settings, 2) as new, deployed(settings, 1) as old:
+        handle = await after_one_attempt(new)
+        async with running_worker(old.app):
+            await wait_until(lambda: waits(handle), "it is parked")
+            record = handle.partition.record(handle.id)
+            await redis_command(old.app, "HINCRBY", record, "newer_since", -round(settings.version_wait * 1000))
+            await make_due(old.app, handle)
+            found = await bounded(letter(old.app, handle))
+            assert await replay(old.app.producer.gateway, found, Replay(fresh=True))
+            await wait_until(lambda: has_state(handle, State.SCHEDULED), "it has run from its first step")
+        assert (old.seen, old.ran) == ([1], ["one"])
+
+
+async def test_crashes_are_counted_although_an_older_worker_gets_the_task_meanwhile(settings: Settings) -> None:
+    async with deployed(settings, 2) as new, deployed(settings, 1) as old:
+        handle = await after_one_attempt(new)
+        await redis_command(new.app, "HSET", handle.partition.record(handle.id), "crashes", 1)
+        async with running_worker(old.app):
+            await wait_until(lambda: waits(handle), "it is parked")
+        assert (await handle.record()).crashes == 1
+
+
+async def test_a_fork_has_the_version_of_its_source(settings: Settings) -> None:
+    async with deployed(settings, 2) as new, deployed(settings, 3) as newer:
+        handle = await after_one_attempt(new)
+        found = await fork(new.app.producer, handle.id)
+        async with running_worker(newer.app):
+            await wait_until(lambda: _seen(newer, 2), "both have run")
+            await wait_until(lambda: has_state(found.handle, State.SCHEDULED), "the attempt of the fork has failed")
+        assert (newer.seen, newer.ran) == ([2, 2], [])
+
+
+async def _seen(deploy: Deploy, count: int) -> bool:
+    return len(deploy.seen) >= count
+
+
+async def test_a_version_that_is_no_number_is_buried(settings: Settings) -> None:
+    async with deployed(settings, 2) as new:
+        handle = await after_one_attempt(new)
+        await redis_command(new.app, "HSET", handle.partition.steps(handle.id), "s:#version", "two")
+        async with running_worker(new.app):
+            found = await bounded(letter(new.app, handle))
+        assert found.reason is Reason.UNREADABLE
+        assert "the version of the task must be a number, got b'two'" in found.message
+
+
+@pytest.mark.parametrize("version", [0, -1, "2", 1.0, True, None])
+def test_a_version_must_be_a_whole_number(settings: Settings, version: Any) -> None:
+    app = App("deployed", settings=settings)
+    with pytest.raises(TaskDefinitionError, match="task 'report': version must be a whole number from 1"):
+
+        @app.task(version=version)
+        async def report(ctx: Context) -> None: ...
