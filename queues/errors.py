@@ -7,6 +7,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   │   └── NotReplicated       the write is stored, but too few replicas confirmed it in time
 │   ├── Refused                 Redis refused the client or a command (password, rights, version)
 │   │   └── UnsafeServer        Perdure refuses the server: it would lose acknowledged tasks
+│   ├── EventLoopError          a connection was used on another event loop than its own
 │   ├── BadAddress              the URL does not name a server that Perdure can use
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
 │   ├── PayloadTooLarge         arguments, result or record exceed the size limit
@@ -48,6 +49,7 @@ __all__ = [
     "DecryptionError",
     "EmbeddedServerError",
     "EntriesLost",
+    "EventLoopError",
     "HandOffRefused",
     "InboxError",
     "InboxFull",
@@ -95,6 +97,10 @@ class Unavailable(QueueError):
 
     The server may or may not have executed the command.
     """
+
+
+class EventLoopError(QueueError):
+    """A connection was used on another event loop than its own, or a blocking call would block its own."""
 
 
 class ServerFull(Unavailable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from .derived_tasks import MOST_HAND_OFFS, confirm_successor
 from .durations import Moment, seconds_until
 from .envelope import DEFAULT_PAYLOAD_LIMIT
-from .errors import HandOffRefused, QueueError, TaskCancelled, TaskFailed, TaskNotFound
+from .errors import HandOffRefused, QueueError, TaskCancelled, TaskFailed, TaskNotFound, Unavailable
 from .event_log import TaskEvent, read_events, walk_events
 from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .inspection import find_task
@@ -32,6 +32,7 @@ from .transport import Gateway, queue_script, retry_while_unavailable
 __all__ = ["DEFAULT_RESULT_TTL", "SERVED_QUEUES", "TaskHandle"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _CANCEL = queue_script("cancel")
 
@@ -52,7 +53,11 @@ _POLL_INTERVAL: Final = 30.0
 
 
 class TaskHandle(Generic[R]):
-    """A task, by its id, from any process."""
+    """A task, by its id, from any process.
+
+    Each asynchronous call has a synchronous one with the suffix `_sync`, which blocks the calling thread. It runs on
+    the event loop where the handle was made, and raises `EventLoopError` if the caller runs on that loop itself.
+    """
 
     def __init__(
         self,
@@ -265,7 +270,7 @@ class TaskHandle(Generic[R]):
         """Return the messages in the task's inbox that it has not used yet, in order. They stay there."""
         return [message async for message in read_inbox(self._gateway, self.partition, self.id)]
 
-    async def events(self, *, follow: bool = True, after: str = "0-0") -> AsyncIterator[TaskEvent]:
+    async def events(self, *, follow: bool = True, after: str = "0-0") -> AsyncGenerator[TaskEvent]:
         """Yield the task's events, oldest first; with `follow`, until the task has ended.
 
         Args:
@@ -290,6 +295,58 @@ class TaskHandle(Generic[R]):
                 with anyio.move_on_after(_POLL_INTERVAL):
                     await notifications.get()
                     _drain(notifications)
+
+    # synchronous calls
+
+    def _sync(self, function: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
+        caller = self._gateway.caller
+        if caller is None:
+            raise Unavailable(f"the connection to {self._gateway.address.shown} is not open")
+        return caller.call(function, f"await handle.{instead}")
+
+    def record_sync(self) -> Record:
+        """See `record`."""
+        return self._sync(self.record, "record()")
+
+    def status_sync(self) -> State:
+        """See `status`."""
+        return self._sync(self.status, "status()")
+
+    def result_sync(self, timeout: Moment | None = None) -> R:
+        """See `result`."""
+        return self._sync(lambda: self.result(timeout), "result()")
+
+    def successor_sync(self) -> TaskHandle[R] | None:
+        """See `successor`."""
+        return self._sync(self.successor, "successor()")
+
+    def cancel_sync(self) -> State:
+        """See `cancel`."""
+        return self._sync(self.cancel, "cancel()")
+
+    def send_sync(self, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
+        """See `send`."""
+        return self._sync(lambda: self.send(content, sender=sender, message_id=message_id), "send(...)")
+
+    def pending_messages_sync(self) -> list[InboxMessage]:
+        """See `pending_messages`."""
+        return self._sync(self.pending_messages, "pending_messages()")
+
+    def events_sync(self, *, follow: bool = True, after: str = "0-0") -> Iterator[TaskEvent]:
+        """See `events`."""
+        events = self.events(follow=follow, after=after)
+
+        async def next_event() -> TaskEvent | None:
+            return await anext(events, None)
+
+        async def close() -> None:
+            await events.aclose()
+
+        try:
+            while (event := self._sync(next_event, "events()")) is not None:
+                yield event
+        finally:
+            self._sync(close, "events()")
 
 
 def _explain(record: Record, now: int) -> str:

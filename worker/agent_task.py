@@ -88,6 +88,12 @@ class AgentTask(Generic[S]):
         # The id stands for the goal: a key may stand for several texts, and some inputs are not part of a goal.
         return await producer.send_one(message, queue=task.queue, decode=task.decode, same=lambda *_: True)
 
+    def enqueue_sync(self, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any) -> TaskHandle[Any]:
+        """Enqueue a goal from synchronous code, in any thread. See `enqueue` and `App.sync`."""
+        return self.task.app.sync().call(
+            lambda _: self.enqueue(goal, key=key, fresh=fresh, **inputs), f"await {self.name}.enqueue(...)"
+        )
+
     def task_id(self, goal: str, *, key: str | None = None, **inputs: Any) -> str:
         """Return the task id of a goal, enqueued or not, from the arguments of `enqueue`. Raises `InvalidArguments`."""
         arguments, _ = self.task.arguments.encode_call((goal,), inputs)

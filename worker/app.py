@@ -8,18 +8,18 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeAlias, overload
 
-import anyio
-
 from ..deadletter import Retry
-from ..queues import Duration, Encryptor, Producer, Unavailable, check_name
+from ..queues import Duration, Encryptor, Producer, check_name
 from .agent import Agent, S, StateType, make_handler
 from .agent_task import AgentTask
+from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp
 from .durable import Chain, Durability, Middleware, build_chain
 from .errors import ConfigurationError, LifespanError
 from .journal import AgentState
 from .log import logger
 from .registry import Handler, OnOrphan, P, R, Registry, Task, build_message
 from .settings import Settings, load_settings
+from .sync_producer import SyncProducer
 
 __all__ = ["App"]
 
@@ -77,13 +77,10 @@ class App:
                 raise ConfigurationError(f"middleware of app {name!r} must be instances of Middleware, got {one!r}")
         self._enqueue_chain = build_chain(self.middleware, "enqueue", build_message, shown=1, must_call=True)
         self._lifespan = lifespan
-        self._resources: Any = None
-        self._producer: Producer | None = None
         self._encryptor: Encryptor | None = None
         self._warned = False
-        self._users = 0
-        self._opening: anyio.Lock | None = None
-        self._stack: AsyncExitStack | None = None
+        self._loops = AppLoops(name)
+        self._sync = SyncProducer(self._loops, self._open_producer)
 
     @property
     def settings(self) -> Settings:
@@ -111,10 +108,16 @@ class App:
 
     @property
     def producer(self) -> Producer:
-        """The producer that enqueues the app's tasks, while the app is open."""
-        if self._producer is None:
-            raise Unavailable(f"app {self.name!r} is not open: enqueue inside 'async with app:'")
-        return self._producer
+        """The producer that enqueues the app's tasks, while the app is open on the running event loop."""
+        return self._loops.producer
+
+    def sync(self) -> SyncProducer:
+        """Return the producer for synchronous code: `with app.sync() as producer:`.
+
+        Outside of such a block the first call opens it, and the end of the process closes it. It does not open the
+        lifespan.
+        """
+        return self._sync
 
     @property
     def enqueue_chain(self) -> Chain | None:
@@ -123,40 +126,26 @@ class App:
 
     @property
     def resources(self) -> Any:
-        """The value that the lifespan yielded, while the app is open; None without a lifespan."""
-        if self._lifespan is not None and self._stack is None:
-            raise Unavailable(f"app {self.name!r} is not open: use its resources inside 'async with app:'")
-        return self._resources
+        """The value that the lifespan yielded on this event loop, while the app is open; None without a lifespan."""
+        return None if self._lifespan is None else self._loops.resources()
 
     async def __aenter__(self) -> Self:
-        if self._opening is None or self._users == 0:
-            self._opening = anyio.Lock()  # belongs to this event loop
-        self._users += 1
-        try:
-            async with self._opening:
-                if self._stack is None:
-                    self._stack = await self._open()
-        except BaseException:
-            self._users -= 1
-            raise
+        await self._loops.enter(self._open)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._opening is None:
-            raise RuntimeError(f"app {self.name!r} must be entered before it is left")
-        with anyio.CancelScope(shield=True):
-            async with self._opening:
-                try:
-                    if self._users == 1 and self._stack is not None:
-                        stack, self._stack = self._stack, None
-                        await stack.aclose()
-                finally:
-                    self._users -= 1
+        await self._loops.leave()
 
-    async def _open(self) -> AsyncExitStack:
+    async def _open(self, opened: OpenedApp) -> AsyncExitStack:
         """Open the producer, then the lifespan, which may enqueue tasks."""
+        async with await self._open_producer(opened) as stack:
+            if self._lifespan is not None:
+                opened.resources = await stack.enter_async_context(_open_lifespan(self, self._lifespan))
+            return stack.pop_all()
+
+    async def _open_producer(self, opened: OpenedApp) -> AsyncExitStack:
         async with AsyncExitStack() as stack:
             producer = Producer(
                 address=self.settings.address,
@@ -168,14 +157,9 @@ class App:
                 requirements=self.settings.requirements,
             )
             self._warn_of_open_secrets()
-            stack.callback(self._forget)
-            self._producer = await stack.enter_async_context(producer)
-            if self._lifespan is not None:
-                self._resources = await stack.enter_async_context(_open_lifespan(self, self._lifespan))
+            stack.callback(_forget, opened)
+            opened.producer = await stack.enter_async_context(producer)
             return stack.pop_all()
-
-    def _forget(self) -> None:
-        self._producer = self._resources = None
 
     def _warn_of_open_secrets(self) -> None:
         """Log once that secret arguments are stored in plain text, since there is no encryption key."""
@@ -330,6 +314,10 @@ class App:
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, tasks={sorted(self.tasks)})"
+
+
+def _forget(opened: OpenedApp) -> None:
+    opened.producer, opened.resources = None, NO_LIFESPAN
 
 
 @asynccontextmanager

@@ -41,6 +41,7 @@ from ..queues import (
 from .arguments import Arguments, type_hints
 from .durable import Chain, Codec, Context, Durability, EnqueueCall
 from .errors import TaskDefinitionError
+from .sync_producer import SyncProducer
 
 __all__ = ["Handler", "OnOrphan", "Registry", "Task", "TaskCall", "build_message", "hooked_message"]
 
@@ -61,6 +62,8 @@ class TaskOwner(Protocol):
 
     @property
     def enqueue_chain(self) -> Chain | None: ...
+
+    def sync(self) -> SyncProducer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,14 @@ class Task(Generic[P, R]):
     ) -> list[TaskHandle[R]]:
         """Enqueue one task per set of arguments (by name); all are validated before any is sent."""
         return await TaskCall(self, self.template).enqueue_many(many)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Enqueue the task from synchronous code, in any thread. See `App.sync`."""
+        return TaskCall(self, self.template).enqueue_sync(*args, **kwargs)
+
+    def enqueue_many_sync(self, many: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
+        """Enqueue one task per set of arguments from synchronous code."""
+        return TaskCall(self, self.template).enqueue_many_sync(many)
 
     def enqueue_stream(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
@@ -189,6 +200,16 @@ class TaskCall(Generic[P, R]):
         return await producer.send(
             messages, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
         )
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """See `Task.enqueue_sync`."""
+        task = self.task
+        return task.app.sync().call(lambda _: self.enqueue(*args, **kwargs), f"await {task.name}.enqueue(...)")
+
+    def enqueue_many_sync(self, many: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
+        """See `Task.enqueue_many_sync`."""
+        task, listed = self.task, list(many)  # in this thread: its iterator may use a connection of this thread
+        return task.app.sync().call(lambda _: self.enqueue_many(listed), f"await {task.name}.enqueue_many(...)")
 
     def enqueue_stream(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]

@@ -14,12 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import EmbeddedServerError
 
-if sys.platform != "win32":  # DataDirectory.prepare refuses Windows with an error
+with suppress(ModuleNotFoundError):  # Windows: DataDirectory.prepare refuses it with an error
     import fcntl
 
 __all__ = [

@@ -30,6 +30,7 @@ from redis.exceptions import NoScriptError, RedisError
 from ..embedded import EmbeddedServer
 from ..errors import NotReplicated, QueueError, Refused, ServerFull, Unavailable
 from ..security import NO_KEYS, Encryptor
+from ..threadsafe_calls import ThreadsafeCaller
 from .address import Address, Node
 from .backoff import Backoff
 from .blocking import BlockingConnection
@@ -107,6 +108,7 @@ class Gateway:
         self._cluster: ClusterConnection | None = None
         self._replicator: Replicator | None = None
         self._borrowed = False
+        self.caller: ThreadsafeCaller | None = None  # of this gateway's event loop, for synchronous code
 
     @property
     def clustered(self) -> bool:
@@ -125,6 +127,7 @@ class Gateway:
 
     async def open(self) -> None:
         """Connect and check the server. Raises `Unavailable` or `Refused`."""
+        self.caller = ThreadsafeCaller()
         try:
             if self.clustered:
                 self._connection = self._cluster = ClusterConnection(self.address, self._dial)

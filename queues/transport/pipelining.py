@@ -11,6 +11,7 @@ in the outbox are written to the next connection.
 from __future__ import annotations
 
 import asyncio
+from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,10 +24,18 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import InvalidResponse, RedisError
 from redis.exceptions import TimeoutError as ReplyTimeout
 
+from ..errors import EventLoopError
+
 __all__ = ["Argument", "ClientAdapter", "Command", "CommandConnection", "PipelineLimits", "PipelinedConnection"]
 
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
+
+
+_OTHER_LOOP: Final = (
+    "the connection belongs to another event loop: find the task again by its id (app.producer.find) inside "
+    "'async with app:' on this one, or use the synchronous calls (result_sync, ...) in a thread"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class PipelinedConnection:
         self._limits = limits
         self._connection = connection
         self._timeout = timeout
-        self._loop = asyncio.get_running_loop()
+        self._loop = get_running_loop()
         self._outbox: list[tuple[bytes, asyncio.Future[Any]]] = []
         self._transport: _Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -77,6 +86,8 @@ class PipelinedConnection:
         self._closed = False
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
+        if get_running_loop() is not self._loop:
+            raise EventLoopError(_OTHER_LOOP)
         packed = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # its stub means one argument
         future = self._loop.create_future()
         if self._closed:
@@ -179,7 +190,7 @@ class _Transport(asyncio.Protocol):
         self._on_room = on_room
         self._on_lost = on_lost
         self._unanswered: deque[asyncio.Future[Any]] = deque()
-        self._loop = asyncio.get_running_loop()
+        self._loop = get_running_loop()
         self._last_reply = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, assert_type
 
-from perdure import AlreadyDone, App, Context, Retry, TaskHandle
+from perdure import AlreadyDone, App, Context, Retry, State, TaskHandle
 
 app = App("typing")
 
@@ -35,6 +35,15 @@ async def tasks() -> None:
     assert_type(await optioned.enqueue(datetime.now(UTC)), TaskHandle[datetime])
     assert_type(await plain.options(delay=1).enqueue("src"), TaskHandle[list[str]])
     assert_type(await plain.enqueue_many([{"root": "src"}]), list[TaskHandle[list[str]]])
+    with app.sync() as producer:
+        assert_type(plain.enqueue_sync("src", depth=2), TaskHandle[list[str]])
+        assert_type(plain.enqueue_sync("src").result_sync(timeout=1), list[str])
+        assert_type(optioned.options(delay=1).enqueue_sync(datetime.now(UTC)).status_sync(), State)
+        assert_type(plain.enqueue_many_sync([{"root": "src"}]), list[TaskHandle[list[str]]])
+        assert_type(producer.enqueue("plain", {"root": "src"}), TaskHandle[Any])
+        assert_type(producer.find("id"), TaskHandle[Any] | None)
+    plain.enqueue_sync(1)  # type: ignore[arg-type]
+    plain.options(delay=1).enqueue_sync(depth=1)  # type: ignore[call-arg]
     await plain.enqueue(1)  # type: ignore[arg-type]
     await plain.enqueue()  # type: ignore[call-arg]
     await plain.enqueue("src", wide=1)  # type: ignore[call-arg]

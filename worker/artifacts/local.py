@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,9 @@ from pathlib import Path
 from typing import IO
 
 from .backend import INCOMING, StoredObject, Upload, WrongSize, is_hash, path_of
+
+with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
+    import fcntl
 
 __all__ = ["LocalBackend"]
 

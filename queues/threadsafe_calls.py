@@ -1,0 +1,143 @@
+"""Blocking calls from synchronous code to coroutine functions on an event loop in another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, Final, TypeVar
+
+from .errors import EventLoopError
+
+__all__ = ["BackgroundLoop", "ThreadsafeCaller"]
+
+R = TypeVar("R")
+
+_CHECK_INTERVAL: Final = 1.0
+"""Seconds after which a waiting call checks that its event loop still runs."""
+
+
+class ThreadsafeCaller:
+    """Caller of coroutine functions on one event loop from other threads. It is created on that loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+
+    def call(self, function: Callable[[], Coroutine[Any, Any, R]], instead: str) -> R:
+        """Run a coroutine function on the event loop, and return its result.
+
+        An exception in the calling thread, such as KeyboardInterrupt, cancels the coroutine.
+
+        Args:
+            instead: the asynchronous call for code that runs on the event loop itself.
+
+        Raises:
+            EventLoopError: the caller would block the loop, or the loop has ended or belongs to another process.
+        """
+        self._check(instead)
+
+        async def run() -> R:  # the function itself, too, is called on the event loop
+            return await function()
+
+        coroutine = run()
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # closed meanwhile
+            coroutine.close()
+            raise self._ended() from None
+        try:
+            while True:
+                try:
+                    future.exception(timeout=_CHECK_INTERVAL)
+                except TimeoutError:
+                    if self._loop.is_running():
+                        continue
+                    raise self._ended() from None
+                except CancelledError:  # the loop ended, and cancelled what ran on it
+                    raise self._ended() from None
+                return future.result()
+        finally:
+            future.cancel()
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function on the event loop, without waiting for it."""
+        self._loop.call_soon_threadsafe(function)
+
+    def _check(self, instead: str) -> None:
+        if self._pid != os.getpid():
+            raise EventLoopError(
+                "the connection belongs to the process that forked this one: find the task again by its id, with "
+                "app.sync().find(task_id)"
+            )
+        if not self._loop.is_running():
+            raise self._ended()
+        if _running_loop() is self._loop:
+            raise EventLoopError(f"the call would block the event loop on which it runs: use '{instead}'")
+
+    def _ended(self) -> EventLoopError:
+        return EventLoopError(
+            "the event loop of the connection has ended: keep the app open for the call, or find the task again by its "
+            "id, with app.sync().find(task_id)"
+        )
+
+
+class BackgroundLoop:
+    """An event loop in a thread of its own, which runs while it has users."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._thread: threading.Thread | None = None
+        self._running: tuple[ThreadsafeCaller, asyncio.Event] | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on this loop."""
+        return self._thread is threading.current_thread()
+
+    def acquire(self) -> ThreadsafeCaller:
+        """Return the caller of the loop. The first user starts the loop."""
+        with self._lock:
+            if self._running is None:
+                started: Future[tuple[ThreadsafeCaller, asyncio.Event]] = Future()
+                self._thread = threading.Thread(target=_run, args=(started,), name="perdure sync", daemon=True)
+                self._thread.start()
+                self._running = started.result()
+            self._users += 1
+            return self._running[0]
+
+    def release(self) -> None:
+        """End the use. After the last one, stop the loop and wait until its thread has ended."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._running is None or self._thread is None:
+                return
+            (caller, stop), self._running = self._running, None
+            caller.call_soon(stop.set)
+            self._thread.join()
+
+
+def _run(started: Future[tuple[ThreadsafeCaller, asyncio.Event]]) -> None:
+    try:
+        asyncio.run(_serve(started))
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)  # such as too many open files
+
+
+async def _serve(started: Future[tuple[ThreadsafeCaller, asyncio.Event]]) -> None:
+    stop = asyncio.Event()
+    started.set_result((ThreadsafeCaller(), stop))
+    await stop.wait()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
