@@ -187,6 +187,7 @@ class App:
         result_ttl: Duration | None = None,
         on_orphan: OnOrphan = "warn",
         version: int = 1,
+        strict_order: bool = False,
     ) -> Callable[[Handler[P, R]], Task[P, R]]: ...
     def task(
         self,
@@ -201,6 +202,7 @@ class App:
         result_ttl: Duration | None = None,
         on_orphan: OnOrphan = "warn",
         version: int = 1,
+        strict_order: bool = False,
     ) -> Any:
         """Register an async function as a task. Raises `TaskDefinitionError`.
 
@@ -218,6 +220,8 @@ class App:
                 result, `fail` makes the task a dead letter `orphaned_steps`.
             version: version of the task's code, raised when its steps change; `ctx.version` is the one that a task
                 began with. A worker leaves a task that began with a later one to newer workers.
+            strict_order: refuse a new step that comes before recorded ones of its scope, before it runs
+                (`StepOutOfOrder`). Concurrent branches need a scope each.
         """
         queue = self._queue(queue)
 
@@ -233,6 +237,7 @@ class App:
                 result_ttl=result_ttl,
                 on_orphan=on_orphan,
                 version=version,
+                strict_order=strict_order,
             )
 
         return register if handler is None else register(handler)

@@ -83,6 +83,7 @@ class Task(Generic[P, R]):
     result_ttl: float | None
     on_orphan: OnOrphan
     version: int
+    strict_order: bool
     app: TaskOwner = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
@@ -310,6 +311,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         result_ttl: Duration | None,
         on_orphan: OnOrphan = "warn",
         version: int = 1,
+        strict_order: bool = False,
     ) -> Task[P, R]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
         name = name or getattr(handler, "__name__", "")
@@ -348,6 +350,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             result_ttl=times["result_ttl"],
             on_orphan=on_orphan,
             version=version,
+            strict_order=strict_order,
             app=self._app,
             arguments=Arguments(name, handler),
             result=result,

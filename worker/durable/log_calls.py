@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from ...queues import Entry, Kind, recorded_steps, retry_while_unavailable
+from ...queues import Entry, Kind
 from ..journal import Event, StepRecord, redacted
 from ..journal.agent_events import ToolCalled
 from ..journal.run_events import Orphaned
-from ..log import log_wait, logger
+from ..log import logger
 from .run import Run
 from .steps.current import check_place
 from .steps.execution import run_step
-from .steps.matching import digest_of, match_call
+from .steps.matching import digest_of, match_call, read_recorded_steps
 from .steps.options import StepOptions
 
 __all__ = ["call_tool", "log_once", "log_orphans"]
@@ -60,11 +59,7 @@ async def log_once(run: Run, event: Event) -> int:
 
 async def log_orphans(run: Run) -> str | None:
     """Log the recorded steps that the run has not asked for, and return a text if there are any. Raises `LeaseLost`."""
-    recorded: Iterable[str] = run.history.done
-    if run.history.pages is not None:
-        read = partial(recorded_steps, run.gateway, run.delivery.partition, run.id)
-        recorded = await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}", run.touch))
-    orphans = run.keys.unasked(recorded)
+    orphans = run.keys.unasked(await read_recorded_steps(run))
     if not orphans:
         return None
     some = ", ".join(map(repr, orphans[:3]))

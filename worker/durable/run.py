@@ -18,7 +18,7 @@ from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
 from .handler_task import HandlerTask
 from .observer import RunObserver
-from .steps.keys import StepKeys
+from .steps.keys import StepKeys, StrictStepKeys
 from .steps.threads import Threads
 from .stop_reasons import ParkReason, StopReason
 
@@ -112,7 +112,7 @@ class Run(HandlerTask):
         self.steps_recorded = 0
         self.resumption: Resumption | None = None
         self.events = 0
-        self.keys = StepKeys()
+        self.keys: StepKeys = StepKeys()
         self.version = 1
         self._new_version = False
         self.around_step: Callable[..., Awaitable[Any]] | None = None
@@ -146,6 +146,10 @@ class Run(HandlerTask):
     def set_version(self, version: int, *, new: bool) -> None:
         """Set the version of the task's code. new: nothing is recorded yet; the first record is stored with it."""
         self.version, self._new_version = version, new
+
+    def keep_order(self) -> None:
+        """Refuse new steps that come before recorded ones of their scope. Called before the handler starts."""
+        self.keys = StrictStepKeys()
 
     def resume_from(self, resumption: Resumption) -> None:
         """Set the summary of the previous run, which `ctx.resumption` returns."""

@@ -14,6 +14,7 @@ PerdureError
 │   ├── StepDefinitionError     a name, a function, its arguments or options cannot make a step
 │   ├── StepOutsideTask         a step was called outside of the task that it belongs to
 │   ├── StepMismatch            a resumed run called a recorded step with other arguments
+│   │   └── StepOutOfOrder      a new step came before recorded ones
 │   ├── ResultMismatch          a recorded result does not fit the declared type of its step
 │   ├── OrphanedSteps           a resumed run with a result did not ask for recorded steps
 │   ├── StepTimeout             a step exceeded its timeout
@@ -76,6 +77,7 @@ from .steps import (
     StepError,
     StepInDoubt,
     StepMismatch,
+    StepOutOfOrder,
     StepOutsideTask,
     StepTimeout,
     UnserialisableResult,
@@ -128,6 +130,7 @@ __all__ = [
     "StepError",
     "StepInDoubt",
     "StepMismatch",
+    "StepOutOfOrder",
     "StepOutsideTask",
     "StepTimeout",
     "StoreUnavailable",

@@ -11,6 +11,7 @@ __all__ = [
     "StepError",
     "StepInDoubt",
     "StepMismatch",
+    "StepOutOfOrder",
     "StepOutsideTask",
     "StepTimeout",
     "UnserialisableResult",
@@ -41,6 +42,21 @@ class StepMismatch(StepError):
             "ctx.options(on_mismatch='rerun'), or replay the task from the dead letters with --fresh"
         )
         self.step, self.recorded, self.asked = step, recorded, asked
+
+
+class StepOutOfOrder(StepMismatch):
+    """A new step came before recorded ones of its scope, in a task with `strict_order=True`. It did not run."""
+
+    def __init__(self, step: str, recorded: str) -> None:
+        """recorded: the step that should have come first."""
+        StepError.__init__(
+            self,
+            f"step {step!r} is new, but step {recorded!r} of its scope was recorded by an earlier run and has not been "
+            "called yet, and the task has strict_order=True: call the new step after the recorded ones, give it a "
+            "scope (concurrent branches need one each), branch by ctx.version, or replay the task from the "
+            "dead letters with --fresh",
+        )
+        self.step, self.recorded, self.asked = step, recorded, ""
 
 
 class ResultMismatch(StepError):

@@ -21,8 +21,8 @@ from ...log import log_wait, logger
 from ..run import Run
 from .codec import arguments_text, codec_of, digests_of, fingerprint, is_async
 from .current import CURRENT_STEP, Step, StepCall, check_place
-from .keys import Match, forget_steps
-from .matching import match_step
+from .keys import Match, StrictStepKeys, forget_steps
+from .matching import check_order, match_step
 from .options import AlreadyDone, StepOptions
 
 __all__ = ["run_step"]
@@ -134,8 +134,12 @@ async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOpt
         with run.keys.within_step(outer.key, outer.scope):
             return await _match(run, name, digests, options, None)
     if options.step_id is not None:
-        return await run.keys.find(name, options.step_id, digests, run.history)
-    return await match_step(run, name, digests, rerun=options.on_mismatch == "rerun")
+        match = await run.keys.find(name, options.step_id, digests, run.history)
+    else:
+        match = await match_step(run, name, digests, rerun=options.on_mismatch == "rerun")
+    if isinstance(run.keys, StrictStepKeys) and match[1] is None and match[2] is None:
+        await check_order(run, run.keys, match[0])
+    return match
 
 
 async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:

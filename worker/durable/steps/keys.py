@@ -19,7 +19,7 @@ from ....queues import Entry, History, Kind
 from ...errors import StepDefinitionError
 from ...journal import StepRecord
 
-__all__ = ["Match", "StepKeys", "forget_steps"]
+__all__ = ["Match", "StepKeys", "StrictStepKeys", "forget_steps"]
 
 _SCOPE: ContextVar[str] = ContextVar("perdure_scope", default="")
 
@@ -236,6 +236,35 @@ class StepKeys:
         ]
         called += [key for key in self._ahead if key.startswith(scope)]
         return list(dict.fromkeys(found + called))
+
+
+class StrictStepKeys(StepKeys):
+    """Keys of a run whose new steps must come after the recorded ones of their scope."""
+
+    __slots__ = ("_complete",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._complete: set[str] = set()
+        """Scopes of which all recorded steps have been called."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all recorded steps of the scope here have been called."""
+        return _SCOPE.get() in self._complete
+
+    def restart(self, scope: str) -> None:
+        super().restart(scope)
+        self._complete = {name for name in self._complete if not name.startswith(scope)}
+
+    def missed(self, recorded: Iterable[str]) -> list[str]:
+        """Return which of the recorded steps are of the scope here and have not been called. A `/` ends a scope."""
+        scope = _SCOPE.get()
+        left = [key for key in recorded if key.startswith(scope) and "/" not in key[len(scope) :]]
+        found = self.unasked(left)
+        if not found:
+            self._complete.add(scope)
+        return found
 
 
 def _result(record: bytes, digests: tuple[str, ...]) -> bytes | None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
+from ....queues import recorded_steps, retry_while_unavailable, walk_events
+from ...errors import StepOutOfOrder
+from ...journal.history import RECORDED
+from ...log import log_wait
 from ..run import Run
-from .keys import Match
+from .keys import Match, StrictStepKeys
 
-__all__ = ["digest_of", "match_call", "match_step"]
+__all__ = ["check_order", "digest_of", "match_call", "match_step", "read_recorded_steps"]
 
 
 async def match_step(run: Run, name: str, digests: tuple[str, ...], *, rerun: bool = False) -> Match:
@@ -54,3 +59,26 @@ async def match_call(run: Run, name: str, digest: str, started: Mapping[str, byt
 def digest_of(data: bytes) -> str:
     """Return the hash of what a call logs, by which its record is found."""
     return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+async def read_recorded_steps(run: Run) -> Iterable[str]:
+    """Return the keys of the recorded steps; those of a large checkpoint are read."""
+    if run.history.pages is None:
+        return run.history.done
+    read = partial(recorded_steps, run.gateway, run.delivery.partition, run.id)
+    return await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}", run.touch))
+
+
+async def check_order(run: Run, keys: StrictStepKeys, step: str) -> None:
+    """Check that a new step comes after the recorded ones of its scope. Raises `StepOutOfOrder`."""
+    if not keys.complete and (missed := keys.missed(await read_recorded_steps(run))):
+        find = partial(_recorded_first, run, missed)
+        raise StepOutOfOrder(step, await retry_while_unavailable(find, on_wait=log_wait(f"task {run.id}", run.touch)))
+
+
+async def _recorded_first(run: Run, steps: Sequence[str]) -> str:
+    """Return the step that the log has first."""
+    async for event in walk_events(run.gateway, run.delivery.partition, run.id):
+        if event.type in RECORDED and event.step is not None and event.step in steps:
+            return event.step
+    return steps[0]

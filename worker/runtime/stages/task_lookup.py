@@ -30,6 +30,8 @@ class FindTask:
             execution.task = task
             if task.version > 1:
                 execution.run.set_version(task.version, new=True)
+            if task.strict_order:
+                execution.run.keep_order()
             return None
         error = UnknownTask(name, sorted(self._registry))
         return hand_back(execution, self._settings.unknown_task, error, Reason.UNKNOWN_TASK)
