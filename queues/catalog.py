@@ -48,6 +48,7 @@ class CatalogTask:
     Attributes:
         description: The docstring of the handler.
         arguments, result: JSON schemas; None if they are unknown or too large.
+        max_attempts, max_crashes: Limits of its retry policy; None if they are unknown.
         app, version: Set by the entry that lists the task.
     """
 
@@ -56,6 +57,8 @@ class CatalogTask:
     description: str = ""
     arguments: Mapping[str, Any] | None = None
     result: Mapping[str, Any] | None = None
+    max_attempts: int | None = None
+    max_crashes: int | None = None
     app: str = ""
     version: str = ""
 
@@ -158,6 +161,8 @@ def _decode(app: str, version: str, data: bytes) -> list[CatalogTask]:
                 description=str(one.get("description", "")),
                 arguments=one.get("arguments"),
                 result=one.get("result"),
+                max_attempts=one.get("max_attempts"),
+                max_crashes=one.get("max_crashes"),
                 app=app,
                 version=version,
             )

@@ -19,6 +19,7 @@ from .durations import Moment, seconds_until
 from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import HandOffRefused, QueueError, TaskCancelled, TaskFailed, TaskNotFound, Unavailable
 from .event_log import TaskEvent, read_events, walk_events
+from .explanation import Explanation, explain_task
 from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .inspection import find_task
 from .keys import GROUP, RESERVED, Namespace, Partition
@@ -89,6 +90,13 @@ class TaskHandle(Generic[R]):
             raise TaskNotFound(self.id, f"queue {self.partition.queue!r}")
         return record
 
+    async def explain(self) -> Explanation:
+        """Return why the task is in its state, and what happens next. Raises `TaskNotFound`."""
+        explained = await explain_task(self._gateway, self.partition, self.id)
+        if explained is None:
+            raise TaskNotFound(self.id, f"queue {self.partition.queue!r}")
+        return explained
+
     async def status(self) -> State:
         """Return the current state."""
         return (await self.record()).state
@@ -102,7 +110,7 @@ class TaskHandle(Generic[R]):
             timeout: Seconds or a timedelta to wait, or a datetime until which to wait; None for ever.
 
         Raises:
-            TimeoutError: The timeout has passed; the message has the state of the task.
+            TimeoutError: The timeout has passed; the message explains the state of the task.
             TaskFailed: The task is a dead letter.
             TaskCancelled: The task was cancelled.
             TaskNotFound: There is no record.
@@ -119,8 +127,7 @@ class TaskHandle(Generic[R]):
                 with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - started)):
                     record = await self._wait()
         except TimeoutError:
-            state = await self._explain_wait()
-            raise TimeoutError(f"no result of task {self.id} within {timeout:g} s: {state}") from None
+            raise TimeoutError(await self._explain_wait(timeout or 0.0)) from None
         if record.handed_to is not None:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
             return await (await self._next(record.handed_to)).result(left)
@@ -135,15 +142,16 @@ class TaskHandle(Generic[R]):
             stacklevel=3,
         )
 
-    async def _explain_wait(self) -> str:
-        """Return what the task is doing instead of having a result."""
+    async def _explain_wait(self, timeout: float) -> str:
+        """Return that the task has no result yet, and why."""
+        name, why = "", "Redis does not answer"
         with anyio.move_on_after(_FIRST_READ):
             try:
-                record, now = await self.record(), await self._gateway.command("TIME")
+                explained = await self.explain()
+                name, why = f" ({explained.task})", explained.sentence
             except QueueError as error:
-                return str(error)
-            return _explain(record, int(now[0]))
-        return "Redis does not answer"
+                why = str(error)
+        return f"task {self.id}{name} did not end within {timeout:g} s: {why}"
 
     async def successor(self) -> TaskHandle[R] | None:
         """Return the task that continues this one, or None. Raises `TaskNotFound`."""
@@ -347,23 +355,6 @@ class TaskHandle(Generic[R]):
                 yield event
         finally:
             self._sync(close, "events()")
-
-
-def _explain(record: Record, now: int) -> str:
-    """Return the state of a task with what is known of it. now: Redis' time in seconds."""
-    age = "" if record.enqueued_at is None else f", enqueued {max(0, now - record.enqueued_at // 1000)} s ago"
-    match record.state:
-        case State.QUEUED:
-            return f"it is in queue {record.queue!r}{age}, and no worker has taken it yet"
-        case State.RUNNING:
-            step = "" if record.step is None else f" in step {record.step!r}"
-            return f"it is running on worker {record.worker or '?'}{step}{age}"
-        case State.SCHEDULED:
-            waits = "" if record.waits is None else f" and waits for a {record.waits}"
-            due = "" if record.due_at is None else f", due in {max(0, record.due_at // 1000 - now)} s"
-            failed = f", after {record.attempts} failed attempts" if record.attempts else ""
-            return f"it is scheduled{waits}{due}{failed}{age}"
-    return f"it is {record.state} since a moment ago"
 
 
 def _drain(queue: asyncio.Queue[Any]) -> None:

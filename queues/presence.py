@@ -16,7 +16,7 @@ import orjson
 
 from .durations import iso_time
 from .keys import Namespace
-from .shared_config import SharedConfig
+from .shared_config import SharedConfig, read_seconds
 from .transport import Argument, Gateway, pairs, queue_script
 
 __all__ = ["WorkerInfo", "announce", "deployment_id", "list_workers", "present_workers", "total_rates", "withdraw"]
@@ -41,6 +41,7 @@ class WorkerInfo:
         progress: Seconds since the worker started, recorded or settled anything; None if it does not report that.
         interval: Seconds between registrations.
         rates: Deliveries settled per second, by queue.
+        lease: Seconds after which it claims the tasks of a silent worker; None from earlier versions.
         health: Its health report as plain data, empty if it does not report one.
     """
 
@@ -57,6 +58,7 @@ class WorkerInfo:
     rates: Mapping[str, float] = field(default_factory=dict)
     progress: float | None = None
     interval: float = _DEFAULT_INTERVAL
+    lease: float | None = None
     health: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -126,6 +128,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes]
     "in_flight": (str, int),
     "rates": (orjson.dumps, orjson.loads),
     "interval": (str, float),
+    "lease": (str, read_seconds),
     "health": (orjson.dumps, orjson.loads),
 }
 """Encoder and decoder of each field of the hash."""

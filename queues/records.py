@@ -49,6 +49,8 @@ class Record:
         alive_at: Last heartbeat of the run.
         holder, idle_ms: Consumer that has its message, which may be no worker (see keys.py), and the time since that
             got it or renewed its lease.
+        max_attempts: The producer's limit of attempts; None if the task's holds.
+        queued_at: Time since which its message has been in the queue; None if it has none.
         waits: What the task waits for while it is parked, such as "message".
         unused: Upper bound of the messages in its inbox; 0 if it has succeeded or was cancelled.
         handed_to: Id of its successor.
@@ -79,6 +81,8 @@ class Record:
     holder: str | None = None
     idle_ms: int | None = None
     waits: str | None = None
+    max_attempts: int | None = None
+    queued_at: int | None = None
     unused: int = 0
     handed_to: str | None = None
     secrets: SecretPaths = ()
@@ -285,6 +289,8 @@ def _record(
         step_at=_number(fields, b"step_at"),
         holder=place.holder,
         idle_ms=place.idle,
+        max_attempts=envelope.options.max_attempts if envelope else None,
+        queued_at=int(fields[b"entry"].partition(b"-")[0]) if b"entry" in fields else None,
         waits=_text(fields, b"waits") if state is State.WAITING else None,
         handed_to=_text(fields, b"handed_to"),
         unused=place.unused,

@@ -368,6 +368,8 @@ class Registry(Mapping[str, Task[Any, Any]]):
                 inspect.getdoc(task.handler) or "",
                 arguments=task.arguments.schema(),
                 result=task.result.schema(),
+                max_attempts=task.retry.max_attempts,
+                max_crashes=task.retry.max_crashes,
             )
             for task in self._tasks.values()
         ]

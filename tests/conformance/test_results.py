@@ -253,17 +253,19 @@ async def test_the_error_of_a_timeout_says_what_the_task_does(
     gateway: Gateway, handle: TaskHandle[Any], partition: Partition
 ) -> None:
     needs_server(gateway, SWALLOWS)
-    with pytest.raises(TimeoutError, match=r"^no result of task x within 0\.01 s: it is in queue 'default', enqueued"):
+    with pytest.raises(TimeoutError, match=r"^task x \(t\) did not end within 0\.01 s: it is queued, and no worker"):
         await handle.result(timeout=0.01)
     await read_one(await worker(gateway, partition))
-    with pytest.raises(TimeoutError, match=r"it is running on worker a, enqueued \d+ s ago"):
+    with pytest.raises(TimeoutError, match=r"it is running since .* on worker a, which was heard of less than 1 s ago"):
         await handle.result(timeout=0.01)
 
 
 async def test_the_error_of_a_timeout_names_the_time_of_a_delayed_task(gateway: Gateway, producer: Producer) -> None:
     needs_server(gateway, SWALLOWS)
     later = await producer.enqueue("t", delay=3600, queue="default")
-    with pytest.raises(TimeoutError, match=r"it is scheduled, due in 3[56]\d\d s, enqueued"):
+    with pytest.raises(
+        TimeoutError, match=r"it is scheduled: it was enqueued with a delay; it is due in 60 min; no worker"
+    ):
         await later.result(timeout=0.2)
     await later.cancel()
 

@@ -23,6 +23,7 @@ from ...deadletter import (
     replay_all,
 )
 from ...queues import Partition, PayloadTooLarge, Producer, check_size, recorded_steps
+from ...queues.explanation import remedy_for
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
 from .support.options import (
@@ -310,7 +311,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
         raise Failed(f"no dead letter {task_id} in namespace {producer.namespace.name!r} on {producer.address.shown}")
     steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
     if json:
-        print_json(letter.summary() | {"steps": steps})
+        print_json(letter.summary() | {"steps": steps, "remedy": remedy_for(letter.reason, letter.id)})
         return
     since = ago(await redis_now(producer))
     summary: dict[str, Any] = letter.summary()
@@ -324,6 +325,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "partition": str(letter.partition.index),
             "reason": letter.reason,
             "error": f"{letter.error}: {letter.message}",
+            "remedy": remedy_for(letter.reason, letter.id),
             "died": f"{timestamp(letter.died_at)} ({since(letter.died_at)})",
             "enqueued": f"{timestamp(letter.enqueued_at)} ({since(letter.enqueued_at)})",
             "attempts": f"{letter.attempts}, crashes: {letter.crashes}",

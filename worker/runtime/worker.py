@@ -199,7 +199,7 @@ class Worker:
         self._registration = Registration(
             self._gateway,
             self._namespace,
-            describe(self.id, self.app.name, self.queues, self.concurrency, self.settings.heartbeat),
+            describe(self.id, self.app.name, self.queues, self.concurrency, self.settings),
             self._slots,
             self._executor.settled,
             self._health,

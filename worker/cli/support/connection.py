@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
+from uuid import UUID
 
 import anyio
 import typer
@@ -15,6 +16,7 @@ from ....queues import Partition, Producer, TaskHandle, TaskNotFound, queue_part
 from ...settings import load_settings
 from .errors import Failed, Misuse
 from .options import with_options
+from .output import timestamp
 
 __all__ = [
     "ConnectionOptions",
@@ -120,8 +122,18 @@ async def find_handle(producer: Producer, task_id: str) -> TaskHandle[Any]:
     """
     handle = await producer.find(task_id)
     if handle is None:
-        raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r} on {producer.address.shown}")
+        where = f"any queue of namespace {producer.namespace.name!r} on {producer.address.shown}"
+        raise TaskNotFound(task_id, f"{where}{_made_on(task_id)}")
     return handle
+
+
+def _made_on(task_id: str) -> str:
+    """Return when an id was made, if it says so: Perdure's own do. A record may have expired since."""
+    try:
+        made = UUID(task_id)
+    except ValueError:
+        return ""
+    return f" (its id was made on {timestamp(made.int >> 80)})" if made.version == 7 else ""
 
 
 async def known_partitions(producer: Producer, queue: str | None) -> Sequence[Partition]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import anyio
@@ -11,35 +10,28 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ....queues import DecryptionError, Gateway, Partition, Producer, Record, State, TaskHandle, TaskOutcome
-from ...agent.coherence import StoredFinding, stored_findings
-from ...artifacts import ArtifactLink, task_links
-from ...errors import ArtifactError
-from ..artifacts import artifact, describe_link, size_text
+from ....queues import Producer, Record, State, TaskHandle, TaskOutcome
+from ..artifacts import artifact
 from ..lazy import LazyCommand, LazyGroup
-from ..support.connection import connected, find_handle, redis_now
+from ..support.connection import connected, find_handle
 from ..support.errors import Failed
 from ..support.events_text import describe_event
 from ..support.options import TaskId, in_seconds
 from ..support.output import (
     AsJson,
-    ago,
     as_data,
     clean,
-    duration,
     note,
     print_data,
-    print_fields,
     print_json,
     print_json_lines,
     print_text,
     state_text,
     stdout,
-    timestamp,
 )
-from .inbox import inbox, send, shown_due, shown_inbox, shown_wait
+from .inbox import inbox, send
 
-__all__ = ["app", "describe_finding", "finding_text", "link_text", "shown_findings", "shown_links", "watch_on_screen"]
+__all__ = ["app", "watch_on_screen"]
 
 _REFRESH: Final = 1.0
 """Seconds between two reads of the record: no event says that a worker took the task."""
@@ -92,39 +84,6 @@ def _outcome(record: Record) -> Text:
     return Text.assemble(state_text(record.state), clean(details))
 
 
-async def shown_links(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[ArtifactLink]:
-    """Return the artifacts of a task. If they cannot be read, print why and return none."""
-    try:
-        return await task_links(gateway, partition, task_id)
-    except (ArtifactError, DecryptionError) as error:
-        note(str(error))
-        return ()
-
-
-async def shown_findings(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[StoredFinding]:
-    """Return the coherence findings of a task. If they cannot be read, print why and return none."""
-    try:
-        return await stored_findings(gateway, partition, task_id)
-    except DecryptionError as error:
-        note(str(error))
-        return ()
-
-
-def link_text(links: Sequence[ArtifactLink]) -> str | None:
-    """Return one line per artifact, or None."""
-    return "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None
-
-
-def finding_text(findings: Sequence[StoredFinding]) -> str | None:
-    """Return one line per finding, or None."""
-    return "\n".join(f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in findings) or None
-
-
-def describe_finding(finding: StoredFinding) -> dict[str, object]:
-    """Return a finding as plain data."""
-    return {"check": finding.check, "detail": finding.detail, "policy": finding.policy, "event": finding.n}
-
-
 class _Commands(LazyGroup):
     """Commands of this module, and lazy commands of other modules."""
 
@@ -135,6 +94,8 @@ class _Commands(LazyGroup):
 
 
 _OTHER_MODULES = {
+    "show": (".task.show:show", "Show a task: its state, arguments, result, error and artifacts."),
+    "why": (".task.show:why", "Explain why a task is in its state, and what happens next."),
     "list": (".task.listing:list_", "List tasks, the newest first."),
     "events": (".task.events:events", "Print the events of a task, or of the tasks of a queue."),
     "state": (".task.history:state", "Show the state of a task after one of its events."),
@@ -149,63 +110,6 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 @app.callback()
 def task() -> None:
     """List, show, watch and cancel tasks, send them messages, and read or fork their history."""
-
-
-@app.command()
-@connected
-async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
-    """Show a task: its state, arguments, result, error and artifacts.
-
-    Example: perdure task show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
-    """
-    handle = await find_handle(producer, task_id)
-    record = await handle.record()
-    links = await shown_links(producer.gateway, handle.partition, task_id)
-    findings = await shown_findings(producer.gateway, handle.partition, task_id)
-    if json:
-        shown = {"result": as_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
-        shown["incoherent"] = [describe_finding(one) for one in findings]
-        print_json(record.summary() | shown)
-        return
-    since = ago(await redis_now(producer))
-    error = record.error or {}
-    print_fields(
-        {
-            "id": record.id,
-            "task": record.task,
-            "state": state_text(record.state),
-            "queue": record.queue,
-            "partition": str(record.partition),
-            "arguments": _text(record.shown_arguments()),
-            "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
-            "attempts": f"{record.attempts}, crashes: {record.crashes}, replays: {record.replays}",
-            "enqueued": _when(record.enqueued_at, since),
-            "waits": await shown_wait(producer, record, since),
-            "due": shown_due(record, lambda at: _when(at, since)),
-            "inbox": shown_inbox(record),
-            "finished": _when(record.finished_at, since),
-            "ran for": None if record.ran_ms is None else duration(record.ran_ms / 1000),
-            "worker": record.worker,
-            "step": record.step,
-            "step alive": _when(record.alive_at, since),
-            "result": _text(record.shown_result()),
-            "artifacts": link_text(links),
-            "incoherent": finding_text(findings),
-            "handed to": record.handed_to,
-            "reason": record.reason,
-            "error": f"{error.get('error')}: {error.get('message')}" if error else None,
-        }
-    )
-    if error.get("traceback"):
-        print_text(f"\n{error['traceback'].rstrip()}")
-
-
-def _text(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "replace")
-
-
-def _when(at: int | None, since: Any) -> str | None:
-    return None if at is None else f"{timestamp(at)} ({since(at)})"
 
 
 @app.command()

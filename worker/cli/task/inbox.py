@@ -20,17 +20,13 @@ from ....queues import (
     State,
     drop_message,
     list_workers,
-    read_last_events,
 )
 from ..support.connection import connected, find_handle, redis_now
 from ..support.errors import Failed, Misuse
 from ..support.options import TaskId
-from ..support.output import AsJson, ago, note, print_data, print_json, print_json_lines, print_table, timestamp
+from ..support.output import AsJson, ago, note, print_data, print_json, print_json_lines, print_table
 
-__all__ = ["inbox", "send", "shown_due", "shown_inbox", "shown_wait"]
-
-_EVENTS_READ = 200
-"""Latest events that are searched for the last wait."""
+__all__ = ["inbox", "send", "shown_due", "shown_inbox"]
 
 
 @connected
@@ -146,19 +142,3 @@ def shown_due(record: Record, when: Callable[[int | None], str | None]) -> str |
     """Return when the task is due, or None if it waits without a limit."""
     endless = record.waits is not None and (record.due_at or 0) > LONGEST * 500
     return None if endless else when(record.due_at)
-
-
-async def shown_wait(producer: Producer, record: Record, since: Callable[[int | None], str]) -> str | None:
-    """Return what a task waits for, from which sender, since when and why, as its log says."""
-    if record.waits is None:
-        return None
-    wait = f"for {'an' if record.waits[0] in 'aeiou' else 'a'} {record.waits}"
-    partition = producer.namespace.partition(record.queue, record.partition)
-    events = await read_last_events(producer.gateway, partition, record.id, _EVENTS_READ)
-    event = next((one for one in events if one.type == "waiting"), None)
-    if event is None:
-        return wait
-    data = event.data if isinstance(event.data, dict) else {}
-    sender = f" from {data['on']}" if data.get("on") else ""
-    why = f": {data['why']}" if data.get("why") else ""
-    return f"{wait}{sender} since {timestamp(event.at)} ({since(event.at)}){why}"

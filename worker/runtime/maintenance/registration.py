@@ -28,6 +28,7 @@ from ....queues import (
     withdraw,
 )
 from ...log import logger
+from ...settings import Settings
 from ..health import Health
 from ..slots import Slots
 
@@ -66,8 +67,8 @@ _KEPT: Final = 3600.0
 """TTL of a registration in seconds. After two intervals the worker is presumed dead; it stays listed for the rest."""
 
 
-def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int, interval: float) -> WorkerInfo:
-    """Return the description of this process as a worker. interval: seconds between two registrations."""
+def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int, settings: Settings) -> WorkerInfo:
+    """Return the description of this process as a worker."""
     return WorkerInfo(
         id=worker_id,
         app=app,
@@ -78,7 +79,8 @@ def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int
         concurrency=concurrency,
         in_flight=0,
         started=0,
-        interval=interval,
+        interval=settings.heartbeat,
+        lease=settings.lease,
     )
 
 

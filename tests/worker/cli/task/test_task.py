@@ -62,7 +62,7 @@ def test_show_prints_the_whole_record(work: Any) -> None:
     work()
     done = call("task", "show", task_id).out
     assert "queued" in waiting
-    for text in (task_id, "add", "succeeded", '{"a":1,"b":2}', "1, crashes: 0, replays: 0", "result"):
+    for text in (task_id, "add", "succeeded", '{"a":1,"b":2}', "it succeeded", "result"):
         assert text in done
     found = call("task", "show", task_id, "--json").json
     assert (found["state"], found["result"], found["args"]) == ("succeeded", 3, {"a": 1, "b": 2})
@@ -127,7 +127,10 @@ def test_result_fails_after_the_timeout() -> None:
     task_id = enqueue(*ADD)
     answer = call("task", "result", task_id, "--timeout", "0.05")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith(f"perdure: no result of task {task_id} within 0.05 s: it is in queue 'test', enqueued")
+    expected = (
+        f"perdure: task {task_id} (add) did not end within 0.05 s: it is queued, and no worker serves queue 'test'"
+    )
+    assert answer.err.startswith(expected)
 
 
 def test_result_of_a_cancelled_task() -> None:

@@ -1,0 +1,28 @@
+"""Explanation of a task: why it is in its state, and what happens next.
+
+| module | what it holds |
+|---|---|
+| `facts` | what is read of a task, its workers and its queue |
+| `sentences` | a pure function from facts to an `Explanation` |
+| `findings` | which workers can run a task, in which step it is or failed, and its limits |
+| `texts` | durations, times and counts in sentences |
+| `remedies` | what an operator can do about a dead letter, by its reason |
+
+Before a change: an explanation is read by people in trouble. It states what Redis says, and nothing that it does not.
+"""
+
+from __future__ import annotations
+
+from ..keys import Partition
+from ..transport import Gateway
+from .facts import Facts, read_facts
+from .remedies import REMEDIES, remedy_for
+from .sentences import Explanation, explain_facts
+
+__all__ = ["REMEDIES", "Explanation", "Facts", "explain_facts", "explain_task", "read_facts", "remedy_for"]
+
+
+async def explain_task(gateway: Gateway, partition: Partition, task_id: str) -> Explanation | None:
+    """Return the explanation of a task, None if there is no record of it."""
+    facts = await read_facts(gateway, partition, task_id)
+    return None if facts is None else explain_facts(facts)

@@ -1,0 +1,134 @@
+"""The facts of an explanation: the record, the end of the log, the workers of the queue and the catalog."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from ..catalog import Catalog, read_catalog
+from ..errors import Refused
+from ..event_log import TaskEvent, opened_events
+from ..inspection import QueueStats, partition_stats
+from ..keys import Namespace, Partition
+from ..presence import WorkerInfo, list_workers
+from ..records import Record, State, read_record
+from ..shared_config import load_config
+from ..supervisors import paused_supervisors
+from ..transport import Gateway
+
+__all__ = ["Facts", "read_facts"]
+
+T = TypeVar("T")
+
+_EVENTS: Final = 30
+"""Last events of the log that are read."""
+
+_COUNTED: Final = 5_000
+"""Fields of a checkpoint up to which its records are counted; above it, all fields count."""
+
+_LEASE: Final = 15.0
+"""Lease of a worker that does not publish it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts about a task at one time, as Redis has them.
+
+    Attributes:
+        now: Time of the read, in milliseconds of Redis' clock.
+        events: Last events of the log, newest first.
+        steps: Number of recorded steps.
+        crash: Evidence of the last crash that a supervisor reported.
+        cancel: Whether a running task was asked to end.
+        expires_at: Time at which the record expires; None while the task is live.
+        lease: Seconds after which others claim the task of a silent worker.
+        workers: Registered workers, catalog, paused: names of paused supervisors. None if this user may not read them.
+        stats: Numbers of the partition, if the task is queued.
+    """
+
+    record: Record
+    now: int
+    events: Sequence[TaskEvent] = ()
+    steps: int = 0
+    crash: Mapping[str, Any] = field(default_factory=dict)
+    cancel: bool = False
+    expires_at: int | None = None
+    lease: float = _LEASE
+    workers: Sequence[WorkerInfo] | None = ()
+    catalog: Catalog | None = None
+    paused: Sequence[str] | None = ()
+    stats: QueueStats | None = None
+
+
+async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
+    """Read the facts of a task, None if there is no record. Takes two round trips, and two more if it is queued."""
+    namespace = Namespace(partition.namespace)
+    record, task, workers, config, paused, catalog = await asyncio.gather(
+        read_record(gateway, partition, task_id),
+        _read_task(gateway, partition, task_id),
+        _allowed(list_workers(gateway, namespace)),
+        _allowed(load_config(gateway, namespace)),
+        _allowed(paused_supervisors(gateway, namespace)),
+        _allowed(read_catalog(gateway, namespace)),
+    )
+    if record is None:
+        return None
+    crash, cancel, entries, fields, ttl, time = task
+    now = int(time[0]) * 1000 + int(time[1]) // 1000
+    steps = int(fields)
+    if 0 < steps <= _COUNTED:
+        names = await gateway.command("HKEYS", partition.steps(task_id))
+        steps = sum(name.startswith(b"d:") and not name.startswith(b"d:#") for name in names)
+    present = [one for one in workers or () if not one.presumed_dead and partition.queue in one.queues]
+    published = [one.lease for one in present if one.lease is not None]
+    lease = config.leases(max(published, default=_LEASE))[1] if config else max(published, default=_LEASE)
+    return Facts(
+        record,
+        now,
+        opened_events(entries, task_id, record.cipher),
+        steps,
+        _evidence(crash),
+        bool(cancel),
+        now + int(ttl) if int(ttl) > 0 else None,
+        lease,
+        workers,
+        catalog,
+        paused,
+        await partition_stats(gateway, partition) if record.state is State.QUEUED else None,
+    )
+
+
+def _read_task(gateway: Gateway, partition: Partition, task_id: str) -> Awaitable[list[Any]]:
+    """Read what the record does not say: evidence of a crash, request to cancel, log, steps, TTL, and the time."""
+    record = partition.record(task_id)
+    return gateway.pipeline(
+        [
+            ("HGET", record, "crash"),
+            ("HEXISTS", partition.control(task_id), "cancel"),
+            ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _EVENTS),
+            ("HLEN", partition.steps(task_id)),
+            ("PTTL", record),
+            ("TIME",),
+        ],
+        node_of=record,
+    )
+
+
+async def _allowed(read: Awaitable[T]) -> T | None:
+    """Return what was read; None if the server refuses it, as to a user who may only enqueue."""
+    try:
+        return await read
+    except Refused:
+        return None
+
+
+def _evidence(data: bytes | None) -> Mapping[str, Any]:
+    try:
+        found = orjson.loads(data or b"{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

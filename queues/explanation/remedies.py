@@ -1,0 +1,32 @@
+"""Remedies for dead letters, by reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["REMEDIES", "remedy_for"]
+
+_REPLAY: Final = "perdure dlq replay {id}"
+
+REMEDIES: Final[Mapping[str, str]] = {
+    "attempts_exhausted": f"fix the cause of the error, then run: {_REPLAY}",
+    "not_retryable": f"fix the handler or the arguments, then run: {_REPLAY} (with --edit-args JSON for new arguments)",
+    "crash_loop": f"find out what kills the worker (memory, native code), then run: {_REPLAY}",
+    "timeout": f"raise the task's timeout or split it into steps, then run: {_REPLAY}",
+    "unreadable": f"find the producer of the message; {_REPLAY} --fresh drops a checkpoint that cannot be read",
+    "newer_version": f"deploy workers of the newer version, then run: {_REPLAY}",
+    "invalid_arguments": f"run: {_REPLAY} --edit-args JSON",
+    "unknown_task": f"deploy a worker that has the task, then run: {_REPLAY}",
+    "unserialisable_result": f"return JSON data of the declared type and size, then run: {_REPLAY}",
+    "undecryptable": f"give the workers the encryption key of the task, then run: {_REPLAY}",
+    "incoherent": f"read the findings (perdure task show {{id}}), then run: {_REPLAY}",
+    "in_doubt": f"find out whether the effect of the step happened, then run: {_REPLAY}",
+    "orphaned_steps": f"give the steps their former names and run: {_REPLAY}; with --fresh all steps run again",
+}
+"""Remedy by the reason of a dead letter; `{id}` is the id of the task."""
+
+
+def remedy_for(reason: str, task_id: str) -> str:
+    """Return what an operator can do about a dead letter."""
+    return REMEDIES.get(reason, f"fix the cause of the error, then run: {_REPLAY}").format(id=task_id)

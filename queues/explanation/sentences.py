@@ -1,0 +1,293 @@
+"""Sentences: why a task is in its state, and what happens next. Pure functions, no Redis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from ..defaults import LONGEST
+from ..durations import iso_time
+from ..keys import RELEASED, SUSPECTS
+from ..records import State
+from .facts import Facts
+from .findings import (
+    attempt_limit,
+    crash_text,
+    current_step,
+    descriptions,
+    error_text,
+    failed_step,
+    heard_at,
+    how_to_start,
+    next_worker,
+    serving_workers,
+    unless_served,
+)
+from .remedies import remedy_for
+from .texts import ago_text, at_text, clock, in_text, short, since_text, span, times
+
+__all__ = ["Explanation", "explain_facts"]
+
+_MISSED: Final = 0.6
+"""Share of the lease without a renewal after which a worker counts as silent: it renews each third."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a task is in its state, and what happens next. Times are milliseconds of Redis' clock.
+
+    Attributes:
+        cause: A word for programs, such as "no_worker".
+        sentence: The explanation.
+        remedy: What an operator can do; None if nothing is to be done.
+        since: Start of the state. until: time of the next event, as far as it is known.
+        worker: Worker that runs the task, or ran it last. heard_at: its last sign of life.
+        step, step_at: Current step and its start. steps: number of recorded steps.
+        failed_step: Step whose error ended the last attempt, or in which the worker died.
+        max_attempts, max_crashes: Limits, as far as a worker has published them.
+        waits_for, waits_on, why: What a parked task waits for, from which sender, and the handler's reason.
+        successor: Task that continues its work.
+    """
+
+    id: str
+    task: str | None
+    queue: str
+    state: State
+    cause: str
+    sentence: str
+    remedy: str | None = None
+    now: int = 0
+    since: int | None = None
+    until: int | None = None
+    worker: str | None = None
+    heard_at: int | None = None
+    step: str | None = None
+    step_at: int | None = None
+    steps: int = 0
+    failed_step: str | None = None
+    attempts: int = 0
+    max_attempts: int | None = None
+    crashes: int = 0
+    max_crashes: int | None = None
+    waits_for: str | None = None
+    waits_on: str | None = None
+    why: str | None = None
+    successor: str | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Return the explanation as plain data, times as ISO 8601."""
+        shown = {one.name: getattr(self, one.name) for one in fields(self)}
+        shown["state"] = str(self.state)
+        return shown | {name: iso_time(shown[name]) for name in ("now", "since", "until", "heard_at", "step_at")}
+
+
+@dataclass(slots=True)
+class _Said:
+    """The part of an explanation that depends on the state."""
+
+    cause: str
+    sentence: str
+    remedy: str | None = None
+    since: int | None = None
+    until: int | None = None
+    waits_on: str | None = None
+    why: str | None = None
+
+
+def explain_facts(facts: Facts) -> Explanation:
+    """Return the explanation of a task."""
+    record = facts.record
+    said = _STATES[record.state](facts)
+    known = descriptions(facts)
+    running = record.state is State.RUNNING
+    step = current_step(facts) if running else None
+    return Explanation(
+        id=record.id,
+        task=record.task,
+        queue=record.queue,
+        state=record.state,
+        cause=said.cause,
+        sentence=said.sentence,
+        remedy=said.remedy,
+        now=facts.now,
+        since=said.since,
+        until=said.until,
+        worker=record.worker,
+        heard_at=heard_at(facts) if running else None,
+        step=step,
+        step_at=record.step_at if step is not None else None,
+        steps=facts.steps,
+        failed_step=failed_step(facts),
+        attempts=record.attempts,
+        max_attempts=attempt_limit(facts),
+        crashes=record.crashes,
+        max_crashes=known[0].max_crashes if known else None,
+        waits_for=record.waits,
+        waits_on=said.waits_on,
+        why=said.why,
+        successor=record.handed_to,
+    )
+
+
+# states
+
+
+def _queued(facts: Facts) -> _Said:
+    record, now = facts.record, facts.now
+    latest = facts.events[0] if facts.events else None
+    since = record.queued_at
+    if record.holder == SUSPECTS:
+        since = None if record.idle_ms is None else now - record.idle_ms
+        return _Said(
+            "quarantined",
+            f"it is in quarantine{since_text(since, now)}, because its workers kept dying: a process of its own runs "
+            f"it next{unless_served(facts)}",
+            how_to_start(facts) if not serving_workers(facts) else None,
+            since,
+        )
+    before = ""
+    if record.holder == RELEASED and latest is not None:
+        since = latest.at
+        if latest.type == "crashed":
+            before = f" after {crash_text(facts)} {span(now - latest.at)} ago"
+        else:
+            before = f" after its worker returned it {span(now - latest.at)} ago"
+    cause, why, remedy = next_worker(facts)
+    return _Said(cause, f"it is queued{before}, and {why}", remedy, since)
+
+
+def _scheduled(facts: Facts) -> _Said:
+    record, now = facts.record, facts.now
+    event = next((one for one in facts.events if one.type in _DELAYS), None)
+    cause = "delay" if event is None else _DELAYS[event.type]
+    error = error_text(facts)
+    step = failed_step(facts)
+    match cause:
+        case "retry":
+            limit = attempt_limit(facts)
+            of = "" if limit is None else f" of {limit}"
+            where = "" if step is None else f" in step {step!r}"
+            text = f"attempt {record.attempts}{of} failed{where} with {error}; attempt {record.attempts + 1} starts"
+        case "snooze":
+            text = "its handler asked to run again later; it runs again"
+        case "returned":
+            text = f"its worker could not run it ({error}); a worker takes it again"
+        case "crash_backoff":
+            text = f"it crashed {times(record.crashes, 'time', 'times')}; it runs again"
+        case _:
+            text = "it was enqueued with a delay; it is due"
+    since = None if event is None else event.at
+    remedy = None
+    if record.due_at is not None and record.due_at <= now:
+        when = f"now (since {span(now - record.due_at)})"
+        if facts.workers is not None and not serving_workers(facts):
+            cause, why, remedy = next_worker(facts)
+            when += f", but {why}"
+    else:
+        when = in_text(record.due_at, now) + unless_served(facts)
+    return _Said(cause, f"it is scheduled: {text} {when}", remedy, since, record.due_at)
+
+
+def _waiting(facts: Facts) -> _Said:
+    record, now = facts.record, facts.now
+    event = next((one for one in facts.events if one.type == "waiting"), None)
+    data = event.data if event is not None and isinstance(event.data, dict) else {}
+    what, on, why = record.waits or "something", data.get("on") or None, data.get("why") or None
+    since = None if event is None else event.at
+    until = None if record.due_at is None or record.due_at > LONGEST * 500 else record.due_at
+    if what.startswith("version"):
+        text = "it waits for a worker of a newer version"
+        after = f"; it is a dead letter {at_text(until, now)} if none comes" if until is not None else ""
+        return _Said("version", text + after, "deploy workers of the newer version", since, until)
+    article = "an" if what[0] in "aeiou" else "a"
+    text = f"it waits for {what if what == 'approval' else f'{article} {what}'}"
+    text += f" by {on}" if on else ""
+    text += f" since {clock(since, now)}" if since is not None else ""
+    text += f" ({short(str(why))})" if why else ""
+    if record.unused:
+        text += f"; {times(record.unused, 'message is', 'messages are')} unread"
+    if until is not None:
+        text += f"; without one it continues {at_text(until, now)}"
+    remedy = f"answer: perdure task send {record.id} TEXT{f' --from {on}' if on else ''}"
+    return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
+
+
+def _running(facts: Facts) -> _Said:
+    record, now = facts.record, facts.now
+    heard, lease = heard_at(facts), round(facts.lease * 1000)
+    silent = max(0, now - heard)
+    worker = next((one for one in facts.workers or () if one.id == record.worker), None)
+    name = f"worker {record.worker}" + ("" if worker is None else f" (process {worker.pid} on {worker.host})")
+    others = [one for one in serving_workers(facts) if one.id != record.worker]
+    since = record.started_at if record.started_at is not None else heard
+    step = current_step(facts)
+    if silent > lease * _MISSED or (worker is None and facts.workers and silent > lease / 2):
+        where = "" if step is None else f" in step {step!r}"
+        text = f"it is running{where}, but its worker was last heard of {span(silent)} ago ({name})"
+        if facts.workers is not None and not others:
+            return _Said(
+                "worker_lost", f"{text}; no other worker serves queue {record.queue!r}", how_to_start(facts), since
+            )
+        left = lease - silent
+        when = f"in {span(left)}" if left > 0 else "now"
+        return _Said("worker_lost", f"{text}; another worker claims it {when}", None, since, heard + lease)
+    text = f"it is running{since_text(since, now)}"
+    if step is not None and record.step_at is not None:
+        text += f", in step {step!r} for {span(now - record.step_at)}"
+    elif (last := next((one for one in facts.events if one.type == "step_completed"), None)) is not None:
+        text += f", {span(now - last.at)} after step {last.step!r}"
+    text += f", on {name}, which was heard of {span(silent)} ago"
+    if facts.cancel:
+        return _Said("cancelling", f"{text}; it was cancelled, and its worker stops it now", None, since)
+    return _Said("running", text, None, since)
+
+
+def _succeeded(facts: Facts) -> _Said:
+    record, now = facts.record, facts.now
+    kept = "" if facts.expires_at is None else f"; its record is kept until {clock(facts.expires_at, now)}"
+    if record.handed_to is not None:
+        text = f"task {record.handed_to} continues its work since {clock(record.finished_at, now)}, and has the result"
+        return _Said(
+            "continued", text + kept, f"perdure task why {record.handed_to}", record.finished_at, facts.expires_at
+        )
+    text = f"it succeeded {ago_text(record.finished_at, now)} in attempt {max(1, record.attempts)}"
+    return _Said("succeeded", text + kept, None, record.finished_at, facts.expires_at)
+
+
+def _cancelled(facts: Facts) -> _Said:
+    record = facts.record
+    kept = "" if facts.expires_at is None else f"; its record is kept until {clock(facts.expires_at, facts.now)}"
+    text = f"it was cancelled {ago_text(record.finished_at, facts.now)}"
+    return _Said("cancelled", text + kept, None, record.finished_at, facts.expires_at)
+
+
+def _dead(facts: Facts) -> _Said:
+    record, now = facts.record, facts.now
+    step = failed_step(facts)
+    where = "" if step is None else f" in step {step!r}"
+    text = f"it is a dead letter ({record.reason}) since {clock(record.finished_at, now)}: "
+    text += f"{error_text(facts)}{where}, after {times(record.attempts, 'attempt', 'attempts')}"
+    text += f" and {times(record.crashes, 'crash', 'crashes')}" if record.crashes else ""
+    if facts.expires_at is not None:
+        text += f"; it is deleted {at_text(facts.expires_at, now)}"
+    remedy = remedy_for(record.reason or "", record.id)
+    return _Said("dead", text, remedy, record.finished_at, facts.expires_at)
+
+
+_STATES: Final = {
+    State.QUEUED: _queued,
+    State.SCHEDULED: _scheduled,
+    State.WAITING: _waiting,
+    State.RUNNING: _running,
+    State.SUCCEEDED: _succeeded,
+    State.CANCELLED: _cancelled,
+    State.DEAD: _dead,
+}
+
+_DELAYS: Final = {
+    "attempt_failed": "retry",
+    "snoozed": "snooze",
+    "returned": "returned",
+    "crash_backoff": "crash_backoff",
+}
+"""Cause of a delay by the event that says so."""

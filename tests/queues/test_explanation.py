@@ -1,0 +1,202 @@
+"""Explanations: one sentence per state and cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from perdure.deadletter import Reason
+from perdure.queues import CatalogTask, Record, State, TaskEvent, WorkerInfo
+from perdure.queues.catalog import Catalog
+from perdure.queues.explanation import REMEDIES, Explanation, Facts, explain_facts
+from perdure.queues.keys import RELEASED, SUSPECTS
+
+NOW = 1_763_836_000_000
+ERROR = {"error": "builtins.ValueError", "message": "no such file"}
+
+
+def record(state: State, **fields: Any) -> Record:
+    known: dict[str, Any] = dict.fromkeys(Record.__dataclass_fields__)
+    known |= {"id": "x", "queue": "reports", "partition": 0, "task": "report", "headers": {}, "unused": 0}
+    known |= {"attempts": 0, "crashes": 0, "replays": 0, "secrets": (), "cipher": None, "enqueued_at": NOW - 60_000}
+    return Record(**(known | {"state": state} | fields))
+
+
+def worker(name: str = "w1", **fields: Any) -> WorkerInfo:
+    made = WorkerInfo(
+        name, "app", "host", 7, "1", ("reports",), concurrency=4, in_flight=0, started=0, seen=1.0, lease=15.0
+    )
+    return replace(made, **fields)
+
+
+def event(kind: str, ago: float, data: Any = None, step: str | None = None) -> TaskEvent:
+    return TaskEvent("1-1", NOW - round(ago * 1000), kind, step, data)
+
+
+WORKERS = (worker(),)
+
+
+def explain(known: Record, *events: TaskEvent, workers: Any = WORKERS, **fields: Any) -> Explanation:
+    catalog = Catalog([[CatalogTask("report", "reports", max_attempts=5, max_crashes=3, app="app")]])
+    return explain_facts(Facts(known, NOW, events, workers=workers, **({"catalog": catalog} | fields)))
+
+
+QUEUED = record(State.QUEUED, queued_at=NOW - 60_000)
+DEAD_WORKER = worker("w0", seen=40.0)
+RUNNING = record(
+    State.RUNNING,
+    worker="w1",
+    holder="w1",
+    idle_ms=2_000,
+    started_at=NOW - 180_000,
+    step="fetch",
+    step_at=NOW - 12_000,
+    alive_at=NOW - 2_000,
+)
+SILENT = replace(RUNNING, idle_ms=11_000, alive_at=NOW - 11_000)
+FAILED = record(State.SCHEDULED, attempts=2, due_at=NOW + 40_000, error=ERROR)
+STEP_FAILED = event("step_failed", 9, {"attempt": 1} | ERROR, "fetch")
+WAITING = record(State.WAITING, waits="approval", due_at=NOW + 3_600_000)
+DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at=NOW - 5_000)
+
+
+@pytest.mark.parametrize(
+    ("found", "cause", "text"),
+    [
+        (explain(QUEUED), "ready", "it is queued, and 1 worker serves queue 'reports' and will take it"),
+        (explain(QUEUED, workers=()), "no_worker", "it is queued, and no worker serves queue 'reports'"),
+        (explain(QUEUED, workers=(DEAD_WORKER,)), "no_worker", "(the last one was heard of 40 s ago)"),
+        (
+            explain(QUEUED, workers=(), paused=("prod",)),
+            "no_worker",
+            "paused after too many crashes: supervisor 'prod'",
+        ),
+        (explain(QUEUED, workers=(worker(in_flight=4),)), "busy", "all 4 slots of the 1 worker of queue 'reports' are"),
+        (explain(QUEUED, workers=None), "queued", "it is queued, and no worker of queue 'reports' has taken it yet"),
+        (
+            explain(replace(QUEUED, task="rebort")),
+            "wrong_app",
+            "queue 'reports' has workers of app 'app' only, which has no task 'rebort'",
+        ),
+        (
+            explain(replace(QUEUED, holder=RELEASED), event("crashed", 3), crash={"how": "SIGKILL", "step": "fetch"}),
+            "ready",
+            "it is queued after its worker died (SIGKILL) in step 'fetch' 3 s ago, and 1 worker",
+        ),
+        (
+            explain(replace(QUEUED, holder=RELEASED), event("handed_off", 3)),
+            "ready",
+            "after its worker returned it 3 s",
+        ),
+        (
+            explain(replace(QUEUED, holder=SUSPECTS, idle_ms=3_000)),
+            "quarantined",
+            "because its workers kept dying: a process of its own runs it next",
+        ),
+        (explain(record(State.SCHEDULED, due_at=NOW + 7_200_000)), "delay", "enqueued with a delay; it is due in 2 h"),
+        (
+            explain(FAILED, event("attempt_failed", 8, ERROR), STEP_FAILED),
+            "retry",
+            "attempt 2 of 5 failed in step 'fetch' with ValueError: no such file; attempt 3 starts in 40 s",
+        ),
+        (
+            explain(replace(FAILED, max_attempts=2), event("attempt_failed", 8, ERROR), workers=()),
+            "retry",
+            "attempt 2 of 2 failed with ValueError: no such file; attempt 3 starts in 40 s; no worker serves queue",
+        ),
+        (explain(FAILED, event("snoozed", 8, ERROR)), "snooze", "asked to run again later; it runs again in 40 s"),
+        (explain(FAILED, event("returned", 8, ERROR)), "returned", "its worker could not run it (ValueError: no such"),
+        (
+            explain(replace(FAILED, crashes=2), event("crash_backoff", 8, ERROR)),
+            "crash_backoff",
+            "it crashed 2 times; it runs again in 40 s",
+        ),
+        (
+            explain(replace(FAILED, due_at=NOW - 3_000), event("attempt_failed", 8, ERROR), workers=()),
+            "no_worker",
+            "attempt 3 starts now (since 3 s), but no worker serves queue 'reports'",
+        ),
+        (
+            explain(WAITING, event("waiting", 90, {"what": "approval", "on": "finance", "why": "over 1000"})),
+            "approval",
+            "(over 1000); without one it continues at ",
+        ),
+        (explain(replace(WAITING, waits="message", due_at=10**15)), "message", "it waits for a message"),
+        (
+            explain(replace(WAITING, waits="version 2")),
+            "version",
+            "waits for a worker of a newer version; it is a dead",
+        ),
+        (
+            explain(RUNNING),
+            "running",
+            "(3 min), in step 'fetch' for 12 s, on worker w1 (process 7 on host), which was heard of 2 s ago",
+        ),
+        (
+            explain(RUNNING, event("step_completed", 1, {}, "fetch")),
+            "running",
+            "(3 min), 1 s after step 'fetch', on worker w1",
+        ),
+        (explain(RUNNING, cancel=True), "cancelling", "it was cancelled, and its worker stops it now"),
+        (
+            explain(SILENT, workers=(worker(), worker("w2"))),
+            "worker_lost",
+            "its worker was last heard of 11 s ago (worker w1 (process 7 on host)); another worker claims it in 4 s",
+        ),
+        (explain(SILENT), "worker_lost", "no other worker serves queue 'reports'"),
+        (
+            explain(replace(SILENT, idle_ms=20_000), workers=(worker("w2"),)),
+            "worker_lost",
+            "another worker claims it now",
+        ),
+        (
+            explain(record(State.SUCCEEDED, attempts=1, finished_at=NOW - 5_000), expires_at=NOW + 9_000_000),
+            "succeeded",
+            "it succeeded 5 s ago in attempt 1; its record is kept until ",
+        ),
+        (
+            explain(record(State.SUCCEEDED, handed_to="y", finished_at=NOW - 5_000)),
+            "continued",
+            "task y continues its work since ",
+        ),
+        (explain(record(State.CANCELLED, finished_at=NOW - 5_000)), "cancelled", "it was cancelled 5 s ago"),
+        (
+            explain(DEAD, event("buried", 5, ERROR), STEP_FAILED),
+            "dead",
+            "ValueError: no such file in step 'fetch', after 3 attempts",
+        ),
+    ],
+)
+def test_each_cause_has_its_sentence(found: Explanation, cause: str, text: str) -> None:
+    assert found.cause == cause
+    assert text in found.sentence
+
+
+def test_an_explanation_has_fields_for_programs() -> None:
+    found = explain(RUNNING, steps=4).summary()
+    assert (found["state"], found["cause"], found["worker"]) == ("running", "running", "w1")
+    assert (found["step"], found["steps"], found["max_attempts"], found["max_crashes"]) == ("fetch", 4, 5, 3)
+    assert found["heard_at"] == "2025-11-22T18:26:38.000Z"
+    assert found["failed_step"] is None
+
+
+def test_the_failed_step_is_that_of_the_error_that_ended_the_attempt() -> None:
+    other = event("step_failed", 9, {"error": "builtins.KeyError", "message": "'a'"}, "tried")
+    assert explain(FAILED, event("attempt_failed", 8, ERROR), other, STEP_FAILED).failed_step == "fetch"
+    assert explain(FAILED, event("attempt_failed", 8, ERROR), other).failed_step is None
+    resumed = event("resumed", 8.5)
+    assert explain(FAILED, event("attempt_failed", 8, ERROR), resumed, STEP_FAILED).failed_step is None
+
+
+def test_a_crash_names_the_step_in_which_the_worker_died() -> None:
+    known = replace(FAILED, crashes=2)
+    assert explain(known, event("crash_backoff", 8, ERROR), crash={"step": "fetch"}).failed_step == "fetch"
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_each_reason_of_a_dead_letter_has_a_remedy_with_its_id(reason: Reason) -> None:
+    found = explain(replace(DEAD, reason=str(reason)))
+    assert found.remedy == REMEDIES[reason].format(id="x")
+    assert "perdure dlq replay x" in found.remedy
+    assert f"({reason})" in found.sentence

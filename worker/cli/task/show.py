@@ -1,0 +1,163 @@
+"""`perdure task show` and `perdure task why`: a task, and the explanation of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ....queues import DecryptionError, Gateway, Partition, Producer
+from ....queues.explanation import Explanation
+from ...agent.coherence import StoredFinding, stored_findings
+from ...artifacts import ArtifactLink, task_links
+from ...errors import ArtifactError
+from ..artifacts import describe_link, size_text
+from ..support.connection import connected, find_handle
+from ..support.options import TaskId
+from ..support.output import (
+    AsJson,
+    ago,
+    as_data,
+    duration,
+    note,
+    print_fields,
+    print_json,
+    print_text,
+    state_text,
+    timestamp,
+)
+from .inbox import shown_due, shown_inbox
+
+__all__ = ["show", "why"]
+
+Since = Callable[[int | None], str]
+
+
+@connected
+async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
+    """Show a task: its state, arguments, result, error and artifacts.
+
+    The field 'why' explains the state; 'perdure task why' prints it alone.
+
+    Example: perdure task show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
+    """
+    handle = await find_handle(producer, task_id)
+    record, explained = await handle.record(), await handle.explain()
+    links = await _links(producer.gateway, handle.partition, task_id)
+    findings = await _findings(producer.gateway, handle.partition, task_id)
+    if json:
+        shown = {"result": as_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
+        shown["incoherent"] = [_describe_finding(one) for one in findings]
+        shown["explanation"] = explained.summary()
+        print_json(record.summary() | shown)
+        return
+    since = ago(explained.now)
+    error = record.error or {}
+    print_fields(
+        {
+            "id": record.id,
+            "task": record.task,
+            "state": state_text(record.state),
+            "since": _when(explained.since, since),
+            "why": explained.sentence,
+            "remedy": explained.remedy,
+            "queue": record.queue,
+            "partition": str(record.partition),
+            "arguments": _text(record.shown_arguments()),
+            "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
+            "attempts": _of(record.attempts, explained.max_attempts),
+            "crashes": _of(record.crashes, explained.max_crashes),
+            "replays": str(record.replays) if record.replays else None,
+            "enqueued": _when(record.enqueued_at, since),
+            "waits": _wait(explained, since),
+            "due": shown_due(record, lambda at: _when(at, since)),
+            "inbox": shown_inbox(record),
+            "finished": _when(record.finished_at, since),
+            "ran for": None if record.ran_ms is None else duration(record.ran_ms / 1000),
+            "worker": record.worker,
+            "heard of": _when(explained.heard_at, since),
+            "step": _step(explained),
+            "steps done": str(explained.steps) if explained.steps else None,
+            "failed step": explained.failed_step,
+            "result": _text(record.shown_result()),
+            "artifacts": "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None,
+            "incoherent": _finding_text(findings),
+            "handed to": record.handed_to,
+            "reason": record.reason,
+            "error": f"{error.get('error')}: {error.get('message')}" if error else None,
+        }
+    )
+    if error.get("traceback"):
+        print_text(f"\n{error['traceback'].rstrip()}")
+
+
+@connected
+async def why(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
+    """Explain why a task is in its state, and what happens next.
+
+    If an operator can do something about it, a second line says what.
+
+    Example: perdure task why 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
+    """
+    explained = await (await find_handle(producer, task_id)).explain()
+    if json:
+        print_json(explained.summary())
+        return
+    print_text(explained.sentence)
+    if explained.remedy is not None:
+        print_text(explained.remedy)
+
+
+def _of(number: int, limit: int | None) -> str:
+    return str(number) if limit is None else f"{number} of {limit}"
+
+
+def _step(explained: Explanation) -> str | None:
+    if explained.step is None or explained.step_at is None:
+        return explained.step
+    return f"{explained.step} for {duration((explained.now - explained.step_at) / 1000)}"
+
+
+def _wait(explained: Explanation, since: Since) -> str | None:
+    """Return what a task waits for, from which sender, since when and why."""
+    what = explained.waits_for
+    if what is None:
+        return None
+    sender = f" from {explained.waits_on}" if explained.waits_on else ""
+    began = "" if explained.since is None else f" since {timestamp(explained.since)} ({since(explained.since)})"
+    reason = f": {explained.why}" if explained.why else ""
+    return f"for {'an' if what[0] in 'aeiou' else 'a'} {what}{sender}{began}{reason}"
+
+
+async def _links(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[ArtifactLink]:
+    """Return the artifacts of a task. If they cannot be read, print why and return none."""
+    try:
+        return await task_links(gateway, partition, task_id)
+    except (ArtifactError, DecryptionError) as error:
+        note(str(error))
+        return ()
+
+
+async def _findings(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[StoredFinding]:
+    """Return the coherence findings of a task. If they cannot be read, print why and return none."""
+    try:
+        return await stored_findings(gateway, partition, task_id)
+    except DecryptionError as error:
+        note(str(error))
+        return ()
+
+
+def _finding_text(findings: Sequence[StoredFinding]) -> str | None:
+    """Return one line per finding, or None."""
+    return "\n".join(f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in findings) or None
+
+
+def _describe_finding(finding: StoredFinding) -> dict[str, object]:
+    """Return a finding as plain data."""
+    return {"check": finding.check, "detail": finding.detail, "policy": finding.policy, "event": finding.n}
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "replace")
+
+
+def _when(at: int | None, since: Since) -> str | None:
+    return None if at is None else f"{timestamp(at)} ({since(at)})"
