@@ -114,7 +114,7 @@ from .errors import (
     UnreadableMessage,
 )
 from .event_log import LogTail, TaskEvent, read_events, read_last_events, read_log_tail, walk_events
-from .handle import SERVED_QUEUES, TaskHandle
+from .handle import TaskHandle, serving
 from .inbox import InboxMessage, Sent, drop_message, forward_messages, last_message, read_inbox, send_message
 from .inspection import (
     QueueStats,
@@ -202,7 +202,6 @@ __all__ = [
     "MOST_PARTITIONS",
     "NO_CIPHER",
     "NO_KEYS",
-    "SERVED_QUEUES",
     "SHARED",
     "Address",
     "AppEntry",
@@ -370,6 +369,7 @@ __all__ = [
     "seconds_until",
     "secret_values",
     "send_message",
+    "serving",
     "set_config",
     "set_partitions",
     "shown_arguments",

@@ -139,7 +139,7 @@ class Envelope(BaseModel):
     def decode(cls, data: bytes) -> Envelope:
         """Decode an envelope. Raises `UnreadableEnvelope` with the first problem."""
         try:
-            envelope = cls.model_validate_json(data)
+            envelope: Envelope = cls.__pydantic_validator__.validate_json(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])

@@ -30,14 +30,14 @@ from .security import RESULT
 from .shared_config import read_seconds
 from .transport import Gateway, queue_script, retry_while_unavailable
 
-__all__ = ["DEFAULT_RESULT_TTL", "SERVED_QUEUES", "TaskHandle"]
+__all__ = ["DEFAULT_RESULT_TTL", "TaskHandle", "serving"]
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 _CANCEL = queue_script("cancel")
 
-SERVED_QUEUES: ContextVar[Collection[str]] = ContextVar("perdure_served_queues", default=())
+_SERVED: ContextVar[Collection[str]] = ContextVar("perdure_served_queues", default=())
 """Queues of the worker in whose task the caller runs; empty outside of tasks."""
 
 DEFAULT_RESULT_TTL: Final = 86_400.0
@@ -51,6 +51,16 @@ _PAGE: Final = 200
 
 _POLL_INTERVAL: Final = 30.0
 """Seconds after which a waiter reads the record without a notification."""
+
+
+@asynccontextmanager
+async def serving(queues: Collection[str]) -> AsyncIterator[None]:
+    """Know, in all asyncio tasks that are started in the block, that their worker serves these queues."""
+    token = _SERVED.set(queues)
+    try:
+        yield
+    finally:
+        _SERVED.reset(token)
 
 
 class TaskHandle(Generic[R]):
@@ -122,7 +132,7 @@ class TaskHandle(Generic[R]):
             with anyio.fail_after(None if timeout is None else max(timeout, _FIRST_READ)):
                 record = await retry_while_unavailable(self.record)
             if not record.state.terminal:
-                if self.partition.queue in SERVED_QUEUES.get():
+                if self.partition.queue in _SERVED.get():
                     self._warn_of_deadlock()
                 with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - started)):
                     record = await self._wait()

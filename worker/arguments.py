@@ -102,7 +102,7 @@ class Arguments:
     def decode(self, data: bytes) -> dict[str, Any]:
         """Decode the arguments of a message, by name. Raises `InvalidArguments`."""
         try:
-            decoded: dict[str, Any] = self._adapter.validate_json(data)
+            decoded: dict[str, Any] = self._adapter.validator.validate_json(data)
         except (ValidationError, RecursionError) as error:
             problem = _problem(error) if isinstance(error, ValidationError) else "nested too deeply"
             raise InvalidArguments(self._name, problem) from None

@@ -141,9 +141,8 @@ class Leases(Generic[H]):
 
     def holds_fence(self, delivery: Delivery) -> bool:
         """Return whether a run holds this message under the same fence."""
-        with self._lock:
-            held = self._held.get(delivery.key)
-            return held is not None and held.delivery.fence == delivery.fence
+        held = self._held.get(delivery.key)
+        return held is not None and held.delivery.fence == delivery.fence
 
     def by_partition(self) -> dict[Partition, list[H]]:
         """Return the current holders, by partition."""

@@ -5,10 +5,10 @@ Burying is part of the package `deadletter`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -51,7 +51,7 @@ class Counters(NamedTuple):
         return Counters(self.attempts + 1, self.crashes, self.requeues)
 
 
-async def succeed(
+def succeed(
     gateway: Gateway,
     delivery: Delivery,
     task_id: str,
@@ -64,7 +64,7 @@ async def succeed(
     written: bool = True,
     handed_to: str | None = None,
     entries: int = 0,
-) -> None:
+) -> Coroutine[Any, Any, None]:
     """Store the result and acknowledge the message.
 
     Args:
@@ -81,7 +81,7 @@ async def succeed(
     """
     if gateway.encryptor.active:
         result = gateway.encryptor.of(delivery.partition, task_id).encrypt(RESULT, result)
-    await _finish(
+    return _finish(
         *(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written),
         handed_to=handed_to,
         entries=entries,

@@ -21,7 +21,7 @@ the order of the calls, and a resumed run returns that record. A new call must d
 through `run.recorder`, which is fenced. worker/journal/step_record.py has the stored form.
 """
 
-from .context import CURRENT_CONTEXT, Context, current_context
+from .context import Context, current_context
 from .continuation import HANDING, successor_of
 from .log_calls import log_orphans
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
@@ -37,7 +37,6 @@ from .task_artifacts import Artifacts, artifact_store
 from .task_memory import TaskMemory, store_findings
 
 __all__ = [
-    "CURRENT_CONTEXT",
     "CURRENT_RUN",
     "HANDING",
     "STOP_RULES",

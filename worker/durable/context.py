@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ...deadletter import Retry
@@ -20,7 +19,7 @@ from .messaging import ask, receive, send
 from .resume_info import ResumeInfo
 from .run import Run
 from .step_caller import StepCaller
-from .steps.current import step_here
+from .steps.current import CURRENT_RUN, step_here
 from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory
@@ -28,9 +27,7 @@ from .task_memory import TaskMemory
 if TYPE_CHECKING:
     from loguru import Logger  # exists in its type stubs only
 
-__all__ = ["CURRENT_CONTEXT", "Context", "current_context"]
-
-CURRENT_CONTEXT: ContextVar[Context | None] = ContextVar("perdure_context", default=None)
+__all__ = ["Context", "current_context"]
 
 
 def _no_resources() -> None:
@@ -43,9 +40,9 @@ class Context(StepCaller):
     def __init__(
         self, run: Run, *, durability: Durability = "sync", resources: Callable[[], Any] = _no_resources
     ) -> None:
-        super().__init__(run, DEFAULT_OPTIONS[durability])
+        self._run = run
+        self._options = DEFAULT_OPTIONS[durability]
         self._resources = resources
-        self._durability: Durability = durability
 
     @property
     def task_id(self) -> str:
@@ -108,12 +105,12 @@ class Context(StepCaller):
     @property
     def memory(self) -> TaskMemory:
         """Long-term memories, which outlive the task; see docs/how-to/memory.md."""
-        return TaskMemory(self._run, self._durability)
+        return TaskMemory(self._run, self._options.durability)
 
     @property
     def artifacts(self) -> Artifacts:
         """Files and other bytes that the task produces, stored outside Redis; see docs/how-to/artifacts.md."""
-        return Artifacts(self._run, self._durability)
+        return Artifacts(self._run, self._options.durability)
 
     def options(
         self,
@@ -245,7 +242,9 @@ class Context(StepCaller):
         Raises:
             UnreadableMessage: a message cannot be decoded.
         """
-        return await receive(self._run, wait=wait, limit=limit, sender=sender, why=why, durability=self._durability)
+        return await receive(
+            self._run, wait=wait, limit=limit, sender=sender, why=why, durability=self._options.durability
+        )
 
     async def send(self, to: str | TaskHandle[Any], content: Any, *, sender: str | None = None) -> Sent:
         """Send a message to another task: once, however often this task runs again.
@@ -258,19 +257,20 @@ class Context(StepCaller):
         Raises:
             TaskNotFound, TaskEnded, InboxFull, PayloadTooLarge, StepMismatch: see there.
         """
-        return await send(self._run, to, content, sender=sender, durability=self._durability)
+        return await send(self._run, to, content, sender=sender, durability=self._options.durability)
 
     async def ask(self, who: str, question: str, *, wait: Moment = math.inf) -> InboxMessage | None:
         """Ask a person or program, and wait for its next message; None when `wait` seconds have passed.
 
         who: the sender name of the answer (`perdure task send ID yes --from NAME`). The task is parked meanwhile.
         """
-        return await ask(self._run, who, question, wait=wait, durability=self._durability)
+        return await ask(self._run, who, question, wait=wait, durability=self._options.durability)
 
 
 def current_context() -> Context:
     """Return the context of the running task. Raises `StepOutsideTask` outside a task, and after it has ended."""
-    ctx = CURRENT_CONTEXT.get()
-    if ctx is None or ctx._run.closed:
+    run = CURRENT_RUN.get()
+    if run is None or run.context is None:
         raise StepOutsideTask("no task is running here: current_context() is for what a task's handler calls")
+    ctx: Context = run.context
     return ctx

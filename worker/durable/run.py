@@ -46,6 +46,7 @@ class Run(HandlerTask):
         ended_at, ended_in: when the run was stopped, and the steps in flight at that time.
         version: version of the task's code with which the task's first run began.
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
+        context: the `Context` of the handler and its middleware while the handler runs, else None.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class Run(HandlerTask):
         "active",
         "around_step",
         "closed",
+        "context",
         "delivery",
         "ended_at",
         "ended_in",
@@ -65,6 +67,7 @@ class Run(HandlerTask):
         "events",
         "gateway",
         "history",
+        "id",
         "keys",
         "memory",
         "payload_limit",
@@ -96,6 +99,7 @@ class Run(HandlerTask):
         self.gateway = gateway
         self.delivery = delivery
         self.envelope = envelope
+        self.id = envelope.id
         self.history = history
         self.payload_limit = payload_limit
         self.threads = threads
@@ -116,6 +120,7 @@ class Run(HandlerTask):
         self.version = 1
         self._new_version = False
         self.around_step: Callable[..., Awaitable[Any]] | None = None
+        self.context: Any = None
         self._observers: tuple[RunObserver, ...] = ()
         self._used_messages: set[int] | None = None
         self._quiet: anyio.Event | None = None
@@ -125,10 +130,6 @@ class Run(HandlerTask):
         self._retry_cancel: asyncio.TimerHandle | None = None
         self._cancels = 0
         self._leaving: tuple[StopReason, StopDetail] = _SHUTDOWN
-
-    @property
-    def id(self) -> str:
-        return self.envelope.id
 
     @property
     def used_messages(self) -> set[int]:
@@ -245,13 +246,12 @@ class Run(HandlerTask):
         if self._recorder is not None:
             await self._recorder.flush()
 
-    async def close(self) -> None:
-        """Refuse further writes into the checkpoint."""
+    def close(self) -> CheckpointWriter | None:
+        """Refuse further writes into the checkpoint. Return the writer, which the caller closes, if there is one."""
         self.closed = True
         recorder, self._recorder = self._recorder, None  # they refer to each other: no cycle outlives the run
-        self._observers, self.around_step = (), None
-        if recorder is not None:
-            await recorder.close()
+        self._observers, self.around_step, self.context = (), None, None
+        return recorder
 
     # stopping it
 
@@ -263,7 +263,7 @@ class Run(HandlerTask):
             self._cancel()
 
     def __exit__(self, *raised: object) -> None:
-        self.closed = True
+        self.closed, self.context = True, None  # it refers to the run
         if self._retry_cancel is not None:
             self._retry_cancel.cancel()
         task, self._task = self._task, None

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from ...queues import (
-    SERVED_QUEUES,
     Delivery,
     EntriesLost,
     Envelope,
@@ -79,7 +78,6 @@ class Executor:
         on_progress: Callable[[], None] | None = None,
         middleware: Sequence[Middleware] = (),
         resources: Callable[[], Any] = lambda: None,
-        queues: Collection[str] = (),
     ) -> None:
         """Build the stages and the hooks.
 
@@ -96,7 +94,6 @@ class Executor:
             on_progress: called once, when the first attempt ended or the first result was recorded.
             middleware: the user's, the outermost first.
             resources: returns what the app's lifespan yielded.
-            queues: those that the worker serves.
         """
         self._gateway = gateway
         self._registry = registry
@@ -107,7 +104,6 @@ class Executor:
         self._gate = gate
         self._webhooks = webhooks if webhooks is not None and webhooks.wanted else None
         self._resources = resources
-        self._queues = queues
         self.threads = Threads(threads)
         self.memory = LazyMemoryStore(settings)
         self._settler = Settler(gateway, registry, shared)
@@ -117,14 +113,8 @@ class Executor:
         own.append(HandoffMiddleware(gateway))
         self._settle_success = build_chain(middleware, "settle", self._store, shown=2, must_call=True)
         self._settle_stop = build_chain([*middleware, *own], "settle", self._store, shown=2, must_call=True)
-        first: tuple[Stage, ...] = (
-            CheckVersion(settings),
-            FindTask(registry, settings),
-            DecodeArguments(settings),
-            HandlerCall(gateway, settings, [*middleware, *own]),
-        )
-        check, find, decode, call = first
-        self._first_stages = first
+        check, find, decode = CheckVersion(settings), FindTask(registry, settings), DecodeArguments(settings)
+        self._first_stages: tuple[Stage, ...] = (check, find, decode)
         self._stages: tuple[Stage, ...] = (
             LoadHistory(gateway),
             check,
@@ -135,8 +125,8 @@ class Executor:
             Continue(gateway),
             gate.check,
             Resume(gateway),
-            call,
         )
+        self._call_handler = HandlerCall(gateway, settings, [*middleware, *own])
         self._stopping = False
         self._on_progress = on_progress
         self.owed: dict[str, Partition] | None = None
@@ -186,7 +176,6 @@ class Executor:
                 logger.bind(task=envelope.task, id=envelope.id).warning("{}; another worker continues", error)
                 self._gate.resolved(delivery)
                 return False
-        SERVED_QUEUES.set(self._queues)  # each call has context variables of its own
         run = Run(
             self._gateway,
             delivery,
@@ -217,7 +206,9 @@ class Executor:
             if delivery.has_history:
                 self._gate.resolved(delivery)
                 self._gate.release(run)
-            await run.close()
+            writer = run.close()
+            if writer is not None:
+                await writer.close()
         return isinstance(outcome, (Rerun, Park, AwaitVersion))
 
     async def give_up(self, run: Run) -> bool:
@@ -268,10 +259,12 @@ class Executor:
     async def _decide(self, execution: Execution) -> Outcome:
         stages = self._stages if execution.run.delivery.has_history else self._first_stages
         for stage in stages:
-            outcome = await stage(execution)
+            outcome = stage(execution)
+            if outcome is not None and isinstance(outcome, Coroutine):
+                outcome = await outcome
             if outcome is not None:
                 return outcome
-        raise AssertionError("the last stage returned no outcome")
+        return await self._call_handler(execution)
 
     def _settle(self, execution: Execution, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[object]:
         """Store the outcome, within the settle hooks. Raises `LeaseLost`, `EntriesLost`, and what a hook raises."""

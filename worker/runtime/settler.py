@@ -74,23 +74,19 @@ class Settler:
             case Success(result, counters, handed_to):
                 ttl = self._result_ttl(run)
                 written = run.has_written
-
-                async def finish() -> None:
-                    await succeed(
-                        gateway,
-                        delivery,
-                        task_id,
-                        result,
-                        counters,
-                        ran=ran,
-                        ttl=ttl,
-                        envelope=run.envelope,
-                        written=written,
-                        handed_to=handed_to,
-                        entries=last,
-                    )
-
-                return finish
+                return lambda: succeed(
+                    gateway,
+                    delivery,
+                    task_id,
+                    result,
+                    counters,
+                    ran=ran,
+                    ttl=ttl,
+                    envelope=run.envelope,
+                    written=written,
+                    handed_to=handed_to,
+                    entries=last,
+                )
             case Cancelled(counters):
                 ttl = self._result_ttl(run)
 

@@ -29,6 +29,7 @@ from ...queues import (
     load_config,
     read_partitions,
     release,
+    serving,
 )
 from ..app import App
 from ..durable import Run, StopReason
@@ -121,7 +122,6 @@ class Worker:
             on_progress=None if self._link is None else partial(self._link.send, "progress"),
             middleware=app.middleware,
             resources=lambda: app.resources,
-            queues=self.queues,
         )
         self._watchdog = LoopWatchdog(
             warn_after=self.settings.stall_warning,
@@ -260,7 +260,8 @@ class Worker:
         Pending messages of lost workers are claimed before new messages are read. Empty means: nothing is queued,
         nothing runs here, and no task that failed here waits for its next attempt.
         """
-        async with anyio.create_task_group() as background, anyio.create_task_group() as reading:
+        served, background, reading = serving(self.queues), anyio.create_task_group(), anyio.create_task_group()
+        async with served, background, reading:
             intake = Intake(
                 self._consumer,
                 self._slots,

@@ -25,7 +25,7 @@ from ...queues import (
     new_task_id,
     seconds_until,
 )
-from ..durable import CURRENT_CONTEXT, CURRENT_RUN, Artifacts, Context, Run, RunObserver, StepCall, TaskMemory, Threads
+from ..durable import CURRENT_RUN, Artifacts, Context, Run, RunObserver, StepCall, TaskMemory, Threads
 from ..durable.checkpoint_writer import CheckpointWriter
 from ..durable.steps.current import check_place
 from ..journal import Event
@@ -156,7 +156,7 @@ def make_context(
     )
     ctx = UnitContext(run, inbox=inbox, recorded=recorded, resources=resources)
     CURRENT_RUN.set(run)
-    CURRENT_CONTEXT.set(ctx)
+    run.context = ctx
     return ctx
 
 

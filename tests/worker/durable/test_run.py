@@ -137,9 +137,11 @@ async def test_a_finished_run_is_freed_without_the_garbage_collector() -> None:
         run = make_run()
         run.history.done = kept = Kept()
         assert run.recorder is run.recorder
-        await run.close()
+        writer = run.close()
+        assert writer is not None
+        await writer.close()
         gone = weakref.ref(kept)
-        del run, kept
+        del run, writer, kept
         assert gone() is None
     finally:
         gc.enable()

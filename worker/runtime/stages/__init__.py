@@ -1,4 +1,4 @@
-"""The stages of a delivery: each returns the outcome, or None to continue with the next.
+"""The stages of a delivery: each returns the outcome, or None to continue with the next; the handler call is the last.
 
 | module | what it does |
 |---|---|

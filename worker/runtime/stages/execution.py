@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ....deadletter import Reason, backoff
@@ -41,8 +41,8 @@ class Execution:
         return self._ctx
 
 
-Stage = Callable[[Execution], Awaitable[Outcome | None]]
-"""Returns the outcome of the delivery, or None to continue with the next stage."""
+Stage = Callable[[Execution], Outcome | Coroutine[Any, Any, Outcome | None] | None]
+"""Returns the outcome of the delivery, or None to continue with the next stage; a coroutine if it has to wait."""
 
 
 def hand_back(execution: Execution, policy: Any, error: PerdureError, reason: Reason) -> Outcome:

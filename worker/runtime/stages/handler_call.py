@@ -10,7 +10,6 @@ from typing import Any
 from ....queues import EntriesLost, Gateway, LeaseLost, PayloadTooLarge, check_size
 from ...agent import LiveState
 from ...durable import (
-    CURRENT_CONTEXT,
     CURRENT_RUN,
     STOP_RULES,
     Context,
@@ -49,7 +48,7 @@ class HandlerCall:
             run.around_step = partial(self._around_step, ctx)
         timeout = time_limit_of(run, task)
         limit = None if timeout is None else run.limit(timeout)
-        token, ctx_token = CURRENT_RUN.set(run), CURRENT_CONTEXT.set(ctx)
+        token, run.context = CURRENT_RUN.set(run), ctx
         error: BaseException | None = None
         result: bytes | None = None
         try:
@@ -69,7 +68,6 @@ class HandlerCall:
             error = raised
         finally:
             CURRENT_RUN.reset(token)
-            CURRENT_CONTEXT.reset(ctx_token)
             if limit is not None:
                 limit.cancel()
         if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
@@ -90,7 +88,8 @@ class HandlerCall:
                 if orphaned is not None and task.on_orphan == "fail":
                     remedy = "give them their former names, or replay the task with --fresh"
                     result, error = None, OrphanedSteps(f"{orphaned}; {remedy}")
-            await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
+            if run.has_written:
+                await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
             if (stop := run.stop_reason) is StopReason.LOST:
                 raise LeaseLost(run.id, "outcome")
         if stop is StopReason.CONTINUED and (successor := successor_of(run)) is not None:

@@ -23,7 +23,7 @@ class FindTask:
         self._registry = registry
         self._settings = settings
 
-    async def __call__(self, execution: Execution) -> Outcome | None:
+    def __call__(self, execution: Execution) -> Outcome | None:
         name = execution.run.envelope.task
         task = self._registry.get(name)
         if task is not None:
@@ -46,7 +46,7 @@ class DecodeArguments:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    async def __call__(self, execution: Execution) -> Outcome | None:
+    def __call__(self, execution: Execution) -> Outcome | None:
         run = execution.run
         try:
             if run.delivery.has_history:

@@ -26,7 +26,7 @@ class CheckVersion:
     def __init__(self, settings: Settings) -> None:
         self._wait = settings.version_wait
 
-    async def __call__(self, execution: Execution) -> Outcome | None:
+    def __call__(self, execution: Execution) -> Outcome | None:
         run, history = execution.run, execution.run.history
         needed, since = max(run.envelope.requires, history.format), history.newer_since
         if needed > DATA_FORMAT:
