@@ -40,7 +40,7 @@ from ..queues import (
 )
 from .arguments import Arguments, type_hints
 from .durable import Chain, Codec, Context, Durability, EnqueueCall
-from .errors import TaskDefinitionError
+from .errors import InvalidArguments, TaskDefinitionError
 from .sync_producer import SyncProducer
 
 __all__ = ["Handler", "OnOrphan", "Registry", "Task", "TaskCall", "build_message", "hooked_message"]
@@ -90,7 +90,14 @@ class Task(Generic[P, R]):
     template: EnvelopeTemplate = field(repr=False)
 
     async def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the handler as a plain function, inside another task or in a test."""
+        """Call the handler as a plain function, inside another task or in a test. Raises `InvalidArguments`."""
+        first: object = ctx
+        if first is not None and not hasattr(first, "step"):
+            raise InvalidArguments(
+                self.name,
+                f"the first argument must be a Context, got {ctx!r}: await {self.handler.__name__}.enqueue(...) starts "
+                "the task; a test calls the handler with make_context() of perdure.testing",
+            )
         return await self.handler(ctx, *args, **kwargs)
 
     @property

@@ -58,8 +58,11 @@ class Codec:
             data = to_json(value, inf_nan_mode="strings")
             return data, value if type(value) in _UNCHANGED else from_json(data)
         except ValidationError as error:
-            raise UnserialisableResult(what, _first(error)) from None
-        except (PydanticSerializationError, ValueError, RecursionError) as error:
+            raise UnserialisableResult(what, _unawaited(value) or _first(error)) from None
+        except PydanticSerializationError as error:
+            remedy = "return JSON data, or declare the type of the result, such as a dataclass or a Pydantic model"
+            raise UnserialisableResult(what, _unawaited(value) or f"{error}; {remedy}") from None
+        except (ValueError, RecursionError) as error:
             raise UnserialisableResult(what, str(error)) from None
 
     def schema(self) -> dict[str, Any] | None:
@@ -85,6 +88,14 @@ class Codec:
                 f"{_first(error)}; declare a type that accepts it (a default for a new field, a validator for a "
                 "changed one) and replay the task, give the step another name, or replay with --fresh"
             ) from None
+
+
+def _unawaited(value: Any) -> str | None:
+    """Return what is wrong with a result that is a coroutine, which is closed; None for any other."""
+    if not inspect.iscoroutine(value):
+        return None
+    value.close()
+    return "it is a coroutine; write 'await' before the call that returned it"
 
 
 def _first(error: ValidationError) -> str:

@@ -232,8 +232,14 @@ def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error:
     try:
         signature.bind(*args, **kwargs)
     except TypeError as problem:
+        options = [
+            f"{name}=..."
+            for name in kwargs
+            if name in StepOptions.__dataclass_fields__ and name not in signature.parameters
+        ]
+        remedy = f"; options come before the step: ctx.options({', '.join(options)}).step(...)" if options else ""
         raise StepDefinitionError(
-            f"step {key!r} calls {getattr(fn, '__qualname__', fn)}{signature} with other arguments: {problem}"
+            f"step {key!r} calls {getattr(fn, '__qualname__', fn)}{signature} with other arguments: {problem}{remedy}"
         ) from error
 
 
