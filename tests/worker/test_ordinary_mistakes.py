@@ -12,7 +12,7 @@ import pytest
 from perdure import App, Context, Producer, Retry, TaskFailed
 from perdure.queues import generate_key
 from perdure.queues.security import encryption, make_encryptor
-from perdure.testing import make_context, run_until_idle
+from perdure.testing import run_until_idle
 from perdure.worker.settings import Settings
 
 from tests.support.command_line import call
@@ -77,9 +77,13 @@ async def never_awaited(app: App) -> None:
 
 
 async def after_the_end(app: App) -> None:
-    ctx = make_context()
-    await ctx._run.close()
-    await ctx.step("size", size_of, "abc")
+    kept: list[Context] = []
+
+    async def keep(ctx: Context, path: str) -> None:
+        kept.append(ctx)
+
+    await in_a_task(keep)(app)
+    await kept[0].step("size", size_of, "abc")
 
 
 async def no_context(app: App) -> None:
