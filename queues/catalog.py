@@ -50,6 +50,7 @@ class CatalogTask:
         arguments, result: JSON schemas; None if they are unknown or too large.
         max_attempts, max_crashes: Limits of its retry policy; None if they are unknown.
         app, version: Set by the entry that lists the task.
+        task_version: Version of the task's code.
     """
 
     name: str
@@ -61,6 +62,7 @@ class CatalogTask:
     max_crashes: int | None = None
     app: str = ""
     version: str = ""
+    task_version: int = 1
 
     def check(self, arguments: bytes) -> None:
         """Raise `CatalogError` if encoded arguments do not fit the schema. The text holds no values."""
@@ -88,8 +90,9 @@ class Catalog:
     def __init__(self, entries: Sequence[Sequence[CatalogTask]]) -> None:
         """entries: the tasks of each entry, those of the worker that started last first."""
         self.tasks: list[CatalogTask] = []
+        self.all_versions = [task for entry in entries for task in entry]
         known: set[tuple[str, str]] = set()
-        for task in (task for entry in entries for task in entry):
+        for task in self.all_versions:
             if (task.app, task.name) not in known:  # the newest version of an app describes a task
                 known.add((task.app, task.name))
                 self.tasks.append(task)
@@ -165,6 +168,7 @@ def _decode(app: str, version: str, data: bytes) -> list[CatalogTask]:
                 max_crashes=one.get("max_crashes"),
                 app=app,
                 version=version,
+                task_version=int(one.get("task_version", 1)),
             )
             for one in orjson.loads(data)["tasks"]
         ]

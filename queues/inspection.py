@@ -24,6 +24,7 @@ __all__ = [
     "list_queues",
     "list_tasks",
     "queue_partitions",
+    "resumable_tasks",
 ]
 
 _CONCURRENT: Final = 64
@@ -270,6 +271,57 @@ async def checkpoint_fields_of_all(
                     yield partition, task_id, _decrypted(gateway, partition, task_id, saved)
             if cursor == b"0":
                 break
+
+
+async def resumable_tasks(
+    gateway: Gateway, namespace: Namespace, saved: str
+) -> AsyncIterator[tuple[Record, bytes | None]]:
+    """Yield the record of each task that has recorded anything and has not succeeded, with one of its saved values.
+
+    A dead one may be replayed, so it counts, too; a cancelled one does not. Uses SCAN: a task that exists during the
+    whole call is found, and may be found twice. Of tasks that have ended, only the state is read.
+
+    Args:
+        saved: Key of the saved value.
+
+    Raises `DecryptionError`.
+    """
+    partitions = await queue_partitions(gateway, namespace)
+    for pattern, only, node in _scans(gateway, namespace, None, partitions, "steps"):
+        known = {partition.steps(""): partition for partition in only}
+        cursor = b"0"
+        while True:
+            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE, "TYPE", "hash")
+            cursor, keys = await gateway.command(*scan, node_of=node)
+            found: dict[Partition, list[str]] = {}
+            for key in keys:
+                head, colon, task_id = key.decode().rpartition(":")
+                if (partition := known.get(head + colon)) is not None:
+                    found.setdefault(partition, []).append(task_id)
+            for partition, ids in found.items():
+                async for one in _resumable(gateway, partition, ids, saved):
+                    yield one
+            if cursor == b"0":
+                break
+
+
+async def _resumable(
+    gateway: Gateway, partition: Partition, ids: Sequence[str], saved: str
+) -> AsyncIterator[tuple[Record, bytes | None]]:
+    read: list[Command] = [("HMGET", partition.record(one), "state", "entries", "forked") for one in ids]
+    states = dict(zip(ids, await gateway.pipeline(read), strict=True))
+    live = [
+        one
+        for one, (state, entries, forked) in states.items()
+        if (entries or forked) and state not in (None, b"succeeded", b"cancelled")
+    ]
+    if not live:
+        return
+    values = await gateway.pipeline([("HGET", partition.steps(one), f"s:{saved}") for one in live])
+    for record, value in zip(await read_records(gateway, partition, live), values, strict=True):
+        if record is not None:
+            cipher = gateway.encryptor.of(partition, record.id)
+            yield record, None if value is None else cipher.decrypt(f"s:{saved}", value)
 
 
 async def _fields(gateway: Gateway, keys: list[str], prefix: str) -> dict[str, dict[bytes, bytes]]:

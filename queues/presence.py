@@ -43,6 +43,7 @@ class WorkerInfo:
         rates: Deliveries settled per second, by queue.
         lease: Seconds after which it claims the tasks of a silent worker; None from earlier versions.
         health: Its health report as plain data, empty if it does not report one.
+        catalog: Version of its entry in the catalog, empty if it does not report one.
     """
 
     id: str
@@ -60,6 +61,7 @@ class WorkerInfo:
     interval: float = _DEFAULT_INTERVAL
     lease: float | None = None
     health: Mapping[str, Any] = field(default_factory=dict)
+    catalog: str = ""
 
     @property
     def presumed_dead(self) -> bool:
@@ -130,6 +132,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes]
     "interval": (str, float),
     "lease": (str, read_seconds),
     "health": (orjson.dumps, orjson.loads),
+    "catalog": (str, bytes.decode),
 }
 """Encoder and decoder of each field of the hash."""
 

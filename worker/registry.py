@@ -377,6 +377,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
                 result=task.result.schema(),
                 max_attempts=task.retry.max_attempts,
                 max_crashes=task.retry.max_crashes,
+                task_version=task.version,
             )
             for task in self._tasks.values()
         ]

@@ -4,4 +4,5 @@ commands.py  list, show, result, watch, cancel, artifact; the table of all comma
 events.py    events
 history.py   state, fork, handoff, export, import
 inbox.py     send, inbox
+versions.py  versions
 """

@@ -102,6 +102,7 @@ _OTHER_MODULES = {
     "fork": (".task.history:fork", "Start a new task from an event of another task."),
     "catalog": (".queue:catalog", "List the tasks that workers have published."),
     "handoff": (".task.history:handoff", "Print the handoff document of a task."),
+    "versions": (".task.versions:versions", "List the versions of code that tasks began with."),
 }
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)

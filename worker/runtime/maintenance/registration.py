@@ -107,7 +107,7 @@ class Registration:
         """
         self._gateway = gateway
         self._namespace = namespace
-        self._info = info
+        self._info = replace(info, catalog=entry.version)
         self._slots = slots
         self._health = health
         self._on_config = on_config
