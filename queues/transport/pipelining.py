@@ -33,8 +33,8 @@ Command = Sequence[Argument]
 
 
 _OTHER_LOOP: Final = (
-    "the connection belongs to another event loop: find the task again by its id (app.producer.find) inside "
-    "'async with app:' on this one, or use the synchronous calls (result_sync, ...) in a thread"
+    "the connection belongs to another event loop: call the synchronous result_sync and the like, or find the task "
+    "again by its id (app.producer.find) inside 'async with app:' on this loop"
 )
 
 

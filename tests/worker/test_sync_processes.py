@@ -26,7 +26,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 @contextmanager
 def program(kind: str, url: str, namespace: str) -> Iterator[subprocess.Popen[str]]:
     """Start a program of tests/support/programs/sync_caller.py."""
-    environment = os.environ | {"PERDURE_REDIS_URL": url, "PERDURE_NAMESPACE": namespace, "PYTHONWARNINGS": "default"}
+    environment = os.environ | {
+        "PERDURE_REDIS_URL": url,
+        "PERDURE_NAMESPACE": namespace,
+        "PYTHONWARNINGS": "default,ignore:This process:DeprecationWarning",  # of Python 3.12 for a fork beside threads
+    }
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "tests.support.programs.sync_caller", kind]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as run:
