@@ -4,6 +4,7 @@ PerdureError                    every error that Perdure raises on purpose
 ├── QueueError                  queues, messages and servers
 │   ├── Unavailable             Redis is unreachable, or the connection broke
 │   │   ├── ServerFull          its memory is full: new tasks are refused, outcomes are stored
+│   │   ├── NotOpen             the connection is closed, or was never opened: nothing was sent
 │   │   └── NotReplicated       the write is stored, but too few replicas confirmed it in time
 │   ├── Refused                 Redis refused the client or a command (password, rights, version)
 │   │   └── UnsafeServer        Perdure refuses the server: it would lose acknowledged tasks
@@ -58,6 +59,7 @@ __all__ = [
     "LeaseLost",
     "NewerVersionNeeded",
     "NotEncrypted",
+    "NotOpen",
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
@@ -97,6 +99,10 @@ class Unavailable(QueueError):
 
     The server may or may not have executed the command.
     """
+
+
+class NotOpen(Unavailable):
+    """The connection is closed or was never opened, so nothing was sent, and waiting does not help."""
 
 
 class EventLoopError(QueueError):

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from .derived_tasks import MOST_HAND_OFFS, confirm_successor
 from .durations import Moment, seconds_until
 from .envelope import DEFAULT_PAYLOAD_LIMIT
-from .errors import HandOffRefused, QueueError, TaskCancelled, TaskFailed, TaskNotFound, Unavailable
+from .errors import HandOffRefused, NotOpen, QueueError, TaskCancelled, TaskFailed, TaskNotFound
 from .event_log import TaskEvent, read_events, walk_events
 from .explanation import Explanation, explain_task
 from .inbox import InboxMessage, Sent, read_inbox, send_message
@@ -319,7 +319,7 @@ class TaskHandle(Generic[R]):
     def _sync(self, function: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
         caller = self._gateway.caller
         if caller is None:
-            raise Unavailable(f"the connection to {self._gateway.address.shown} is not open")
+            raise NotOpen(f"the connection to {self._gateway.address.shown} is not open")
         return caller.call(function, f"await handle.{instead}")
 
     def record_sync(self) -> Record:

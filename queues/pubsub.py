@@ -62,11 +62,18 @@ class TaskNotifications:
                     await self._unsubscribe(name)
 
     async def close(self) -> None:
+        """Close the connection, and wake all listeners, which then find that it is closed."""
         pump, self._pump = self._pump, None
         while pump is not None and not pump.done():
             pump.cancel()  # more than once: up to Python 3.11, `asyncio.wait_for` may swallow a cancellation
             await asyncio.wait([pump], timeout=0.1)
         await self._drop()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        for queues in self._listeners.values():
+            for queue in queues:
+                queue.put_nowait(LOST)
 
     async def _subscribe(self, name: bytes) -> None:
         """Subscribe to a channel. Channels of listeners that wait for the lock are joined in one command."""

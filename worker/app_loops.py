@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import anyio
 
-from ..queues import Producer, Unavailable
-from ..queues.errors import EventLoopError
+from ..queues import Producer
+from ..queues.errors import EventLoopError, NotOpen
 
 __all__ = ["NO_LIFESPAN", "AppLoops", "OpenedApp"]
 
@@ -82,7 +82,7 @@ class AppLoops:
 
     @property
     def producer(self) -> Producer:
-        """The producer on the running event loop. Raises `Unavailable` or `EventLoopError`."""
+        """The producer on the running event loop. Raises `NotOpen` or `EventLoopError`."""
         opened = self.here()
         if opened is not None and opened.producer is not None:
             return opened.producer
@@ -91,14 +91,14 @@ class AppLoops:
                 f"app {self._name!r} is not open on this event loop, but on another one: enter 'async with app:' on "
                 "this one too, or call enqueue_sync"
             )
-        raise Unavailable(f"app {self._name!r} is not open: enqueue inside 'async with app:', or call enqueue_sync")
+        raise NotOpen(f"app {self._name!r} is not open: enqueue inside 'async with app:', or call enqueue_sync")
 
     def resources(self) -> Any:
         """Return the resources of the running event loop, else of the first loop that has some.
 
-        A thread of a step, where no event loop runs, so gets those of its worker. Raises `Unavailable`.
+        A thread of a step, where no event loop runs, so gets those of its worker. Raises `NotOpen`.
         """
         for opened in (self.here(), *self.opened.copy().values()):
             if opened is not None and opened.resources is not NO_LIFESPAN:
                 return opened.resources
-        raise Unavailable(f"app {self._name!r} is not open: use its resources inside 'async with app:'")
+        raise NotOpen(f"app {self._name!r} is not open: use its resources inside 'async with app:'")

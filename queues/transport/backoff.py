@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import anyio
 
-from ..errors import Unavailable
+from ..errors import NotOpen, Unavailable
 
 __all__ = ["Backoff", "jittered", "retry_while_unavailable"]
 
@@ -53,6 +53,8 @@ async def retry_while_unavailable(
 ) -> T:
     """Repeat an act while Redis is unavailable, and return its result; the caller's cancellation ends the loop.
 
+    A connection that this process has closed ends it, too (`NotOpen`).
+
     The act must be repeatable. A fenced write is: once another worker has the task, the fence refuses it.
 
     Args:
@@ -62,6 +64,8 @@ async def retry_while_unavailable(
     while True:
         try:
             return await act()
+        except NotOpen:
+            raise
         except Unavailable as error:
             if on_wait is not None:
                 on_wait(error)

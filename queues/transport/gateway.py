@@ -28,7 +28,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError
 
 from ..embedded import EmbeddedServer
-from ..errors import NotReplicated, QueueError, Refused, ServerFull, Unavailable
+from ..errors import NotOpen, NotReplicated, QueueError, Refused, ServerFull, Unavailable
 from ..security import NO_KEYS, Encryptor
 from ..threadsafe_calls import ThreadsafeCaller
 from .address import Address, Node
@@ -253,7 +253,7 @@ class Gateway:
             return await self._retry(error, evaluate, True)
 
     def _open_replicator(self) -> Replicator:
-        """Return the replicator. Raises `Unavailable` if the connection is not open."""
+        """Return the replicator. Raises `NotOpen`."""
         connection = self._open_connection
         if isinstance(connection, ClientAdapter):
             raise Refused("replicas cannot be waited for on a client that was passed in")
@@ -303,7 +303,7 @@ class Gateway:
     @property
     def _open_connection(self) -> CommandConnection:
         if self._connection is None:
-            raise Unavailable(f"the connection to {self.address.shown} is not open: use it within 'async with'")
+            raise NotOpen(f"the connection to {self.address.shown} is not open: use it within 'async with'")
         return self._connection
 
     async def _retry(self, error: BaseException, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
@@ -384,7 +384,7 @@ class Gateway:
 
     def _client_or_fail(self) -> redis.asyncio.Redis:
         if self._client is None:
-            raise Unavailable(f"the connection to {self.address.shown} is not open")
+            raise NotOpen(f"the connection to {self.address.shown} is not open: use it within 'async with'")
         return self._client
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -27,9 +28,9 @@ from perdure import (
     TaskHandle,
     Unavailable,
 )
-from perdure.queues.errors import EventLoopError
+from perdure.queues.errors import EventLoopError, NotOpen
 
-from tests.support.workers import BOUND, running_worker, work_off
+from tests.support.workers import BOUND, bounded, redis_command, running_worker, wait_until, work_off
 
 T = TypeVar("T")
 
@@ -161,7 +162,7 @@ def test_goals_of_agents_are_enqueued(settings: Settings) -> None:
 
 
 def test_a_timeout_says_what_the_task_does(app: App) -> None:
-    with app.sync(), pytest.raises(TimeoutError, match=r"within 0 s: it is in queue 'shop'"):
+    with app.sync(), pytest.raises(TimeoutError, match=r"within 0 s: it is queued"):
         app.tasks["double"].enqueue_sync(1).result_sync(timeout=0)
 
 
@@ -191,6 +192,28 @@ def test_the_last_block_closes_the_connection_and_ends_the_loop(app: App) -> Non
     assert threads() == []
     with pytest.raises(EventLoopError, match="has ended: keep the app open for the call, or find the task again"):
         handle.status_sync()
+
+
+async def test_waits_for_results_end_when_the_app_is_closed(app: App) -> None:
+    """Without a timeout, they would wait for ever, since a closed connection does not come back."""
+    async with app:
+        handle = await app.tasks["double"].enqueue(1)
+        waiting = asyncio.create_task(handle.result())
+        await wait_until(partial(redis_command, app, "PUBSUB", "CHANNELS", f"*{handle.id}"), "the subscription")
+    with pytest.raises(NotOpen):
+        await bounded(waiting)
+    with pytest.raises(NotOpen):
+        await bounded(handle.result())
+
+
+def test_a_thread_that_waits_for_a_result_gets_an_error_when_the_block_ends(app: App) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with app.sync():
+            handle = app.tasks["double"].enqueue_sync(1)
+            waiting = pool.submit(handle.result_sync)
+            handle.status_sync()
+        with pytest.raises((NotOpen, EventLoopError)):
+            waiting.result(BOUND)
 
 
 def test_a_call_outside_of_a_block_opens_the_app_until_it_is_closed(app: App) -> None:
@@ -307,7 +330,7 @@ async def test_a_call_on_the_background_loop_is_refused(settings: Settings) -> N
 async def test_a_handle_of_another_loop_is_refused_with_the_remedy(app: App) -> None:
     with app.sync():
         handle = app.tasks["double"].enqueue_sync(1)
-        with pytest.raises(EventLoopError, match=r"another event loop: find the task again by its id"):
+        with pytest.raises(EventLoopError, match=r"another event loop: call .*result_sync.*or find the task again"):
             await handle.result(timeout=1)
 
 
