@@ -121,6 +121,7 @@ def make_context(
     queue: str = "default",
     attempt: int = 1,
     crashes: int = 0,
+    version: int = 1,
     headers: Mapping[str, str] | None = None,
     inbox: Sequence[Any] = (),
     recorded: Mapping[str, Any] | None = None,
@@ -131,7 +132,7 @@ def make_context(
     Steps run, with their retries, options and checks, and their results must be JSON data as in a worker.
 
     Args:
-        task, task_id, queue, attempt, crashes, headers, resources: what the context says about the task.
+        task, task_id, queue, attempt, crashes, version, headers, resources: what the context says about the task.
         inbox: messages for `ctx.inbox` and `ctx.ask`: their contents, or each an `InboxMessage`.
         recorded: results of steps that an earlier run recorded, by key; these steps are not run.
 
@@ -154,6 +155,7 @@ def make_context(
         threads=Threads(_THREADS),
         settings=settings,
     )
+    run.version = version
     ctx = UnitContext(run, inbox=inbox, recorded=recorded, resources=resources)
     CURRENT_RUN.set(run)
     run.context = ctx
@@ -184,6 +186,12 @@ class _DroppedCheckpoint(CheckpointWriter):
 
     async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
         self._last += len(entries)
+
+    def put_first(self, entry: Entry) -> None:
+        self._last += 1
+
+    def report(self, progress: Entry) -> None:
+        """Drop the progress."""
 
     async def flush(self) -> None:
         """There is nothing to store."""

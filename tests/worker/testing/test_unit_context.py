@@ -103,9 +103,9 @@ async def test_each_asyncio_task_may_have_a_context() -> None:
 
 async def test_the_context_says_what_the_test_gave() -> None:
     ctx: UnitContext = make_context(
-        task="bill", queue="shop", attempt=3, crashes=1, headers={"trace": "1"}, resources={"db": 1}
+        task="bill", queue="shop", attempt=3, crashes=1, version=2, headers={"trace": "1"}, resources={"db": 1}
     )
-    assert (ctx.task, ctx.queue, ctx.attempt, ctx.crashes) == ("bill", "shop", 3, 1)
+    assert (ctx.task, ctx.queue, ctx.attempt, ctx.crashes, ctx.version) == ("bill", "shop", 3, 1, 2)
     assert (dict(ctx.headers), ctx.resources) == ({"trace": "1"}, {"db": 1})
 
 
