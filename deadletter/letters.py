@@ -17,7 +17,6 @@ from ..queues import (
     Partition,
     SecretPaths,
     TaskCipher,
-    UnreadableEnvelope,
     is_encrypted,
     mask,
     opened_error,
@@ -27,6 +26,7 @@ from ..queues import (
     shown_arguments,
 )
 from ..queues.durations import iso_time
+from ..queues.envelope import readable_envelope
 from .policy import Reason
 
 __all__ = ["DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
@@ -208,7 +208,7 @@ def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[byt
         enqueued_at=int(float(fields.get(b"at", died_at))),
         died_at=died_at,
         args=fields.get(b"args", fields.get(b"raw:args")),
-        envelope=_envelope(fields.get(b"env")),
+        envelope=readable_envelope(fields.get(b"env")),
         raw={
             name.removeprefix(b"raw:").decode("utf-8", "replace"): value
             for name, value in fields.items()
@@ -225,15 +225,6 @@ def _reason(text: str) -> Reason | str:
         return Reason(text)
     except ValueError:
         return text
-
-
-def _envelope(data: bytes | None) -> Envelope | None:
-    if data is None:
-        return None
-    try:
-        return Envelope.decode(data)
-    except UnreadableEnvelope:
-        return None
 
 
 def _data(value: bytes | None) -> Any:

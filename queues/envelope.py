@@ -37,6 +37,7 @@ __all__ = [
     "encode_arguments",
     "new_task_id",
     "newer_envelope",
+    "readable_envelope",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -150,6 +151,14 @@ class Envelope(BaseModel):
                 "upgrade the worker, then replay"
             )
         return envelope
+
+
+def readable_envelope(data: bytes | None) -> Envelope | None:
+    """Return a stored envelope, None without one or if this version cannot read it."""
+    try:
+        return None if data is None else Envelope.decode(data)
+    except UnreadableEnvelope:
+        return None
 
 
 def newer_envelope(data: bytes) -> Envelope | None:

@@ -25,7 +25,7 @@ from .inspection import find_task
 from .keys import GROUP, RESERVED, Namespace, Partition
 from .partitions import registered_retention
 from .pubsub import TaskNotifications
-from .records import Record, State, read_record
+from .records import Progress, Record, State, read_record
 from .security import RESULT
 from .shared_config import read_seconds
 from .transport import Gateway, queue_script, retry_while_unavailable
@@ -45,6 +45,9 @@ DEFAULT_RESULT_TTL: Final = 86_400.0
 
 _FIRST_READ: Final = 1.0
 """Seconds that the first read may take, so that a timeout of 0 means one read."""
+
+_PROGRESS: Final = b"progress"
+"""Notification of new progress."""
 
 _PAGE: Final = 200
 """Events that are read at once."""
@@ -99,6 +102,13 @@ class TaskHandle(Generic[R]):
         if record is None:
             raise TaskNotFound(self.id, f"queue {self.partition.queue!r}")
         return record
+
+    async def progress(self) -> Progress | None:
+        """Return the progress that the handler has reported last, None if it has not.
+
+        Raises `TaskNotFound`, `DecryptionError`.
+        """
+        return (await self.record()).progress()
 
     async def explain(self) -> Explanation:
         """Return why the task is in its state, and what happens next. Raises `TaskNotFound`."""
@@ -194,7 +204,8 @@ class TaskHandle(Generic[R]):
                 if record.state.terminal:
                     return record
                 with anyio.move_on_after(_POLL_INTERVAL):
-                    await notifications.get()
+                    while await notifications.get() == _PROGRESS:
+                        pass
 
     @asynccontextmanager
     async def _subscription(self) -> AsyncIterator[asyncio.Queue[bytes]]:
@@ -291,6 +302,8 @@ class TaskHandle(Generic[R]):
     async def events(self, *, follow: bool = True, after: str = "0-0") -> AsyncGenerator[TaskEvent]:
         """Yield the task's events, oldest first; with `follow`, until the task has ended.
 
+        With `follow`, each new progress that the handler reports is an event `progress`, which the log does not have.
+
         Args:
             after: Id of the event after which to start.
         """
@@ -299,8 +312,9 @@ class TaskHandle(Generic[R]):
                 yield event
             return
         async with self._subscription() as notifications:
+            reported: int | None = None
             while True:
-                state = await retry_while_unavailable(self.status)
+                record = await retry_while_unavailable(self.record)
                 more = True
                 while more:
                     page = await retry_while_unavailable(partial(self._events_after, after))
@@ -308,7 +322,10 @@ class TaskHandle(Generic[R]):
                     for event in page:
                         after = event.id
                         yield event
-                if state.terminal:
+                if record.reported_at != reported and (progress := record.shown_progress()) is not None:
+                    reported = record.reported_at
+                    yield TaskEvent(after, progress.at, "progress", None, progress.summary(), task_id=self.id)
+                if record.state.terminal:
                     return
                 with anyio.move_on_after(_POLL_INTERVAL):
                     await notifications.get()

@@ -10,13 +10,32 @@ from typing import Any, Final
 import orjson
 
 from .durations import iso_time
-from .envelope import Envelope
-from .errors import DecryptionError, Refused, UnreadableEnvelope
+from .envelope import readable_envelope
+from .errors import DecryptionError, Refused
 from .keys import GROUP, Partition, is_reserved
-from .security import ERROR, NO_CIPHER, RESULT, SecretPaths, TaskCipher, arguments_field, mask, read_secret_paths
+from .security import (
+    ERROR,
+    NO_CIPHER,
+    PROGRESS,
+    RESULT,
+    SecretPaths,
+    TaskCipher,
+    arguments_field,
+    mask,
+    read_secret_paths,
+)
 from .transport import Command, Gateway, is_missing_group, pairs
 
-__all__ = ["Record", "State", "opened_error", "plain_data", "read_record", "read_records", "shown_arguments"]
+__all__ = [
+    "Progress",
+    "Record",
+    "State",
+    "opened_error",
+    "plain_data",
+    "read_record",
+    "read_records",
+    "shown_arguments",
+]
 
 
 class State(StrEnum):
@@ -38,6 +57,28 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress that a handler has reported with `ctx.progress`. at: milliseconds of Redis' clock.
+
+    total: None if the handler does not know it.
+    """
+
+    done: float
+    total: float | None
+    note: str
+    at: int
+
+    @property
+    def share(self) -> float | None:
+        """Share that is done, from 0 to 1; None without a total."""
+        return None if self.total is None else min(1.0, self.done / self.total)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the progress as plain data, its time as ISO 8601."""
+        return {"done": self.done, "total": self.total, "note": self.note, "at": iso_time(self.at)}
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A task at the time of the read. Times are milliseconds of Redis' clock since the epoch.
 
@@ -52,6 +93,7 @@ class Record:
         max_attempts: The producer's limit of attempts; None if the task's holds.
         queued_at: Time since which its message has been in the queue; None if it has none.
         waits: What the task waits for while it is parked, such as "message".
+        reported, reported_at: Progress that its handler reported last, possibly encrypted, and when; see `progress`.
         unused: Upper bound of the messages in its inbox; 0 if it has succeeded or was cancelled.
         handed_to: Id of its successor.
     """
@@ -83,6 +125,8 @@ class Record:
     waits: str | None = None
     max_attempts: int | None = None
     queued_at: int | None = None
+    reported: bytes | None = field(default=None, repr=False)
+    reported_at: int | None = None
     unused: int = 0
     handed_to: str | None = None
     secrets: SecretPaths = ()
@@ -100,6 +144,20 @@ class Record:
             return self.cipher.decrypt(RESULT, self.result, plain=True)
         except DecryptionError as error:
             return f"({error})".encode()
+
+    def progress(self) -> Progress | None:
+        """Return the progress that the handler reported last, None if it has not. Raises `DecryptionError`."""
+        if self.reported is None:
+            return None
+        found = orjson.loads(self.cipher.decrypt(PROGRESS, self.reported))
+        return Progress(found["done"], found["total"], found["note"], self.reported_at or 0)
+
+    def shown_progress(self) -> Progress | None:
+        """Return the progress for display: a note says why it cannot be decrypted."""
+        try:
+            return self.progress()
+        except DecryptionError as error:
+            return Progress(0, None, f"({error})", self.reported_at or 0)
 
     def summary(self) -> dict[str, Any]:
         """Return the record as plain data, times as ISO 8601."""
@@ -126,6 +184,8 @@ class Record:
             "reason": self.reason,
             "error": self.error,
         }
+        if (progress := self.shown_progress()) is not None:
+            shown["progress"] = progress.summary()
         if self.waits is not None:
             shown["waits"] = self.waits
         if self.handed_to is not None:
@@ -158,6 +218,7 @@ _FIELDS: Final = (
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker"),
     *(b"run", b"began", b"alive", b"step", b"step_at"),
     *(b"result", b"reason", b"error", b"waits", b"handed_to"),
+    *(b"progress", b"progress_at"),
 )
 """Fields that are read."""
 
@@ -252,7 +313,7 @@ def _record(
     partition: Partition, task_id: str, fields: Mapping[bytes, bytes], place: _Place, cipher: TaskCipher
 ) -> Record:
     payload = {**fields, **place.fields}
-    envelope = _envelope(payload.get(b"env"))
+    envelope = readable_envelope(payload.get(b"env"))
     state = State(fields.get(b"state", b"queued").decode())
     owner = None if place.holder is None or is_reserved(place.holder) else place.holder
     if state is State.QUEUED and owner is not None:
@@ -289,6 +350,8 @@ def _record(
         step_at=_number(fields, b"step_at"),
         holder=place.holder,
         idle_ms=place.idle,
+        reported=fields.get(b"progress"),
+        reported_at=_number(fields, b"progress_at"),
         max_attempts=envelope.options.max_attempts if envelope else None,
         queued_at=int(fields[b"entry"].partition(b"-")[0]) if b"entry" in fields else None,
         waits=_text(fields, b"waits") if state is State.WAITING else None,
@@ -297,15 +360,6 @@ def _record(
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
         cipher=cipher,
     )
-
-
-def _envelope(data: bytes | None) -> Envelope | None:
-    if data is None:
-        return None
-    try:
-        return Envelope.decode(data)
-    except UnreadableEnvelope:
-        return None
 
 
 def _number(fields: Mapping[bytes, bytes], name: bytes) -> int | None:

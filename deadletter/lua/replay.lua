@@ -50,7 +50,7 @@ if ARGV[3] ~= '' then
 end
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[3])
-  redis.call('HDEL', KEYS[2], 'handed_to')
+  redis.call('HDEL', KEYS[2], 'handed_to', 'progress', 'progress_at')
 end
 redis.call('PERSIST', KEYS[2])
 if ARGV[2] ~= '1' then

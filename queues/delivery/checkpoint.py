@@ -12,7 +12,7 @@ import orjson
 from ..errors import UnreadableCheckpoint
 from ..event_log import TaskEvent, opened_events, read_last_events
 from ..keys import DATA_FORMAT, Partition
-from ..security import TaskCipher, event_field
+from ..security import PROGRESS, TaskCipher, event_field
 from ..transport import Argument, Gateway, pairs, queue_script
 from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
@@ -40,6 +40,8 @@ class Kind(StrEnum):
     """A message of the inbox was used: `step` is its number there."""
     TRANSFERRED = "moved"
     """The task has a successor, which gets the messages from now on: `value` is its id."""
+    PROGRESS = "progress"
+    """The progress that the handler reports: `value` replaces the last one."""
 
 
 class Entry(NamedTuple):
@@ -54,6 +56,8 @@ class Entry(NamedTuple):
         """Return the entry as it is stored. Call it once: if the entry is written again, it must be the same."""
         if self.kind is Kind.EVENT:
             return self._replace(log=cipher.encrypt(event_field(int(self.value)), self.log))
+        if self.kind is Kind.PROGRESS:
+            return self._replace(value=cipher.encrypt(PROGRESS, self.value))
         if self.kind not in _FIELD_PREFIX:
             return self
         return self._replace(value=cipher.encrypt(f"{_FIELD_PREFIX[self.kind]}:{self.step}", self.value))

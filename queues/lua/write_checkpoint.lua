@@ -6,7 +6,7 @@
 --       intent: the step is about to act; saved: its own progress; drop: delete its result, intent and progress;
 --       event: the event type in place of the step key, its number in place of the value; taken: the run used the
 --       inbox message of that number; moved: the value is the id of the successor, which gets the messages that come
---       from now on
+--       from now on; progress: the value is the progress that the handler reports, which replaces the last one
 -- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested; -1 - N refused: entries
 --          before the first one are missing, N is the number of the last entry that is stored
 -- Atomic: all entries or none. Idempotent: entries are numbered over all runs of the task (field entries: the number of
@@ -51,6 +51,9 @@ for i = 6, #ARGV, 4 do
     redis.call('HSET', KEYS[3], 'i:' .. step, value)
   elseif kind == 'saved' then
     redis.call('HSET', KEYS[3], 's:' .. step, value)
+  elseif kind == 'progress' then
+    redis.call('HSET', KEYS[2], 'progress', value, 'progress_at', now_ms())
+    redis.call('PUBLISH', KEYS[2], 'progress')
   end
   number = number + 1
 end

@@ -44,6 +44,7 @@ __all__ = [
     "MESSAGE",
     "NO_CIPHER",
     "NO_KEYS",
+    "PROGRESS",
     "RESULT",
     "Encryptor",
     "TaskCipher",
@@ -59,6 +60,7 @@ VERSION: Final = b"\x01"
 RESULT: Final = "result"
 ERROR: Final = "error"
 MESSAGE: Final = "message"
+PROGRESS: Final = "progress"
 
 _OVERHEAD: Final = 34
 

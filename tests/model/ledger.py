@@ -310,6 +310,9 @@ class Ledger:
                 self.held.drop(inbox, f"m:{step}")
             elif kind == "moved":
                 self.held.put(record, {"handed_to": value})
+            elif kind == "progress":
+                self.held.put(record, {"progress": value, "progress_at": Moment()})
+                self.tell(task, "progress")
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
             self.held.put(record, {"entries": number})
@@ -735,7 +738,7 @@ class Ledger:
             self.held.put(record, {"edited": 1})
         if fresh:
             self.held.delete(steps)
-            self.held.drop(record, "handed_to")
+            self.held.drop(record, "handed_to", "progress", "progress_at")
         self.held.persist(record, steps, log, inbox)
         self.tell(task, "replayed")
         return True

@@ -134,7 +134,7 @@ lifetimes = st.sampled_from([HOUR, 2 * HOUR])
 entries = st.lists(
     st.tuples(
         st.sampled_from(
-            ["done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved"]
+            ["done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved", "progress"]
         ),
         st.sampled_from(["s", "u:1"]),
         numbers,

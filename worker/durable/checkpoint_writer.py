@@ -16,7 +16,10 @@ from typing import Final
 from ...queues import Delivery, EntriesLost, Entry, Gateway, LeaseLost, retry_while_unavailable, write_entries
 from ..log import log_wait, logger
 
-__all__ = ["CheckpointWriter"]
+__all__ = ["PROGRESS_INTERVAL", "CheckpointWriter"]
+
+PROGRESS_INTERVAL: Final = 1.0
+"""Seconds between two writes of a run's progress, unless other entries are written in between."""
 
 _KEPT_SECONDS: Final = 15.0
 """Seconds for which written entries are kept at least, unless there are too many: more than Redis loses."""
@@ -62,6 +65,9 @@ class CheckpointWriter:
         self._cipher = encryptor.of(delivery.partition, task_id) if encryptor.active else None
         self._on_wait = log_wait(f"task {task_id}", on_wait)
         self._first: tuple[Entry, ...] = ()
+        self._progress: Entry | None = None
+        self._progress_due = 0.0
+        self._progress_timer: asyncio.TimerHandle | None = None
         self._pending: list[Entry] = []
         self._added = 0
         self._written = 0
@@ -83,6 +89,36 @@ class CheckpointWriter:
         """Store an entry in one act with the first ones that are put; never without them."""
         self._first = (entry,)
 
+    def report(self, progress: Entry) -> None:
+        """Store the latest progress: with the next entries, at most `PROGRESS_INTERVAL` after the last one.
+
+        A later one replaces it before it is written, however long Redis is unavailable.
+        """
+        self._progress = progress
+        if self._progress_timer is None:
+            self._put_progress()
+
+    def _put_progress(self) -> None:
+        """Add the latest progress, or try again when the last one is old enough and written."""
+        self._progress_timer = None
+        if self._progress is None:
+            return
+        now, loop = time.monotonic(), asyncio.get_running_loop()
+        busy = self._background is not None and not self._background.done()
+        if busy or now < self._progress_due:
+            delay = max(PROGRESS_INTERVAL / 10, self._progress_due - now)
+            self._progress_timer = loop.call_later(delay, self._put_progress)
+            return
+        self._add_progress()
+        self._background = loop.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
+
+    def _add_progress(self) -> None:
+        latest, self._progress = self._progress, None
+        if latest is not None:
+            self._progress_due = time.monotonic() + PROGRESS_INTERVAL
+            self._pending.append(latest if self._cipher is None else latest.encrypted(self._cipher))
+            self._added += 1
+
     async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
         """Add entries, which are stored in one act.
 
@@ -94,6 +130,8 @@ class CheckpointWriter:
             LeaseLost: Another worker has the task.
             EntriesLost: Redis has lost entries that are not kept any more.
         """
+        if self._progress is not None:
+            self._add_progress()
         if self._first:
             entries, self._first = self._first + entries, ()
         if self._cipher is not None:
@@ -108,7 +146,9 @@ class CheckpointWriter:
             self._background = asyncio.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
 
     async def flush(self) -> None:
-        """Store all added entries. Raises `LeaseLost`, `EntriesLost`."""
+        """Store all added entries, and the latest progress. Raises `LeaseLost`, `EntriesLost`."""
+        if self._progress is not None:
+            self._add_progress()
         await self._write_until(self._added)
 
     async def put_or_drop(self, *entries: Entry) -> bool:
@@ -143,6 +183,8 @@ class CheckpointWriter:
 
     async def close(self) -> None:
         """Cancel the background write. Unwritten entries are dropped, since the run has lost its lease."""
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
         if self._background is not None and not self._background.done():
             self._background.cancel()
             await asyncio.gather(self._background, return_exceptions=True)

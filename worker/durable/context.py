@@ -16,6 +16,7 @@ from ..log import logger
 from .continuation import Receiver, continue_as
 from .log_calls import log_once
 from .messaging import ask, receive, send
+from .progress import report_progress
 from .resume_info import ResumeInfo
 from .run import Run
 from .step_caller import StepCaller
@@ -156,6 +157,21 @@ class Context(StepCaller):
         """
         check_name("scope", name)
         return self._run.keys.scoped(name)
+
+    async def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Report how far the task is, for `perdure task show`, `perdure task watch` and `handle.progress()`.
+
+        Written at most once a second; the last report is always written, unless the task is cancelled. Ends the idle
+        time, but excuses no crash, since nothing is recorded. The next run continues to show it.
+
+        Args:
+            done, total: such as pages; None for an unknown total.
+            note: at most 200 characters, a longer one is cut.
+
+        Raises:
+            ValueError: a number is negative or not finite.
+        """
+        report_progress(self._run, done, total, note)
 
     async def checkpoint(self) -> None:
         """Save the `progress` of the current step of an agent's plan now; it is also saved periodically.

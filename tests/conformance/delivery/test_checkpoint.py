@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from perdure.deadletter import Filter, Replay, list_letters, replay
 from perdure.queues import (
     Counters,
     Delivery,
@@ -453,3 +454,38 @@ async def test_a_changed_record_is_refused_when_its_page_is_read(gateway: Gatewa
     await gateway.command("HSET", steps, f"d:{other}", await gateway.command("HGET", steps, f"d:{one}"))
     with pytest.raises(TamperedData):
         await history.read_record(other)
+
+
+def reported(done: int) -> Entry:
+    return Entry(Kind.PROGRESS, "", b'{"done":%d,"total":10,"note":"page"}' % done)
+
+
+async def test_progress_is_replaced_fenced_and_not_logged(
+    gateway: Gateway, producer: Producer, delivery: Delivery
+) -> None:
+    handle = await producer.find("x")
+    assert handle is not None
+    await write_entries(gateway, delivery, "x", [reported(1), reported(2)], first=1)
+    progress = await handle.progress()
+    assert progress is not None
+    assert (progress.done, progress.total, progress.note) == (2, 10, "page")
+    assert [event.type async for event in handle.events(follow=False)] == []
+    await write_entries(gateway, delivery, "x", [reported(1)], first=1)
+    assert await handle.progress() == progress, "it is stored already"
+    await take_over(gateway, delivery)
+    with pytest.raises(LeaseLost):
+        await write_entries(gateway, delivery, "x", [reported(3)], first=3)
+    assert await handle.progress() == progress
+
+
+@pytest.mark.parametrize(("fresh", "kept"), [(False, True), (True, False)])
+async def test_progress_is_kept_by_the_next_run_unless_it_starts_fresh(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery, fresh: bool, kept: bool
+) -> None:
+    handle = await producer.find("x")
+    assert handle is not None
+    await write_entries(gateway, delivery, "x", [reported(2)], first=1)
+    await SETTLING["bury"](gateway, delivery, "x")
+    (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
+    assert await replay(gateway, letter, Replay(fresh=fresh))
+    assert (await handle.progress() is not None) is kept

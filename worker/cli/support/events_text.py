@@ -10,7 +10,7 @@ import orjson
 from ....queues import TaskEvent
 from .output import timestamp
 
-__all__ = ["describe_event"]
+__all__ = ["describe_event", "progress_text"]
 
 Data = Mapping[str, Any]
 
@@ -134,6 +134,18 @@ def _sent(data: Data) -> str:
     return f"to task {data.get('to')}, message {data.get('number')}: {_short(data.get('content', ''))}"
 
 
+def progress_text(data: Data) -> str:
+    """Return how much is done, of how much, and the note."""
+    done, total = data.get("done"), data.get("total")
+    share = f" of {_amount(total)} ({min(1.0, done / total):.0%})" if total and isinstance(done, (int, float)) else ""
+    note = f": {_short(data['note'])}" if data.get("note") else ""
+    return f"{_amount(done)}{share}{note}"
+
+
+def _amount(number: Any) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
+
+
 _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "tool_called": _called,
     "waiting": _waiting,
@@ -145,4 +157,5 @@ _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "planned": _planned,
     "forked": _forked,
     "compacted": _compacted,
+    "progress": progress_text,
 }

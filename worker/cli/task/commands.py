@@ -6,8 +6,11 @@ from typing import Annotated, Any, Final
 
 import anyio
 import typer
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
 
 from ....queues import Producer, Record, State, TaskHandle, TaskOutcome
@@ -15,7 +18,7 @@ from ..artifacts import artifact
 from ..lazy import LazyCommand, LazyGroup
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed
-from ..support.events_text import describe_event
+from ..support.events_text import describe_event, progress_text
 from ..support.options import TaskId, in_seconds
 from ..support.output import (
     AsJson,
@@ -32,6 +35,9 @@ from ..support.output import (
 from .inbox import inbox, send
 
 __all__ = ["app", "watch_on_screen"]
+
+_BAR: Final = 30
+"""Characters of the progress bar."""
 
 _REFRESH: Final = 1.0
 """Seconds between two reads of the record: no event says that a worker took the task."""
@@ -56,7 +62,8 @@ async def _live(handle: TaskHandle[Any]) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_refresh, handle, live)
             async for event in handle.events():
-                console.print(clean(describe_event(event)))
+                if event.type != "progress":  # the bar shows it
+                    console.print(clean(describe_event(event)))
                 live.update(_spinner(await handle.record()))
             tasks.cancel_scope.cancel()
 
@@ -67,12 +74,21 @@ async def _refresh(handle: TaskHandle[Any], live: Live) -> None:
         live.update(_spinner(await handle.record()))
 
 
-def _spinner(record: Record) -> Spinner:
+def _spinner(record: Record) -> RenderableType:
+    """Return the state of a task with a spinner, and a bar if its handler reports progress."""
     details = f" in step {record.step}" if record.step else ""
     if record.worker and record.state is State.RUNNING:
         details += f" on {record.worker}"
     text = Text.assemble(clean(f"{record.task} {record.id} "), state_text(record.state), clean(details))
-    return Spinner("dots", text)
+    spinner, progress = Spinner("dots", text), record.shown_progress()
+    if progress is None:
+        return spinner
+    row = Table.grid(padding=(0, 1))
+    row.add_row(
+        ProgressBar(total=progress.total, completed=progress.done, width=_BAR, pulse=progress.total is None),
+        Text(clean(progress_text(progress.summary()))),
+    )
+    return Group(spinner, row)
 
 
 def _outcome(record: Record) -> Text:

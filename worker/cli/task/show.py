@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ....queues import DecryptionError, Gateway, Partition, Producer
+from ....queues import DecryptionError, Gateway, Partition, Producer, Record
 from ....queues.explanation import Explanation
 from ...agent.coherence import StoredFinding, stored_findings
 from ...artifacts import ArtifactLink, task_links
 from ...errors import ArtifactError
 from ..artifacts import describe_link, size_text
 from ..support.connection import connected, find_handle
+from ..support.events_text import progress_text
 from ..support.options import TaskId
 from ..support.output import (
     AsJson,
@@ -75,6 +76,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "worker": record.worker,
             "heard of": _when(explained.heard_at, since),
             "step": _step(explained),
+            "progress": _progress(record, since),
             "steps done": str(explained.steps) if explained.steps else None,
             "failed step": explained.failed_step,
             "result": _text(record.shown_result()),
@@ -114,6 +116,11 @@ def _step(explained: Explanation) -> str | None:
     if explained.step is None or explained.step_at is None:
         return explained.step
     return f"{explained.step} for {duration((explained.now - explained.step_at) / 1000)}"
+
+
+def _progress(record: Record, since: Since) -> str | None:
+    progress = record.shown_progress()
+    return None if progress is None else f"{progress_text(progress.summary())}, {since(progress.at)}"
 
 
 def _wait(explained: Explanation, since: Since) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ....queues import Entry, Kind, check_size
 from ...errors import StepOutsideTask
+from ..progress import report_progress
 from ..run import Run
 from .codec import Codec
 from .options import check_name
@@ -44,6 +45,13 @@ class Step:
         """The value saved last in this step, by this run or an earlier one; else None."""
         data = self._run.history.saved.get(self.key)
         return None if data is None else _PLAIN.decode(data)
+
+    async def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Report how far the task is, see `Context.progress`.
+
+        From a step in a thread: `anyio.from_thread.run(step.progress, done, total)`.
+        """
+        report_progress(self._run, done, total, note)
 
     async def save(self, value: Any) -> None:
         """Save the step's progress: JSON data that `saved` returns when the step runs again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import time
@@ -11,7 +12,9 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Retry, Settings
-from perdure.queues import State, list_tasks
+from perdure.queues import Producer, State, list_tasks
+from perdure.worker.cli.task.commands import _spinner
+from rich.console import Console
 
 from tests.support.command_line import BOUND, Running, call
 from tests.support.workers import running_worker, wait_until
@@ -43,6 +46,10 @@ def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
         @app.task
         async def asks(ctx: Context) -> None:
             await ctx.ask("finance", "over 1000")
+
+        @app.task
+        async def reports(ctx: Context) -> None:
+            await ctx.progress(3, 4, "pages")
 
         @app.task
         async def adds(ctx: Context, a: int = 1) -> int:
@@ -177,3 +184,30 @@ def until(task_id: str, wanted: Any) -> Any:
             return found
         assert time.monotonic() < ends, json.dumps(found)
         time.sleep(0.1)
+
+
+def test_watch_prints_progress(work: Any) -> None:
+    task_id = enqueue("reports")
+    work()
+    answer = call("task", "watch", task_id)
+    assert "progress 3 of 4 (75%): pages" in answer.out
+    (event,) = [line for line in call("task", "watch", task_id, "--json").lines if line.get("type") == "progress"]
+    assert (event["data"]["done"], event["data"]["total"], event["data"]["note"]) == (3, 4, "pages")
+    assert "3 of 4 (75%): pages, " in call("task", "show", task_id).out
+
+
+def test_a_terminal_shows_a_bar_for_progress(work: Any, settings: Settings) -> None:
+    task_id = enqueue("reports")
+    work()
+
+    async def drawn() -> str:
+        async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+            handle = await producer.find(task_id)
+            assert handle is not None
+            console = Console(file=io.StringIO(), force_terminal=True, width=80)
+            console.print(_spinner(await handle.record()))
+            return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+    found = anyio.run(drawn)
+    assert "━" in found
+    assert "3 of 4 (75%): pages" in found
