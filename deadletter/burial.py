@@ -119,6 +119,7 @@ async def bury(
         partition.inbox(task_id),
         partition.control(task_id),
         partition.retentions,
+        partition.timeline,
     ]
     letter = (
         task_id,

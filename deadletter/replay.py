@@ -67,14 +67,15 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
         partition.log(letter.id),
         partition.ready,
         partition.inbox(letter.id),
+        partition.timeline,
     ]
     given = (letter.entry, int(how.fresh), args)
-    done = await gateway.run(_REPLAY, keys, [*given, 0])
+    done = await gateway.run(_REPLAY, keys, [*given, 0, letter.id])
     if done == -1:
         others = await queue_partitions(gateway, Namespace(partition.namespace), partition.queue)
         if any(await gateway.pipeline([("EXISTS", other.record(letter.id)) for other in others])):
             return False
-        done = await gateway.run(_REPLAY, keys, [*given, 1])
+        done = await gateway.run(_REPLAY, keys, [*given, 1, letter.id])
     return bool(done)
 
 
@@ -147,5 +148,6 @@ async def _discard(gateway: Gateway, partition: Partition, entry: bytes, task_id
         partition.steps(task_id),
         partition.log(task_id),
         partition.inbox(task_id),
+        partition.timeline,
     ]
-    return bool(await gateway.run(_DISCARD, keys, [entry]))
+    return bool(await gateway.run(_DISCARD, keys, [entry, task_id]))

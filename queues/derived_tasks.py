@@ -72,10 +72,12 @@ async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: S
         successor.source,
         f"s:{name}",
         cipher.encrypt(f"s:{name}", value),
+        task_id,
     )
 
     async def store(partition: Partition) -> bool:
         keys = [partition.ready, partition.closed, partition.record(task_id), partition.steps(task_id)]
+        keys.append(partition.timeline)
         answer = await gateway.run(_SUCCESSOR, keys, args)
         if answer == -2:
             raise HandOffRefused(f"could not continue the task as {task_id}: this id belongs to another task")
@@ -247,6 +249,7 @@ async def store_fork(
         cipher.encrypt(arguments_field(origin.envelope.task), arguments),
         at,
         cipher.encrypt(event_field(1), event),
+        task_id,
     ]
     for prefix, records in (("d", done), ("s", saved)):
         for key, value in records.items():
@@ -255,6 +258,7 @@ async def store_fork(
     async def store(partition: Partition) -> bool:
         record = partition.record(task_id)
         keys = [partition.ready, partition.closed, record, partition.steps(task_id), partition.log(task_id)]
+        keys.append(partition.timeline)
         answer = await gateway.run(_FORK, keys, args)
         if answer == 0:
             raise TaskExists(task_id)

@@ -116,11 +116,12 @@ class BatchEnqueuer:
             partition.log(message.id),
             partition.dead,
             partition.inbox(message.id),
+            partition.timeline,
         ]
         answer = b"changed"
         while answer == b"changed":  # another call replaced the task after it was read
             found = await self._gateway.command("HMGET", partition.record(message.id), "finished", "token", "replays")
-            args = (message.envelope, message.arguments, token, *(value or b"" for value in found))
+            args = (message.envelope, message.arguments, token, message.id, *(value or b"" for value in found))
             answer = await self._gateway.run(_RESET, keys, args)
         if answer not in (b"stored", b"closed"):
             raise StillRunning(message.id, answer.decode())
@@ -242,12 +243,12 @@ class BatchEnqueuer:
             args.append(self._delay_ms)
             for message in messages:
                 args += (message.id, message.envelope, message.arguments)
-            keys = [partition.due, partition.nudge, partition.closed, *records]
+            keys = [partition.due, partition.nudge, partition.closed, partition.timeline, *records]
             script = _SCHEDULE
         else:
             for message in messages:
-                args += (message.envelope, message.arguments)
-            keys = [partition.ready, partition.closed, *records]
+                args += (message.id, message.envelope, message.arguments)
+            keys = [partition.ready, partition.closed, partition.timeline, *records]
             script = _ENQUEUE
         if self._replicated:
             return await self._store_replicated(script, keys, args, partition, messages)

@@ -6,6 +6,7 @@ on one server.
     key                           type    writer              lifetime
     {ns:queue:n}:ready            stream  producers, workers  as long as the queue; holds live messages only
     {ns:queue:n}:nudge            stream  scripts, workers    as long as the queue; at most 16 entries, hints only
+    {ns:queue:n}:timeline         zset    producers, workers  tasks by time of enqueueing (ms); TTL of 30 days, renewed
     {ns:queue:n}:due              zset    producers, workers  while anything is scheduled (score: ms of Redis' clock)
     {ns:queue:n}:seen             string  workers             time of the last touch (ms), see seen.lua; TTL of an hour
     {ns:queue:n}:dead             stream  deadletter          while it has dead letters; trimmed past the retention
@@ -111,6 +112,7 @@ class Partition:
     ready: str = field(init=False, compare=False, repr=False)
     nudge: str = field(init=False, compare=False, repr=False)
     due: str = field(init=False, compare=False, repr=False)
+    timeline: str = field(init=False, compare=False, repr=False)
     seen: str = field(init=False, compare=False, repr=False)
     dead: str = field(init=False, compare=False, repr=False)
     closed: str = field(init=False, compare=False, repr=False)
@@ -128,7 +130,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
-        for name in ("ready", "nudge", "due", "seen", "dead", "closed", "mark", "retentions", "versions"):
+        for name in ("ready", "nudge", "due", "timeline", "seen", "dead", "closed", "mark", "retentions", "versions"):
             object.__setattr__(self, name, f"{tag}:{name}")
         for name in ("promote", "clean", "sweep"):
             object.__setattr__(self, f"{name}_lock", f"{tag}:lock:{name}")

@@ -1,6 +1,6 @@
 -- include: fence, retention
 -- Settle a delivery by turning the task into a dead letter.
--- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions
+-- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline
 -- ARGV  fence (4), last entry (see gap), task id, task name, reason, evidence (JSON), attempts, crashes, retention in
 --       milliseconds, the same rounded up to one that is registered, '1' if the message is not an envelope and its raw
 --       fields are kept (the first 500: Lua cannot pass more than some thousand values to one command)
@@ -44,6 +44,8 @@ local entry = redis.call('XADD', KEYS[5], '*', unpack(letter))
 redis.call('HSET', KEYS[2], 'state', 'dead', 'dead', entry, 'reason', ARGV[8], 'error', ARGV[9],
   'attempts', ARGV[10], 'crashes', ARGV[11], 'finished', now, 'worker', ARGV[2])
 close(KEYS[1], KEYS[2])
+redis.call('ZADD', KEYS[9], 'NX', redis.call('HGET', KEYS[2], 'at'), ARGV[6])
+redis.call('PEXPIRE', KEYS[9], 2592000000)
 redis.call('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[9])
 redis.call('PEXPIRE', KEYS[2], ARGV[12])
 redis.call('PEXPIRE', KEYS[3], ARGV[12])

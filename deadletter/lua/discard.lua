@@ -1,6 +1,6 @@
 -- Purge a dead letter: the entry, the record, the checkpoint and the log.
--- KEYS  dead-letter stream, record, steps, log, inbox
--- ARGV  entry id of the dead letter
+-- KEYS  dead-letter stream, record, steps, log, inbox, timeline
+-- ARGV  entry id of the dead letter, id
 -- returns  0 no such dead letter; 1 purged
 -- Atomic: a task that was replayed meanwhile, or enqueued again under this id, keeps its record.
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then
@@ -9,5 +9,6 @@ end
 local holder = redis.call('HMGET', KEYS[2], 'state', 'dead')
 if not holder[1] or holder[2] == ARGV[1] then
   redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
+  redis.call('ZREM', KEYS[6], ARGV[2])
 end
 return 1

@@ -1,7 +1,7 @@
 -- Replay a dead letter: put it back on its queue with its counters at zero.
--- KEYS  dead-letter stream, record, steps, log, ready stream, inbox
+-- KEYS  dead-letter stream, record, steps, log, ready stream, inbox, timeline
 -- ARGV  entry id of the dead letter, '1' for a fresh start without the checkpoint, new arguments (JSON, '' keeps them),
---       '1' if the id is in no other partition
+--       '1' if the id is in no other partition, id
 -- returns  0 no such dead letter (it was replayed or purged), or its id was enqueued again after the record had
 --          expired; 1 replayed; -1 the record has expired: first find out whether the id was enqueued again in another
 --          partition
@@ -38,10 +38,15 @@ local entry = redis.call('XADD', KEYS[5], '*', unpack(message))
 redis.call('XDEL', KEYS[1], ARGV[1])
 if nameless then
   redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[6])
+  redis.call('ZREM', KEYS[7], ARGV[5])
   return 1
 end
 redis.call('HSET', KEYS[2], 'state', 'queued', 'entry', entry, 'attempts', 0, 'crashes', 0, 'returns', 0)
 redis.call('HINCRBY', KEYS[2], 'replays', 1)
+if not holder[1] then
+  redis.call('ZADD', KEYS[7], string.match(entry, '^%d+'), ARGV[5])
+end
+redis.call('PEXPIRE', KEYS[7], 2592000000)
 redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled', 'excused', 'recent',
   'recent_at', 'crash', 'newer_since')
 redis.call('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')

@@ -1,21 +1,27 @@
 -- Put tasks on the ready stream. A task whose id has a record already is left alone.
--- KEYS  ready stream, mark of a closed partition, then one record per task
--- ARGV  envelope and arguments of each task, in the order of the records
+-- KEYS  ready stream, mark of a closed partition, timeline, then one record per task
+-- ARGV  id, envelope and arguments of each task, in the order of the records
 -- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
--- Atomic: record and message appear together, and nothing is stored once the partition is closed. A task that is known
+-- Atomic: record, message and entry in the timeline appear together, and nothing is stored once the partition is closed. A task that is known
 -- stays known after the partition was closed: the reply that said so was lost.
 local closed = redis.call('EXISTS', KEYS[2]) == 1
-local stored = {}
-for i = 3, #KEYS do
-  local at = (i - 3) * 2 + 1
+local stored, times = {}, {}
+for i = 4, #KEYS do
+  local at = (i - 4) * 3 + 1
   if redis.call('EXISTS', KEYS[i]) == 1 then
-    stored[i - 2] = 0
+    stored[i - 3] = 0
   elseif closed then
-    stored[i - 2] = -1
+    stored[i - 3] = -1
   else
-    local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[at], 'args', ARGV[at + 1])
+    local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[at + 1], 'args', ARGV[at + 2])
     redis.call('HSET', KEYS[i], 'state', 'queued', 'entry', entry)
-    stored[i - 2] = 1
+    times[#times + 1] = string.match(entry, '^%d+')
+    times[#times + 1] = ARGV[at]
+    stored[i - 3] = 1
   end
+end
+if times[1] then
+  redis.call('ZADD', KEYS[3], unpack(times))
+  redis.call('PEXPIRE', KEYS[3], 2592000000)
 end
 return stored

@@ -1,7 +1,7 @@
 -- Enqueue the successor of a task once, with the handoff document in its checkpoint.
--- KEYS  ready stream, mark of a closed partition, record, steps
+-- KEYS  ready stream, mark of a closed partition, record, steps, timeline
 -- ARGV  envelope, arguments, source (id of the continued task, and a token), field of the handoff in the checkpoint,
---       value
+--       value, id
 -- returns  1 stored now; 0 stored before by the same source; -1 the partition is closed; -2 the id is another task's
 -- Atomic: message, record and handoff appear together. Idempotent: after a lost reply, or a second run of the
 -- continued task, the source in the record shows that the successor is stored.
@@ -17,4 +17,6 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[1], 'args', ARGV[2], 'again', '1')
 redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'at', now, 'handed_from', ARGV[3])
 redis.call('HSET', KEYS[4], ARGV[4], ARGV[5])
+redis.call('ZADD', KEYS[5], now, ARGV[6])
+redis.call('PEXPIRE', KEYS[5], 2592000000)
 return 1

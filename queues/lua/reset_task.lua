@@ -1,6 +1,7 @@
 -- Store a task in the place of an ended one with the same id.
--- KEYS  ready stream, mark of a closed partition, record, steps, log, dead-letter stream, inbox
--- ARGV  envelope, arguments, token of this call, then what the caller has read of the record: finished, token, replays
+-- KEYS  ready stream, mark of a closed partition, record, steps, log, dead-letter stream, inbox, timeline
+-- ARGV  envelope, arguments, token of this call, id, then what the caller has read of the record: finished, token,
+--       replays
 -- returns  the state of a task that has not ended; 'stored'; 'closed' if the partition is closed: what an ended task
 --          left here was deleted, and the caller stores the task in another partition; or 'changed': the record is not
 --          that of the task that the caller has read
@@ -14,7 +15,7 @@ end
 if held[1] and held[1] ~= 'succeeded' and held[1] ~= 'dead' and held[1] ~= 'cancelled' then
   return held[1]
 end
-if (held[4] or '') ~= ARGV[4] or (held[3] or '') ~= ARGV[5] or (held[5] or '') ~= ARGV[6] then
+if (held[4] or '') ~= ARGV[5] or (held[3] or '') ~= ARGV[6] or (held[5] or '') ~= ARGV[7] then
   return 'changed'
 end
 if held[2] then
@@ -22,8 +23,11 @@ if held[2] then
 end
 redis.call('DEL', KEYS[3], KEYS[4], KEYS[5], KEYS[7])
 if redis.call('EXISTS', KEYS[2]) == 1 then
+  redis.call('ZREM', KEYS[8], ARGV[4])
   return 'closed'
 end
 local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[1], 'args', ARGV[2])
 redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'token', ARGV[3])
+redis.call('ZADD', KEYS[8], string.match(entry, '^%d+'), ARGV[4])
+redis.call('PEXPIRE', KEYS[8], 2592000000)
 return 'stored'

@@ -1,5 +1,5 @@
 -- Check whether no record of a closed partition can exist any more; then give its keys a TTL.
--- KEYS  ready stream, nudge stream, dead-letter stream, due set, mark of a closed partition, retentions
+-- KEYS  ready stream, nudge stream, dead-letter stream, due set, mark of a closed partition, retentions, timeline
 -- ARGV  milliseconds for which the mark outlives the partition
 -- returns  1 it can be retired, 0 not yet
 -- Atomic: check and mark in one act. Only a replay can add to a closed, empty partition, and there is no dead letter:
@@ -26,5 +26,6 @@ end
 redis.call('PEXPIRE', KEYS[1], 3600000)
 redis.call('PEXPIRE', KEYS[2], 3600000)
 redis.call('PEXPIRE', KEYS[3], 3600000)
+redis.call('PEXPIRE', KEYS[7], 3600000)
 redis.call('PEXPIRE', KEYS[5], ARGV[1])
 return 1

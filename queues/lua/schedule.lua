@@ -1,29 +1,35 @@
 -- Put tasks into the due set; their payload is in the record meanwhile. An id that has a record already is left alone.
--- KEYS  due set, nudge stream, mark of a closed partition, then one record per task
+-- KEYS  due set, nudge stream, mark of a closed partition, timeline, then one record per task
 -- ARGV  delay in milliseconds, then id, envelope and arguments of each task
 -- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
--- Atomic: record and due time appear together, and nothing is stored once the partition is closed. Nudges a worker if
+-- Atomic: record, due time and entry in the timeline appear together, and nothing is stored once the partition is closed. Nudges a worker if
 -- the earliest due time has changed.
 local closed = redis.call('EXISTS', KEYS[3]) == 1
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = now + tonumber(ARGV[1])
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-local stored, some = {}, false
-for i = 4, #KEYS do
-  local at = (i - 4) * 3 + 2
+local stored, times = {}, {}
+for i = 5, #KEYS do
+  local at = (i - 5) * 3 + 2
   if redis.call('EXISTS', KEYS[i]) == 1 then
-    stored[i - 3] = 0
+    stored[i - 4] = 0
   elseif closed then
-    stored[i - 3] = -1
+    stored[i - 4] = -1
   else
     redis.call('ZADD', KEYS[1], due, ARGV[at])
     redis.call('HSET', KEYS[i], 'state', 'scheduled', 'at', now,
       'env', ARGV[at + 1], 'args', ARGV[at + 2])
-    stored[i - 3], some = 1, true
+    times[#times + 1] = now
+    times[#times + 1] = ARGV[at]
+    stored[i - 4] = 1
   end
 end
-if some and (not first[2] or due < tonumber(first[2])) then
+if times[1] then
+  redis.call('ZADD', KEYS[4], unpack(times))
+  redis.call('PEXPIRE', KEYS[4], 2592000000)
+end
+if times[1] and (not first[2] or due < tonumber(first[2])) then
   redis.call('XADD', KEYS[2], 'MAXLEN', 16, '*', 'why', 'due')
 end
 return stored

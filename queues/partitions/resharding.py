@@ -156,7 +156,7 @@ async def retire_generation(
     partitions: Sequence[Partition] = [namespace.partition(queue, index) for index in generation.indexes]
     for partition in partitions:
         streams = (partition.ready, partition.nudge, partition.dead)
-        keys = [*streams, partition.due, partition.closed, partition.retentions]
+        keys = [*streams, partition.due, partition.closed, partition.retentions, partition.timeline]
         if not await gateway.run(_RETIRE, keys, [_MARK_TTL]):
             return False
     shorter = route.without(generation)

@@ -23,6 +23,7 @@ from perdure.queues import (
     succeed,
 )
 from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.transport import Argument
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import ids, needs_one_server, needs_server, promote, read, read_one, take_over, worker
@@ -249,7 +250,9 @@ async def test_a_lost_reply_does_not_store_again_what_was_taken_meanwhile(
 ) -> None:
     """The script is asked again after the task was read, claimed and rescheduled by others: still known."""
     envelope = Envelope(id="x", task="t").encode()
-    ask = (queue_script("enqueue"), [partition.ready, partition.closed, partition.record("x")], [envelope, b"{}"])
+    keys = [partition.ready, partition.closed, partition.timeline, partition.record("x")]
+    arguments: list[Argument] = ["x", envelope, b"{}"]
+    ask = (queue_script("enqueue"), keys, arguments)
     assert await gateway.run(*ask) == [1]
     delivery = await take_over(gateway, await read_one(await worker(gateway, partition)))
     before = await dump(gateway, namespace)

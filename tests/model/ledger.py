@@ -133,6 +133,7 @@ class Ledger:
             if answer == 1:
                 entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args)))
                 self.held.put(self.at.record(task), {"state": "queued", "entry": entry})
+                self._list(task)
         return answers
 
     def schedule(self, delay: int, tasks: Sequence[tuple[str, bytes, bytes]]) -> list[int]:
@@ -143,9 +144,16 @@ class Ledger:
                 self._schedule(task, delay)
                 kept: Hash = {"state": "scheduled", "at": Moment(), "env": envelope, "args": args}
                 self.held.put(self.at.record(task), kept)
+                self._list(task)
         if 1 in answers and (first is None or self.held.now + delay < first):
             self.nudge("due")
         return answers
+
+    def _list(self, task: str, at: Value | None = None) -> None:
+        """Add a task to the timeline, unless it is there with a time that is given."""
+        if at is None or task not in self.held.sets.get(self.at.timeline, {}):
+            self.held.set_score(self.at.timeline, task, at or Moment())
+        self.held.expire(30 * 24 * HOUR, self.at.timeline)
 
     def _stored(self, task: str) -> int:
         if self.held.exists(self.at.record(task)):
@@ -540,6 +548,7 @@ class Ledger:
         reported: Hash = {"reason": reason, "error": evidence, "attempts": counts[0], "crashes": counts[1]}
         self.held.put(record, {"state": "dead", "dead": letter, "finished": Moment(), **reported})
         self._settle(delivery, task)
+        self._list(task, self.held.hashes[record]["at"])
         self.note_event(task, "buried", evidence)
         self.held.put_new(inbox, "sent", b"0")
         self.held.expire(retention, record, steps, log, inbox)
@@ -700,6 +709,7 @@ class Ledger:
             entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
             self.held.put(record, {"state": "queued", "entry": entry, "at": Moment(), "handed_from": source})
             self.held.put(steps, {name: value})
+            self._list(task)
         return answer
 
     def fork(
@@ -714,6 +724,7 @@ class Ledger:
             entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
             self.held.put(record, {"state": "queued", "entry": entry, "events": 1, "forked": source})
             self.note_event(task, "forked", reported, number=b"1")
+            self._list(task)
             if kept:
                 self.held.put(steps, dict(kept))
         return answer
@@ -728,7 +739,12 @@ class Ledger:
         self.held.stream(self.at.dead).remove(letter)
         if task.startswith("unreadable-"):
             self.held.delete(record, steps, log, inbox)
+            self.held.drop_score(self.at.timeline, task)
             return True
+        if self.held.exists(record):
+            self.held.expire(30 * 24 * HOUR, self.at.timeline)
+        else:
+            self._list(task)
         replays = int(self.held.get(record, "replays") or 0) + 1
         zero = {"attempts": 0, "crashes": 0, "returns": 0}
         self.held.put(record, {"state": "queued", "entry": entry, "replays": replays, **zero})
@@ -749,7 +765,16 @@ class Ledger:
         record = self.at.record(task)
         if not self.held.exists(record) or self.held.get(record, "dead") == letter:
             self.held.delete(*self.parts(task))
+            self.held.drop_score(self.at.timeline, task)
         return True
+
+    def trim_timeline(self) -> int:
+        """Remove the tasks whose record has expired."""
+        listed = self.held.sets.get(self.at.timeline, {})
+        gone = [task for task in listed if not self.held.exists(self.at.record(task))]
+        self.held.expire(30 * 24 * HOUR, self.at.timeline)
+        self.held.drop_score(self.at.timeline, *gone)
+        return len(gone)
 
     def trim(self, oldest: int) -> int:
         """Delete letters from before a time, and the records that belong to them."""
@@ -828,7 +853,7 @@ class Ledger:
         for kept, until in self.held.sets.get(self.at.retentions, {}).items():
             if min(int(float(text_of(until))), empty) + int(kept) > self.held.now:
                 return False
-        self.held.expire(HOUR, self.at.ready, self.at.nudge, self.at.dead)
+        self.held.expire(HOUR, self.at.ready, self.at.nudge, self.at.dead, self.at.timeline)
         self.held.expire(7 * 24 * HOUR, self.at.closed)
         return True
 

@@ -56,6 +56,7 @@ from perdure.queues.delivery.quarantine_store import (
     take_quarantined,
 )
 from perdure.queues.enqueueing import BatchEnqueuer
+from perdure.queues.inspection import trim_timeline
 from perdure.queues.keys import DATA_FORMAT, GROUP, RELEASED, SUSPECTS, is_reserved
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
@@ -326,12 +327,13 @@ class Queues(RuleBasedStateMachine):
     def hand(self, task: str, source: str) -> None:
         (message,) = self.messages([task], False)
         at = self.partition
-        keys = [at.ready, at.closed, at.record(task), at.steps(task)]
+        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.timeline]
         given = (message.envelope, message.arguments, source, "s:#received", b"{}")
         for _ in range(2):
             expected = self.ledger.hand(task, *given)
             self.same(
-                self.ground.run(self.ground.gateway.run(queue_script("enqueue_successor"), keys, given)), expected
+                self.ground.run(self.ground.gateway.run(queue_script("enqueue_successor"), keys, [*given, task])),
+                expected,
             )
 
     @rule(task=tasks, source=st.sampled_from(["one token", "other token"]))
@@ -348,14 +350,15 @@ class Queues(RuleBasedStateMachine):
     def fork(self, task: str, source: str, kept: bool) -> None:
         (message,) = self.messages([task], False)
         at = self.partition
-        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.log(task)]
+        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.log(task), at.timeline]
         given = (message.envelope, message.arguments, source, b"{}")
         fields = {"d:s": b"0", "s:#state": b"{}"} if kept else {}
         flat = [part for pair in fields.items() for part in pair]
         for _ in range(2):
             expected = self.ledger.fork(task, *given, fields)
             self.same(
-                self.ground.run(self.ground.gateway.run(queue_script("enqueue_fork"), keys, [*given, *flat])), expected
+                self.ground.run(self.ground.gateway.run(queue_script("enqueue_fork"), keys, [*given, task, *flat])),
+                expected,
             )
 
     def post_garbage(self, fields: dict[bytes, bytes]) -> None:
@@ -887,6 +890,11 @@ class Queues(RuleBasedStateMachine):
             self.ledger.held.delete(*parts)
 
     @rule()
+    def trim_timeline(self) -> None:
+        expected = self.ledger.trim_timeline()
+        agree(self.ground.run(trim_timeline(self.ground.gateway, self.partition)), expected)
+
+    @rule()
     def promote(self) -> None:
         expected = self.ledger.promote(self.ledger.due())
         moved, wait = self.ground.run(promote_due(self.ground.gateway, self.partition))
@@ -987,7 +995,7 @@ class Queues(RuleBasedStateMachine):
             self.ledger.held.put(self.partition.closed, {"empty": 1})
         at = self.partition
         for _ in range(2):
-            keys = [at.ready, at.nudge, at.dead, at.due, at.closed, at.retentions]
+            keys = [at.ready, at.nudge, at.dead, at.due, at.closed, at.retentions, at.timeline]
             given = [7 * 24 * HOUR]
             answer = self.ground.run(self.ground.gateway.run(queue_script("retire_partition"), keys, given))
             self.same(bool(answer), self.ledger.retire())
@@ -1044,7 +1052,9 @@ class Queues(RuleBasedStateMachine):
             entry = held.get(self.partition.record(task), "entry")
             pending = self.ledger.pending.get(entry or b"")
             running = state == b"queued" and pending is not None and not is_reserved(pending.owner)
-            agree(record.state, (State.RUNNING if running else State(state.decode())))
+            parked = state == b"scheduled" and held.get(self.partition.record(task), "waits") is not None
+            stored = State.WAITING if parked else State(state.decode())
+            agree(record.state, (State.RUNNING if running else stored))
         for delivery, known in self.deliveries:
             if known == task and self.ledger.owned(delivery):
                 history = self.ground.run(load_history(gateway, delivery, task))

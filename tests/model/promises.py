@@ -36,6 +36,8 @@ def _of_task(ledger: Ledger, task: str) -> Iterator[str]:
     last_letter = held.get(record, "dead")
     if len(messages) > (state == b"queued") or due > (state == b"scheduled"):
         yield f"is {state!r}, and in the places {messages}, due {due}"
+    if held.exists(record) and task not in held.sets.get(ledger.at.timeline, {}):
+        yield f"is {state!r}, and not in the timeline"
     if state == b"queued" and messages != [held.get(record, "entry")]:
         yield f"its record names {held.get(record, 'entry')!r}, its message is {messages}"
     if state == b"scheduled" and not due:

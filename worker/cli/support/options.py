@@ -8,6 +8,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TextIO, TypeVar
 
@@ -20,17 +22,21 @@ from .errors import Failed
 
 __all__ = [
     "OutputFile",
+    "PointInTime",
     "QueueOption",
     "ReasonOption",
+    "Since",
     "TaskId",
     "TaskIds",
     "TaskNameOption",
+    "Until",
     "in_duration",
     "in_seconds",
     "open_output",
     "read_object",
     "read_queue",
     "read_task_id",
+    "read_time",
     "with_options",
 ]
 
@@ -111,6 +117,46 @@ def in_duration(help_text: str, default: str) -> Any:
         default: As shown in the help.
     """
     return typer.Option(metavar="TIME", parser=read_duration, help=help_text, show_default=default)
+
+
+@dataclass(frozen=True, slots=True)
+class PointInTime:
+    """A point in time: `ago` seconds before now, or a time in milliseconds since the epoch."""
+
+    ago: float | None = None
+    ms: int = 0
+
+    def at(self, now_ms: int) -> int:
+        """Return the time in milliseconds."""
+        return self.ms if self.ago is None else now_ms - round(self.ago * 1000)
+
+
+def read_time(text: str | PointInTime) -> PointInTime:
+    """Parse a duration before now, such as 2h, or an ISO date or time; local time if it has no offset."""
+    if isinstance(text, PointInTime):
+        return text
+    try:
+        return PointInTime(ago=read_duration(text))
+    except typer.BadParameter:
+        pass
+    try:
+        return PointInTime(ms=round(datetime.fromisoformat(text.strip()).timestamp() * 1000))
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            "must be a time before now, such as 90s, 30min, 2h or 7d, or an ISO time such as 2026-11-22T18:00; "
+            f"got {text!r}"
+        ) from None
+
+
+Since = Annotated[
+    PointInTime | None,
+    typer.Option(
+        metavar="TIME", parser=read_time, help="Only tasks enqueued since then: 2h before now, or an ISO time."
+    ),
+]
+Until = Annotated[
+    PointInTime | None, typer.Option(metavar="TIME", parser=read_time, help="Only tasks enqueued until then.")
+]
 
 
 def read_object(text: str | bytes) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ....queues import Producer, Record, State, list_tasks
+from ....queues import Producer, Record, State
+from ....queues.inspection import TaskFilter, page_tasks
 from ..support.connection import connected, known_partitions, redis_now
-from ..support.options import QueueOption, TaskNameOption
+from ..support.errors import Misuse
+from ..support.options import QueueOption, Since, TaskNameOption, Until
 from ..support.output import AsJson, ago, note, print_json, state_text
 from ..support.tables import Column, Wide, print_list
 
@@ -23,34 +25,46 @@ async def list_(
     queue: QueueOption = None,
     state: Annotated[list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.")] = None,
     task_name: TaskNameOption = None,
+    since: Since = None,
+    until: Until = None,
+    error: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only tasks with this text in their reason or last error.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N tasks.")] = 100,
+    cursor: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Continue the list after the page that ended with this cursor.")
+    ] = None,
     wide: Wide = False,
     json: AsJson = False,
 ) -> None:
     """List tasks, the newest first.
 
-    If more than --limit tasks match, the list is a sample of them.
+    If there are more, the last line on stderr has the cursor of the next
+    page. Tasks that are enqueued meanwhile do not move the pages.
 
-    Example: perdure task list --state running --state queued
+    Example: perdure task list --state dead --since 2h --error timeout
     """
     await known_partitions(producer, queue)
-    found: list[Record] = []
-    more = False
-    tasks = list_tasks(producer.gateway, producer.namespace, queue=queue, states=state or (), task=task_name)
-    async for record in tasks:
-        if len(found) == limit:
-            more = True
-            break
-        found.append(record)
-    found.sort(key=lambda record: record.enqueued_at or 0, reverse=True)
+    now = await redis_now(producer)
+    wanted = TaskFilter(
+        frozenset(state or ()),
+        task_name,
+        None if since is None else since.at(now),
+        None if until is None else until.at(now),
+        error,
+    )
+    try:
+        page = await page_tasks(producer.gateway, producer.namespace, wanted, queue=queue, limit=limit, cursor=cursor)
+    except ValueError as refused:
+        raise Misuse(f"--cursor: {refused}") from None
     if json:
-        print_json([record.summary() for record in found])
-    elif found:
-        print_list(task_columns(await redis_now(producer)), found, wide=wide)
-    else:
+        print_json([record.summary() for record in page.tasks])
+    elif page.tasks:
+        print_list(task_columns(now), page.tasks, wide=wide)
+    elif page.cursor is None:
         note(f"no matching tasks in namespace {producer.namespace.name!r} on {producer.address.shown}")
-    if more:
-        note(f"more than {limit} tasks match: raise --limit to see them")
+    if page.cursor is not None:
+        note(f"there may be more tasks: continue with --cursor {page.cursor}")
 
 
 def task_columns(now: int) -> Sequence[Column[Record]]:

@@ -22,6 +22,7 @@ from ....queues import (
     retire_generation,
     wake_version,
 )
+from ....queues.inspection import trim_timeline
 from ...log import logger
 from ..timings import WorkerTimings
 
@@ -85,6 +86,7 @@ class Janitor:
             return
         present = await present_workers(self._gateway, self._namespace)
         for partition in mine:
+            await trim_timeline(self._gateway, partition)
             await trim_letters(self._gateway, partition, self._dead_letter_ttl())
             await self._consumer.remove_idle_consumers(partition, self._idle_consumer, present)
         for queue, route in self._assignment.routes.items():

@@ -254,13 +254,38 @@ def test_list_narrows_by_queue_state_and_name(work: Any) -> None:
     assert listed("--task", "add", "--state", "dead") == set()
 
 
-def test_list_reports_that_there_are_more_than_the_limit() -> None:
+def test_list_continues_after_the_limit_with_a_cursor() -> None:
     for _ in range(3):
         enqueue(*ADD)
     answer = call("task", "list", "--limit", "2", "--json")
     assert len(answer.json) == 2
-    assert "more than 2 " in answer.err
+    cursor = answer.err.split()[-1]
+    rest = call("task", "list", "--limit", "2", "--json", "--cursor", cursor)
+    assert len({task["id"] for task in answer.json + rest.json}) == 3
+    assert rest.err == ""
     assert call("task", "list", "--limit", "3").err == ""
+    refused = call("task", "list", "--cursor", "x")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--cursor: cursor must be one that an earlier page ended with" in refused.err
+
+
+def test_list_narrows_by_time_and_error(work: Any) -> None:
+    dead = enqueue("fail")
+    work()
+    waiting = enqueue(*ADD)
+    at = call("task", "show", waiting, "--json").json["enqueued_at"]
+
+    def listed(*args: str) -> list[str]:
+        return [task["id"] for task in call("task", "list", "--json", *args).json]
+
+    assert listed("--since", "1h") == [waiting, dead]
+    assert listed("--until", "1h") == []
+    assert listed("--since", at) == [waiting]
+    assert listed("--until", at, "--error", "ATTEMPTS_exhausted") == [dead]
+    assert listed("--error", "no such text") == []
+    refused = call("task", "list", "--since", "yesterday")
+    assert refused.code == 2
+    assert "must be a time before now, such as 90s" in refused.err
 
 
 def test_an_empty_list_is_a_message_on_stderr() -> None:

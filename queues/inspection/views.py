@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from .envelope import check_task_id
-from .errors import Refused
-from .keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
-from .partitions import load_routes
-from .presence import list_workers, total_rates
-from .records import Record, State, read_records
-from .transport import Command, Gateway, pairs
+from ..envelope import check_task_id
+from ..errors import Refused
+from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
+from ..partitions import load_routes
+from ..presence import list_workers, total_rates
+from ..records import Record, State, read_records
+from ..transport import Command, Gateway, pairs
 
 __all__ = [
     "QueueStats",
@@ -202,19 +202,24 @@ async def list_tasks(
     namespace: Namespace,
     *,
     queue: str | None = None,
+    partition: Partition | None = None,
     states: Sequence[State] = (),
     task: str | None = None,
 ) -> AsyncIterator[Record]:
     """Yield the records of tasks in no particular order. Uses SCAN, which does bounded work per call."""
-    partitions = await queue_partitions(gateway, namespace, queue)
-    for pattern, only, node in _scans(gateway, namespace, queue, partitions, "record"):
+    if partition is None:
+        partitions = await queue_partitions(gateway, namespace, queue)
+        scans = _scans(gateway, namespace, queue, partitions, "record")
+    else:
+        scans = [(partition.task_keys("record"), [partition], partition.ready if gateway.clustered else None)]
+    for pattern, only, node in scans:
         cursor = "0"
         while True:
             scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", 500, "TYPE", "hash")
             reply = await gateway.command(*scan, node_of=node)
             cursor = reply[0].decode()
-            for partition, ids in _by_partition(only, reply[1]).items():
-                for record in await read_records(gateway, partition, ids):
+            for where, ids in _by_partition(only, reply[1]).items():
+                for record in await read_records(gateway, where, ids):
                     if record is not None and (not states or record.state in states) and task in (None, record.task):
                         yield record
             if cursor == "0":

@@ -1,0 +1,36 @@
+"""Read-only views: queues in numbers, lists of tasks, saved fields of checkpoints.
+
+views.py      queues in numbers; tasks and checkpoints by SCAN
+timeline.py   the tasks of all partitions by time, page by page
+"""
+
+from __future__ import annotations
+
+from .timeline import TaskFilter, TaskPage, page_tasks, trim_timeline
+from .views import (
+    QueueStats,
+    checkpoint_fields,
+    checkpoint_fields_of_all,
+    find_task,
+    list_queues,
+    list_tasks,
+    partition_stats,
+    queue_partitions,
+    resumable_tasks,
+)
+
+__all__ = [
+    "QueueStats",
+    "TaskFilter",
+    "TaskPage",
+    "checkpoint_fields",
+    "checkpoint_fields_of_all",
+    "find_task",
+    "list_queues",
+    "list_tasks",
+    "page_tasks",
+    "partition_stats",
+    "queue_partitions",
+    "resumable_tasks",
+    "trim_timeline",
+]

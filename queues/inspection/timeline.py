@@ -1,0 +1,251 @@
+"""The timeline of a partition: its tasks by time of enqueueing. Lists of tasks, newest first, page by page.
+
+The script that stores a record adds its id to the timeline, and the script that deletes a record removes it. A record
+that expires leaves its id behind, which the janitor removes. A page skips it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import heapq
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import orjson
+
+from ..keys import Namespace, Partition
+from ..records import Record, State, read_records
+from ..transport import Gateway, queue_script
+from .views import list_tasks, queue_partitions
+
+__all__ = ["TaskFilter", "TaskPage", "page_tasks", "trim_timeline"]
+
+_TRIM = queue_script("trim_timeline")
+
+_CHUNK: Final = 200
+"""Ids that are read at once."""
+
+_MOST_READ: Final = 5_000
+"""Records that one page reads at most, so that a filter that matches little does bounded work."""
+
+_TRIMMED: Final = 500
+"""Ids that are checked in one script."""
+
+_WORTH: Final = 4
+"""Trimming continues while one of so many checked ids is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFilter:
+    """Filter of tasks.
+
+    Attributes:
+        states: Any of them; empty for all.
+        since, until: Bounds of the time of enqueueing, in milliseconds of Redis' clock.
+        error: Text in the reason, the name or the message of the error, in any case.
+    """
+
+    states: Collection[State] = ()
+    task: str | None = None
+    since: int | None = None
+    until: int | None = None
+    error: str | None = None
+
+    def matches(self, record: Record) -> bool:
+        """Return whether a record matches, apart from its time."""
+        return (
+            (not self.states or record.state in self.states)
+            and self.task in (None, record.task)
+            and (self.error is None or self.error.casefold() in _error_text(record))
+        )
+
+
+def _error_text(record: Record) -> str:
+    error = record.error or {}
+    return f"{record.reason or ''} {error.get('error', '')}: {error.get('message', '')}".casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPage:
+    """Tasks of one page. cursor: continues the list; None after the last page."""
+
+    tasks: list[Record]
+    cursor: str | None
+
+
+class _Position(NamedTuple):
+    """Place of a task in the list: the greatest one is the first."""
+
+    at: int
+    id: str
+    queue: str
+    partition: int
+
+
+async def page_tasks(
+    gateway: Gateway,
+    namespace: Namespace,
+    wanted: TaskFilter,
+    *,
+    queue: str | None = None,
+    limit: int,
+    cursor: str | None = None,
+) -> TaskPage:
+    """Return tasks of one queue, or of all queues, the newest first.
+
+    A page may have fewer tasks than `limit` before the list ends, because the records that it reads are bounded. Tasks
+    that are enqueued meanwhile do not move the pages that follow.
+
+    Args:
+        cursor: That of the previous page.
+
+    Raises:
+        ValueError: The cursor is not one of a page.
+    """
+    after = None if cursor is None else _decode(cursor)
+    partitions = await queue_partitions(gateway, namespace, queue)
+    readers = await asyncio.gather(*(_reader(gateway, namespace, one, wanted, after) for one in partitions))
+    heads = [(_descending(reader.first), at) for at, reader in enumerate(readers) if reader.positions]
+    heapq.heapify(heads)
+    found: list[Record] = []
+    last, read = after, 0
+    while heads and len(found) < limit and read < _MOST_READ:
+        chunk: list[_Position] = []
+        while heads and len(chunk) < min(_CHUNK, limit - len(found)):
+            _, at = heads[0]
+            chunk.append(readers[at].positions.popleft())
+            await readers[at].load()
+            if readers[at].positions:
+                heapq.heapreplace(heads, (_descending(readers[at].first), at))
+            else:
+                heapq.heappop(heads)
+        found += [record for record in await _records(gateway, namespace, chunk) if wanted.matches(record)]
+        last, read = chunk[-1], read + len(chunk)
+    return TaskPage(found, _encode(last) if heads and last is not None else None)
+
+
+def _descending(position: _Position) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
+    """Return a sort key that puts the greatest position first."""
+    return -position.at, _reversed(position.id), _reversed(position.queue), -position.partition
+
+
+def _reversed(text: str) -> tuple[int, ...]:
+    """Return a sort key of the opposite order; the last number puts a longer text first."""
+    return *(-ord(char) for char in text), 1
+
+
+async def _records(gateway: Gateway, namespace: Namespace, positions: Sequence[_Position]) -> list[Record]:
+    """Return the records that still exist, in the order of the positions."""
+    groups: dict[Partition, list[_Position]] = {}
+    for position in positions:
+        groups.setdefault(namespace.partition(position.queue, position.partition), []).append(position)
+    read = await asyncio.gather(
+        *(read_records(gateway, where, [one.id for one in some]) for where, some in groups.items())
+    )
+    by_position = {
+        position: record
+        for some, records in zip(groups.values(), read, strict=True)
+        for position, record in zip(some, records, strict=True)
+        if record is not None
+    }
+    return [by_position[position] for position in positions if position in by_position]
+
+
+@dataclass(slots=True)
+class _Reader:
+    """The timeline of one partition, page by page, the newest task first."""
+
+    gateway: Gateway
+    partition: Partition
+    since: int | None
+    until: int | None
+    last: _Position | None
+    positions: deque[_Position] = field(default_factory=deque)
+    more: bool = True
+
+    @property
+    def first(self) -> _Position:
+        return self.positions[0]
+
+    async def load(self) -> None:
+        """Read the next page if this one is used up. More tasks of one millisecond than a page make it longer."""
+        size = _CHUNK
+        while self.more and not self.positions:
+            limits = [one for one in (self.until, None if self.last is None else self.last.at) if one is not None]
+            top, bottom = min(limits, default=None), self.since
+            flat = await self.gateway.command(
+                *("ZREVRANGEBYSCORE", self.partition.timeline),
+                *("+inf" if top is None else top, "-inf" if bottom is None else bottom),
+                *("WITHSCORES", "LIMIT", 0, size),
+            )
+            read = [
+                _Position(int(float(score)), task_id.decode(), self.partition.queue, self.partition.index)
+                for task_id, score in zip(flat[::2], flat[1::2], strict=True)
+            ]
+            self.positions.extend(one for one in read if self.last is None or one < self.last)
+            self.more = len(read) == size
+            size *= 2
+        if self.positions:
+            self.last = self.positions[-1]
+
+
+async def _reader(
+    gateway: Gateway, namespace: Namespace, partition: Partition, wanted: TaskFilter, after: _Position | None
+) -> _Reader:
+    reader = _Reader(gateway, partition, wanted.since, wanted.until, after)
+    known, ready, due = await gateway.pipeline(
+        [("ZCARD", partition.timeline), ("XLEN", partition.ready), ("ZCARD", partition.due)]
+    )
+    if known and known >= ready + due:
+        await reader.load()
+    else:
+        await _scan(reader, namespace)
+    return reader
+
+
+async def _scan(reader: _Reader, namespace: Namespace) -> None:
+    """Fill a reader from the records of a partition whose timeline is missing: an earlier version stored its tasks."""
+    reader.more = False
+    found: list[_Position] = []
+    async for record in list_tasks(reader.gateway, namespace, partition=reader.partition):
+        at = record.enqueued_at or 0
+        if (reader.since is None or at >= reader.since) and (reader.until is None or at <= reader.until):
+            found.append(_Position(at, record.id, record.queue, record.partition))
+        if len(found) == _MOST_READ:
+            break
+    reader.positions.extend(sorted((one for one in found if reader.last is None or one < reader.last), reverse=True))
+
+
+def _encode(position: _Position) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps(list(position))).decode().rstrip("=")
+
+
+def _decode(cursor: str) -> _Position:
+    try:
+        at, task_id, queue, index = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        return _Position(int(at), str(task_id), str(queue), int(index))
+    except (binascii.Error, TypeError, ValueError):
+        raise ValueError(f"cursor must be one that an earlier page ended with, got {cursor!r}") from None
+
+
+async def trim_timeline(gateway: Gateway, partition: Partition) -> int:
+    """Remove ids whose record has expired; return their number.
+
+    The oldest ids are checked first, then ids at random, because old tasks may be alive. Each time, this ends when few
+    of the checked ids are removed, as in the expiry cycle of Redis: the cost depends on what is removed, and at most
+    about a quarter of a large timeline is left behind.
+    """
+    removed = 0
+    oldest = ("ZRANGE", partition.timeline, 0, _TRIMMED - 1)
+    for choose in (oldest, ("ZRANDMEMBER", partition.timeline, _TRIMMED)):
+        while ids := [one.decode() for one in await gateway.command(*choose)]:
+            keys = [partition.timeline, *(partition.record(task_id) for task_id in ids)]
+            gone: int = await gateway.run(_TRIM, keys, ids)
+            removed += gone
+            if gone * _WORTH < len(ids):
+                break
+    return removed

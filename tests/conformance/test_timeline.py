@@ -1,0 +1,181 @@
+"""The timeline: lists of tasks by time, page by page, and what keeps it true and bounded."""
+
+from __future__ import annotations
+
+import pytest
+from perdure.queues import Gateway, Namespace, Partition, Producer, Record, State
+from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
+
+from tests.support.consumers import read_one, worker
+from tests.support.delivery_calls import SETTLING
+
+ALL = TaskFilter()
+DAYS = 24 * 3_600_000
+
+
+async def listed(gateway: Gateway, namespace: Namespace, limit: int, wanted: TaskFilter = ALL) -> list[list[str]]:
+    """Return the ids of all pages."""
+    pages: list[list[str]] = []
+    cursor = None
+    while True:
+        page = await page_tasks(gateway, namespace, wanted, limit=limit, cursor=cursor)
+        pages.append([record.id for record in page.tasks])
+        if (cursor := page.cursor) is None:
+            return pages
+
+
+async def enqueue(producer: Producer, *names: str, queue: str = "default") -> None:
+    for name in names:
+        await producer.enqueue("t", task_id=name, queue=queue)
+
+
+async def times(gateway: Gateway, partition: Partition) -> dict[str, int]:
+    flat = await gateway.command("ZRANGE", partition.timeline, 0, -1, "WITHSCORES")
+    return {name.decode(): int(float(score)) for name, score in zip(flat[::2], flat[1::2], strict=True)}
+
+
+async def date_back(gateway: Gateway, partition: Partition, **ages: int) -> None:
+    """Set tasks back in the timeline, by milliseconds."""
+    for name, age in ages.items():
+        await gateway.command("ZINCRBY", partition.timeline, -age, name)
+
+
+async def test_pages_are_in_order_over_queues_and_partitions(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    await gateway.command("HSET", namespace.queues, "wide", 3)
+    names = [f"x{number}" for number in range(12)]
+    for number, name in enumerate(names):
+        await enqueue(producer, name, queue="wide" if number % 2 else "default")
+    partitions = [namespace.partition("default"), *(namespace.partition("wide", index) for index in range(3))]
+    for partition in partitions:
+        for name in await times(gateway, partition):
+            await gateway.command("ZADD", partition.timeline, 1_000 + int(name[1:]), name)
+    pages = await listed(gateway, namespace, 5)
+    assert [len(page) for page in pages] == [5, 5, 2]
+    assert [name for page in pages for name in page] == names[::-1]
+
+
+async def test_new_tasks_do_not_move_the_pages_that_follow(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await enqueue(producer, "a", "b", "c")
+    await date_back(gateway, partition, a=3_000, b=2_000, c=1_000)
+    first = await page_tasks(gateway, namespace, ALL, limit=1)
+    assert [record.id for record in first.tasks] == ["c"]
+    await enqueue(producer, "d")
+    rest = await page_tasks(gateway, namespace, ALL, limit=5, cursor=first.cursor)
+    assert [record.id for record in rest.tasks] == ["b", "a"]
+    assert rest.cursor is None
+
+
+async def test_tasks_of_one_millisecond_are_listed_once(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 450, queue="default")
+    for start in range(0, 450, 150):
+        pairs = [part for handle in handles[start : start + 150] for part in (1_000, handle.id)]
+        await gateway.command("ZADD", partition.timeline, *pairs)
+    names = [name for page in await listed(gateway, namespace, 100) for name in page]
+    assert names == sorted((handle.id for handle in handles), reverse=True)
+
+
+async def test_filters(gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer) -> None:
+    await enqueue(producer, "dead")
+    await SETTLING["bury"](gateway, await read_one(await worker(gateway, partition)), "dead")
+    await enqueue(producer, "old", "new")
+    await producer.enqueue("other", task_id="other", queue="default", delay=60)
+    await date_back(gateway, partition, old=10_000)
+    at = await times(gateway, partition)
+
+    async def found(wanted: TaskFilter) -> set[str]:
+        return {name for page in await listed(gateway, namespace, 2, wanted) for name in page}
+
+    record = await read(producer, "dead")
+    assert record.error is not None
+    assert await found(ALL) == {"dead", "old", "new", "other"}
+    assert await found(TaskFilter(states=[State.DEAD, State.SCHEDULED])) == {"dead", "other"}
+    assert await found(TaskFilter(task="other")) == {"other"}
+    assert await found(TaskFilter(until=at["old"])) == {"old"}
+    assert await found(TaskFilter(since=at["old"] + 1)) == {"dead", "new", "other"}
+    assert await found(TaskFilter(error=str(record.reason).upper())) == {"dead"}
+    assert await found(TaskFilter(error="no such text")) == set()
+
+
+async def read(producer: Producer, task_id: str) -> Record:
+    handle = await producer.find(task_id)
+    assert handle is not None
+    return await handle.record()
+
+
+async def test_a_page_reads_a_bounded_number_of_records(
+    gateway: Gateway, namespace: Namespace, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.queues.inspection.timeline._MOST_READ", 3)
+    await enqueue(producer, "wanted", *(f"x{number}" for number in range(7)))
+    await gateway.command("ZADD", namespace.partition("default").timeline, 1, "wanted")
+    rare = TaskFilter(error="no such text")
+    page = await page_tasks(gateway, namespace, rare, limit=3)
+    assert (page.tasks, page.cursor is None) == ([], False)
+    assert len(await listed(gateway, namespace, 3, rare)) == 3
+
+
+async def test_a_cursor_that_is_none_is_refused(gateway: Gateway, namespace: Namespace) -> None:
+    for text in ("x", "", "WzFd", "bnVsbA"):
+        with pytest.raises(ValueError, match="cursor must be one that an earlier page ended with"):
+            await page_tasks(gateway, namespace, ALL, limit=1, cursor=text)
+
+
+async def test_tasks_of_an_earlier_version_are_listed_without_a_timeline(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await enqueue(producer, "a", "b", "c")
+    await producer.enqueue("t", task_id="later", queue="default", delay=60)
+    await gateway.command("DEL", partition.timeline)
+    assert {name for page in await listed(gateway, namespace, 3) for name in page} == {"a", "b", "c", "later"}
+    await gateway.command("ZADD", partition.timeline, 1, "a")
+    assert {name for page in await listed(gateway, namespace, 3) for name in page} == {"a", "b", "c", "later"}
+
+
+async def test_a_repeated_enqueue_keeps_the_first_time(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await enqueue(producer, "a")
+    await date_back(gateway, partition, a=5_000)
+    before = await times(gateway, partition)
+    await enqueue(producer, "a")
+    assert await times(gateway, partition) == before
+
+
+async def test_ids_of_expired_records_are_skipped_and_trimmed(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 40, queue="default")
+    await enqueue(producer, "kept")
+    await gateway.command("DEL", *(partition.record(handle.id) for handle in handles))
+    await gateway.command("DEL", partition.ready)
+    assert [name for page in await listed(gateway, namespace, 7) for name in page] == ["kept"]
+    assert await trim_timeline(gateway, partition) == 40
+    assert list(await times(gateway, partition)) == ["kept"]
+    assert await trim_timeline(gateway, partition) == 0
+
+
+async def test_old_live_tasks_do_not_shield_expired_ones_from_the_trimming(
+    gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.queues.inspection.timeline._TRIMMED", 20)
+    live = await producer.enqueue_many("t", [{}] * 30, queue="default")
+    gone = await producer.enqueue_many("t", [{}] * 300, queue="default")
+    pairs = [part for handle in live for part in (1_000, handle.id)]
+    await gateway.command("ZADD", partition.timeline, *pairs)
+    await gateway.command("DEL", *(partition.record(handle.id) for handle in gone))
+    assert await trim_timeline(gateway, partition) > 200
+    assert {handle.id for handle in live} <= (await times(gateway, partition)).keys()
+
+
+async def test_an_abandoned_timeline_expires(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    await enqueue(producer, "a")
+    assert 29 * DAYS < await gateway.command("PTTL", partition.timeline) <= 30 * DAYS
+    await gateway.command("PEXPIRE", partition.timeline, 1_000)
+    await trim_timeline(gateway, partition)
+    assert 29 * DAYS < await gateway.command("PTTL", partition.timeline) <= 30 * DAYS
