@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from perdure import Producer, State
 
-from tests.support.command_line import BOUND, Running, process
+from tests.support.command_line import BOUND, Running, call
 from tests.support.paths import ROOT
 from tests.support.workers import wait_until
 
@@ -30,11 +36,6 @@ def environment(redis_url: str, namespace_name: str, tmp_path: Path, monkeypatch
 
 def worker(name: str, folder: Path, *options: str) -> Running:
     return Running("worker", "run", f"{EXAMPLES / name}:app", "--no-supervisor", *options, cwd=folder)
-
-
-def burst(name: str) -> None:
-    ran = process("worker", "run", f"{EXAMPLES / name}:app", "--no-supervisor", "--burst")
-    assert ran.code == 0, ran.err
 
 
 def program(name: str, *arguments: str, stdin: str = "") -> str:
@@ -57,10 +58,13 @@ async def test_a_worker_killed_in_a_tool_refunds_once(tmp_path: Path, monkeypatc
     async with Producer() as producer:
         arguments = {"order": "A7", "text": "it arrived broken"}
         handle = await producer.enqueue("complaint", arguments, queue="complaints", task_id="case-1")
-        await anyio.to_thread.run_sync(burst, "approval_agent.py")  # until it waits for finance
-        assert await handle.status() is State.WAITING
-        assert process("task", "send", "case-1", "yes", "--from", "finance").code == 0
+
+        async def waits() -> bool:
+            return await handle.status() is State.WAITING
+
         with worker("approval_agent.py", tmp_path) as killed:
+            await wait_until(waits, "the wait for finance")
+            await handle.send("yes", sender="finance")
             await wait_until(anyio.Path(ledger).exists, "the refund")
             killed.process.kill()
         with worker("approval_agent.py", tmp_path):
@@ -94,6 +98,49 @@ async def test_a_batch_resumes_in_the_middle(tmp_path: Path, monkeypatch: pytest
     assert len(steps) == len(set(steps)) == 11  # the list and ten files: none was recorded twice
 
 
+def test_a_web_service_shows_the_progress_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECONDS_PER_MONTH", "0.15")
+    service = subprocess.Popen([sys.executable, EXAMPLES / "web_job.py", "0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert service.stdout is not None
+        url = service.stdout.readline().strip()
+        assert fetch(url, {"month": 1}) == {"error": "'year'"}
+        assert fetch(f"{url}/none") == {"error": "no such report"}
+        assert fetch(url, {"year": 2026, "id": "r1"}) == fetch(url, {"year": 2026, "id": "r1"}) == {"id": "r1"}
+        assert fetch(f"{url}/r1") == {"state": "queued"}
+        with worker("web_job.py", tmp_path) as killed:
+            shown = poll(f"{url}/r1", lambda shown: shown.get("done", 0) >= 3)
+            assert (shown["state"], shown["total"]) == ("running", 12)
+            killed.process.kill()
+        with worker("web_job.py", tmp_path):
+            shown = poll(f"{url}/r1", lambda shown: shown["state"] == "succeeded")
+        assert shown["result"]["Dec"] == 202612
+    finally:
+        service.terminate()
+        service.communicate()
+
+
+def fetch(url: str, body: dict[str, object] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, data, timeout=BOUND) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return json.load(error)
+
+
+def poll(url: str, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Fetch until something is true of the answer."""
+    ends = time.monotonic() + BOUND
+    shown: dict[str, Any] = fetch(url)
+    while not done(shown):
+        assert time.monotonic() < ends, shown
+        time.sleep(0.05)
+        shown = fetch(url)
+    return shown
+
+
 def test_a_fan_out_counts_each_file_once(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.md").write_text("lease and fence and lease\n" * (number + 1))
@@ -104,7 +151,7 @@ def test_a_fan_out_counts_each_file_once(tmp_path: Path) -> None:
         second = program("fan_out.py", str(tmp_path))
     assert first == "6 files: lease 30, and 30, fence 15\n"
     assert second == "7 files: lease 31, and 30, fence 15\n"
-    listed = process("task", "list", "--json").json
+    listed = call("task", "list", "--json").json
     assert sorted(task["state"] for task in listed) == ["dead"] + ["succeeded"] * 6
 
 
@@ -121,7 +168,7 @@ def test_a_chat_remembers_what_was_said_before_its_worker_was_killed(tmp_path: P
     assert second == "You have said 3 things, the first was 'Hello'.\n"
 
 
-@pytest.mark.parametrize("name", ["approval_agent.py", "nightly_batch.py", "fan_out.py", "chat.py"])
+@pytest.mark.parametrize("name", ["approval_agent.py", "nightly_batch.py", "fan_out.py", "chat.py", "web_job.py"])
 def test_the_page_of_the_examples_has_their_lines(name: str) -> None:
     lines = len((EXAMPLES / name).read_text("utf-8").splitlines())
     assert f"[{name}]({name}) | {lines} |" in (EXAMPLES / "README.md").read_text("utf-8")

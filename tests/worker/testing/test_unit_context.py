@@ -43,6 +43,7 @@ async def test_tries_of_a_step_and_log_calls_are_events() -> None:
         return "done"
 
     async def handler(ctx: Context) -> str:
+        await ctx.progress(1, 2, "half")  # not an event
         await ctx.decide("retry", reasoning="it is cheap")
         return await ctx.options(retry=Retry(max_attempts=2, base=0.001), call="c1").tool("call", flaky)
 
