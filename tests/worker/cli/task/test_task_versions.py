@@ -9,7 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
-from perdure import App, Context, Retry, Settings, State, TaskHandle, Worker
+from perdure import App, Context, Retry, Settings, State, TaskHandle
+from perdure.queues.catalog import read_catalog
 from perdure.worker.cli.task.versions import VersionUse, advice
 
 from tests.support.command_line import call
@@ -62,17 +63,14 @@ async def begin(settings: Settings, version: int, *, live: int, dead: int) -> li
 
 async def shown_while_deployed(settings: Settings, version: int, *args: str) -> Any:
     """Return the answer of the command while a worker of this version runs."""
-    async with deployed(settings, version) as app, Worker(app) as worker:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.run)
+    async with deployed(settings, version) as app, running_worker(app):
 
-            async def published() -> bool:
-                return any(task.task_version == version for task in (await app.producer.catalog()).named("report"))
+        async def published() -> bool:
+            catalog = await read_catalog(app.producer.gateway, app.producer.namespace)
+            return any(task.task_version == version for task in catalog.all_versions)
 
-            await wait_until(published, "the worker has published its tasks")
-            answer = await anyio.to_thread.run_sync(lambda: call("task", "versions", *args))
-            worker.stop()
-        return answer
+        await wait_until(published, "the worker has published its tasks")
+        return await anyio.to_thread.run_sync(lambda: call("task", "versions", *args))
 
 
 @pytest.mark.integration
