@@ -202,6 +202,7 @@ async def _call_with_retries(
                 if happened is not None:
                     return happened.result
             else:
+                _check_call(step.key, fn, args, kwargs)  # a wrong call must leave no doubt
                 intent = orjson.dumps({"h": digest, "a": shown})
                 started = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
                 await run.recorder.put(Entry(Kind.INTENT, step.key, intent), started, wait=True, replicated=replicated)
@@ -223,8 +224,8 @@ async def _call_with_retries(
             run.touch()
 
 
-def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error: TypeError) -> None:
-    """Raise `StepDefinitionError` if a call failed because the arguments do not fit the function's signature."""
+def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error: TypeError | None = None) -> None:
+    """Raise `StepDefinitionError` if the arguments do not fit the function's signature. error: with which it failed."""
     try:
         signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):
