@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
 from pydantic_core import from_json
 
-from .envelope import Envelope, TaskMessage
+from .envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, TaskMessage
 from .errors import DecryptionError, HandOffRefused, Refused, TaskExists, TaskNotFound, UnreadableEnvelope
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions import PartitionRouter, spread
-from .security import arguments_field, event_field
-from .transport import Argument, Gateway, pairs, queue_script
+from .security import TaskCipher, arguments_field, event_field, step_chunks
+from .transport import Argument, Gateway, LargeValue, cut, pairs, queue_script, read_large
 
 __all__ = [
     "MOST_HAND_OFFS",
@@ -208,14 +209,43 @@ def _different(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
 
 
 async def recorded_results(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, bytes]:
-    """Return the decrypted step records of a task, by key. Raises `DecryptionError`."""
-    cipher = gateway.encryptor.of(partition, task_id)
-    fields = pairs(await gateway.command("HGETALL", partition.steps(task_id)))
-    return {
-        (key := name[2:].decode()): cipher.decrypt(f"d:{key}", value)
-        for name, value in fields.items()
-        if name.startswith(b"d:")
-    }
+    """Return the decrypted step records of a task, by key, with large results in place of the references to them.
+
+    Raises `DecryptionError`, `LargeValueLost`.
+    """
+    cipher, checkpoint = gateway.encryptor.of(partition, task_id), partition.steps(task_id)
+    fields: dict[bytes, bytes] = {}
+    cursor: Any = None
+    while cursor != b"0":
+        cursor, page = await gateway.command("HSCAN", checkpoint, cursor or 0, "MATCH", "d:*", "COUNT", _PAGE)
+        fields.update(pairs(page))
+    found: dict[str, bytes] = {}
+    for name, value in fields.items():
+        key = name[2:].decode()
+        head, _, result = (record := cipher.decrypt(f"d:{key}", value)).partition(b"\n")
+        if (large := LargeValue.decode(result)) is not None:
+            what = f"the result of step {key!r} of task {task_id}"
+            decrypt = partial(cipher.decrypt, step_chunks(key))
+            data = await read_large(gateway, checkpoint, f"c:{large.digest}:", key, large, decrypt, what)
+            record = b"%b\n%b" % (head, data)
+        found[key] = record
+    return found
+
+
+_PAGE: Final = 512
+"""Fields of a checkpoint that are read at once."""
+
+
+def _stored_record(cipher: TaskCipher, key: str, record: bytes) -> list[Argument]:
+    """Return the fields of a step record and their values, a large result in chunks."""
+    fields: list[Argument] = []
+    if len(record) > DEFAULT_PAYLOAD_LIMIT:
+        head, _, result = record.partition(b"\n")
+        large, chunks = cut(key, cipher.encrypt(step_chunks(key), result), size=len(result))
+        for number, chunk in enumerate(chunks):
+            fields += (f"c:{large.digest}:{number}", chunk)
+        record = b"%b\n%b" % (head, large.encode())
+    return [*fields, f"d:{key}", cipher.encrypt(f"d:{key}", record)]
 
 
 async def store_fork(
@@ -251,9 +281,10 @@ async def store_fork(
         cipher.encrypt(event_field(1), event),
         task_id,
     ]
-    for prefix, records in (("d", done), ("s", saved)):
-        for key, value in records.items():
-            args += (f"{prefix}:{key}", cipher.encrypt(f"{prefix}:{key}", value))
+    for key, value in done.items():
+        args += _stored_record(cipher, key, value)
+    for key, value in saved.items():
+        args += (f"s:{key}", cipher.encrypt(f"s:{key}", value))
 
     async def store(partition: Partition) -> bool:
         record = partition.record(task_id)

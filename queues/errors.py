@@ -12,6 +12,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── BadAddress              the URL does not name a server that Perdure can use
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
 │   ├── PayloadTooLarge         arguments, result or record exceed the size limit
+│   ├── LargeValueLost          a chunk of a large result is missing or damaged
 │   ├── UnreadableEnvelope      a stream entry is not a task that this version can read
 │   ├── UnreadableCheckpoint    a task's checkpoint has content that no version has written
 │   ├── NewerVersionNeeded      a task needs a worker that knows a later data format
@@ -56,6 +57,7 @@ __all__ = [
     "InboxFull",
     "InvalidKey",
     "KeyMissing",
+    "LargeValueLost",
     "LeaseLost",
     "NewerVersionNeeded",
     "NotEncrypted",
@@ -173,14 +175,22 @@ class EmbeddedServerError(QueueError):
 class PayloadTooLarge(QueueError, ValueError):
     """The data exceeds the size limit; nothing was sent."""
 
-    def __init__(self, what: str, size: int, limit: int) -> None:
+    def __init__(self, what: str, size: int, limit: int, setting: str = "payload_limit") -> None:
         super().__init__(
             f"{what} is {size:,} bytes, over the limit of {limit:,} bytes: "
-            "store it elsewhere and pass a reference, or raise payload_limit"
+            f"store it elsewhere and pass a reference, or raise {setting}"
         )
         self.what = what
         self.size = size
         self.limit = limit
+
+
+class LargeValueLost(QueueError):
+    """A chunk of a large result is missing in Redis, or is not what was stored."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"could not read {what}: {problem}; replay the task with --fresh, or enqueue it again")
+        self.what = what
 
 
 class UnreadableEnvelope(QueueError, ValueError):
@@ -282,16 +292,10 @@ class StillRunning(QueueError):
 
 
 class TaskExists(QueueError, ValueError):
-    """The requested id belongs to a task that has another name or other arguments; nothing was stored under it.
-
-    A repeated enqueue with the same name and arguments does not raise it.
-    """
+    """The requested id belongs to a task that has another name or other arguments; nothing was stored under it."""
 
     def __init__(self, task_id: str, conflict: str = "", others: Sequence[str] = ()) -> None:
-        """Args:
-        conflict: how the task that has the id differs, such as "with other arguments (amount)".
-        others: more ids of the same call for which the same holds.
-        """
+        """conflict: how the task with the id differs. others: more ids of the same call for which the same holds."""
         what = f"task {task_id} exists already{conflict and f' {conflict}'}"
         if others:
             shown = ", ".join(others[:_SHOWN_IDS]) + (", ..." if len(others) > _SHOWN_IDS else "")

@@ -26,9 +26,9 @@ from .keys import GROUP, RESERVED, Namespace, Partition
 from .partitions import registered_retention
 from .pubsub import TaskNotifications
 from .records import Progress, Record, State, read_record
-from .security import RESULT
+from .security import RESULT, RESULT_CHUNKS
 from .shared_config import read_seconds
-from .transport import Gateway, queue_script, retry_while_unavailable
+from .transport import Gateway, LargeValue, queue_script, read_large, retry_while_unavailable
 
 __all__ = ["DEFAULT_RESULT_TTL", "TaskHandle", "serving"]
 
@@ -135,6 +135,7 @@ class TaskHandle(Generic[R]):
             TaskCancelled: The task was cancelled.
             TaskNotFound: There is no record.
             DecryptionError: The result is encrypted, and the key is missing.
+            LargeValueLost: A part of a large result is missing.
         """
         started = time.monotonic()
         timeout = None if timeout is None else seconds_until(timeout)
@@ -151,7 +152,7 @@ class TaskHandle(Generic[R]):
         if record.handed_to is not None:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
             return await (await self._next(record.handed_to)).result(left)
-        return self._outcome(record)
+        return await self._outcome(record)
 
     def _warn_of_deadlock(self) -> None:
         warnings.warn(
@@ -217,14 +218,19 @@ class TaskHandle(Generic[R]):
     async def _events_after(self, last: str) -> list[TaskEvent]:
         return await read_events(self._gateway, self.partition, self.id, after=last, limit=_PAGE)
 
-    def _outcome(self, record: Record) -> R:
+    async def _outcome(self, record: Record) -> R:
         if record.state is State.CANCELLED:
             raise TaskCancelled(self.id)
         if record.state is State.DEAD:
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
         if record.result is None:
             return self._decode(b"null")
-        return self._decode(record.cipher.decrypt(RESULT, record.result))
+        data = record.cipher.decrypt(RESULT, record.result)
+        if (value := LargeValue.decode(data)) is not None:
+            key, what = self.partition.record(self.id), f"the result of task {self.id}"
+            decrypt = partial(record.cipher.decrypt, RESULT_CHUNKS)
+            data = await read_large(self._gateway, key, "result:", "", value, decrypt, what)
+        return self._decode(data)
 
     async def cancel(self) -> State:
         """Cancel the task: at once if no worker runs it, else as soon as its worker gets the request.

@@ -24,7 +24,7 @@ from .security import (
     mask,
     read_secret_paths,
 )
-from .transport import Command, Gateway, is_missing_group, pairs
+from .transport import Command, Gateway, LargeValue, is_missing_group, pairs
 
 __all__ = [
     "Progress",
@@ -137,11 +137,13 @@ class Record:
         return shown_arguments(self.cipher, self.task, self.args, self.secrets)
 
     def shown_result(self) -> bytes | None:
-        """Return the result as JSON, or why it cannot be decrypted."""
+        """Return the result as JSON, the size of a large one, or why it cannot be decrypted."""
         if self.result is None:
             return None
         try:
-            return self.cipher.decrypt(RESULT, self.result, plain=True)
+            data = self.cipher.decrypt(RESULT, self.result, plain=True)
+            large = LargeValue.decode(data)
+            return data if large is None else large.shown.encode()
         except DecryptionError as error:
             return f"({error})".encode()
 

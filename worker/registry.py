@@ -39,7 +39,7 @@ from ..queues import (
     to_seconds,
 )
 from .arguments import Arguments, type_hints
-from .durable import Chain, Codec, Context, Durability, EnqueueCall
+from .durable import Chain, Codec, Context, Durability, EnqueueCall, make_codec
 from .errors import InvalidArguments, TaskDefinitionError
 from .sync_producer import SyncProducer
 
@@ -343,7 +343,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
                     f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, got {seconds}"
                 )
         try:
-            result = Codec(type_hints(name, handler).get("return", Any))
+            result = make_codec(type_hints(name, handler).get("return", Any))
         except PydanticUserError as error:
             raise TaskDefinitionError(f"task {name!r}: its result: {error.message}") from None
         task = Task(

@@ -35,7 +35,8 @@ class Settings(ConnectionSettings):
         result_ttl: Retention of outcomes.
         dead_letter_ttl: Retention of dead letters.
         partitions: Read all partitions of the queues ("all"), or share them with other workers ("share").
-        payload_limit: Limit of arguments and results in bytes.
+        payload_limit: Limit of arguments and records in bytes; a larger result of a step or a task is stored in chunks.
+        large_limit: Limit of results that are stored in chunks, in bytes; 0 for none.
         artifacts: Artifact store: a folder or an fsspec URL; empty for a folder in data_dir.
         artifact_limit: Limit of one artifact in bytes.
         log_level: Lowest level that is logged.
@@ -67,6 +68,7 @@ class Settings(ConnectionSettings):
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
+    large_limit: Annotated[int, Field(ge=0)] = 64 << 20
     artifacts: str = ""
     artifact_limit: Annotated[int, Field(ge=1)] = 1 << 30
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

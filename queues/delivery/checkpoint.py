@@ -17,7 +17,7 @@ from ..transport import Argument, Gateway, pairs, queue_script
 from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
-from .step_pages import PAGE, StepPages, add_fields
+from .step_pages import NO_CHUNKS, PAGE, StepPages, add_fields
 
 __all__ = ["Entry", "History", "Kind", "last_step", "load_history", "recorded_steps", "write_entries"]
 
@@ -35,7 +35,12 @@ class Kind(StrEnum):
     EVENT = "event"
     """An entry of the event log: `step` is its type, `value` its number, `log` its data."""
     DROP = "drop"
-    """Delete what is stored of the step: it is part of something larger that is recorded in the same script."""
+    """Delete what is stored of the step: it is part of something larger that is recorded in the same script. `value`:
+    digest and number of its chunks, if it has any."""
+    CHUNK = "chunk"
+    """A chunk of a large step result: `step` is its name, `DIGEST:NUMBER`. The record that refers to it comes later."""
+    RESULT_CHUNK = "part"
+    """A chunk of the task's large result: `step` is its number."""
     CONSUMED = "taken"
     """A message of the inbox was used: `step` is its number there."""
     TRANSFERRED = "moved"
@@ -232,7 +237,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
             ("HMGET", partition.record(task_id), *_FIELDS),
             ("HGET", partition.inbox(task_id), "last"),
             ("HEXISTS", partition.control(task_id), "cancel"),
-            ("HSCAN", partition.steps(task_id), 0, "COUNT", PAGE),
+            ("HSCAN", partition.steps(task_id), 0, "MATCH", NO_CHUNKS, "COUNT", PAGE),
             ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _LATEST),
             ("TIME",),
         ],

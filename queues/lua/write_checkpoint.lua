@@ -6,7 +6,9 @@
 --       intent: the step is about to act; saved: its own progress; drop: delete its result, intent and progress;
 --       event: the event type in place of the step key, its number in place of the value; taken: the run used the
 --       inbox message of that number; moved: the value is the id of the successor, which gets the messages that come
---       from now on; progress: the value is the progress that the handler reports, which replaces the last one
+--       from now on; progress: the value is the progress that the handler reports, which replaces the last one;
+--       chunk, part: a chunk of a large step result, of the task's result, by its name, which an entry of
+--       a later call refers to. The value of a drop has the digest and the number of the step's chunks, if it has any
 -- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested; -1 - N refused: entries
 --          before the first one are missing, N is the number of the last entry that is stored
 -- Atomic: all entries or none. Idempotent: entries are numbered over all runs of the task (field entries: the number of
@@ -42,6 +44,14 @@ for i = 6, #ARGV, 4 do
     redis.call('HDEL', KEYS[3], 'i:' .. step, 's:' .. step)
   elseif kind == 'drop' then
     redis.call('HDEL', KEYS[3], 'd:' .. step, 'i:' .. step, 's:' .. step)
+    local digest, chunks = string.match(value, '^(%x+) (%d+)$')
+    for chunk = 0, (chunks or 0) - 1 do
+      redis.call('HDEL', KEYS[3], 'c:' .. digest .. ':' .. chunk)
+    end
+  elseif kind == 'chunk' then
+    redis.call('HSET', KEYS[3], 'c:' .. step, value)
+  elseif kind == 'part' then
+    redis.call('HSET', KEYS[2], 'result:' .. step, value)
   elseif kind == 'taken' then
     redis.call('HDEL', KEYS[5], 'm:' .. step)
     taken = true

@@ -25,12 +25,14 @@ from .encryption import (
     NO_KEYS,
     PROGRESS,
     RESULT,
+    RESULT_CHUNKS,
     Encryptor,
     TaskCipher,
     arguments_field,
     event_field,
     is_encrypted,
     make_encryptor,
+    step_chunks,
 )
 from .keyring import generate_key
 from .redaction import Redaction
@@ -62,6 +64,7 @@ __all__ = [
     "NO_KEYS",
     "PROGRESS",
     "RESULT",
+    "RESULT_CHUNKS",
     "SECRET",
     "Encryptor",
     "Redaction",
@@ -78,5 +81,6 @@ __all__ = [
     "read_secret_paths",
     "restore_masked",
     "secret_values",
+    "step_chunks",
     "unwrap_secrets",
 ]

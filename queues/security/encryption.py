@@ -46,18 +46,21 @@ __all__ = [
     "NO_KEYS",
     "PROGRESS",
     "RESULT",
+    "RESULT_CHUNKS",
     "Encryptor",
     "TaskCipher",
     "arguments_field",
     "event_field",
     "is_encrypted",
     "make_encryptor",
+    "step_chunks",
 ]
 
 MARK: Final = b"\xc1"
 VERSION: Final = b"\x01"
 
 RESULT: Final = "result"
+RESULT_CHUNKS: Final = "result:chunks"
 ERROR: Final = "error"
 MESSAGE: Final = "message"
 PROGRESS: Final = "progress"
@@ -76,6 +79,11 @@ def arguments_field(task: str) -> str:
 def event_field(number: int) -> str:
     """Return the kind of an event's data, which cannot be decrypted at another place of the log."""
     return f"event:{number}"
+
+
+def step_chunks(step: str) -> str:
+    """Return the kind of a step result that is stored in chunks."""
+    return f"c:{step}"
 
 
 def is_encrypted(data: bytes) -> bool:
@@ -175,9 +183,10 @@ class TaskCipher:
 
     def _what(self, kind: str) -> str:
         name, _, rest = kind.partition(":")
-        words = {"args": "the arguments", "d": "a step", "i": "the intent of a step", "s": "the progress of a step"}
-        step = f" {rest!r}" if name in ("d", "i", "s") else ""
-        return f"{words.get(name, f'the {name}')}{step} of task {self._task_id}"
+        steps = {"c": "a step", "d": "a step", "i": "the intent of a step", "s": "the progress of a step"}
+        if name in steps:
+            return f"{steps[name]} {rest!r} of task {self._task_id}"
+        return f"the {'arguments' if name == 'args' else name} of task {self._task_id}"
 
 
 @lru_cache(maxsize=8)

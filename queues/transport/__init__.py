@@ -11,6 +11,7 @@
     sentinel      connections that follow the primary; reaction to a failover
     cluster       the same gateway over the nodes of a Redis Cluster
     scripts       Lua scripts, called by digest
+    large_values  values that are stored in chunks
     backoff       delays between attempts; the loop that waits while Redis is unavailable
 
 The gateway repeats a command whose reply was lost only if it is repeatable: a script must have the same effect when it
@@ -25,12 +26,15 @@ from .address import Address
 from .backoff import Backoff, jittered, retry_while_unavailable
 from .clients import COMMAND_TIMEOUT, is_missing_group, is_read_only, sync_client, translated
 from .gateway import Argument, BlockingConnection, Command, Gateway, GatewayTimings
+from .large_values import CHUNK_BYTES, REFERENCE, LargeValue, bytes_as_json, cut, read_large
 from .replication import Replicated, Replication
 from .scripts import Script, load_script, pairs, queue_script
 from .server_check import ServerRequirements
 
 __all__ = [
+    "CHUNK_BYTES",
     "COMMAND_TIMEOUT",
+    "REFERENCE",
     "Address",
     "Argument",
     "Backoff",
@@ -38,16 +42,20 @@ __all__ = [
     "Command",
     "Gateway",
     "GatewayTimings",
+    "LargeValue",
     "Replicated",
     "Replication",
     "Script",
     "ServerRequirements",
+    "bytes_as_json",
+    "cut",
     "is_missing_group",
     "is_read_only",
     "jittered",
     "load_script",
     "pairs",
     "queue_script",
+    "read_large",
     "retry_while_unavailable",
     "sync_client",
     "translated",

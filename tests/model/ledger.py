@@ -313,11 +313,13 @@ class Ledger:
                 self.held.put(steps, {f"d:{step}": value})
                 self.held.drop(steps, f"i:{step}", f"s:{step}")
             elif kind == "drop":
-                self.held.drop(steps, f"d:{step}", f"i:{step}", f"s:{step}")
+                digest, _, chunks = value.decode().partition(" ")
+                named = [f"c:{digest}:{chunk}" for chunk in range(int(chunks or 0))]
+                self.held.drop(steps, f"d:{step}", f"i:{step}", f"s:{step}", *named)
             elif kind == "taken":
                 self.held.drop(inbox, f"m:{step}")
-            elif kind == "moved":
-                self.held.put(record, {"handed_to": value})
+            elif kind in ("moved", "part"):
+                self.held.put(record, {"handed_to" if kind == "moved" else f"result:{step}": value})
             elif kind == "progress":
                 self.held.put(record, {"progress": value, "progress_at": Moment()})
                 self.tell(task, "progress")

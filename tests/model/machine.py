@@ -135,7 +135,10 @@ lifetimes = st.sampled_from([HOUR, 2 * HOUR])
 entries = st.lists(
     st.tuples(
         st.sampled_from(
-            ["done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved", "progress"]
+            [
+                *("done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved"),
+                *("chunk", "part", "progress"),
+            ]
         ),
         st.sampled_from(["s", "u:1"]),
         numbers,
@@ -451,10 +454,12 @@ class Queues(RuleBasedStateMachine):
         used = int(self.ledger.held.get(inbox, "used") or 0)
         listed = [(self.ledger.held.get(inbox, f"n:{used + n}") or b"1").partition(b" ")[0] for _, _, n in some]
         named = [
-            (kind, number.decode() if kind == "taken" else step, n)
+            (kind, {"taken": number.decode(), "chunk": f"ab:{n % 2}"}.get(kind, step), n)
             for (kind, step, n), number in zip(some, listed, strict=True)
         ]
-        self.write(delivery, task, [(kind, step, b"%d" % n, b'{"ms":%d}' % n) for kind, step, n in named], off)
+        values = [b"ab %d" % (n % 3) if kind == "drop" and n % 2 else b"%d" % n for kind, _, n in named]
+        written = [(kind, step, value, b'{"ms":%d}' % n) for (kind, step, n), value in zip(named, values, strict=True)]
+        self.write(delivery, task, written, off)
 
     def last_entry(self, task: str) -> int:
         return int(self.ledger.held.get(self.partition.record(task), "entries") or 0)

@@ -27,9 +27,10 @@ from .log_calls import log_orphans
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
 from .run import Run
-from .steps.codec import Codec, codec_of
+from .steps.codec import Codec, codec_of, make_codec
 from .steps.current import CURRENT_RUN, Step, StepCall, current_step
 from .steps.keys import forget_steps
+from .steps.large import store_task_result
 from .steps.options import AlreadyDone, Durability, StepOptions
 from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
@@ -68,7 +69,9 @@ __all__ = [
     "current_step",
     "forget_steps",
     "log_orphans",
+    "make_codec",
     "stop_of_event",
     "store_findings",
+    "store_task_result",
     "successor_of",
 ]

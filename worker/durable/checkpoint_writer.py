@@ -77,6 +77,8 @@ class CheckpointWriter:
         self._kept_bytes = 0
         self._kept_until = time.monotonic() + _KEPT_SECONDS
         self._writing = asyncio.Lock()
+        self.large_values = asyncio.Lock()
+        """Held while the chunks of a value are put, so that no write has those of several."""
         self._background: asyncio.Task[None] | None = None
         self._replicated = False
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, NotEncrypted, PayloadTooLarge, TamperedData, UnreadableCheckpoint
+from ...queues.errors import LargeValueLost
 from ..durable import STOP_RULES, ParkReason, StopReason, counters_after
 from ..errors import (
     ArtifactTooLarge,
@@ -131,6 +132,7 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     TamperedData: Reason.UNDECRYPTABLE,
     NotEncrypted: Reason.UNDECRYPTABLE,
     UnreadableCheckpoint: Reason.UNREADABLE,
+    LargeValueLost: Reason.UNREADABLE,
     UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
     StepDefinitionError: Reason.NOT_RETRYABLE,
     StepOutsideTask: Reason.NOT_RETRYABLE,

@@ -236,8 +236,9 @@ async def test_a_result_of_the_wrong_type_becomes_a_dead_letter(app: App) -> Non
 
 
 @pytest.mark.parametrize("where", ["result", "step"])
-async def test_a_value_over_the_payload_limit_is_refused_with_both_sizes(settings: Settings, where: str) -> None:
-    async with App("bad", settings=settings.model_copy(update={"payload_limit": 2000})) as app:
+async def test_a_value_over_both_limits_is_refused_with_both_sizes(settings: Settings, where: str) -> None:
+    limits = {"payload_limit": 2000, "large_limit": 0}
+    async with App("bad", settings=settings.model_copy(update=limits)) as app:
 
         @app.task(retry=Retry(max_attempts=9, base=0.0))
         async def job(ctx: Context) -> str:

@@ -6,6 +6,7 @@ its record will return: validated against the declared type or, without one, red
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -20,9 +21,10 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ....queues import Redaction, contains_mask, unwrap_secrets
+from ....queues.transport import bytes_as_json
 from ...errors import ResultMismatch, UnserialisableResult
 
-__all__ = ["Codec", "arguments_text", "codec_of", "digests_of", "fingerprint", "is_async"]
+__all__ = ["Codec", "arguments_text", "codec_of", "digests_of", "fingerprint", "is_async", "make_codec"]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _UNCHANGED = (str, int, bool, type(None))  # by JSON; a float may be infinite, which becomes a string
@@ -98,6 +100,36 @@ def _unawaited(value: Any) -> str | None:
     return "it is a coroutine; write 'await' before the call that returned it"
 
 
+class BytesCodec(Codec):
+    """Codec for results that are declared as `bytes`: text as a JSON string, any other as `{"base64": ...}`."""
+
+    def encode(self, what: str, value: Any) -> tuple[bytes, Any]:
+        """See `Codec`."""
+        try:
+            return super().encode(what, value)
+        except UnserialisableResult:
+            if not isinstance(value, bytes | bytearray | memoryview):
+                raise
+            data = bytes(value)
+            return bytes_as_json(data), data
+
+    def decode(self, data: bytes) -> Any:
+        """See `Codec`."""
+        return base64.b64decode(from_json(data)["base64"]) if data[:1] == b"{" else super().decode(data)
+
+    def decode_record(self, step: str, data: bytes) -> Any:
+        """See `Codec`."""
+        try:
+            return self.decode(data)
+        except (ValidationError, LookupError, TypeError, ValueError):
+            return super().decode_record(step, data)  # raises
+
+
+def make_codec(declared: Any, *, secrets: bool = False) -> Codec:
+    """Return the codec for results of a declared type."""
+    return (BytesCodec if declared is bytes else Codec)(declared, secrets=secrets)
+
+
 def _first(error: ValidationError) -> str:
     """Return the first problem with its place, without the value."""
     first = error.errors(include_url=False, include_input=False)[0]
@@ -161,7 +193,7 @@ def _codec_for(fn: Callable[..., Any], declared: Any) -> Codec:
 
 @lru_cache(maxsize=1024)
 def _shared(declared: Any) -> Codec:
-    return Codec(declared, secrets=True)
+    return make_codec(declared, secrets=True)
 
 
 _SHOWN: Final = 200

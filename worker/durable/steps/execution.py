@@ -14,6 +14,7 @@ import orjson
 
 from ....deadletter import Evidence, backoff
 from ....queues import Entry, Kind, PayloadTooLarge, retry_while_unavailable
+from ....queues.transport import REFERENCE
 from ...errors import Reschedule, StepDefinitionError, StepInDoubt, StepMismatch, StepTimeout
 from ...journal import Event, StepRecord, gap_before
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
@@ -22,6 +23,7 @@ from ..run import Run
 from .codec import arguments_text, codec_of, digests_of, fingerprint, is_async
 from .current import CURRENT_STEP, Step, StepCall, check_place
 from .keys import Match, StrictStepKeys, forget_steps
+from .large import read_step_result, store_step_result
 from .matching import check_order, match_step
 from .options import AlreadyDone, StepOptions
 
@@ -58,6 +60,8 @@ async def run_step(
     elif outer is None and options.step_id is None and (known := run.keys.match_next(name, arguments[0], history)):
         if run.around_step is None:
             run.touch()
+            if known[1][0] == REFERENCE:
+                return codec_of(fn).decode_record(known[0], await read_step_result(run, *known))
             return codec_of(fn).decode_record(*known)
         match = (*known, None)
     else:
@@ -87,6 +91,8 @@ async def _perform(
     codec = codec_of(fn)
     if result is not None:
         run.touch()
+        if result[0] == REFERENCE:
+            result = await read_step_result(run, key, result)
         return codec.decode_record(key, result)
     digest, shown = arguments[0], arguments_text(arguments[1], run.redact)
     if former is not None:
@@ -108,7 +114,11 @@ async def _perform(
             if call is not None:
                 call.attempt = step.attempt
         data, value = codec.encode(f"step {key!r}", value)
-        entries = _entries(run, step, StepRecord.encode_call(data, digest, shown), data, make_event)
+        record = StepRecord.encode_call(data, digest, shown)
+        if len(record) > run.payload_limit:
+            reference = await store_step_result(run, key, data, value, len(record))
+            record = StepRecord.encode_call(reference, digest, shown)
+        entries = _entries(run, step, record, data, make_event)
         if outer is not None:  # for the next try of the outer step
             run.history.done[key] = entries[0].value
         stored = options.durability != "async"
@@ -167,8 +177,6 @@ def _entries(
     run: Run, step: Step, record: bytes, result: bytes, make_event: Callable[[str, Any, int], Event] | None
 ) -> tuple[Entry, ...]:
     """Return the checkpoint entries of a finished step, which drop the steps within. Raises `PayloadTooLarge`."""
-    if len(record) > run.payload_limit:
-        raise PayloadTooLarge(f"the record of step {step.key!r}", len(record), run.payload_limit)
     parts: list[Entry] = []
     if step.records_nested:
         parts = forget_steps(run.keys.under(f"{step.key}/", run.history), run.history)

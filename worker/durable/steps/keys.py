@@ -16,6 +16,7 @@ from typing import TypeAlias
 import orjson
 
 from ....queues import Entry, History, Kind
+from ....queues.transport import LargeValue
 from ...errors import StepDefinitionError
 from ...journal import StepRecord
 
@@ -277,8 +278,14 @@ def _result(record: bytes, digests: tuple[str, ...]) -> bytes | None:
 
 def forget_steps(keys: Iterable[str], history: History) -> list[Entry]:
     """Remove the records of steps from the history, and return the entries that drop them from the checkpoint."""
-    dropped = list(keys)
+    dropped = {key: history.done.get(key) for key in keys}
     for key in dropped:
         for records in (history.done, history.intents, history.saved):
             records.pop(key, None)
-    return [Entry(Kind.DROP, key, b"") for key in dropped]
+    return [Entry(Kind.DROP, key, b"" if record is None else _chunks(record)) for key, record in dropped.items()]
+
+
+def _chunks(record: bytes) -> bytes:
+    """Return what an entry that drops a record must name: digest and number of its chunks; nothing without chunks."""
+    value = LargeValue.decode(StepRecord.decode(record).result)
+    return b"" if value is None else f"{value.digest} {value.chunks}".encode()

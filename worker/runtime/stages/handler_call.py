@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ....queues import EntriesLost, Gateway, LeaseLost, PayloadTooLarge, check_size
+from ....queues import EntriesLost, Gateway, LeaseLost, PayloadTooLarge
 from ...agent import LiveState
 from ...durable import (
     CURRENT_RUN,
@@ -21,6 +21,7 @@ from ...durable import (
     build_chain,
     counters_after,
     log_orphans,
+    store_task_result,
     successor_of,
 )
 from ...errors import OrphanedSteps, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
@@ -57,7 +58,8 @@ class HandlerCall:
                     value = await task.handler(ctx, **execution.arguments)
                 else:
                     value = await self._around_run(ctx, execution)
-                result = self._encode(task, value)
+                data, value = task.result.encode(f"task {task.name!r}", value)
+                result = data if len(data) <= run.payload_limit else await _store_large(run, task, data, value)
         except asyncio.CancelledError as cancelled:
             error = cancelled
         except LeaseLost as lost:
@@ -105,13 +107,12 @@ class HandlerCall:
             error.__cause__ = cause
         return after_error(error, task.retry, run.history.counters, run.envelope.options.max_attempts)
 
-    def _encode(self, task: Task[Any, Any], value: Any) -> bytes:
-        data, _ = task.result.encode(f"task {task.name!r}", value)
-        try:
-            check_size("the result", len(data), self._settings.payload_limit)
-        except PayloadTooLarge as error:
-            raise UnserialisableResult(f"task {task.name!r}", str(error)) from None
-        return data
+
+async def _store_large(run: Run, task: Task[Any, Any], result: bytes, value: Any) -> bytes:
+    try:
+        return await store_task_result(run, result, value)
+    except PayloadTooLarge as error:
+        raise UnserialisableResult(f"task {task.name!r}", str(error)) from None
 
 
 async def _call_handler(ctx: Context, execution: Execution) -> Any:

@@ -1,0 +1,59 @@
+"""kill -9 around the record of a large step result: before it, the step runs again; after it, the chunks are read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from perdure import Producer, Settings
+
+from tests.support.paths import PROGRAMS
+from tests.support.processes import WorkerProcesses, worker_processes
+from tests.support.workers import bounded
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+SIZE = 3_000_000
+
+
+@pytest.fixture
+def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
+    with worker_processes(settings, tmp_path, program=PROGRAMS / "large_results.py") as workers:
+        yield workers
+
+
+@pytest.fixture
+async def producer(settings: Settings) -> AsyncIterator[Producer]:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        yield producer
+
+
+async def test_a_worker_killed_before_and_after_the_record_of_a_large_result(
+    workers: WorkerProcesses, producer: Producer, tmp_path: Path
+) -> None:
+    arguments = {"size": SIZE, "path": str(tmp_path / "go")}
+    handle = await producer.enqueue("report", arguments, queue="large", result_ttl=600)
+    steps, record = handle.partition.steps(handle.id), handle.partition.record(handle.id)
+    workers.environment["HELD"] = "1"
+    first = await workers.start().ready()
+    await workers.line("chunks", pid=first.pid)
+    del workers.environment["HELD"]
+    second = workers.start()
+    names = await producer.gateway.command("HKEYS", steps)
+    assert len(names) == 6
+    assert all(name.startswith(b"c:") for name in names)
+    first.kill()
+
+    await workers.line("waits", pid=second.pid)
+    third = workers.start()
+    assert len(workers.lines("make", pid=second.pid)) == 1
+    assert {*names, b"d:make"} == set(await producer.gateway.command("HKEYS", steps)), "the same chunks, once"
+    second.kill()
+
+    await workers.line("waits", pid=third.pid)
+    assert workers.lines("make", pid=third.pid) == []
+    (tmp_path / "go").touch()
+    assert await bounded(handle.result()) == "<" + "x" * SIZE + ">"
+    lifetimes = await producer.gateway.pipeline([("TTL", steps), ("TTL", record)])
+    assert all(0 < ttl <= 600 for ttl in lifetimes)
