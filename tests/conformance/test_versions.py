@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from perdure.queues import Delivery, Gateway, LeaseLost, Namespace, Partition, Producer, State, wake_version
+from perdure.deadletter import Reason, bury
+from perdure.queues import (
+    Delivery,
+    Entry,
+    Gateway,
+    Kind,
+    LeaseLost,
+    Namespace,
+    Partition,
+    Producer,
+    State,
+    cancelled,
+    succeed,
+    wake_version,
+    write_entries,
+)
 from perdure.queues.delivery.settlement import Counters, await_version
+from perdure.queues.inspection import resumable_tasks
 from perdure.queues.keys import DATA_FORMAT
 
 from tests.support.consumers import promote, read_one, take_over, worker
+from tests.support.delivery_calls import EVIDENCE
 from tests.support.task_places import DUE, dump, places
 
 NEXT = DATA_FORMAT + 1
@@ -103,3 +120,29 @@ async def test_a_task_waits_for_a_version_of_its_own_code(
     assert [await wake_version(gateway, partition, {"other": 1, "report": 4}) for _ in range(2)] == [1, 0]
     assert await score(gateway, partition) <= await now_ms(gateway) < await score(gateway, partition, "y")
     assert await gateway.command("EXISTS", key) == 0
+
+
+async def test_tasks_that_may_resume_are_found_with_a_saved_value(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    """A queued task that has recorded nothing, and one that has ended, are not among them."""
+    consumer = await worker(gateway, partition)
+    for task_id in ("plain", "dead", "ended", "cancelled"):
+        await producer.enqueue("t", task_id=task_id, queue="default")
+        one = await read_one(consumer)
+        await write_entries(gateway, one, task_id, [Entry(Kind.SAVED, "#version", b"2")], first=1)
+        if task_id == "dead":
+            await bury(gateway, one, "dead", task="t", reason=Reason.TIMEOUT, evidence=EVIDENCE, counters=Counters())
+        elif task_id == "ended":
+            await succeed(gateway, one, "ended", b"1", Counters(), ran=0.1, ttl=60.0)
+        elif task_id == "cancelled":
+            await cancelled(gateway, one, "cancelled", Counters(), ran=0.1, ttl=60.0)
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "one", b"{}\n1")], first=1)
+    await producer.enqueue("t", task_id="new", queue="default")
+    tasks = resumable_tasks(gateway, namespace, "#version")
+    found = {record.id: (record.state, value) async for record, value in tasks}
+    assert found == {
+        "x": (State.RUNNING, None),
+        "plain": (State.RUNNING, b"2"),
+        "dead": (State.DEAD, b"2"),
+    }

@@ -1,4 +1,4 @@
-"""An error of the program fails at once, names the step and the remedy, and leaves nothing that a replay stumbles on."""
+"""An error of the program fails at once, names the step and the remedy, and leaves nothing that hinders a replay."""
 
 from __future__ import annotations
 
