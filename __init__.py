@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         current_context,
         current_step,
     )
+    from .worker.durable.sync import SyncContext
     from .worker.errors import (
         ArtifactError,
         ContextError,
@@ -107,6 +108,7 @@ __all__ = [
     "StepMismatch",
     "StepTimeout",
     "StillRunning",
+    "SyncContext",
     "TaskCancelled",
     "TaskEnded",
     "TaskExists",
@@ -163,6 +165,7 @@ _HOMES = {
     "StepMismatch": ".worker.errors",
     "StepTimeout": ".worker.errors",
     "StillRunning": ".queues",
+    "SyncContext": ".worker.durable.sync",
     "TaskCancelled": ".queues",
     "TaskEnded": ".queues",
     "TaskExists": ".queues",

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self, TypeAlias, overload
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, overload
 
 from ..deadletter import Retry
 from ..queues import Duration, Encryptor, Producer, check_name
@@ -15,9 +15,10 @@ from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp
 from .durable import Chain, Durability, Middleware, build_chain
 from .errors import ConfigurationError, LifespanError
+from .handlers import Handler, P, R, SyncHandler
 from .journal import AgentState
 from .log import logger
-from .registry import Handler, OnOrphan, P, R, Registry, Task, build_message
+from .registry import OnOrphan, Registry, Task, build_message
 from .settings import Settings, load_settings
 from .sync_producer import SyncProducer
 
@@ -27,6 +28,15 @@ _MONTH: Final = 30 * 86_400.0
 """Seconds for which the result of an agent is kept by default."""
 
 Lifespan: TypeAlias = "Callable[[App], AbstractAsyncContextManager[Any]]"
+
+
+class TaskDecorator(Protocol):
+    """Registers a function as a task: `@app.task(...)`."""
+
+    @overload
+    def __call__(self, handler: Handler[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, handler: SyncHandler[P, R], /) -> Task[P, R]: ...
 
 
 class App:
@@ -175,6 +185,8 @@ class App:
     @overload
     def task(self, handler: Handler[P, R], /) -> Task[P, R]: ...
     @overload
+    def task(self, handler: SyncHandler[P, R], /) -> Task[P, R]: ...
+    @overload
     def task(
         self,
         *,
@@ -188,7 +200,7 @@ class App:
         on_orphan: OnOrphan = "warn",
         version: int = 1,
         strict_order: bool = False,
-    ) -> Callable[[Handler[P, R]], Task[P, R]]: ...
+    ) -> TaskDecorator: ...
     def task(
         self,
         handler: Any = None,
@@ -204,7 +216,9 @@ class App:
         version: int = 1,
         strict_order: bool = False,
     ) -> Any:
-        """Register an async function as a task. Raises `TaskDefinitionError`.
+        """Register a function as a task. Raises `TaskDefinitionError`.
+
+        An `async def` gets a `Context` and runs in the event loop; a `def` gets a `SyncContext` and runs in a thread.
 
         Args:
             handler: the function, where the decorator is used without arguments.

@@ -8,13 +8,12 @@ from collections.abc import (
     AsyncIterable,
     AsyncIterator,
     Callable,
-    Coroutine,
     Iterable,
     Iterator,
     Mapping,
 )
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol
 
 from pydantic.errors import PydanticUserError
 
@@ -41,17 +40,21 @@ from ..queues import (
 from .arguments import Arguments, type_hints
 from .durable import Chain, Codec, Context, Durability, EnqueueCall, make_codec
 from .errors import InvalidArguments, TaskDefinitionError
+from .handlers import Handler, P, R, as_async
 from .sync_producer import SyncProducer
 
-__all__ = ["Handler", "OnOrphan", "Registry", "Task", "TaskCall", "build_message", "hooked_message"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = [
+    "OnOrphan",
+    "Registry",
+    "Task",
+    "TaskCall",
+    "build_message",
+    "hooked_message",
+]
 
 _NO_WISH = Options()
 
 OnOrphan = Literal["warn", "fail"]
-Handler = Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
 
 
 class TaskOwner(Protocol):
@@ -307,7 +310,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
 
     def add(
         self,
-        handler: Handler[P, R],
+        handler: Callable[..., Any],
         *,
         name: str | None,
         queue: str,
@@ -319,16 +322,12 @@ class Registry(Mapping[str, Task[Any, Any]]):
         on_orphan: OnOrphan = "warn",
         version: int = 1,
         strict_order: bool = False,
-    ) -> Task[P, R]:
+    ) -> Task[Any, Any]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
         name = name or getattr(handler, "__name__", "")
         if not name or name == "<lambda>":
             raise TaskDefinitionError(f"{handler!r} must have a name: pass name=...")
-        if not inspect.iscoroutinefunction(handler):
-            raise TaskDefinitionError(
-                f"task {name!r} must be an 'async def': put blocking work into a step, which runs it in a thread: "
-                f"await ctx.step('work', {name}, ...)"
-            )
+        function = as_async(name, handler)
         if name in self._tasks:
             raise TaskDefinitionError(f"task name must be unique, got {name!r} twice: pass name=... to one task")
         if type(version) is not int or version < 1:
@@ -348,7 +347,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             raise TaskDefinitionError(f"task {name!r}: its result: {error.message}") from None
         task = Task(
             name=name,
-            handler=handler,
+            handler=function,
             queue=queue,
             retry=retry,
             timeout=times["timeout"],

@@ -53,6 +53,7 @@ NAMES = {
     "StepMismatch",
     "StepTimeout",
     "StillRunning",
+    "SyncContext",
     "TaskCancelled",
     "TaskEnded",
     "TaskExists",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, assert_type
 
-from perdure import AlreadyDone, App, Context, Retry, State, TaskHandle
+from perdure import AlreadyDone, App, Context, Retry, State, SyncContext, TaskHandle
 
 app = App("typing")
 
@@ -17,6 +17,16 @@ async def plain(ctx: Context, root: str, depth: int = 1) -> list[str]:
 
 @app.task(queue="slow", retry=Retry(max_attempts=2))
 async def optioned(ctx: Context, when: datetime) -> datetime:
+    return when
+
+
+@app.task
+def blocking(ctx: SyncContext, root: str, depth: int = 1) -> list[str]:
+    return [root] * depth
+
+
+@app.task(timeout=60)
+def blocking_optioned(ctx: SyncContext, when: datetime) -> datetime:
     return when
 
 
@@ -70,3 +80,24 @@ async def steps(ctx: Context) -> None:
     call: Any = await plain(ctx, "src")
     assert_type(await plain(ctx, "src"), list[str])
     await plain(ctx, call, "deep")  # type: ignore[arg-type]
+
+
+async def sync_tasks() -> None:
+    assert_type(await blocking.enqueue("src", depth=2), TaskHandle[list[str]])
+    assert_type(await blocking_optioned.enqueue(datetime.now(UTC)), TaskHandle[datetime])
+    assert_type(blocking.enqueue_sync("src").result_sync(), list[str])
+    await blocking.enqueue(1)  # type: ignore[arg-type]
+    await blocking_optioned.enqueue()  # type: ignore[call-arg]
+
+
+def sync_steps(ctx: SyncContext) -> None:
+    assert_type(ctx.step("fetch", fetch, "url", tries=2), bytes)
+    assert_type(ctx.options(timeout=1).step("count", count, "text"), int)
+    assert_type(ctx.tool("count", count, "text"), int)
+    assert_type([message.content for message in ctx.inbox(wait=60)], list[Any])
+    assert_type(ctx.memory.forget("id"), int)
+    ctx.decide("left", reasoning="shorter")
+    ctx.decide()  # type: ignore[call-arg]
+    ctx.decide("left", why="shorter")  # type: ignore[call-arg]
+    ctx.options(tries=1)  # type: ignore[call-arg]
+    ctx.step("count", count, b"text")  # type: ignore[call-overload]

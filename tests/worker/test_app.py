@@ -114,7 +114,7 @@ class Handler:
         (unknown_type, "'Fraction' is not defined; import the type where the module is loaded"),
         (no_schema, "Unable to generate pydantic-core schema"),
         (no_schema_returned, "its result: Unable to generate"),
-        (not_async, "must be an 'async def': put blocking work into a step"),
+        (not_async, r"the first parameter must be the SyncContext: def f\(ctx: SyncContext, \.\.\.\)"),
         (lambda ctx: None, "must have a name: pass name="),
         (functools.partial(no_parameters), "must have a name: pass name="),
         (Handler(), "must have a name: pass name="),

@@ -15,6 +15,7 @@
     task_memory.py        ctx.memory
     resume_info.py        ctx.resume_info
     continuation.py       ctx.continue_as
+    sync/                 SyncContext: the `ctx` of a plain function, which runs in a thread
 
 What a handler got once, it gets again after a crash: every call above writes a record under a key that depends only on
 the order of the calls, and a resumed run returns that record. A new call must do the same, in one write with its event,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,7 @@ from .run import Run
 from .step_caller import StepCaller
 from .steps.current import CURRENT_RUN, step_here
 from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
+from .steps.threads import CURRENT_SESSION
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory
 
@@ -35,15 +37,11 @@ def _no_resources() -> None:
     return None
 
 
-class Context(StepCaller):
-    """The running task, as its handler and middleware see it."""
+class TaskInfo:
+    """Properties of the running task, which both kinds of context have."""
 
-    def __init__(
-        self, run: Run, *, durability: Durability = "sync", resources: Callable[[], Any] = _no_resources
-    ) -> None:
-        self._run = run
-        self._options = DEFAULT_OPTIONS[durability]
-        self._resources = resources
+    _run: Run
+    _resources: Callable[[], Any]
 
     @property
     def task_id(self) -> str:
@@ -88,10 +86,6 @@ class Context(StepCaller):
         """The previous run: what it left, why it stopped and how long ago; None in the first run."""
         return self._run.resumption
 
-    def resume_info(self) -> ResumeInfo:
-        """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""
-        return ResumeInfo(self._run)
-
     @property
     def log(self) -> Logger:
         """A logger with the task's name and id bound, and within a step its name."""
@@ -102,6 +96,21 @@ class Context(StepCaller):
     def resources(self) -> Any:
         """The value that the app's lifespan yielded in this process; None without a lifespan."""
         return self._resources()
+
+
+class Context(TaskInfo, StepCaller):
+    """The running task, as its handler and middleware see it."""
+
+    def __init__(
+        self, run: Run, *, durability: Durability = "sync", resources: Callable[[], Any] = _no_resources
+    ) -> None:
+        self._run = run
+        self._options = DEFAULT_OPTIONS[durability]
+        self._resources = resources
+
+    def resume_info(self) -> ResumeInfo:
+        """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""
+        return ResumeInfo(self._run)
 
     @property
     def memory(self) -> TaskMemory:
@@ -284,9 +293,22 @@ class Context(StepCaller):
 
 
 def current_context() -> Context:
-    """Return the context of the running task. Raises `StepOutsideTask` outside a task, and after it has ended."""
+    """Return the context of the running task. Raises `StepOutsideTask` outside a task, and after it has ended.
+
+    In the thread of a handler that is a plain function, use `SyncContext.current()`.
+    """
     run = CURRENT_RUN.get()
     if run is None or run.context is None:
         raise StepOutsideTask("no task is running here: current_context() is for what a task's handler calls")
+    if CURRENT_SESSION.get() is not None and not _in_event_loop():
+        raise StepOutsideTask("current_context() has async methods: use SyncContext.current() in a plain function")
     ctx: Context = run.context
     return ctx
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

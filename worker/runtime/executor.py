@@ -104,7 +104,7 @@ class Executor:
         self._gate = gate
         self._webhooks = webhooks if webhooks is not None and webhooks.wanted else None
         self._resources = resources
-        self.threads = Threads(threads)
+        self.threads = Threads(threads, slots.leak)
         self.memory = LazyMemoryStore(settings)
         self._settler = Settler(gateway, registry, shared)
         if settings.log_tasks:

@@ -22,6 +22,7 @@ from ..errors import (
     StepInDoubt,
     StepMismatch,
     StepOutsideTask,
+    TaskDefinitionError,
     UnserialisableResult,
 )
 
@@ -134,6 +135,7 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     UnreadableCheckpoint: Reason.UNREADABLE,
     LargeValueLost: Reason.UNREADABLE,
     UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
+    TaskDefinitionError: Reason.NOT_RETRYABLE,
     StepDefinitionError: Reason.NOT_RETRYABLE,
     StepOutsideTask: Reason.NOT_RETRYABLE,
     OrphanedSteps: Reason.ORPHANED_STEPS,

@@ -25,6 +25,7 @@ class Slots:
         self._running: set[asyncio.Task[Any]] = set()
         self._busy: set[asyncio.Task[Any]] = set()
         self._waiting: list[asyncio.Future[None]] = []
+        self._lost_threads = 0
 
     @property
     def taken(self) -> int:
@@ -39,11 +40,11 @@ class Slots:
     @property
     def leaked_slots(self) -> int:
         """Number of slots whose execution does not end."""
-        return len(self._busy - self._running)
+        return len(self._busy - self._running) + self._lost_threads
 
     @property
     def free(self) -> int:
-        return max(0, self.capacity - len(self._busy))
+        return max(0, self.capacity - len(self._busy) - self._lost_threads)
 
     def fill(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in a slot, in a new asyncio task with its own context variables."""
@@ -62,6 +63,11 @@ class Slots:
     def mark_leaked(self, task: asyncio.Task[Any]) -> None:
         """Stop waiting for an execution that does not end. Its slot stays occupied until it does."""
         self._running.discard(task)
+        self._announce()
+
+    def leak(self, change: int) -> None:
+        """Change the number of slots that handlers occupy whose thread runs on after their execution."""
+        self._lost_threads += change
         self._announce()
 
     def stay(self) -> None:

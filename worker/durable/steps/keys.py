@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TypeAlias
 
 import orjson
@@ -201,14 +201,21 @@ class StepKeys:
         given = self._names.get(name, 0) >= int(number) if number.isdigit() else self._names.get(key, 0) > 0
         return given or key in self._ahead
 
+    def enter_scope(self, name: str) -> Token[str]:
+        """Put the steps that are called from now on into a scope. Return what `leave_scope` needs."""
+        return _SCOPE.set(f"{_SCOPE.get()}{name}/")
+
+    def leave_scope(self, token: Token[str]) -> None:
+        _SCOPE.reset(token)
+
     @contextmanager
     def scoped(self, name: str) -> Iterator[None]:
         """Put the steps that are called in the block, and in asyncio tasks that it starts, into a scope."""
-        token = _SCOPE.set(f"{_SCOPE.get()}{name}/")
+        token = self.enter_scope(name)
         try:
             yield
         finally:
-            _SCOPE.reset(token)
+            self.leave_scope(token)
 
     @contextmanager
     def inside(self, step: str) -> Iterator[None]:
@@ -220,6 +227,15 @@ class StepKeys:
                 yield
         finally:
             self.within = outer
+
+    @contextmanager
+    def keep_scope(self) -> Iterator[None]:
+        """Restore the scope after the block, where scopes may be entered and not left."""
+        token = _SCOPE.set(_SCOPE.get())
+        try:
+            yield
+        finally:
+            _SCOPE.reset(token)
 
     def under(self, scope: str, history: History) -> list[str]:
         """Return the keys of all steps in a scope that this run has called or that earlier runs have recorded."""

@@ -5,6 +5,7 @@ One check of all runs at least once a second uses time stamps that runs set anyw
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -29,7 +30,7 @@ _SHORTEST: Final = 0.02
 """Bounds of the interval between two checks, in seconds."""
 
 _LOST_THREADS: Final = 0.5
-"""Share of threads lost to steps that do not end, from which the worker is degraded."""
+"""Share of threads lost to steps, or of slots lost to handlers, that do not end, from which the worker is degraded."""
 
 
 class RunDeadlines:
@@ -61,6 +62,7 @@ class RunDeadlines:
         limits = [settings.time_limit, settings.idle_limit, settings.stall_limit]
         limits += [task.idle_timeout for task in registry.values() if task.idle_timeout is not None]
         self._interval = min(_LONGEST, max(_SHORTEST, min(limits) / 5))
+        self._leaking_since = math.inf
         self.degraded: str | None = None
         """Why the worker should be replaced, else None."""
 
@@ -104,6 +106,13 @@ class RunDeadlines:
         lost, most = self._executor.threads.lost, self._executor.threads.most
         if lost >= most * _LOST_THREADS:
             self._report_degraded(f"{lost} of {most} threads run cancelled sync steps that do not end")
+        leaked, capacity = self._slots.leaked_slots, self._slots.capacity
+        if leaked < capacity * _LOST_THREADS:
+            self._leaking_since = math.inf
+        elif now - (since := min(self._leaking_since, now)) > self._settings.stall_limit:
+            self._report_degraded(f"{leaked} of {capacity} slots are used by handlers that do not end")
+        else:
+            self._leaking_since = since
 
     def _over_limit(self, run: Run, now: float) -> StopReason | None:
         task: Task[Any, Any] | None = self._registry.get(run.envelope.task)

@@ -279,7 +279,8 @@ class Health:
         guard, busy = self.deadlines, self._slots.busy
         if guard is not None and guard.degraded is not None:
             return Level(PROGRESS, False, guard.degraded, "restart this worker")
-        if guard is not None and not self._slots.free and all(guard.is_stuck(run) for run in self._executor.runs):
+        runs = self._executor.runs
+        if guard is not None and not self._slots.free and runs and all(guard.is_stuck(run) for run in runs):
             return Level(
                 PROGRESS,
                 False,

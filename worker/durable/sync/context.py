@@ -1,0 +1,120 @@
+"""The synchronous context: the first argument of a handler that is a plain function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Token
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from ..context import Context, TaskInfo
+from ..step_caller import StepCaller
+from ..steps.options import check_name
+from .parts import Blocking, SyncArtifacts, SyncMemory, SyncResumeInfo, blocking
+from .session import call_in_loop, current_session
+
+__all__ = ["SyncContext", "SyncStepCaller"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncStepCaller:
+    """Calls steps with the same options: a `SyncContext`, or the result of `ctx.options(...)`."""
+
+    def __init__(self, caller: StepCaller) -> None:
+        self._caller = caller
+
+    @overload
+    def step(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run `fn(*args, **kwargs)` once and record its result; on a resumed run, return the record.
+
+        A plain `fn` runs in the handler's thread, or in a thread of its own if the step has a time-out. An async `fn`
+        runs in the event loop. Arguments and errors: see `Context.step`.
+        """
+        return call_in_loop(lambda: self._caller.step(name, fn, *args, **kwargs))
+
+    @overload
+    def tool(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def tool(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def tool(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a tool: a step that is logged with its arguments, its result and the reasoning. See `step`."""
+        return call_in_loop(lambda: self._caller.tool(name, fn, *args, **kwargs))
+
+
+def _options(
+    method: Callable[Concatenate[Context, P], StepCaller],
+) -> Callable[Concatenate[SyncContext, P], SyncStepCaller]:
+    @functools.wraps(method)
+    def options(self: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> SyncStepCaller:
+        return SyncStepCaller(method(self._wrapped, *args, **kwargs))
+
+    return options
+
+
+class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
+    """The running task, as a handler sees it that is a plain function: `Context` without `await`.
+
+    It is used in the handler's thread. After the task was cancelled, timed out or released, or its lease was lost, each
+    call raises `asyncio.CancelledError`, which `except Exception` does not catch.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        Blocking.__init__(self, ctx)
+        SyncStepCaller.__init__(self, ctx)
+        self._run, self._resources = ctx._run, ctx._resources
+
+    @staticmethod
+    def current() -> SyncContext:
+        """Return the context of the handler in whose thread this is called. Raises `StepOutsideTask`."""
+        context: SyncContext = current_session().context
+        return context
+
+    @property
+    def memory(self) -> SyncMemory:
+        """Long-term memories, which outlive the task; see docs/how-to/memory.md."""
+        return SyncMemory(self._wrapped.memory)
+
+    @property
+    def artifacts(self) -> SyncArtifacts:
+        """Files and other bytes that the task produces, stored outside Redis; see docs/how-to/artifacts.md."""
+        return SyncArtifacts(self._wrapped.artifacts)
+
+    def resume_info(self) -> SyncResumeInfo:
+        """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""
+        return SyncResumeInfo(self._wrapped.resume_info())
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Return a scope of steps: `with ctx.scope("page-3"): ...` puts `page-3/` before their keys."""
+        keys = self._run.keys
+
+        async def enter() -> Token[str]:
+            return keys.enter_scope(name)
+
+        async def leave() -> None:
+            keys.leave_scope(token)
+
+        check_name("scope", name)
+        token = call_in_loop(enter)  # in the asyncio task that calls the steps
+        try:
+            yield
+        finally:
+            call_in_loop(leave)
+
+    options = _options(Context.options)
+    progress = blocking(Context.progress)
+    checkpoint = blocking(Context.checkpoint)
+    decide = blocking(Context.decide)
+    discover = blocking(Context.discover)
+    add_message = blocking(Context.add_message)
+    record_event = blocking(Context.record_event)
+    continue_as = blocking(Context.continue_as)
+    inbox = blocking(Context.inbox)
+    send = blocking(Context.send)
+    ask = blocking(Context.ask)

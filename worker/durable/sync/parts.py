@@ -1,0 +1,89 @@
+"""Synchronous forms of the objects that a context returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from ...journal import Event
+from ...journal.handoff import Handoff
+from ..resume_info import Part, ResumeInfo
+from ..task_artifacts import Artifacts
+from ..task_memory import TaskMemory
+from .session import call_in_loop
+
+__all__ = ["Blocking", "SyncArtifacts", "SyncMemory", "SyncResumeInfo", "blocking"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Blocking(Generic[T]):
+    """Base of the synchronous form of an object, whose methods block until those of the object have returned."""
+
+    def __init__(self, wrapped: T) -> None:
+        self._wrapped = wrapped
+
+
+def blocking(method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Blocking[T], P], R]:
+    """Return the synchronous form of a method."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Blocking[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = call_in_loop(functools.partial(getattr(self._wrapped, name), *args, **kwargs))
+        return result
+
+    return call
+
+
+class SyncMemory(Blocking[TaskMemory]):
+    """Long-term memories of the agent or task; see `TaskMemory`."""
+
+    @property
+    def owner(self) -> str:
+        """Name of the agent or task that owns the memories."""
+        return self._wrapped.owner
+
+    add = blocking(TaskMemory.add)
+    search = blocking(TaskMemory.search)
+    touch = blocking(TaskMemory.touch)
+    forget = blocking(TaskMemory.forget)
+
+
+class SyncArtifacts(Blocking[Artifacts]):
+    """Artifacts of the running task; see `Artifacts`."""
+
+    save = blocking(Artifacts.save)
+    list = blocking(Artifacts.list)
+    read = blocking(Artifacts.read)
+    fetch = blocking(Artifacts.fetch)
+    path = blocking(Artifacts.path)
+
+
+class SyncResumeInfo(Blocking[ResumeInfo]):
+    """Information about the work so far: `for name, part in ctx.resume_info()`; see `ResumeInfo`."""
+
+    def __iter__(self) -> Iterator[Part]:
+        async def read() -> list[Part]:
+            return [part async for part in self._wrapped]
+
+        return iter(call_in_loop(read))
+
+    @property
+    def handoff(self) -> Handoff | None:
+        """Handoff document of the previous run, or one drafted from the log; None in a first run."""
+        return self._wrapped.handoff
+
+    messages = blocking(ResumeInfo.messages)
+    state = blocking(ResumeInfo.state)
+
+    def history(self) -> list[Event]:
+        """Return all events of the task, the oldest first."""
+
+        async def read() -> list[Event]:
+            return [event async for event in self._wrapped.history()]
+
+        return call_in_loop(read)
