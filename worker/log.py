@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -57,13 +58,13 @@ logger = _logger.patch(_make_printable)
 
 def log_wait(what: str, on_wait: Callable[[], None] | None = None) -> Callable[[Exception], None]:
     """Return a callback for `retry_while_unavailable` that logs the wait of `what` for Redis, then calls `on_wait`."""
+    return partial(_log_wait, what, on_wait)
 
-    def log(error: Exception) -> None:
-        logger.warning(f"could not reach Redis for {what}: {error}; trying again")
-        if on_wait is not None:
-            on_wait()
 
-    return log
+def _log_wait(what: str, on_wait: Callable[[], None] | None, error: Exception) -> None:
+    logger.warning(f"could not reach Redis for {what}: {error}; trying again")
+    if on_wait is not None:
+        on_wait()
 
 
 def configure_logging(level: str = "INFO", *, json: bool = False) -> None:

@@ -195,7 +195,7 @@ class Gateway:
         try:
             return await self._submit(command, node_of)
         except _ERRORS as error:
-            return await self._retry(error, lambda: self._submit(command, node_of), repeatable)
+            return await self._retry(error, partial(self._submit, command, node_of), repeatable)
 
     async def command_now(self, *command: Argument) -> Any:
         """Write one command that is not repeatable at once, instead of at the end of the event loop's tick.
@@ -207,21 +207,21 @@ class Gateway:
             self._open_connection.flush()
             return await reply
         except _ERRORS as error:
-            return await self._retry(error, lambda: self._submit(command), False)
+            return await self._retry(error, partial(self._submit, command), False)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Execute one script that may be sent again after a lost reply, as nearly all may."""
         try:
             return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
         except _ERRORS as error:
-            return await self._retry(error, lambda: self._evaluate(script, keys, args), True)
+            return await self._retry(error, partial(self._evaluate, script, keys, args), True)
 
     async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Execute one script that must not be sent again after a lost reply."""
         try:
             return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
         except _ERRORS as error:
-            return await self._retry(error, lambda: self._evaluate(script, keys, args), False)
+            return await self._retry(error, partial(self._evaluate, script, keys, args), False)
 
     async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         try:

@@ -70,44 +70,38 @@ class Settler:
     def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[Cancelled | None]]:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id
         ran, last = time.monotonic() - run.started, run.last_entry
-        match outcome:
+        match outcome:  # partial, not lambda: a cell for each variable costs every task time in the garbage collector
             case Success(result, counters, handed_to):
-                ttl = self._result_ttl(run)
-                written = run.has_written
-                return lambda: succeed(
+                return partial(
+                    succeed,
                     gateway,
                     delivery,
                     task_id,
                     result,
                     counters,
                     ran=ran,
-                    ttl=ttl,
+                    ttl=self._result_ttl(run),
                     envelope=run.envelope,
-                    written=written,
+                    written=run.has_written,
                     handed_to=handed_to,
                     entries=last,
                 )
             case Cancelled(counters):
-                ttl = self._result_ttl(run)
-
-                async def cancel() -> None:
-                    await cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
-
-                return cancel
+                return partial(cancelled, gateway, delivery, task_id, counters, ran=ran, ttl=self._result_ttl(run))
             case Release(counters):
                 data: dict[str, object] = {
                     "why": STOP_RULES[outcome.stop].why,
                     "steps": run.history.records + run.steps_recorded,
                 }
-                return lambda: release(gateway, delivery, task_id, data=data, entries=last)
+                return partial(release, gateway, delivery, task_id, data=data, entries=last)
             case Quarantined():
-                return lambda: quarantine(gateway, delivery, task_id)
+                return partial(quarantine, gateway, delivery, task_id)
             case Rerun() | Park() | AwaitVersion():
                 return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
-                ttl = self._result_ttl(run)
-                return lambda: self._bury(
-                    delivery, task_id, run.envelope.task, reason, counters, error, run.redact, last, ran=ran, ttl=ttl
+                ttl, task = self._result_ttl(run), run.envelope.task
+                return partial(
+                    self._bury, delivery, task_id, task, reason, counters, error, run.redact, last, ran=ran, ttl=ttl
                 )
 
     def _reschedule(self, run: Run, outcome: Rerun | Park | AwaitVersion) -> Callable[[], Awaitable[None]]:
