@@ -46,7 +46,8 @@ class Facts:
         cancel: Whether a running task was asked to end.
         expires_at: Time at which the record expires; None while the task is live.
         lease: Seconds after which others claim the task of a silent worker.
-        workers: Registered workers, catalog, paused: names of paused supervisors. None if this user may not read them.
+        workers: Registered workers, catalog, paused: names of paused supervisors. None if this user may not read them;
+            what the user may not read of the task is empty.
         stats: Numbers of the partition, if the task is queued.
     """
 
@@ -69,7 +70,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     namespace = Namespace(partition.namespace)
     record, task, workers, config, paused, catalog = await asyncio.gather(
         read_record(gateway, partition, task_id),
-        _read_task(gateway, partition, task_id),
+        _allowed(_read_task(gateway, partition, task_id)),
         _allowed(list_workers(gateway, namespace)),
         _allowed(load_config(gateway, namespace)),
         _allowed(paused_supervisors(gateway, namespace)),
@@ -77,7 +78,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     )
     if record is None:
         return None
-    crash, cancel, entries, fields, ttl, time = task
+    crash, cancel, entries, fields, ttl, time = task or (None, 0, (), 0, -1, await gateway.command("TIME"))
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     steps = int(fields)
     if 0 < steps <= _COUNTED:
@@ -98,7 +99,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         workers,
         catalog,
         paused,
-        await partition_stats(gateway, partition) if record.state is State.QUEUED else None,
+        await _allowed(partition_stats(gateway, partition)) if record.state is State.QUEUED else None,
     )
 
 

@@ -335,6 +335,8 @@ async def test_a_producer_that_runs_or_cancels_tasks_is_refused(users: dict[str,
         with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
             await handle.cancel()
         assert await handle.status() is State.QUEUED
+        with pytest.raises(TimeoutError, match="it is queued, and no worker of queue 'roles' has taken it yet"):
+            await handle.result(timeout=0.1)
         with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
             async with Worker(app):
                 pass
