@@ -99,9 +99,11 @@ class Holder(Protocol):
     @property
     def id(self) -> str:
         """The id of the task."""
+        ...
 
     def status(self) -> RunStatus:
         """Return what the run does now."""
+        ...
 
     def on_lost(self) -> None:
         """Handle that the lease has passed to another worker."""

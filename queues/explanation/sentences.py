@@ -196,7 +196,12 @@ def _waiting(facts: Facts) -> _Said:
     since = None if event is None else event.at
     until = None if record.due_at is None or record.due_at > LONGEST * 500 else record.due_at
     if what.startswith("version"):
-        text = "it waits for a worker of a newer version"
+        number, of, task = what.removeprefix("version ").partition(" of ")
+        text = (
+            f"it waits for a worker that has version {number} of task {task!r}"
+            if of
+            else (f"it waits for a worker that reads data format {number}")
+        )
         after = f"; it is a dead letter {at_text(until, now)} if none comes" if until is not None else ""
         return _Said("version", text + after, "deploy workers of the newer version", since, until)
     article = "an" if what[0] in "aeiou" else "a"

@@ -126,8 +126,9 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
         (
             explain(replace(WAITING, waits="version 2")),
             "version",
-            "waits for a worker of a newer version; it is a dead",
+            "a worker that reads data format 2; it is a dead",
         ),
+        (explain(replace(WAITING, waits="version 3 of report")), "version", "that has version 3 of task 'report'; it"),
         (
             explain(RUNNING),
             "running",
