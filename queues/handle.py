@@ -335,7 +335,8 @@ class TaskHandle(Generic[R]):
                     return
                 with anyio.move_on_after(_POLL_INTERVAL):
                     await notifications.get()
-                    _drain(notifications)
+                    while not notifications.empty():
+                        notifications.get_nowait()
 
     # synchronous calls
 
@@ -352,6 +353,14 @@ class TaskHandle(Generic[R]):
     def status_sync(self) -> State:
         """See `status`."""
         return self._sync(self.status, "status()")
+
+    def explain_sync(self) -> Explanation:
+        """See `explain`."""
+        return self._sync(self.explain, "explain()")
+
+    def progress_sync(self) -> Progress | None:
+        """See `progress`."""
+        return self._sync(self.progress, "progress()")
 
     def result_sync(self, timeout: Moment | None = None) -> R:
         """See `result`."""
@@ -388,8 +397,3 @@ class TaskHandle(Generic[R]):
                 yield event
         finally:
             self._sync(close, "events()")
-
-
-def _drain(queue: asyncio.Queue[Any]) -> None:
-    while not queue.empty():
-        queue.get_nowait()

@@ -95,6 +95,8 @@ def test_every_call_of_a_handle_has_a_synchronous_one(app: App) -> None:
         handle = app.tasks["double"].options(delay=3600, task_id="later").enqueue_sync(1)
         assert handle.status_sync() is State.SCHEDULED
         assert handle.record_sync().task == "double"
+        assert handle.explain_sync().cause == "delay"
+        assert handle.progress_sync() is None
         assert handle.successor_sync() is None
         handle.send_sync("faster")
         producer.send_message("later", "still faster", sender="ops")
