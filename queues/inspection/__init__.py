@@ -1,11 +1,13 @@
 """Read-only views: queues in numbers, lists of tasks, saved fields of checkpoints.
 
 views.py      queues in numbers; tasks and checkpoints by SCAN
+running.py    running tasks, from the pending lists
 timeline.py   the tasks of all partitions by time, page by page
 """
 
 from __future__ import annotations
 
+from .running import running_tasks
 from .timeline import TaskFilter, TaskPage, page_tasks, trim_timeline
 from .views import (
     QueueStats,
@@ -32,5 +34,6 @@ __all__ = [
     "partition_stats",
     "queue_partitions",
     "resumable_tasks",
+    "running_tasks",
     "trim_timeline",
 ]

@@ -20,6 +20,7 @@ from perdure.queues import (
     queue_partitions,
     withdraw,
 )
+from perdure.queues.inspection import running_tasks
 
 from tests.support.consumers import claim_one, promote, read, read_one, take_over, worker
 from tests.support.delivery_calls import SETTLING
@@ -266,3 +267,19 @@ async def test_withdrawing_twice_raises_nothing(gateway: Gateway, namespace: Nam
     await withdraw(gateway, namespace, "a")
     await withdraw(gateway, namespace, "a")
     assert await dump(gateway, namespace) == {}
+
+
+# running tasks
+
+
+async def test_running_tasks_are_those_that_a_worker_holds(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    partitions = [partition, namespace.partition("other")]
+    assert await running_tasks(gateway, partitions, 10) == []
+    await every_state(gateway, partition, producer)
+    await gateway.command("XADD", partition.ready, "*", "env", "no envelope")
+    await read(await worker(gateway, partition, name="b"))
+    found = await running_tasks(gateway, partitions, 10)
+    assert {(record.id, record.worker) for record in found} == {("running", "a"), ("queued", "b")}
+    assert len(await running_tasks(gateway, partitions, 1)) == 1

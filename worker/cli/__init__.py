@@ -6,6 +6,7 @@
     task/                   perdure task
     queue.py                queue list, metrics, partitions; task catalog
     queue_metrics.py        the Prometheus metrics
+    top.py                  top: queues, workers and running tasks on a live screen
     dlq.py                  dlq list, show, replay, purge, export
     artifacts.py            artifacts list, gc
     memory/                 perdure memory
@@ -45,6 +46,7 @@ COMMANDS = (
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
     LazyCommand("queue", ".queue:app", "List queues, export metrics, set partitions."),
+    LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),
     LazyCommand("dlq", ".dlq:app", "List, show, replay, purge and export dead letters."),
     LazyCommand("artifacts", ".artifacts:app", "List artifacts, and delete unlinked ones."),
     LazyCommand("memory", ".memory.commands:app", "Manage the long-term memories of agents."),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from ...deadletter import (
     DeadLetter,
@@ -26,6 +27,7 @@ from ...queues import Partition, PayloadTooLarge, Producer, check_size, recorded
 from ...queues.explanation import remedy_for
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
+from .support.live import Watch, check_watch, show_live
 from .support.options import (
     OutputFile,
     QueueOption,
@@ -48,7 +50,7 @@ from .support.output import (
     print_text,
     timestamp,
 )
-from .support.tables import Column, Wide, print_list
+from .support.tables import Column, Wide, list_table, print_list
 
 __all__ = ["Selection", "app", "purge", "replay", "select"]
 
@@ -261,20 +263,35 @@ async def list_(
     task: TaskNameOption = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N dead letters.")] = 100,
     wide: Wide = False,
+    watch: Watch = False,
     json: AsJson = False,
 ) -> None:
     """List dead letters, the newest first.
 
     Example: perdure dlq list --reason crash_loop
     """
-    found: list[DeadLetter] = []
-    more = False
+    check_watch(watch, json)
     partitions = await known_partitions(producer, queue)
-    async for letter in list_letters(producer.gateway, partitions, Filter(reason, task)):
-        if len(found) == limit:
-            more = True
-            break
-        found.append(letter)
+
+    async def read() -> list[DeadLetter]:
+        """Return one letter more than the limit if there are more."""
+        found: list[DeadLetter] = []
+        async for letter in list_letters(producer.gateway, partitions, Filter(reason, task)):
+            found.append(letter)
+            if len(found) > limit:
+                break
+        return found
+
+    async def screen(width: int) -> RenderableType:
+        letters = (await read())[:limit]
+        return list_table(_columns(await redis_now(producer)), letters, width=width, wide=wide)
+
+    if watch:
+        await show_live(screen)
+        return
+    found = await read()
+    more = len(found) > limit
+    del found[limit:]
     if json:
         print_json([letter.summary() for letter in found])
     elif found:

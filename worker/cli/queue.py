@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 import typer
 from anyio.from_thread import BlockingPortal
+from rich.console import RenderableType
 
 from ...queues import (
     MOST_PARTITIONS,
@@ -27,9 +28,10 @@ from ...queues import (
 from .lazy import load
 from .support.connection import connected, known_partitions
 from .support.errors import Failed
+from .support.live import Watch, check_watch, show_live
 from .support.options import read_queue
 from .support.output import AsJson, duration, note, print_data, print_json, print_table
-from .support.tables import Column, Wide, print_list
+from .support.tables import Column, Wide, list_table, print_list
 
 __all__ = ["QUEUE_COLUMNS", "app", "catalog"]
 
@@ -43,7 +45,7 @@ def queue() -> None:
 
 @app.command("list")
 @connected
-async def list_(producer: Producer, *, wide: Wide = False, json: AsJson = False) -> None:
+async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False, json: AsJson = False) -> None:
     """List queues with their numbers of ready, running, scheduled and dead tasks.
 
     Use it to see whether the workers keep up: "drained in" estimates how
@@ -52,6 +54,15 @@ async def list_(producer: Producer, *, wide: Wide = False, json: AsJson = False)
 
     Example: perdure queue list
     """
+    check_watch(watch, json)
+
+    async def screen(width: int) -> RenderableType:
+        found = await list_queues(producer.gateway, producer.namespace)
+        return list_table(QUEUE_COLUMNS, found, width=width, wide=wide)
+
+    if watch:
+        await show_live(screen)
+        return
     queues = await list_queues(producer.gateway, producer.namespace)
     if json:
         print_json([stats.summary() for stats in queues])

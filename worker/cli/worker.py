@@ -10,6 +10,7 @@ from functools import partial
 from typing import Annotated, Final
 
 import typer
+from rich.console import Group, RenderableType
 
 from ...queues import (
     Producer,
@@ -25,9 +26,10 @@ from .health import health
 from .lazy import load
 from .support.connection import ConnectionOptions, connected, redis_now, with_connection_options
 from .support.errors import Failed, Misuse
+from .support.live import Watch, check_watch, show_live
 from .support.options import in_seconds
 from .support.output import AsJson, ago, duration, note, print_data, print_json
-from .support.tables import Column, Wide, print_list
+from .support.tables import Column, Wide, list_table, print_list
 
 __all__ = ["app", "worker_columns"]
 
@@ -224,7 +226,7 @@ def _check(option: str, kind: str, name: str) -> str:
 
 @app.command("list")
 @connected
-async def list_(producer: Producer, *, wide: Wide = False, json: AsJson = False) -> None:
+async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False, json: AsJson = False) -> None:
     """List the workers and supervisors that are registered in Redis.
 
     A paused supervisor is listed until it is resumed. With --json: an
@@ -232,6 +234,21 @@ async def list_(producer: Producer, *, wide: Wide = False, json: AsJson = False)
 
     Example: perdure worker list
     """
+    check_watch(watch, json)
+
+    async def screen(width: int) -> RenderableType:
+        found = await list_workers(producer.gateway, producer.namespace)
+        above = await list_supervisors(producer.gateway, producer.namespace)
+        now = await redis_now(producer)
+        return Group(
+            list_table(worker_columns(now), found, width=width, wide=wide),
+            "",
+            list_table(_supervisor_columns(now), above, width=width, wide=wide),
+        )
+
+    if watch:
+        await show_live(screen)
+        return
     workers = await list_workers(producer.gateway, producer.namespace)
     supervisors = await list_supervisors(producer.gateway, producer.namespace)
     if json:
@@ -280,9 +297,9 @@ def _health_summary(info: WorkerInfo) -> str:
     return f"not {', '.join(failing)}" if failing else "ready"
 
 
-def _print_supervisors(supervisors: list[SupervisorInfo], now: int, wide: bool) -> None:
+def _supervisor_columns(now: int) -> Sequence[Column[SupervisorInfo]]:
     since = ago(now, whole=True)
-    columns: Sequence[Column[SupervisorInfo]] = (
+    return (
         Column("supervisor", lambda info: info.name, least=12),
         Column("children", _count_states, least=10),
         Column("of", lambda info: str(info.processes), right=True, wide=True),
@@ -296,7 +313,10 @@ def _print_supervisors(supervisors: list[SupervisorInfo], now: int, wide: bool) 
             "paused", lambda info: f"{since(info.paused_since)}: {info.why}" if info.paused_since else "no", least=6
         ),
     )
-    print_list(columns, supervisors, wide=wide)
+
+
+def _print_supervisors(supervisors: list[SupervisorInfo], now: int, wide: bool) -> None:
+    print_list(_supervisor_columns(now), supervisors, wide=wide)
     for name in sorted({info.name for info in supervisors if info.paused_since}):
         note(f"supervisor {name} is paused; fix the cause, then run: perdure worker resume {name}")
 

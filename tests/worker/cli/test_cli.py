@@ -62,13 +62,17 @@ LEAVES = dict(leaves(commands))
 def test_the_commands_are_these() -> None:
     assert {" ".join(path) for path in LEAVES} == {
         "new",
+        "top",
         "worker run",
         "worker health",
         "worker list",
         "worker resume",
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
-        *(f"task {name}" for name in ("send", "inbox", "artifact", "state", "fork", "handoff", "catalog")),
+        *(
+            f"task {name}"
+            for name in ("send", "inbox", "artifact", "state", "fork", "handoff", "catalog", "why", "versions")
+        ),
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"config {name}" for name in ("set", "unset", "show")),
         *(f"queue {name}" for name in ("list", "metrics", "partitions")),
@@ -134,7 +138,7 @@ def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: str) ->
         (("task", "show"), "Missing argument 'ID'"),
         (("task", "list", "--limit", "0"), "'--limit'"),
         (("worker", "run", "tasks:app", "--concurrency", "0"), "'--concurrency'"),
-        (("task", "list", "--state", "gone"), "'gone' is not one of 'queued', 'scheduled', 'running'"),
+        (("task", "list", "--state", "gone"), "'gone' is not one of 'queued', 'scheduled', 'waiting'"),
         (("dlq", "list", "--reason", "bad"), "must be one of 'attempts_exhausted', 'not_retryable'"),
         (("task", "list", "--queue", "a b"), "queue must be 1 to 64 letters"),
         (("task", "show", "a/b"), "must be a task id: at most 128 letters"),

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 
 from ....queues import Producer, Record, State
-from ....queues.inspection import TaskFilter, page_tasks
+from ....queues.inspection import TaskFilter, TaskPage, page_tasks
 from ..support.connection import connected, known_partitions, redis_now
 from ..support.errors import Misuse
+from ..support.live import Watch, check_watch, show_live
 from ..support.options import QueueOption, Since, TaskNameOption, Until
 from ..support.output import AsJson, ago, note, print_json, state_text
-from ..support.tables import Column, Wide, print_list
+from ..support.tables import Column, Wide, list_table, print_list
 
 __all__ = ["list_", "task_columns"]
 
@@ -35,6 +37,7 @@ async def list_(
         str | None, typer.Option(metavar="CURSOR", help="Continue the list after the page that ended with this cursor.")
     ] = None,
     wide: Wide = False,
+    watch: Watch = False,
     json: AsJson = False,
 ) -> None:
     """List tasks, the newest first.
@@ -44,19 +47,33 @@ async def list_(
 
     Example: perdure task list --state dead --since 2h --error timeout
     """
+    check_watch(watch, json)
     await known_partitions(producer, queue)
+
+    async def read(now: int) -> TaskPage:
+        wanted = TaskFilter(
+            frozenset(state or ()),
+            task_name,
+            None if since is None else since.at(now),
+            None if until is None else until.at(now),
+            error,
+        )
+        try:
+            return await page_tasks(
+                producer.gateway, producer.namespace, wanted, queue=queue, limit=limit, cursor=cursor
+            )
+        except ValueError as refused:
+            raise Misuse(f"--cursor: {refused}") from None
+
+    async def screen(width: int) -> RenderableType:
+        now = await redis_now(producer)
+        return list_table(task_columns(now), (await read(now)).tasks, width=width, wide=wide)
+
+    if watch:
+        await show_live(screen)
+        return
     now = await redis_now(producer)
-    wanted = TaskFilter(
-        frozenset(state or ()),
-        task_name,
-        None if since is None else since.at(now),
-        None if until is None else until.at(now),
-        error,
-    )
-    try:
-        page = await page_tasks(producer.gateway, producer.namespace, wanted, queue=queue, limit=limit, cursor=cursor)
-    except ValueError as refused:
-        raise Misuse(f"--cursor: {refused}") from None
+    page = await read(now)
     if json:
         print_json([record.summary() for record in page.tasks])
     elif page.tasks:
