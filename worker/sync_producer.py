@@ -24,7 +24,7 @@ from ..queues.inbox import Sent
 from ..queues.threadsafe_calls import BackgroundLoop, ThreadsafeCaller
 from .app_loops import AppLoops, OpenedApp
 
-__all__ = ["SyncProducer"]
+__all__ = ["SyncProducer", "close_sync_producers"]
 
 R = TypeVar("R")
 
@@ -59,7 +59,7 @@ class SyncProducer:
         self._caller: ThreadsafeCaller | None = None
         self._users = 0
         self._kept = False
-        self._failures: list[Unavailable] = []
+        self._failure: tuple[Any, ...] = ()
 
     def __enter__(self) -> Self:
         self._check_thread("async with app:")
@@ -157,11 +157,11 @@ class SyncProducer:
         A thread that waited for the lock while another one could not open it fails likewise, since it would wait as
         long as that one for a server that does not answer.
         """
-        failures = self._failures
+        failure = self._failure
         with self._lock:
             if self._caller is None:
-                if self._failures is not failures:
-                    raise Unavailable(*self._failures[0].args)
+                if self._failure is not failure:
+                    raise Unavailable(*self._failure)
                 self._caller = self._open()
                 self._kept = keep
             self._users += 1
@@ -174,7 +174,7 @@ class SyncProducer:
         except BaseException as error:
             _background.release()
             if isinstance(error, Unavailable):
-                self._failures = [error]
+                self._failure = error.args
             raise
         return caller
 
@@ -210,7 +210,8 @@ class SyncProducer:
 _producers: WeakSet[SyncProducer] = WeakSet()
 
 
-def _close_at_exit() -> None:
+def close_sync_producers() -> None:
+    """Close the synchronous producers of all apps of this process; their next calls open them again."""
     for producer in list(_producers):
         producer.close()
 
@@ -223,6 +224,6 @@ def _forget_parent() -> None:
         producer.forget_parent()
 
 
-atexit.register(_close_at_exit)
+atexit.register(close_sync_producers)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from ...queues import Address, Gateway, Namespace, queue_partitions
 from ...queues.embedded import EmbeddedServer, stop
 from ..app import App
+from ..sync_producer import close_sync_producers
 from .idle import run_until_idle
 
 __all__ = ["PerdureFixture", "embedded_server"]
@@ -43,10 +44,12 @@ class PerdureFixture:
         return {"redis_url": self.redis_url, "namespace": self.namespace, "data_dir": str(self.data_dir)}
 
     def __enter__(self) -> Self:
+        close_sync_producers()  # one that stays open until the end of the process would keep its namespace
         self._outer, App.overrides = App.overrides, {**self.settings, "data_dir": self.data_dir}
         return self
 
     def __exit__(self, *raised: object) -> None:
+        close_sync_producers()
         App.overrides = self._outer
         with ThreadPoolExecutor(1) as thread:  # the thread of the test may have an event loop that pytest keeps
             thread.submit(asyncio.run, _remove_keys(self.redis_url, self.namespace)).result()

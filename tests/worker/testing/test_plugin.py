@@ -50,6 +50,12 @@ def test_a_task_runs_in_a_namespace_of_the_test(perdure, number):
     SEEN.add(perdure.namespace)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_synchronous_test(perdure, number):
+    assert double.enqueue_sync(number).partition.namespace == perdure.namespace
+    assert asyncio.run(perdure.run_until_idle(app)) == {"succeeded": 1}
+
+
 async def test_an_asynchronous_test_and_an_untyped_producer(perdure):
     async with Producer() as producer:
         handle = await producer.enqueue("double", {"number": 4}, queue="shop")
@@ -80,7 +86,7 @@ def test_each_test_has_a_namespace_on_the_server_for_tests(tmp_path: Path, redis
         timeout=BOUND,
         check=False,
     )
-    assert "4 passed" in tested.stdout, tested.stdout + tested.stderr
+    assert "6 passed" in tested.stdout, tested.stdout + tested.stderr
     with redis.Redis.from_url(redis_url) as client:
         assert list(client.scan_iter("{test-*")) == []
 
