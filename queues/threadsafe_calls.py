@@ -18,6 +18,9 @@ R = TypeVar("R")
 _CHECK_INTERVAL: Final = 1.0
 """Seconds after which a waiting call checks that its event loop still runs."""
 
+_STOP_TIMEOUT: Final = 5.0
+"""Seconds to wait for a loop that stops. A name that is being resolved, or code that blocks the loop, holds it up."""
+
 
 class ThreadsafeCaller:
     """Caller of coroutine functions on one event loop from other threads. It is created on that loop."""
@@ -110,14 +113,14 @@ class BackgroundLoop:
             return self._running[0]
 
     def release(self) -> None:
-        """End the use. After the last one, stop the loop and wait until its thread has ended."""
+        """End the use. After the last one, stop the loop and wait for its thread, but not for ever."""
         with self._lock:
             self._users -= 1
             if self._users or self._running is None or self._thread is None:
                 return
             (caller, stop), self._running = self._running, None
             caller.call_soon(stop.set)
-            self._thread.join()
+            self._thread.join(_STOP_TIMEOUT)
 
 
 def _run(started: Future[tuple[ThreadsafeCaller, asyncio.Event]]) -> None:

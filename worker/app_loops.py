@@ -42,8 +42,9 @@ class AppLoops:
 
     async def enter(self, open_app: Callable[[OpenedApp], Awaitable[AsyncExitStack]]) -> None:
         """Open the app on the running event loop, unless it is open there."""
-        for closed in [loop for loop in self.opened if loop.is_closed()]:  # it ended before the app was left
-            self.opened.pop(closed, None)
+        for loop in list(self.opened):  # of any thread
+            if loop.is_closed():  # it ended before the app was left
+                self.opened.pop(loop, None)
         opened = self.opened.setdefault(asyncio.get_running_loop(), OpenedApp())
         opened.users += 1
         try:

@@ -61,10 +61,18 @@ async def test_forked_children_open_connections_of_their_own(settings: Settings)
 async def test_an_interrupt_ends_the_wait_for_a_result(settings: Settings) -> None:
     with program("wait", settings.redis_url, settings.namespace) as run:
         async with redis.asyncio.Redis.from_url(settings.redis_url) as client:
-            await wait_until(lambda: client.pubsub_channels(f"*{settings.namespace}*"), "the program waits")
-        run.send_signal(signal.SIGINT)
-        assert line(run) == "queued"
-        out, error = run.communicate(timeout=BOUND)
+
+            async def waits() -> bool:
+                return bool(await client.pubsub_channels(f"*{settings.namespace}*"))
+
+            async def gave_up() -> bool:
+                return not await waits()
+
+            await wait_until(waits, "the program waits")
+            run.send_signal(signal.SIGINT)
+            assert line(run) == "queued"
+            await wait_until(gave_up, "the wait ends on the background loop")
+        out, error = run.communicate("\n", timeout=BOUND)
     assert (run.returncode, out, error) == (0, "", "")
 
 

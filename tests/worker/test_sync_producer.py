@@ -28,6 +28,7 @@ from perdure import (
     TaskHandle,
     Unavailable,
 )
+from perdure.queues import handle as handle_module
 from perdure.queues.errors import EventLoopError, NotOpen
 
 from tests.support.workers import BOUND, bounded, redis_command, running_worker, wait_until, work_off
@@ -196,8 +197,9 @@ def test_the_last_block_closes_the_connection_and_ends_the_loop(app: App) -> Non
         handle.status_sync()
 
 
-async def test_waits_for_results_end_when_the_app_is_closed(app: App) -> None:
+async def test_waits_for_results_end_when_the_app_is_closed(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a timeout, they would wait for ever, since a closed connection does not come back."""
+    monkeypatch.setattr(handle_module, "_POLL_INTERVAL", 10 * BOUND)
     async with app:
         handle = await app.tasks["double"].enqueue(1)
         waiting = asyncio.create_task(handle.result())

@@ -65,11 +65,11 @@ class _NodeConnection:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
+        future = self.connection.submit(command)
         if not self.outstanding:
             self.last_reply = time.monotonic()
         self.outstanding += 1
         self.idle.clear()
-        future = self.connection.submit(command)
         future.add_done_callback(self._answered)
         return future
 

@@ -30,6 +30,7 @@ def fork() -> None:
             if not child:
                 enqueue_in_threads(f"child {number}")
                 assert producer.find(before.id) is not None
+                refuse(before)
                 break
             children.append(child)
     if len(children) < 2:  # a child, after the inherited block
@@ -41,6 +42,16 @@ def fork() -> None:
     work.enqueue_sync("parent again")
 
 
+def refuse(inherited: TaskHandle[str]) -> None:
+    """Expect that a handle whose connection belongs to the parent is refused."""
+    try:
+        inherited.status_sync()
+    except PerdureError as error:
+        assert "process that forked this one" in str(error)
+    else:
+        raise AssertionError
+
+
 def enqueue_in_threads(name: str) -> None:
     threads = [threading.Thread(target=lambda: work.enqueue_sync(name)) for _ in range(2)]
     for thread in threads:
@@ -50,12 +61,14 @@ def enqueue_in_threads(name: str) -> None:
 
 
 def wait() -> None:
-    """Wait for a result until the process is interrupted."""
+    """Wait for a result until the process is interrupted; end when a line comes."""
     handle = work.enqueue_sync("nobody runs it")
     try:
         handle.result_sync()
     except KeyboardInterrupt:
         sys.stdout.write(f"{handle.status_sync()}\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
 
 
 def leave() -> None:
