@@ -6,7 +6,7 @@ import asyncio
 import math
 
 import pytest
-from perdure import App, Context, PerdureError, Retry, current_context, current_step
+from perdure import App, Context, PerdureError, Retry, SyncContext, current_context, current_step
 from perdure.testing import UnitContext, make_context
 from perdure.worker.errors import StepDefinitionError, StepOutsideTask, UnserialisableResult
 
@@ -84,6 +84,17 @@ async def test_given_messages_are_read_once() -> None:
         await ctx.ask("finance", "Pay?")
     with pytest.raises(PerdureError, match="for ever for a message: "):
         await ctx.inbox(math.inf)
+
+
+async def test_a_handler_that_is_a_plain_function_runs_in_a_thread() -> None:
+    @app.task
+    def approve(ctx: SyncContext, pages: int) -> str:
+        answer = ctx.ask("finance", "Pay?")
+        return f"{answer.content if answer else None}: {ctx.step('page', str, pages)}"
+
+    ctx = make_context(inbox=["yes"])
+    assert await approve(ctx, pages=2) == "yes: 2"
+    assert ctx.steps == {"page": "2"}
 
 
 async def test_sent_messages_are_listed() -> None:
