@@ -11,7 +11,7 @@ import orjson
 
 from .durations import iso_time
 from .envelope import readable_envelope
-from .errors import DecryptionError, Refused
+from .errors import DecryptionError, LargeValueLost, Refused
 from .keys import GROUP, Partition, is_reserved
 from .security import (
     ERROR,
@@ -137,14 +137,14 @@ class Record:
         return shown_arguments(self.cipher, self.task, self.args, self.secrets)
 
     def shown_result(self) -> bytes | None:
-        """Return the result as JSON, the size of a large one, or why it cannot be decrypted."""
+        """Return the result as JSON, the size of a large one, or why it cannot be read."""
         if self.result is None:
             return None
         try:
             data = self.cipher.decrypt(RESULT, self.result, plain=True)
             large = LargeValue.decode(data)
             return data if large is None else large.shown.encode()
-        except DecryptionError as error:
+        except (DecryptionError, LargeValueLost) as error:
             return f"({error})".encode()
 
     def progress(self) -> Progress | None:

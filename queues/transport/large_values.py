@@ -25,7 +25,7 @@ __all__ = ["CHUNK_BYTES", "REFERENCE", "LargeValue", "bytes_as_json", "cut", "re
 CHUNK_BYTES: Final = 512 * 1024
 """Size of a chunk: Redis stores or returns one in less than a millisecond."""
 
-REFERENCE: Final = b"#"[0]
+REFERENCE: Final = b"#"
 """First byte of a reference."""
 
 
@@ -46,12 +46,18 @@ class LargeValue(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the stored form."""
-        return b"#" + orjson.dumps(self._asdict())
+        return REFERENCE + orjson.dumps(self._asdict())
 
     @staticmethod
     def decode(data: bytes) -> LargeValue | None:
-        """Return the reference in stored data; None if the data is a value."""
-        return LargeValue(**orjson.loads(data[1:])) if data[:1] == b"#" else None
+        """Return the reference in stored data, None if that is a value. Raises `LargeValueLost` if it is damaged."""
+        if data[:1] != REFERENCE:
+            return None
+        try:
+            found = orjson.loads(data[1:])
+            return LargeValue(str(found["digest"]), int(found["size"]), int(found["chunks"]), found["raw"] is True)
+        except (ValueError, LookupError, TypeError):
+            raise LargeValueLost("a large value", "its reference is damaged") from None
 
     @property
     def shown(self) -> str:

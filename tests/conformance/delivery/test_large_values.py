@@ -45,6 +45,9 @@ def test_a_value_is_cut_and_its_reference_is_no_json() -> None:
     assert [len(chunk) for chunk in CHUNKS] == [CHUNK_BYTES, CHUNK_BYTES, len(TEXT) - 2 * CHUNK_BYTES]
     assert LargeValue.decode(VALUE.encode()) == VALUE
     assert LargeValue.decode(b'{"digest":1}') is None
+    for damaged in (b"#", b"#1", b"#{}", b'#{"digest":"a","size":"x","chunks":1,"raw":false}'):
+        with pytest.raises(LargeValueLost, match="reference is damaged"):
+            LargeValue.decode(damaged)
     assert cut("other", TEXT, size=1)[0].digest != VALUE.digest, "each step has chunks of its own"
 
 

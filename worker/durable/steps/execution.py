@@ -60,7 +60,7 @@ async def run_step(
     elif outer is None and options.step_id is None and (known := run.keys.match_next(name, arguments[0], history)):
         if run.around_step is None:
             run.touch()
-            if known[1][0] == REFERENCE:
+            if known[1][:1] == REFERENCE:
                 return codec_of(fn).decode_record(known[0], await read_step_result(run, *known))
             return codec_of(fn).decode_record(*known)
         match = (*known, None)
@@ -91,7 +91,7 @@ async def _perform(
     codec = codec_of(fn)
     if result is not None:
         run.touch()
-        if result[0] == REFERENCE:
+        if result[:1] == REFERENCE:
             result = await read_step_result(run, key, result)
         return codec.decode_record(key, result)
     digest, shown = arguments[0], arguments_text(arguments[1], run.redact)

@@ -10,6 +10,7 @@ import pytest
 from perdure import App, Context, Retry, Settings, TaskHandle
 from perdure.deadletter import Reason
 from perdure.queues.errors import LargeValueLost
+from perdure.queues.security import MARK
 from perdure.worker.journal import fork
 
 from tests.support.stored_data import FIRST, with_keys
@@ -64,6 +65,11 @@ async def test_a_resumed_run_and_the_caller_get_large_results(app: App) -> None:
     stored = await recorded_steps(app, handle)
     assert {name.split(":")[0] for name in stored} == {"c", "d"}
     assert max(map(len, stored.values())) <= 512 * 1024
+    chunks = [value for name, value in stored.items() if name.startswith("c:")]
+    chunks.append(await redis_command(app, "HGET", handle.partition.record(handle.id), "result:0"))
+    encrypted = app.producer.gateway.encryptor.active
+    assert any("é".encode() * 10 in chunk for chunk in chunks) != encrypted
+    assert (chunks[-1][:1] == MARK) == encrypted
     assert len(stored["d:page"]) < 400
     record = await handle.record()
     assert record.shown_result() == b"(1,400,053 bytes, stored in 3 chunks)"
