@@ -88,8 +88,8 @@ class Record:
         started_at: Start of the current run. None before its first heartbeat.
         step, step_at: Step that the run was in at its last heartbeat, and its start.
         alive_at: Last heartbeat of the run.
-        holder, idle_ms: Consumer that has its message, which may be no worker (see keys.py), and the time since that
-            got it or renewed its lease.
+        holder, idle_ms, deliveries: Consumer that has its message, which may be no worker (see keys.py), the time since
+            that got it or renewed its lease, and how often the message was handed out.
         max_attempts: The producer's limit of attempts; None if the task's holds.
         queued_at: Time since which its message has been in the queue; None if it has none.
         waits: What the task waits for while it is parked, such as "message".
@@ -122,6 +122,7 @@ class Record:
     step_at: int | None = None
     holder: str | None = None
     idle_ms: int | None = None
+    deliveries: int = 0
     waits: str | None = None
     max_attempts: int | None = None
     queued_at: int | None = None
@@ -352,6 +353,7 @@ def _record(
         step_at=_number(fields, b"step_at"),
         holder=place.holder,
         idle_ms=place.idle,
+        deliveries=place.count,
         reported=fields.get(b"progress"),
         reported_at=_number(fields, b"progress_at"),
         max_attempts=envelope.options.max_attempts if envelope else None,

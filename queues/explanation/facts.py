@@ -43,6 +43,7 @@ class Facts:
         events: Last events of the log, newest first.
         steps: Number of recorded steps.
         crash: Evidence of the last crash that a supervisor reported.
+        returned: Deliveries of the message that ended without an outcome and without a crash.
         cancel: Whether a running task was asked to end.
         expires_at: Time at which the record expires; None while the task is live.
         lease: Seconds after which others claim the task of a silent worker.
@@ -56,6 +57,7 @@ class Facts:
     events: Sequence[TaskEvent] = ()
     steps: int = 0
     crash: Mapping[str, Any] = field(default_factory=dict)
+    returned: int = 0
     cancel: bool = False
     expires_at: int | None = None
     lease: float = _LEASE
@@ -78,7 +80,10 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     )
     if record is None:
         return None
-    crash, cancel, entries, fields, ttl, time = task or (None, 0, (), 0, -1, await gateway.command("TIME"))
+    (crash, returned), cancel, entries, fields, ttl, time = task or (
+        *((None, None), 0, (), 0, -1),
+        await gateway.command("TIME"),
+    )
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     steps = int(fields)
     if 0 < steps <= _COUNTED:
@@ -93,6 +98,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         opened_events(entries, task_id, record.cipher),
         steps,
         _evidence(crash),
+        int(returned or 0),
         bool(cancel),
         now + int(ttl) if int(ttl) > 0 else None,
         lease,
@@ -108,7 +114,7 @@ def _read_task(gateway: Gateway, partition: Partition, task_id: str) -> Awaitabl
     record = partition.record(task_id)
     return gateway.pipeline(
         [
-            ("HGET", record, "crash"),
+            ("HMGET", record, "crash", "returned"),
             ("HEXISTS", partition.control(task_id), "cancel"),
             ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _EVENTS),
             ("HLEN", partition.steps(task_id)),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..catalog import CatalogTask
+from ..keys import is_reserved
 from ..presence import WorkerInfo
 from ..records import State
 from .facts import Facts
@@ -23,6 +24,7 @@ __all__ = [
     "next_worker",
     "serving_workers",
     "unless_served",
+    "unsettled_crashes",
 ]
 
 
@@ -117,6 +119,15 @@ def error_text(facts: Facts) -> str:
     name = str(error.get("error") or "an error").rpartition(".")[2]
     message = short(str(error.get("message") or ""))
     return f"{name}: {message}" if message else name
+
+
+def unsettled_crashes(facts: Facts) -> int:
+    """Return the crashes of the present message, which the record counts with its outcome only."""
+    record = facts.record
+    if record.holder is None:
+        return 0
+    ended = record.deliveries if is_reserved(record.holder) else record.deliveries - 1
+    return max(0, ended - facts.returned)
 
 
 def attempt_limit(facts: Facts) -> int | None:

@@ -22,6 +22,7 @@ from .findings import (
     next_worker,
     serving_workers,
     unless_served,
+    unsettled_crashes,
 )
 from .remedies import remedy_for
 from .texts import ago_text, at_text, clock, in_text, short, since_text, span, times
@@ -120,7 +121,7 @@ def explain_facts(facts: Facts) -> Explanation:
         failed_step=failed_step(facts),
         attempts=record.attempts,
         max_attempts=attempt_limit(facts),
-        crashes=record.crashes,
+        crashes=record.crashes + unsettled_crashes(facts),
         max_crashes=known[0].max_crashes if known else None,
         waits_for=record.waits,
         waits_on=said.waits_on,

@@ -19,7 +19,15 @@ ERROR = {"error": "builtins.ValueError", "message": "no such file"}
 def record(state: State, **fields: Any) -> Record:
     known: dict[str, Any] = dict.fromkeys(Record.__dataclass_fields__)
     known |= {"id": "x", "queue": "reports", "partition": 0, "task": "report", "headers": {}, "unused": 0}
-    known |= {"attempts": 0, "crashes": 0, "replays": 0, "secrets": (), "cipher": None, "enqueued_at": NOW - 60_000}
+    known |= {
+        "attempts": 0,
+        "crashes": 0,
+        "replays": 0,
+        "deliveries": 0,
+        "secrets": (),
+        "cipher": None,
+        "enqueued_at": NOW - 60_000,
+    }
     return Record(**(known | {"state": state} | fields))
 
 
@@ -201,3 +209,12 @@ def test_each_reason_of_a_dead_letter_has_a_remedy_with_its_id(reason: Reason) -
     assert found.remedy == REMEDIES[reason].format(id="x")
     assert "perdure dlq replay x" in found.remedy
     assert f"({reason})" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("holder", "deliveries", "returned", "crashes"),
+    [("w1", 1, 0, 2), ("w1", 4, 1, 4), (RELEASED, 2, 1, 3), (None, 0, 0, 2)],
+)
+def test_crashes_of_the_present_message_count(holder: str | None, deliveries: int, returned: int, crashes: int) -> None:
+    known = replace(RUNNING, holder=holder, deliveries=deliveries, crashes=2)
+    assert explain(known, returned=returned).crashes == crashes

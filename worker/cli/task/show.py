@@ -65,7 +65,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "arguments": _text(record.shown_arguments()),
             "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
             "attempts": _of(record.attempts, explained.max_attempts),
-            "crashes": _of(record.crashes, explained.max_crashes),
+            "crashes": _of(explained.crashes, explained.max_crashes),
             "replays": str(record.replays) if record.replays else None,
             "enqueued": _when(record.enqueued_at, since),
             "waits": _wait(explained, since),
