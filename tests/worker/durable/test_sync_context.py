@@ -27,6 +27,7 @@ from perdure import (
     current_step,
 )
 from perdure.deadletter import Reason
+from perdure.testing import make_context
 from perdure.worker.durable import CallNext
 from perdure.worker.errors import StepOutsideTask, TaskDefinitionError
 
@@ -135,9 +136,15 @@ async def test_steps_within_steps_run_under_the_outer_one(app: App) -> None:
     def recorded(number: int) -> int:
         return SyncContext.current().options(nested="record").step("inner", inner, number)
 
+    together = threading.Barrier(3)
+
+    def meet(number: int) -> int:
+        together.wait(BOUND)
+        return outer(number)
+
     async def concurrent() -> list[int]:
         """The steps of concurrent tasks get threads of their own, from which the context works as well."""
-        calls = (current_context().step("one", outer, number) for number in range(3))
+        calls = (current_context().step("one", meet, number) for number in range(3))
         return list(await asyncio.gather(*calls))
 
     @app.task
@@ -415,6 +422,23 @@ async def test_a_stopping_worker_releases_a_plain_function_at_its_next_step(app:
     await work_off(app)
     assert await bounded(handle.result()) == "done"
     assert calls == ["first", "second"]
+
+
+async def test_a_plain_function_runs_with_the_context_of_a_unit_test() -> None:
+    app = App("plain")
+
+    @app.task
+    def job(ctx: SyncContext, word: str) -> list[Any]:
+        with ctx.scope("page"):
+            length = ctx.step("length", len, word)
+        ctx.decide("left")
+        assert ctx.resumed
+        return [length, [message.content for message in ctx.inbox()]]
+
+    ctx = make_context(inbox=["hello"], recorded={"other": 1})
+    assert await job(ctx, "word") == [4, ["hello"]]
+    assert ctx.steps == {"page/length": 4}
+    assert [event.type for event in ctx.events] == ["decided"]
 
 
 # what is refused

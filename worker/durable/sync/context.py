@@ -76,6 +76,11 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
         return context
 
     @property
+    def resumed(self) -> bool:
+        """Whether earlier runs left recorded steps."""
+        return self._wrapped.resumed
+
+    @property
     def memory(self) -> SyncMemory:
         """Long-term memories, which outlive the task; see docs/how-to/memory.md."""
         return SyncMemory(self._wrapped.memory)

@@ -13,9 +13,11 @@ import pytest
 from perdure import App, Context, Settings, State, TaskCancelled, TaskHandle, Worker
 from perdure.queues import Gateway, Refused
 from perdure.queues.keys import GROUP
+from perdure.queues.partitions import set_partitions
 from perdure.worker.durable import Run
 
 from tests.support.command_line import Running, call
+from tests.support.servers.clusters import Cluster
 from tests.support.workers import (
     BOUND,
     bounded,
@@ -169,6 +171,28 @@ async def test_a_worker_that_may_not_subscribe_reads_the_request_at_the_renewal(
                     return await handle.status() is State.CANCELLED
 
                 await wait_until(cancelled, "the renewal has read the request")
+
+
+@pytest.mark.cluster
+async def test_a_running_task_is_cancelled_at_once_on_a_cluster(shared_cluster: Cluster, namespace_name: str) -> None:
+    """The caller, the worker's subscription and the task may be on three nodes."""
+    started = asyncio.Semaphore(0)
+    settings = Settings(redis_url=shared_cluster.url(), namespace=namespace_name, lease=300.0)
+    async with App("ends", settings=settings) as app:
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            started.release()
+            await anyio.sleep_forever()
+
+        await set_partitions(app.producer.gateway, app.producer.namespace, "ends", 3)
+        async with running_worker(app):
+            handles = await job.enqueue_many({} for _ in range(6))
+            for _ in handles:
+                await bounded(started.acquire())
+            for handle in handles:
+                await handle.cancel()
+                await ends_cancelled(handle)
 
 
 @pytest.mark.processes
