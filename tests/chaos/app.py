@@ -14,16 +14,23 @@ from typing import Any
 
 import anyio
 import perdure
-from perdure import App, Context, Retry, Snooze, current_step
+from perdure import AlreadyDone, App, Context, Retry, Snooze, SyncContext, current_step
 
-from .instrumentation import FOLDER, JOURNAL, began, effect, logged, made, running, stepped
+from .instrumentation import (
+    FOLDER,
+    JOURNAL,
+    PADDING,
+    began,
+    effect,
+    logged,
+    logged_plain,
+    made,
+    running,
+    stepped,
+    stepped_plain,
+)
 from .journal import SECOND
 from .kinds import KINDS
-
-try:
-    from perdure import AlreadyDone
-except ImportError:  # workers of an earlier version load this module too
-    from perdure import Happened as AlreadyDone  # type: ignore[attr-defined, no-redef]
 
 app = App("chaos")
 
@@ -80,6 +87,30 @@ async def threads(ctx: Context, steps: int, pause: float) -> list[str]:
     found: list[str] = []
     for number in range(steps):
         found.append(await stepped(ctx, f"step-{number}", labour, list(found), pause))
+    return found
+
+
+@app.task(**_options("plain"))
+@logged_plain
+def plain(ctx: SyncContext, steps: int, pause: float) -> list[str]:
+    """A handler that is a plain function, with steps of both kinds."""
+    found: list[str] = []
+    for number in range(steps):
+        found.append(stepped_plain(ctx, f"step-{number}", work if number % 2 else labour, list(found), pause))
+    return found
+
+
+async def bulk(inputs: list[str], pause: float) -> str:
+    return f"{await work(inputs, pause)} {'x' * PADDING}"
+
+
+@app.task(**_options("bulky"))
+@logged
+async def bulky(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Steps with large results, which are stored in chunks."""
+    found: list[str] = []
+    for number in range(steps):
+        found.append(await stepped(ctx, f"step-{number}", bulk, list(found), pause))
     return found
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import orjson
 from perdure import Producer
-from perdure.queues import Record, list_queues, list_tasks
+from perdure.queues import Partition, Record, list_queues, list_tasks, recorded_results
 
+from .instrumentation import token_of
 from .journal import JournalWriter
 
 __all__ = ["note_finals", "settle_down"]
@@ -31,11 +32,11 @@ async def note_finals(producer: Producer, folder: Path, journal: JournalWriter) 
     async for record in list_tasks(producer.gateway, producer.namespace):
         partition = producer.namespace.partition(record.queue, record.partition)
         key = partition.record(record.id)
-        commands = [("HGETALL", partition.steps(record.id)), ("TIME",), ("PTTL", key)]
-        flat, time_now, ttl_ms = await producer.gateway.pipeline(commands, node_of=key)
+        commands = [("TIME",), ("PTTL", key)]
+        time_now, ttl_ms = await producer.gateway.pipeline(commands, node_of=key)
         now_ms = int(time_now[0]) * 1000 + int(time_now[1]) // 1000
         kept = None if record.finished_at is None else (now_ms + ttl_ms - record.finished_at) / 1000
-        journal.write("final", **_final(record, _steps(flat)), kept=kept)
+        journal.write("final", **_final(record, await _steps(producer, partition, record.id)), kept=kept)
     for ledger in sorted((folder / "ledger").iterdir()):
         task, _, _ = ledger.name.rpartition("-")
         journal.write("ledger", task=task, tokens=ledger.read_text().splitlines())
@@ -58,11 +59,7 @@ def _final(record: Record, steps: dict[str, str]) -> dict[str, object]:
     }
 
 
-def _steps(flat: list[bytes]) -> dict[str, str]:
+async def _steps(producer: Producer, partition: Partition, task_id: str) -> dict[str, str]:
     """Return recorded values by step: the second line of a record is the value."""
-    found: dict[str, str] = {}
-    for name, value in zip(flat[::2], flat[1::2], strict=True):
-        kind, _, step = name.decode().partition(":")
-        if kind == "d":
-            found[step] = orjson.loads(value.partition(b"\n")[2])
-    return found
+    found = await recorded_results(producer.gateway, partition, task_id)
+    return {step: token_of(orjson.loads(record.partition(b"\n")[2])) for step, record in found.items()}

@@ -33,6 +33,9 @@ _TAIL: Final = 1.2
 the replica that is promoted.
 """
 
+_MORE_LAG: Final = 0.5
+"""Seconds by which a replica may lag more, because a busy machine reads and applies the stream late."""
+
 _RESULT_TTL: Final = 43_200.0
 """Seconds; the clock faults of a run move the server's clock by less."""
 
@@ -209,7 +212,7 @@ class FaultInjector:
         """Kill the primary, and promote a replica that lags behind."""
         async with self._server_lock:
             await anyio.to_thread.run_sync(self._server.add_replica, _TAIL)
-            async with self._fault("failover", None, seconds=_TAIL):
+            async with self._fault("failover", None, seconds=_TAIL + _MORE_LAG):
                 await anyio.to_thread.run_sync(self._server.kill_primary)
                 await asyncio.sleep(plan.length * 1.5 * self._options.lease)
                 await anyio.to_thread.run_sync(self._server.promote_replica)

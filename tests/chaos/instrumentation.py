@@ -1,7 +1,8 @@
 """Journal calls of the handlers: their runs, the steps they start, the values they get.
 
 A step's value is a token that names the execution that made it, `run/step/number`; so a token identifies the
-run that made it. A run is `pid.number`, unique on the machine while the journal is written.
+run that made it. In a large value, padding follows after a space. A run is `pid.number`, unique on the machine while
+the journal is written.
 """
 
 from __future__ import annotations
@@ -9,17 +10,31 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from perdure import Context, current_step
+from perdure import Context, SyncContext, current_step
+from perdure.queues import Delivery
 from perdure.worker.durable import CURRENT_RUN
 
 from .journal import JournalWriter
 
-__all__ = ["FOLDER", "JOURNAL", "began", "effect", "logged", "made", "running", "stepped"]
+__all__ = [
+    "FOLDER",
+    "JOURNAL",
+    "PADDING",
+    "began",
+    "effect",
+    "logged",
+    "logged_plain",
+    "made",
+    "running",
+    "stepped",
+    "stepped_plain",
+    "token_of",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +44,12 @@ FOLDER: Final = Path(os.environ.get("CHAOS_FOLDER", "."))
 
 JOURNAL: Final = JournalWriter(FOLDER)
 
-_RUN: ContextVar[str] = ContextVar("chaos_run")
+PADDING: Final = 1_100_000
+"""Characters in a large value, which is stored in three chunks."""
+
+_RUNS: Final[dict[tuple[bytes, int, str], str]] = {}
+"""Names of the runs in this process, by their fencing tokens."""
+
 _NUMBERS = itertools.count(1)
 
 
@@ -39,19 +59,8 @@ def logged(
     """Log each run of a handler: its delivery, and how it ended."""
 
     async def run(ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        name = f"{os.getpid()}.{next(_NUMBERS)}"
-        token = _RUN.set(name)
-        delivery = _delivery()
-        JOURNAL.write(
-            "run", task=ctx.task_id, kind=ctx.task, run=name, attempt=ctx.attempt, crashes=ctx.crashes, **delivery
-        )
-        try:
+        with _logged_run(ctx) as name:
             result = await handler(ctx, *args, **kwargs)
-        except BaseException as error:
-            JOURNAL.write("left", task=ctx.task_id, run=name, error=type(error).__name__, text=str(error)[:200])
-            raise
-        finally:
-            _RUN.reset(token)
         JOURNAL.write("returned", task=ctx.task_id, run=name, result=result)
         return result
 
@@ -59,11 +68,50 @@ def logged(
     return run
 
 
-def _delivery() -> dict[str, Any]:
-    """Return the fencing token of the delivery, which orders the runs of a task without a clock."""
+def logged_plain(handler: Callable[Concatenate[SyncContext, P], R]) -> Callable[Concatenate[SyncContext, P], R]:
+    """Log each run of a handler that is a plain function."""
+
+    def run(ctx: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with _logged_run(ctx) as name:
+            result = handler(ctx, *args, **kwargs)
+        JOURNAL.write("returned", task=ctx.task_id, run=name, result=result)
+        return result
+
+    functools.update_wrapper(run, handler)
+    return run
+
+
+@contextmanager
+def _logged_run(ctx: Context | SyncContext) -> Iterator[str]:
+    name, delivery = f"{os.getpid()}.{next(_NUMBERS)}", _delivery()
+    fence = (delivery.entry, delivery.count, delivery.worker)
+    _RUNS[fence] = name
+    JOURNAL.write(
+        "run",
+        task=ctx.task_id,
+        kind=ctx.task,
+        run=name,
+        attempt=ctx.attempt,
+        crashes=ctx.crashes,
+        **_shown(delivery),
+    )
+    try:
+        yield name
+    except BaseException as error:
+        JOURNAL.write("left", task=ctx.task_id, run=name, error=type(error).__name__, text=str(error)[:200])
+        raise
+    finally:
+        del _RUNS[fence]
+
+
+def _delivery() -> Delivery:
     run = CURRENT_RUN.get()
     assert run is not None
-    delivery = run.delivery
+    return run.delivery
+
+
+def _shown(delivery: Delivery) -> dict[str, Any]:
+    """Return the fencing token of a delivery, which orders the runs of a task without a clock."""
     return {
         "queue": delivery.partition.queue,
         "partition": delivery.partition.index,
@@ -74,16 +122,18 @@ def _delivery() -> dict[str, Any]:
 
 
 def running() -> str:
-    """Return the name of the current run."""
-    return _RUN.get()
+    """Return the name of the current run. A thread outlives its run: then the name is not known any more."""
+    delivery = _delivery()
+    return _RUNS.get((delivery.entry, delivery.count, delivery.worker), "ended")
 
 
 def began(inputs: list[str]) -> str:
     """Log the start of a step's function; return the token that it will make."""
     step = current_step()
     task, _, key = step.idempotency_key.partition(":")
-    token = f"{_RUN.get()}/{key}/{step.attempt}"
-    JOURNAL.write("begin", task=task, run=_RUN.get(), step=key, trial=step.attempt, token=token, inputs=inputs)
+    run = running()
+    token = f"{run}/{key}/{step.attempt}"
+    JOURNAL.write("begin", task=task, run=run, step=key, trial=step.attempt, token=token, inputs=inputs)
     return token
 
 
@@ -102,6 +152,24 @@ def made(token: str) -> str:
 async def stepped(ctx: Context, name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> str:
     """Call `ctx.step`, and log the value that the handler gets. Names are used once per run, so they are the keys."""
     value: str = await ctx.options(**options).step(name, fn, *args)
-    durability = options.get("durability", "sync")
-    JOURNAL.write("value", task=ctx.task_id, run=_RUN.get(), step=name, token=value, durability=durability)
-    return value
+    return _got(ctx, name, value, options.get("durability", "sync"))
+
+
+def stepped_plain(ctx: SyncContext, name: str, fn: Callable[..., Any], *args: Any) -> str:
+    """Call `ctx.step` in a handler that is a plain function."""
+    value: str = ctx.step(name, fn, *args)
+    return _got(ctx, name, value, "sync")
+
+
+def _got(ctx: Context | SyncContext, name: str, value: str, durability: str) -> str:
+    token = token_of(value)
+    JOURNAL.write("value", task=ctx.task_id, run=running(), step=name, token=token, durability=durability)
+    return token
+
+
+def token_of(value: str) -> str:
+    """Return the token in a step's value. Raises `ValueError` if a large value is incomplete."""
+    token, mark, padding = value.partition(" ")
+    if mark and len(padding) != PADDING:
+        raise ValueError(f"{len(padding)} characters of padding after {token}")
+    return token

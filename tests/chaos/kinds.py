@@ -29,6 +29,8 @@ KINDS: Final[dict[str, Kind]] = {
     "chain": Kind(48),
     "hasty": Kind(32),
     "threads": Kind(20),
+    "plain": Kind(16),
+    "bulky": Kind(4),
     "fans": Kind(20),
     "tries": Kind(16),
     "saves": Kind(20),
