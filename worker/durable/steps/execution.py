@@ -53,7 +53,7 @@ async def run_step(
         raise StepDefinitionError(f"step {name!r} must have a function, got {fn!r}: pass it and its arguments")
     outer, history = CURRENT_STEP.get(), run.history
     if outer is not None and not outer.records_nested and options.nested == "run":
-        return await _run_within(outer, run, fn, args, kwargs, options)
+        return await _run_within(outer, name, run, fn, args, kwargs, options)
     arguments = fingerprint(args, kwargs)
     if outer is None and options.step_id is None and not (history.done or history.intents or history.pages):
         match: Match = (run.keys.next(name), None, None)
@@ -130,11 +130,18 @@ async def _perform(
 
 
 async def _run_within(
-    outer: Step, run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions
+    outer: Step,
+    name: str,
+    run: Run,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: StepOptions,
 ) -> Any:
     """Run a step as a part of another one, which is recorded as a whole."""
     plain, part = replace(options, risky=False, verify=None), Step(run, outer.key, replicated=False)
-    return await _call_with_retries(part, run, fn, args, kwargs, plain, "", "", replicated=False)
+    named = f"{outer.key}/{name}"
+    return await _call_with_retries(part, run, fn, args, kwargs, plain, "", "", replicated=False, called=named)
 
 
 async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOptions, outer: Step | None) -> Match:
@@ -201,8 +208,12 @@ async def _call_with_retries(
     shown: str,
     *,
     replicated: bool,
+    called: str | None = None,
 ) -> Any:
-    """Call the function, as often as its retry allows, or take the result that `verify` finds; return it."""
+    """Call the function, as often as its retry allows, or take the result that `verify` finds; return it.
+
+    called: name in errors of a step that is a part of another one, whose key it has.
+    """
     while True:
         if options.risky:
             if step.key in run.history.intents:
@@ -219,7 +230,7 @@ async def _call_with_retries(
             return await _call(step, run, fn, args, kwargs, options.timeout)
         except Exception as error:
             if isinstance(error, TypeError):
-                _check_call(step.key, fn, args, kwargs, error)
+                _check_call(called or step.key, fn, args, kwargs, error)
             await _log_failure(step, run, error)
             retry = options.retry
             if retry is None or step.attempt >= retry.max_attempts or not retry.allows(error):

@@ -47,6 +47,22 @@ async def test_a_wrong_call_of_a_risky_step_leaves_no_intent(app: App) -> None:
     assert await bounded(handle.result()) == "order: 5"
 
 
+async def test_a_wrong_call_within_a_step_names_the_inner_one(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=5, base=0.0))
+    async def job(ctx: Context) -> None:
+        async def outer() -> None:
+            wrong: Callable[..., int] = len
+            await ctx.step("inner", wrong, "a", "b")
+
+        await ctx.step("outer", outer)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.attempts) == (Reason.NOT_RETRYABLE, 1)
+    assert "step 'outer/inner' calls len(obj, /) with other arguments: too many positional arguments" in found.message
+
+
 class Page(BaseModel):
     title: str
 
