@@ -175,13 +175,13 @@ class _Reader:
         """Read the next page if this one is used up. More tasks of one millisecond than a page make it longer."""
         size = _CHUNK
         while self.more and not self.positions:
-            limits = [one for one in (self.until, None if self.last is None else self.last.at) if one is not None]
-            top, bottom = min(limits, default=None), self.since
-            flat = await self.gateway.command(
-                *("ZREVRANGEBYSCORE", self.partition.timeline),
-                *("+inf" if top is None else top, "-inf" if bottom is None else bottom),
-                *("WITHSCORES", "LIMIT", 0, size),
-            )
+            limits: list[int] = [
+                one for one in (self.until, None if self.last is None else self.last.at) if one is not None
+            ]
+            top = min(limits, default="+inf")
+            bottom = "-inf" if self.since is None else self.since
+            key = self.partition.timeline
+            flat = await self.gateway.command("ZREVRANGEBYSCORE", key, top, bottom, "WITHSCORES", "LIMIT", 0, size)
             read = [
                 _Position(int(float(score)), task_id.decode(), self.partition.queue, self.partition.index)
                 for task_id, score in zip(flat[::2], flat[1::2], strict=True)

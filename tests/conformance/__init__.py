@@ -21,6 +21,7 @@ holds for all scripts.
 | `delivery/test_settlement` | release, reschedule |
 | `test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |
+| `test_timeline` | trim_timeline |
 | `test_versions` | await_version, wake_version |
 | `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 | `delivery/test_touch` | touch |

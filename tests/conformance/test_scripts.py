@@ -54,6 +54,7 @@ from perdure.queues import (
     take_quarantined,
     wake_version,
 )
+from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
@@ -237,6 +238,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await (await known(producer, "newer")).cancel() is State.CANCELLED
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
+    assert await trim_timeline(gateway, partition) == 0
+    assert (await page_tasks(gateway, namespace, TaskFilter(), limit=1)).tasks
     route = await set_partitions(gateway, namespace, "default", 2)
     assert await partition_status(gateway, partition) is PartitionStatus.DRAINED
     assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from perdure.queues import Gateway, Namespace, Partition, Producer, Record, State
+from perdure.deadletter import Filter, Replay, list_letters, purge, replay
+from perdure.queues import EnvelopeTemplate, Gateway, Namespace, Partition, Producer, Record, State
 from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
 
 from tests.support.consumers import read_one, worker
@@ -134,6 +135,7 @@ async def test_tasks_of_an_earlier_version_are_listed_without_a_timeline(
     await gateway.command("DEL", partition.timeline)
     assert {name for page in await listed(gateway, namespace, 3) for name in page} == {"a", "b", "c", "later"}
     await gateway.command("ZADD", partition.timeline, 1, "a")
+    await gateway.command("PEXPIRE", partition.timeline, DAYS)
     assert {name for page in await listed(gateway, namespace, 3) for name in page} == {"a", "b", "c", "later"}
 
 
@@ -145,6 +147,36 @@ async def test_a_repeated_enqueue_keeps_the_first_time(
     before = await times(gateway, partition)
     await enqueue(producer, "a")
     assert await times(gateway, partition) == before
+
+
+async def test_a_purged_task_leaves_the_timeline_and_a_fresh_one_is_the_newest(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    a = await worker(gateway, partition)
+    for name in ("purged", "replayed", "fresh"):
+        await enqueue(producer, name)
+        await SETTLING["bury"](gateway, await read_one(a), name)
+    await date_back(gateway, partition, purged=3_000, replayed=2_000, fresh=2_000)
+    before = await times(gateway, partition)
+    letters = {letter.id: letter async for letter in list_letters(gateway, [partition], Filter())}
+    assert await purge(gateway, letters["purged"])
+    assert await replay(gateway, letters["replayed"], Replay())
+    await producer.enqueue_fresh(EnvelopeTemplate("t").message(b"{}", task_id="fresh"), queue="default")
+    after = await times(gateway, partition)
+    assert after == {"replayed": before["replayed"], "fresh": after["fresh"]}
+    assert after["fresh"] > before["fresh"] + 1_000
+
+
+async def test_a_replay_after_the_record_has_expired_lists_the_task_again(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await enqueue(producer, "a")
+    await SETTLING["bury"](gateway, await read_one(await worker(gateway, partition)), "a")
+    (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
+    await gateway.command("DEL", partition.record("a"))
+    assert await trim_timeline(gateway, partition) == 1
+    assert await replay(gateway, letter, Replay())
+    assert list(await times(gateway, partition)) == ["a"]
 
 
 async def test_ids_of_expired_records_are_skipped_and_trimmed(

@@ -42,6 +42,8 @@ async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
             tasks[found["tag"] + b":record:" + found["id"]].append(key)
         elif key.endswith(b":nudge") and await client.execute_command("XLEN", key) > 16:
             leaked.append(f"{key.decode()} grows")
+        elif key.endswith(b":timeline") and await client.execute_command("PTTL", key) == -1:
+            leaked.append(key.decode())
     for record, parts in tasks.items():
         kind = await client.execute_command("TYPE", record)
         state = await client.execute_command("HGET", record, "state") if kind in (b"hash", "hash") else None

@@ -20,6 +20,7 @@ import pytest
 from perdure import App, Producer, Settings, TaskHandle, Worker
 from perdure.deadletter import trim_letters
 from perdure.queues import Partition, list_workers, pairs, queue_partitions, set_partitions
+from perdure.queues.inspection import trim_timeline
 from perdure.queues.keys import GROUP
 
 from tests.conftest import default_kind
@@ -209,8 +210,9 @@ class Footprint:
         while True:
             for partition in await self._load.partitions():  # what a janitor does once in a minute
                 await trim_letters(self._gateway, partition, KEPT)
+                await trim_timeline(self._gateway, partition)
             self.keys = {key for key in await self._gateway.command("KEYS", "*") if PASSING not in key.decode()}
-            ended = all(b":record:" not in key for key in self.keys)
+            ended = all(b":record:" not in key and not key.endswith(b":timeline") for key in self.keys)
             self.memory = await self._memory()
             as_before = before is None or (self.keys == before.keys and self.memory <= before.memory * 1.05)
             if (ended and as_before) or time.monotonic() > since + PATIENCE:

@@ -27,7 +27,7 @@ _MOST_TASKS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What a deployment does at the moment. now: milliseconds of Redis' clock."""
+    """A deployment at one moment. now: milliseconds of Redis' clock."""
 
     now: int
     queues: Sequence[QueueStats]
