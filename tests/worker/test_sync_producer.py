@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -91,7 +92,15 @@ def test_a_task_is_enqueued_and_its_result_awaited_while_a_worker_of_the_same_ap
         working.result(BOUND)
 
 
-def test_every_call_of_a_handle_has_a_synchronous_one(app: App) -> None:
+def test_every_call_of_a_handle_has_a_synchronous_one() -> None:
+    public = {name: call for name, call in vars(TaskHandle).items() if not name.startswith("_")}
+    asynchronous = {
+        name for name, call in public.items() if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
+    }
+    assert {name for name in public if name.endswith("_sync")} == {f"{name}_sync" for name in asynchronous}
+
+
+def test_synchronous_calls_of_a_handle(app: App) -> None:
     with app.sync() as producer:
         handle = app.tasks["double"].options(delay=3600, task_id="later").enqueue_sync(1)
         assert handle.status_sync() is State.SCHEDULED
@@ -215,7 +224,8 @@ def test_a_thread_that_waits_for_a_result_gets_an_error_when_the_block_ends(app:
         with app.sync():
             handle = app.tasks["double"].enqueue_sync(1)
             waiting = pool.submit(handle.result_sync)
-            handle.status_sync()
+            channels = partial(redis_command, app, "PUBSUB", "CHANNELS", f"*{handle.id}")
+            app.sync().call(lambda _: wait_until(channels, "the subscription"), "")
         with pytest.raises((NotOpen, EventLoopError)):
             waiting.result(BOUND)
 
