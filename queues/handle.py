@@ -255,6 +255,7 @@ class TaskHandle(Generic[R]):
             partition.retentions,
             partition.inbox(self.id),
             partition.control(self.id),
+            partition.timeline,
         ]
         namespace = Namespace(partition.namespace)
         answer = b"changed"

@@ -127,6 +127,7 @@ async def _finish(
         partition.inbox(task_id),
         partition.control(task_id),
         partition.retentions,
+        partition.timeline,
     ]
     if written or delivery.has_history:
         keys += (partition.steps(task_id), partition.log(task_id))

@@ -1,6 +1,6 @@
 -- include: retention
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees.
--- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control
+-- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
 --       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays;
 --       channel of a worker, without its id
@@ -60,5 +60,6 @@ redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[4])
 redis.call('PEXPIRE', KEYS[7], ARGV[4])
+redis.call('PEXPIRE', KEYS[9], 2592000000)
 redis.call('PUBLISH', KEYS[2], 'cancelled')
 return 'cancelled'

@@ -2,8 +2,9 @@
 -- KEYS  ready stream, mark of a closed partition, timeline, then one record per task
 -- ARGV  id, envelope and arguments of each task, in the order of the records
 -- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
--- Atomic: record, message and entry in the timeline appear together, and nothing is stored once the partition is closed. A task that is known
--- stays known after the partition was closed: the reply that said so was lost.
+-- Atomic: record, message and entry in the timeline appear together, and nothing is stored once the partition is closed.
+-- A task that is known stays known after the partition was closed: the reply that said so was lost. The timeline gets its
+-- TTL with the first outcome: a producer needs no right to give keys a TTL, with which it could delete them.
 local closed = redis.call('EXISTS', KEYS[2]) == 1
 local stored, times = {}, {}
 for i = 4, #KEYS do
@@ -22,6 +23,5 @@ for i = 4, #KEYS do
 end
 if times[1] then
   redis.call('ZADD', KEYS[3], unpack(times))
-  redis.call('PEXPIRE', KEYS[3], 2592000000)
 end
 return stored

@@ -1,6 +1,6 @@
 -- include: fence, retention
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
--- KEYS  ready stream, record, inbox, control, retentions, then steps and log if there may be any
+-- KEYS  ready stream, record, inbox, control, retentions, timeline, then steps and log if there may be any
 -- ARGV  fence (4), last entry (see gap), state, result (JSON), attempts, crashes, milliseconds of the last run,
 --       retention of all keys of the task in milliseconds, the same rounded up to one that is registered, then names
 --       and values of what the record keeps of the message; without them, the script reads the message
@@ -24,11 +24,12 @@ redis.call('HSET', KEYS[2], 'state', ARGV[6], 'result', ARGV[7], 'attempts', ARG
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[11])
+redis.call('PEXPIRE', KEYS[6], 2592000000)
 if redis.call('EXISTS', KEYS[3], KEYS[4]) > 0 then
   redis.call('DEL', KEYS[4])
   redis.call('PEXPIRE', KEYS[3], ARGV[11])
 end
-for i = 6, #KEYS do
+for i = 7, #KEYS do
   redis.call('PEXPIRE', KEYS[i], ARGV[11])
 end
 redis.call('PUBLISH', KEYS[2], ARGV[6])

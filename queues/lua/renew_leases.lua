@@ -11,21 +11,21 @@
 -- next heartbeat corrects what a late command has stored. A missing record stays missing: it would have no TTL.
 local touched = touch(KEYS[2], KEYS[1], ARGV[1], tonumber(ARGV[3]), ARGV[4])
 local lost, cancelled = {}, {}
-for position = 0, (#KEYS - 4) / 2 do
-  local record, control = KEYS[position * 2 + 3], KEYS[position * 2 + 4]
+for i = 3, #KEYS, 2 do
+  local position = (i - 3) / 2
   local entry, count, ran, step, stepped = unpack(ARGV, position * 5 + 5, position * 5 + 9)
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)[1]
   if pending and pending[2] == ARGV[2] and tostring(pending[4]) == count then
     redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, entry, 'JUSTID')
-    if ran ~= '' and redis.call('HEXISTS', record, 'state') == 1 then
-      redis.call('HSET', record, 'run', count, 'began', touched[1] - ran, 'alive', touched[1])
+    if ran ~= '' and redis.call('HEXISTS', KEYS[i], 'state') == 1 then
+      redis.call('HSET', KEYS[i], 'run', count, 'began', touched[1] - ran, 'alive', touched[1])
       if step ~= '' then
-        redis.call('HSET', record, 'step', step, 'step_at', touched[1] - stepped)
+        redis.call('HSET', KEYS[i], 'step', step, 'step_at', touched[1] - stepped)
       else
-        redis.call('HDEL', record, 'step', 'step_at')
+        redis.call('HDEL', KEYS[i], 'step', 'step_at')
       end
     end
-    if redis.call('HEXISTS', control, 'cancel') == 1 then
+    if redis.call('HEXISTS', KEYS[i + 1], 'cancel') == 1 then
       cancelled[#cancelled + 1] = position
     end
   else

@@ -2,8 +2,8 @@
 -- KEYS  due set, nudge stream, mark of a closed partition, timeline, then one record per task
 -- ARGV  delay in milliseconds, then id, envelope and arguments of each task
 -- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
--- Atomic: record, due time and entry in the timeline appear together, and nothing is stored once the partition is closed. Nudges a worker if
--- the earliest due time has changed.
+-- Atomic: record, due time and entry in the timeline appear together, and nothing is stored once the partition is closed.
+-- Nudges a worker if the earliest due time has changed.
 local closed = redis.call('EXISTS', KEYS[3]) == 1
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -27,7 +27,6 @@ for i = 5, #KEYS do
 end
 if times[1] then
   redis.call('ZADD', KEYS[4], unpack(times))
-  redis.call('PEXPIRE', KEYS[4], 2592000000)
 end
 if times[1] and (not first[2] or due < tonumber(first[2])) then
   redis.call('XADD', KEYS[2], 'MAXLEN', 16, '*', 'why', 'due')

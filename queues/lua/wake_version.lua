@@ -7,11 +7,11 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local woken = 0
-for set = 3, #KEYS do
-  local ids = redis.call('ZRANGEBYSCORE', KEYS[set], '-inf', ARGV[set - 1], 'LIMIT', 0, ARGV[1])
-  for i = 1, #ids do
-    redis.call('ZREM', KEYS[set], ids[i])
-    woken = woken + redis.call('ZADD', KEYS[1], 'XX', 'LT', 'CH', now, ids[i])
+for i = 3, #KEYS do
+  local ids = redis.call('ZRANGEBYSCORE', KEYS[i], '-inf', ARGV[i - 1], 'LIMIT', 0, ARGV[1])
+  for each = 1, #ids do
+    redis.call('ZREM', KEYS[i], ids[each])
+    woken = woken + redis.call('ZADD', KEYS[1], 'XX', 'LT', 'CH', now, ids[each])
   end
 end
 if woken > 0 then

@@ -133,7 +133,7 @@ class Ledger:
             if answer == 1:
                 entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args)))
                 self.held.put(self.at.record(task), {"state": "queued", "entry": entry})
-                self._list(task)
+                self._list(task, by_producer=True)
         return answers
 
     def schedule(self, delay: int, tasks: Sequence[tuple[str, bytes, bytes]]) -> list[int]:
@@ -144,15 +144,19 @@ class Ledger:
                 self._schedule(task, delay)
                 kept: Hash = {"state": "scheduled", "at": Moment(), "env": envelope, "args": args}
                 self.held.put(self.at.record(task), kept)
-                self._list(task)
+                self._list(task, by_producer=True)
         if 1 in answers and (first is None or self.held.now + delay < first):
             self.nudge("due")
         return answers
 
-    def _list(self, task: str, at: Value | None = None) -> None:
-        """Add a task to the timeline, unless it is there with a time that is given."""
+    def _list(self, task: str, at: Value | None = None, *, by_producer: bool = False) -> None:
+        """Add a task to the timeline, unless it is there with a time that is given. A producer gives it no TTL."""
         if at is None or task not in self.held.sets.get(self.at.timeline, {}):
             self.held.set_score(self.at.timeline, task, at or Moment())
+        if not by_producer:
+            self._keep_timeline()
+
+    def _keep_timeline(self) -> None:
         self.held.expire(30 * 24 * HOUR, self.at.timeline)
 
     def _stored(self, task: str) -> int:
@@ -372,6 +376,7 @@ class Ledger:
         self._settle(delivery, task)
         self.held.put(record, {"finished": Moment(), **(kept or {})})
         self.held.expire(ttl, record, inbox, *((steps, log) if checkpoint else ()))
+        self._keep_timeline()
         self.held.delete(control)
         self.tell(task, state)
         return True
@@ -653,6 +658,7 @@ class Ledger:
         self.held.drop(record, "entry", "waits", "wakes")
         self.held.delete(control)
         self.held.expire(retention, record, steps, log, inbox)
+        self._keep_timeline()
         self.tell(task, "cancelled")
         return "cancelled"
 
@@ -744,7 +750,7 @@ class Ledger:
             self.held.drop_score(self.at.timeline, task)
             return True
         if self.held.exists(record):
-            self.held.expire(30 * 24 * HOUR, self.at.timeline)
+            self._keep_timeline()
         else:
             self._list(task)
         replays = int(self.held.get(record, "replays") or 0) + 1
@@ -774,7 +780,7 @@ class Ledger:
         """Remove the tasks whose record has expired."""
         listed = self.held.sets.get(self.at.timeline, {})
         gone = [task for task in listed if not self.held.exists(self.at.record(task))]
-        self.held.expire(30 * 24 * HOUR, self.at.timeline)
+        self._keep_timeline()
         self.held.drop_score(self.at.timeline, *gone)
         return len(gone)
 

@@ -172,7 +172,7 @@ def parameters(source: str) -> dict[str, set[str]]:
     return bound
 
 
-DECLARED = re.compile(r"KEYS\[(\d+|i)\]")
+DECLARED = re.compile(r"KEYS\[(\d+|i|i \+ 1)\]")
 WORKER_CHANNEL = re.compile(r"ARGV\[\d+\] \.\. .+")
 """Channel of a worker that a script finds. It is no key: a cluster passes what is published to all nodes."""
 
@@ -204,7 +204,7 @@ def test_scripts_build_no_key_names(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
 def test_the_header_of_a_script_declares_the_keys_of_its_body(path: Path) -> None:
     used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", code(path))}
-    loop = re.search(r"for i = (\d+), #KEYS do", code(path))
+    loop = re.search(r"for i = (\d+), #KEYS(?:, 2)? do", code(path))
     header = re.search(r"-- KEYS +(.*)", path.read_text("utf-8"))
     assert header is not None
     fixed = re.split(r", then ", header[1])[0].split(", ")

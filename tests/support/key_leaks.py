@@ -36,19 +36,25 @@ async def _keys(client: redis.asyncio.Redis, namespace: str) -> list[bytes]:
 
 async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
     leaked: list[str] = []
+    timelines: list[bytes] = []
+    live: set[bytes] = set()
     tasks: dict[bytes, list[bytes]] = defaultdict(list)
     for key in keys:
         if found := _OF_A_TASK.fullmatch(key):
             tasks[found["tag"] + b":record:" + found["id"]].append(key)
         elif key.endswith(b":nudge") and await client.execute_command("XLEN", key) > 16:
             leaked.append(f"{key.decode()} grows")
-        elif key.endswith(b":timeline") and await client.execute_command("PTTL", key) == -1:
-            leaked.append(key.decode())
+        elif key.endswith(b":timeline"):
+            timelines.append(key)
     for record, parts in tasks.items():
         kind = await client.execute_command("TYPE", record)
         state = await client.execute_command("HGET", record, "state") if kind in (b"hash", "hash") else None
         if state in LIVE:
+            live.add(record.partition(b"}")[0])
             continue
         ttls = {part: await client.execute_command("PTTL", part) for part in parts}
         leaked += [f"{part.decode()} (state {state})" for part, ttl in ttls.items() if ttl == -1]
+    for key in timelines:
+        if key.partition(b"}")[0] not in live and await client.execute_command("PTTL", key) == -1:
+            leaked.append(f"{key.decode()} (no live task)")
     return leaked
