@@ -248,7 +248,7 @@ def pairs_of(info: bytes) -> dict[str, str]:
 OBJECTS = 1_000
 """Objects that hold others, of which a process at rest has about as many each time: one for each task would be more."""
 
-BLOCKS = 2_000
+BLOCKS = 2_500
 """Blocks of memory of any kind that may be more: caches that were not full, what the interpreter keeps for later."""
 
 THREADS = 48

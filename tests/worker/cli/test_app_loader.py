@@ -104,7 +104,7 @@ def test_a_missing_module_of_a_package_is_refused() -> None:
         ("\n\ndef f(:\n", "SyntaxError: invalid syntax", 3),
         ("import sys\nsys.exit(3)\n", "SystemExit: 3", 2),
         ("import json\njson.loads('{')\n", "JSONDecodeError: Expecting property name", 2),
-        (APP + "@app.task\ndef f(ctx): ...\n", "task 'f' must be an 'async def'", 3),
+        (APP + "@app.task\ndef f(): ...\n", "task 'f': the first parameter must be the Context", 3),
     ],
     ids=["raises", "imports", "syntax", "exits", "in the library", "in perdure"],
 )
