@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import anyio
 from redis.asyncio.client import PubSub
 from redis.exceptions import TimeoutError as ReplyTimeout
 
-from .errors import QueueError, Unavailable
+from .errors import NotOpen, QueueError, Unavailable
 from .transport import Backoff, Gateway, translated
 
 __all__ = ["TaskNotifications"]
@@ -44,31 +44,56 @@ class TaskNotifications:
         self._leaving: set[bytes] = set()
         self._pump: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
+        self._closes = 0
 
     @asynccontextmanager
     async def listen(self, channel: str) -> AsyncIterator[asyncio.Queue[bytes]]:
-        """Subscribe to a channel for a block; return the queue of its notifications. Raises `Unavailable`."""
+        """Subscribe to a channel for a block; return the queue of its notifications.
+
+        Raises `Unavailable`, and `NotOpen` if the connection is closed meanwhile.
+        """
         name = channel.encode()
         notifications: asyncio.Queue[bytes] = asyncio.Queue()
         self._listeners[name].add(notifications)
         try:
-            await self._subscribe(name)
+            with self._until_closed():
+                await self._subscribe(name)
             yield notifications
         finally:
             self._listeners[name].discard(notifications)
             if not self._listeners[name]:
                 del self._listeners[name]
-                with anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True), suppress(QueueError):
+                limit = anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True)
+                with limit, suppress(QueueError), self._until_closed():
                     await self._unsubscribe(name)
 
     async def close(self) -> None:
         """Close the connection, and wake all listeners, which then find that it is closed."""
+        self._closes += 1
         pump, self._pump = self._pump, None
         while pump is not None and not pump.done():
             pump.cancel()  # more than once: up to Python 3.11, `asyncio.wait_for` may swallow a cancellation
             await asyncio.wait([pump], timeout=0.1)
         await self._drop()
+        for confirmed in self._subscribed.values():
+            confirmed.set()
         self._wake_all()
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """Raise `NotOpen` if the connection is closed during the block, whatever error that causes in the client."""
+        closes = self._closes
+        try:
+            yield
+        except Exception:
+            self._check_open(closes)
+            raise
+        self._check_open(closes)
+
+    def _check_open(self, closes: int) -> None:
+        """Raise `NotOpen` if `close` was called since it had been called so many times."""
+        if self._closes != closes:
+            raise NotOpen(f"the connection to {self._gateway.address.shown} was closed")
 
     def _wake_all(self) -> None:
         for queues in self._listeners.values():
@@ -78,13 +103,18 @@ class TaskNotifications:
     async def _subscribe(self, name: bytes) -> None:
         """Subscribe to a channel. Channels of listeners that wait for the lock are joined in one command."""
         self._joining.add(name)
+        closes = self._closes
         async with self._changing:
+            self._check_open(closes)
             if name not in self._subscribed:
                 joining = {name, *(one for one in self._joining if one in self._listeners)}
                 self._joining.clear()
                 self._subscribed.update((one, asyncio.Event()) for one in joining)
                 try:
                     await self._add(joining)
+                    if self._closes != closes:
+                        await self._drop()
+                        self._check_open(closes)
                 except BaseException:
                     for one in joining:  # the other listeners try again when they get the lock
                         del self._subscribed[one]

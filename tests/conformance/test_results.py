@@ -32,9 +32,11 @@ from perdure.queues import (
     read_events,
     succeed,
 )
+from perdure.queues.errors import NotOpen
 from perdure.queues.pubsub import TaskNotifications
 from perdure.queues.transport import GatewayTimings
 from perdure.queues.transport.scripts import queue_script
+from redis.asyncio.client import PubSub
 
 from tests.support.consumers import (
     claim_one,
@@ -500,6 +502,46 @@ async def test_a_failed_subscription_does_not_block_the_next(
         finally:
             await news.close()
         await until_unsubscribed(gateway, namespace)
+
+
+async def test_a_close_ends_a_listener_whose_connection_is_being_set_up(
+    gateway: Gateway, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_server(gateway, "there is no connection to set up")
+    subscription, connected, closed = gateway.subscription, asyncio.Event(), asyncio.Event()
+
+    async def connect() -> PubSub:
+        pubsub = await subscription()
+        connected.set()
+        await closed.wait()
+        return pubsub
+
+    monkeypatch.setattr(gateway, "subscription", connect)
+    news = TaskNotifications(gateway)
+    listening = [asyncio.create_task(hear(news, partition.record("x"))) for _ in range(2)]
+    await asyncio.wait_for(connected.wait(), SOON)
+    await news.close()
+    closed.set()
+    found = await asyncio.wait_for(asyncio.gather(*listening, return_exceptions=True), SOON)
+    assert [type(one) for one in found] == [NotOpen] * 2
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "perdure notifications"]
+
+
+async def test_a_close_ends_a_listener_whose_subscription_is_not_confirmed(
+    gateway: Gateway, partition: Partition
+) -> None:
+    needs_one_server(gateway, "the line that breaks stands before one server")
+    async with lossy_gateway(gateway) as (lossy, line):
+        news = TaskNotifications(lossy)
+        async with news.listen(partition.record("x")):
+            line.flowing.clear()
+            unconfirmed = asyncio.create_task(hear(news, partition.record("y")))
+            await asyncio.sleep(0)  # it has sent its subscription
+            await asyncio.sleep(0)
+            await news.close()
+            with pytest.raises(NotOpen):
+                await asyncio.wait_for(unconfirmed, SOON)
+        line.flowing.set()
 
 
 async def test_a_wait_can_start_while_the_server_is_away(
