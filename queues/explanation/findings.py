@@ -63,8 +63,10 @@ def next_worker(facts: Facts) -> tuple[str, str, str | None]:
     ahead = f"; {depth} tasks are queued in its partition" if depth > 1 else ""
     number, slots = len(serving), sum(one.concurrency for one in serving)
     if all(one.in_flight >= one.concurrency for one in serving):
-        workers = times(number, "worker", "workers")
-        return "busy", f"all {slots} slots of the {workers} of queue {queue!r} are in use{ahead}", None
+        used = "the only slot" if slots == 1 else f"all {slots} slots"
+        workers = "worker" if number == 1 else f"{number} workers"
+        verb = "is" if slots == 1 else "are"
+        return "busy", f"{used} of the {workers} of queue {queue!r} {verb} in use{ahead}", None
     workers = times(number, "worker serves", "workers serve")
     return "ready", f"{workers} queue {queue!r} and will take it{ahead}", None
 

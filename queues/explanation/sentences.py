@@ -141,8 +141,8 @@ def _queued(facts: Facts) -> _Said:
         since = None if record.idle_ms is None else now - record.idle_ms
         return _Said(
             "quarantined",
-            f"it is in quarantine{since_text(since, now)}, because its workers kept dying: a process of its own runs "
-            f"it next{unless_served(facts)}",
+            f"it {'is' if since is None else 'has been'} in quarantine{since_text(since, now)}, because its workers "
+            f"kept dying: a process of its own runs it next{unless_served(facts)}",
             how_to_start(facts) if not serving_workers(facts) else None,
             since,
         )
@@ -180,7 +180,7 @@ def _scheduled(facts: Facts) -> _Said:
     since = None if event is None else event.at
     remedy = None
     if record.due_at is not None and record.due_at <= now:
-        when = f"now (since {span(now - record.due_at)})"
+        when = f"now (overdue by {span(now - record.due_at)})"
         if facts.workers is not None and not serving_workers(facts):
             cause, why, remedy = next_worker(facts)
             when += f", but {why}"
@@ -199,14 +199,16 @@ def _waiting(facts: Facts) -> _Said:
     if what.startswith("version"):
         number, of, task = what.removeprefix("version ").partition(" of ")
         text = (
-            f"it waits for a worker that has version {number} of task {task!r}"
+            f"it is waiting for a worker that has version {number} of task {task!r}"
             if of
-            else (f"it waits for a worker that reads data format {number}")
+            else (f"it is waiting for a worker that reads data format {number}")
         )
-        after = f"; it is a dead letter {at_text(until, now)} if none comes" if until is not None else ""
+        after = f"; it becomes a dead letter {at_text(until, now)} if none starts" if until is not None else ""
         return _Said("version", text + after, "deploy workers of the newer version", since, until)
     article = "an" if what[0] in "aeiou" else "a"
-    text = f"it waits for {what if what == 'approval' else f'{article} {what}'}"
+    text = (
+        f"it {'is' if since is None else 'has been'} waiting for {what if what == 'approval' else f'{article} {what}'}"
+    )
     text += f" by {on}" if on else ""
     text += f" since {clock(since, now)}" if since is not None else ""
     text += f" ({short(str(why))})" if why else ""
@@ -229,7 +231,7 @@ def _running(facts: Facts) -> _Said:
     step = current_step(facts)
     if silent > lease * _MISSED or (worker is None and facts.workers and silent > lease / 2):
         where = "" if step is None else f" in step {step!r}"
-        text = f"it is running{where}, but its worker was last heard of {span(silent)} ago ({name})"
+        text = f"it is running{where} on {name}, but its worker was last heard of {span(silent)} ago"
         if facts.workers is not None and not others:
             return _Said(
                 "worker_lost", f"{text}; no other worker serves queue {record.queue!r}", how_to_start(facts), since
@@ -237,14 +239,14 @@ def _running(facts: Facts) -> _Said:
         left = lease - silent
         when = f"in {span(left)}" if left > 0 else "now"
         return _Said("worker_lost", f"{text}; another worker claims it {when}", None, since, heard + lease)
-    text = f"it is running{since_text(since, now)}"
+    text = f"it has been running{since_text(since, now)}"
     if step is not None and record.step_at is not None:
         text += f", in step {step!r} for {span(now - record.step_at)}"
     elif (last := next((one for one in facts.events if one.type == "step_completed"), None)) is not None:
         text += f", {span(now - last.at)} after step {last.step!r}"
-    text += f", on {name}, which was heard of {span(silent)} ago"
+    text += f", on {name}, last heard of {span(silent)} ago"
     if facts.cancel:
-        return _Said("cancelling", f"{text}; it was cancelled, and its worker stops it now", None, since)
+        return _Said("cancelling", f"{text}; it was cancelled, and its worker is stopping it", None, since)
     return _Said("running", text, None, since)
 
 
@@ -252,7 +254,9 @@ def _succeeded(facts: Facts) -> _Said:
     record, now = facts.record, facts.now
     kept = "" if facts.expires_at is None else f"; its record is kept until {clock(facts.expires_at, now)}"
     if record.handed_to is not None:
-        text = f"task {record.handed_to} continues its work since {clock(record.finished_at, now)}, and has the result"
+        text = (
+            f"task {record.handed_to} has continued its work since {clock(record.finished_at, now)} and has the result"
+        )
         return _Said(
             "continued", text + kept, f"perdure task why {record.handed_to}", record.finished_at, facts.expires_at
         )
@@ -271,7 +275,7 @@ def _dead(facts: Facts) -> _Said:
     record, now = facts.record, facts.now
     step = failed_step(facts)
     where = "" if step is None else f" in step {step!r}"
-    text = f"it is a dead letter ({record.reason}) since {clock(record.finished_at, now)}: "
+    text = f"it has been a dead letter since {clock(record.finished_at, now)} ({record.reason}): "
     text += f"{error_text(facts)}{where}, after {times(record.attempts, 'attempt', 'attempts')}"
     text += f" and {times(record.crashes, 'crash', 'crashes')}" if record.crashes else ""
     if facts.expires_at is not None:

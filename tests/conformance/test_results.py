@@ -258,7 +258,9 @@ async def test_the_error_of_a_timeout_says_what_the_task_does(
     with pytest.raises(TimeoutError, match=r"^task x \(t\) did not end within 0\.01 s: it is queued, and no worker"):
         await handle.result(timeout=0.01)
     await read_one(await worker(gateway, partition))
-    with pytest.raises(TimeoutError, match=r"it is running since .* on worker a, which was heard of less than 1 s ago"):
+    with pytest.raises(
+        TimeoutError, match=r"it has been running since .* on worker a, last heard of less than 1 s ago"
+    ):
         await handle.result(timeout=0.01)
 
 

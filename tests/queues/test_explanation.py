@@ -82,7 +82,7 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
             "no_worker",
             "paused after too many crashes: supervisor 'prod'",
         ),
-        (explain(QUEUED, workers=(worker(in_flight=4),)), "busy", "all 4 slots of the 1 worker of queue 'reports' are"),
+        (explain(QUEUED, workers=(worker(in_flight=4),)), "busy", "all 4 slots of the worker of queue 'reports' are"),
         (explain(QUEUED, workers=None), "queued", "it is queued, and no worker of queue 'reports' has taken it yet"),
         (
             explain(replace(QUEUED, task="rebort")),
@@ -103,6 +103,12 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
             explain(replace(QUEUED, holder=SUSPECTS, idle_ms=3_000)),
             "quarantined",
             "because its workers kept dying: a process of its own runs it next",
+        ),
+        (explain(replace(QUEUED, holder=SUSPECTS, idle_ms=3_000)), "quarantined", "it has been in quarantine since "),
+        (
+            explain(QUEUED, workers=(worker(in_flight=1, concurrency=1),)),
+            "busy",
+            "the only slot of the worker of",
         ),
         (explain(record(State.SCHEDULED, due_at=NOW + 7_200_000)), "delay", "enqueued with a delay; it is due in 2 h"),
         (
@@ -125,35 +131,35 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
         (
             explain(replace(FAILED, due_at=NOW - 3_000), event("attempt_failed", 8, ERROR), workers=()),
             "no_worker",
-            "attempt 3 starts now (since 3 s), but no worker serves queue 'reports'",
+            "attempt 3 starts now (overdue by 3 s), but no worker serves queue 'reports'",
         ),
         (
             explain(WAITING, event("waiting", 90, {"what": "approval", "on": "finance", "why": "over 1000"})),
             "approval",
             "(over 1000); without one it continues at ",
         ),
-        (explain(replace(WAITING, waits="message", due_at=10**15)), "message", "it waits for a message"),
+        (explain(replace(WAITING, waits="message", due_at=10**15)), "message", "it is waiting for a message"),
         (
             explain(replace(WAITING, waits="version 2")),
             "version",
-            "a worker that reads data format 2; it is a dead",
+            "a worker that reads data format 2; it becomes a dead",
         ),
         (explain(replace(WAITING, waits="version 3 of report")), "version", "that has version 3 of task 'report'; it"),
         (
             explain(RUNNING),
             "running",
-            "(3 min), in step 'fetch' for 12 s, on worker w1 (process 7 on host), which was heard of 2 s ago",
+            "(3 min), in step 'fetch' for 12 s, on worker w1 (process 7 on host), last heard of 2 s ago",
         ),
         (
             explain(RUNNING, event("step_completed", 1, {}, "fetch")),
             "running",
             "(3 min), 1 s after step 'fetch', on worker w1",
         ),
-        (explain(RUNNING, cancel=True), "cancelling", "it was cancelled, and its worker stops it now"),
+        (explain(RUNNING, cancel=True), "cancelling", "it was cancelled, and its worker is stopping it"),
         (
             explain(SILENT, workers=(worker(), worker("w2"))),
             "worker_lost",
-            "its worker was last heard of 11 s ago (worker w1 (process 7 on host)); another worker claims it in 4 s",
+            "on worker w1 (process 7 on host), but its worker was last heard of 11 s ago; another worker claims it in",
         ),
         (explain(SILENT), "worker_lost", "no other worker serves queue 'reports'"),
         (
@@ -169,14 +175,16 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
         (
             explain(record(State.SUCCEEDED, handed_to="y", finished_at=NOW - 5_000)),
             "continued",
-            "task y continues its work since ",
+            "task y has continued its work since ",
         ),
         (explain(record(State.CANCELLED, finished_at=NOW - 5_000)), "cancelled", "it was cancelled 5 s ago"),
         (
             explain(DEAD, event("buried", 5, ERROR), STEP_FAILED),
             "dead",
-            "ValueError: no such file in step 'fetch', after 3 attempts",
+            "(timeout): ValueError: no such file in step 'fetch', after 3 attempts",
         ),
+        (explain(DEAD), "dead", "it has been a dead letter since "),
+        (explain(RUNNING), "running", "it has been running since "),
     ],
 )
 def test_each_cause_has_its_sentence(found: Explanation, cause: str, text: str) -> None:

@@ -117,7 +117,7 @@ def test_a_parked_task_says_what_it_waits_for(work: Any) -> None:
     work()
     found = why(task_id)
     assert (found["state"], found["cause"], found["waits_on"]) == ("waiting", "approval", "finance")
-    assert found["sentence"].startswith("it waits for approval by finance since ")
+    assert found["sentence"].startswith("it has been waiting for approval by finance since ")
     assert "(over 1000)" in found["sentence"]
     assert found["remedy"] == f"answer: perdure task send {task_id} TEXT --from finance"
     assert [one["id"] for one in call("task", "list", "--state", "waiting", "--json").json] == [task_id]
@@ -131,7 +131,8 @@ def test_ended_tasks_say_how_they_ended(work: Any) -> None:
     assert why(cancelled)["sentence"].startswith("it was cancelled ")
     found = why(dead)
     assert (found["cause"], found["failed_step"]) == ("dead", "fetch")
-    assert "it is a dead letter (attempts_exhausted) since " in found["sentence"]
+    assert found["sentence"].startswith("it has been a dead letter since ")
+    assert " (attempts_exhausted): ValueError: " in found["sentence"]
     assert f"perdure dlq replay {dead}" in found["remedy"]
     letter = call("dlq", "show", dead)
     assert f"perdure dlq replay {dead}" in letter.out
@@ -170,9 +171,10 @@ def test_a_killed_worker_is_named_with_the_step_and_the_time_of_the_claim(
         assert "in step 'download' for" in running["sentence"]
         worker.send(signal.SIGKILL)
     lost = until(task_id, lambda found: found["cause"] == "worker_lost")
-    assert "it is running in step 'download', but its worker was last heard of" in lost["sentence"]
+    assert ", but its worker was last heard of" in lost["sentence"]
     assert "no other worker serves queue 'test'" in lost["sentence"]
-    assert f"worker {running['worker']} (process {worker.process.pid} on" in lost["sentence"]
+    name = f"worker {running['worker']} (process {worker.process.pid} on"
+    assert f"it is running in step 'download' on {name}" in lost["sentence"]
 
 
 def until(task_id: str, wanted: Any) -> Any:
