@@ -376,7 +376,7 @@ async def _warn_unserved(producer: Producer, queues: Set[str]) -> None:
         return
     served = {queue for worker in workers if not worker.presumed_dead for queue in worker.queues}
     for queue in sorted(queues - served):
-        note(f"no worker serves queue {queue!r} now: start one")
+        note(f"no worker serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}")
 
 
 def _print_ids(sent: Sequence[str], queue: str, bar: Bar, json: bool) -> list[str]:

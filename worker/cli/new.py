@@ -37,7 +37,7 @@ def read_lines(path: str) -> list[str]:
 @app.task(retry=Retry(max_attempts=3))
 async def count_words(ctx: Context, path: str) -> int:
     """Return the number of words in a file."""
-    lines = await ctx.step("read", read_lines, path)  # recorded once, also if the worker is killed
+    lines = await ctx.step("read", read_lines, path)  # recorded once, even if the worker is killed
     return sum(len(line.split()) for line in lines)
 '''
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ...queues import Producer, QueueStats, Record, WorkerInfo, list_queues, list_workers, queue_partitions
 from ...queues.durations import iso_time
+from ...queues.explanation.texts import times
 from ...queues.inspection import running_tasks
 from .queue import QUEUE_COLUMNS
 from .support.connection import connected, redis_now
@@ -81,11 +82,11 @@ def overview_screen(found: Overview, place: str, *, width: int, wide: bool = Fal
     title = f"{iso_time(found.now)}  {place}"
     return Group(
         Text(title, no_wrap=True, overflow="ellipsis"),
-        Text(f"\n{len(found.queues)} queues", style="bold"),
+        Text(f"\n{times(len(found.queues), 'queue', 'queues')}", style="bold"),
         list_table(QUEUE_COLUMNS, found.queues, width=width, wide=wide),
-        Text(f"\n{live} live workers", style="bold"),
+        Text(f"\n{times(live, 'live worker', 'live workers')}", style="bold"),
         list_table(worker_columns(found.now), found.workers, width=width, wide=wide),
-        Text(f"\n{running} running tasks", style="bold"),
+        Text(f"\n{times(running, 'running task', 'running tasks')}", style="bold"),
         list_table(_running_columns(found.now), found.running, width=width, wide=wide),
     )
 

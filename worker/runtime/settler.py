@@ -119,7 +119,9 @@ class Settler:
             return lambda: await_version(gateway, delivery, task_id, needed, limit=limit, task=task, counters=known)
         delay, event = outcome.delay, outcome.event
         evidence = Evidence.of(outcome.error, run.redact)
-        bound.warning("{}, scheduled again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
+        bound.warning(
+            "{}, scheduled again in {:.1f} s: {}: {}", event.replace("_", " "), delay, evidence.error, evidence.message
+        )
         found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
         return lambda: reschedule(
             gateway, delivery, task_id, counters, delay=delay, event=event, data=found, entries=last

@@ -14,6 +14,7 @@ import orjson
 from anyio.abc import TaskGroup
 
 from ...queues import QueueError
+from ...queues.explanation.texts import times
 from ..log import logger
 from ..runtime.children.app_command import ChildCommand
 from ..runtime.children.child import Child, exit_status_text, wait_any
@@ -152,9 +153,9 @@ class Supervisor:
             if not await first.wait_ready():
                 return _exit_code_of(first)
             logger.info(
-                "supervisor {} started: {} workers, process {}, namespace {} at {}",
+                "supervisor {} started: {}, process {}, namespace {} at {}",
                 registry.name,
-                config.processes,
+                times(config.processes, "worker", "workers"),
                 os.getpid(),
                 app.namespace.name,
                 app.address.described,
@@ -200,11 +201,11 @@ class Supervisor:
             )
             return
         logger.warning(
-            "worker {} (process {}) ended by {}: {} tasks released to other workers",
+            "worker {} (process {}) ended by {}: {} released to other workers",
             child.worker,
             child.pid,
             child.exit_status,
-            deliveries,
+            times(deliveries, "task", "tasks"),
         )
 
     def _send_alert(self, event: Mapping[str, Any]) -> None:

@@ -101,7 +101,10 @@ def test_of_a_file_the_tasks_without_a_conflict_are_enqueued() -> None:
 def test_the_output_can_be_json() -> None:
     answer = call("enqueue", "audit", "--queue", "default", "--id", "a", "--json")
     assert answer.json == {"id": "a", "queue": "default"}
-    assert answer.err == "perdure: no worker serves queue 'default' now: start one\n"
+    assert (
+        answer.err
+        == "perdure: no worker serves queue 'default' now; start one: perdure worker run APP --queues default\n"
+    )
 
 
 @pytest.mark.parametrize(

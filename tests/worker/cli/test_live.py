@@ -42,7 +42,7 @@ def test_the_screen_fits_80_columns() -> None:
     console.print(overview_screen(found, "namespace perdure on redis://localhost:6379/0", width=80))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert max(map(cell_len, lines)) <= 80
-    assert "1 live workers" in lines
+    assert "1 live worker" in lines
     (running,) = [line for line in lines if ID in line]
     assert running.split()[:2] == ["audit", ID]
     assert running.endswith("1 min ago")

@@ -118,7 +118,7 @@ def test_burst_runs_the_queued_tasks_and_exits(url: tuple[str, str], redis_url: 
     worker_id = start.partition("worker ")[2].partition(" ")[0]
     assert worker_id.startswith("audit-")
     assert f"started: queues audit, second, namespace {namespace_name} at {redis_url}, concurrency 16" in start
-    assert f"worker {worker_id} stopped after 3 tasks" in end
+    assert f"worker {worker_id} stopped after 3 runs" in end
 
 
 def test_the_command_line_overrides_the_app(url: tuple[str, str], folder: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_stuck_thread_of_asyncio_does_not_block_the_exit(url: tuple[str, str],
         worker.send(signal.SIGTERM)
         answer = worker.wait()
     assert answer.code == 0
-    assert "stopped after 1 tasks" in answer.err
+    assert "stopped after 1 run" in answer.err
     assert "exiting with running threads that cannot be stopped: " in answer.err
     cancel(url, task_id)
 

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 
 import anyio
 
+from ....queues.explanation.texts import times
 from ...app import App
 from ...log import add_to_json, configure_logging, logger
 from ...runtime import Worker
@@ -283,7 +284,7 @@ async def _work(
                 worker.concurrency,
             )
             await worker.run(burst=burst)
-        logger.info("worker {} stopped after {} tasks", worker.id, worker.settled)
+        logger.info("worker {} stopped after {}", worker.id, times(worker.settled, "run", "runs"))
         code = 0
     finally:
         force_exit(code, lambda: worker.stuck_handlers)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ....queues import Producer, Record, State, TaskHandle, TaskOutcome
+from ....queues.explanation.texts import times
 from ..artifacts import artifact
 from ..lazy import LazyCommand, LazyGroup
 from ..support.connection import connected, find_handle
@@ -92,7 +93,7 @@ def _spinner(record: Record) -> RenderableType:
 
 
 def _outcome(record: Record) -> Text:
-    details = f" after {record.attempts} attempts and {record.crashes} crashes"
+    details = f" after {times(record.attempts, 'attempt', 'attempts')} and {times(record.crashes, 'crash', 'crashes')}"
     if record.reason:
         details += f", {record.reason}"
     if record.error and record.state is State.DEAD:

@@ -88,7 +88,8 @@ async def _delay_reason(producer: Producer, sent: Sent) -> str:
     handle = await find_handle(producer, sent.task_id)
     workers = await list_workers(producer.gateway, producer.namespace)
     if not any(handle.partition.queue in worker.queues for worker in workers if not worker.presumed_dead):
-        return f"; no worker reads queue {handle.partition.queue!r} now: start one"
+        queue = handle.partition.queue
+        return f"; no worker serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}"
     record = await handle.record()
     if record.state is State.SCHEDULED:
         return "; the task is scheduled and reads the message when it is due"

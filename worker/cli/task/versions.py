@@ -50,7 +50,7 @@ async def versions(
 ) -> None:
     """List the versions of code that tasks began with, and say which can go.
 
-    Without NAME, tasks that have no version but 1 are left out. Reads the
+    Without NAME, tasks with no version other than 1 are left out. Reads the
     records of all tasks that have a checkpoint and have not succeeded, page by
     page.
 
@@ -67,7 +67,7 @@ async def versions(
             for text in advice(task, used):
                 print_text(text)
     else:
-        note(f"no task in namespace {producer.namespace.name!r} has a version but 1")
+        note(f"no task in namespace {producer.namespace.name!r} has a version other than 1")
 
 
 _COLUMNS: Sequence[Column[VersionUse]] = (

@@ -195,10 +195,10 @@ def test_watch_prints_the_events_and_the_outcome(work: Any) -> None:
     assert (watched.code, watched.err) == (0, "")
     events = watched.out.splitlines()
     assert "step_completed sum" in events[0]
-    assert events[1] == "succeeded after 1 attempts and 0 crashes"
+    assert events[1] == "succeeded after 1 attempt and 0 crashes"
     watched = call("task", "watch", bad)
     assert (watched.code, watched.err) == (1, f"perdure: task {bad} did not succeed: it is dead\n")
-    assert "dead after 1 attempts and 0 crashes, attempts_exhausted: ValueError: no \\x1b[31mgood" in watched.out
+    assert "dead after 1 attempt and 0 crashes, attempts_exhausted: ValueError: no \\x1b[31mgood" in watched.out
 
 
 def test_watch_waits_for_the_outcome(work: Any) -> None:

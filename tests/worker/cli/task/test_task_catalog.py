@@ -63,7 +63,7 @@ def test_enqueue_finds_the_queue_and_checks_the_arguments(deploy: Callable[[str]
     answer = call("enqueue", "report", "--args", '{"root": "src"}')
     assert answer.code == 0
     assert "enqueued report on queue books" in answer.err
-    assert "no worker serves queue 'books' now: start one" in answer.err
+    assert "no worker serves queue 'books' now; start one: perdure worker run APP --queues books" in answer.err
     wrong = call("enqueue", "report", "--args", '{"root": 5}')
     assert (wrong.code, wrong.out) == (2, "")
     assert 'root: the value is not of type "string"' in wrong.err

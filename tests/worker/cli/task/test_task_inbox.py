@@ -48,7 +48,8 @@ def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
     assert (sent.code, sent.ids) == (0, [task_id])
     (first,) = [one["number"] for one in call("task", "inbox", task_id, "--json").lines]
     assert sent.err == (
-        f"perdure: sent message {first} from 'ada' to task {task_id}; no worker reads queue 'test' now: start one\n"
+        f"perdure: sent message {first} from 'ada' to task {task_id}; no worker serves queue 'test' now; "
+        "start one: perdure worker run APP --queues test\n"
     )
     assert "1 unread" in call("task", "show", task_id).out
     work()
