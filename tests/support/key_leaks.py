@@ -37,7 +37,7 @@ async def _keys(client: redis.asyncio.Redis, namespace: str) -> list[bytes]:
 async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
     leaked: list[str] = []
     timelines: list[bytes] = []
-    live: set[bytes] = set()
+    settled: set[bytes] = set()
     tasks: dict[bytes, list[bytes]] = defaultdict(list)
     for key in keys:
         if found := _OF_A_TASK.fullmatch(key):
@@ -50,11 +50,12 @@ async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
         kind = await client.execute_command("TYPE", record)
         state = await client.execute_command("HGET", record, "state") if kind in (b"hash", "hash") else None
         if state in LIVE:
-            live.add(record.partition(b"}")[0])
             continue
+        if state is not None:
+            settled.add(record.partition(b"}")[0])
         ttls = {part: await client.execute_command("PTTL", part) for part in parts}
         leaked += [f"{part.decode()} (state {state})" for part, ttl in ttls.items() if ttl == -1]
     for key in timelines:
-        if key.partition(b"}")[0] not in live and await client.execute_command("PTTL", key) == -1:
-            leaked.append(f"{key.decode()} (no live task)")
+        if key.partition(b"}")[0] in settled and await client.execute_command("PTTL", key) == -1:
+            leaked.append(f"{key.decode()} (outcomes give it a TTL)")
     return leaked

@@ -567,7 +567,8 @@ async def test_a_worker_that_dies_before_the_outcome_leaves_the_task_pending(
 
 async def test_scripts_check_group_stream_and_entry(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     """A delivery of another group, stream or entry is never owned, whatever the other arguments are."""
-    keys = [partition.ready, partition.record("x"), partition.inbox("x"), partition.control("x"), partition.retentions]
+    keys = [partition.ready, partition.record("x"), partition.inbox("x"), partition.control("x")]
+    keys += [partition.retentions, partition.timeline]
     outcome: tuple[str | int, ...] = (0, "succeeded", "1", 1, 0, 1, 1000, 1024)
     others: list[tuple[str | bytes | int, ...]] = [
         ("workers", "b", delivery.entry, 1),
