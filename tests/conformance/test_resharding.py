@@ -22,6 +22,7 @@ from perdure.queues import (
     Refused,
     Route,
     State,
+    TaskExists,
     TaskHandle,
     Unavailable,
     find_task,
@@ -241,11 +242,13 @@ async def test_an_id_from_before_the_change_is_not_stored_again(
         for one, learns in ((producer, False), (fresh, False), (producer, True)):
             if learns:  # a refusal: the partition is closed; until then it asks there, and gets 'known'
                 await one.enqueue("t", key="k", queue="default")
-            found = await one.enqueue("t", {"n": 2}, task_id="order-7", queue="default")
+            found = await one.enqueue("t", {"n": 1}, task_id="order-7", queue="default")
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
-            found = await one.enqueue("t", {"n": 2}, task_id="order-8", key="k", delay=60, queue="default")
+            found = await one.enqueue("t", {"n": 1}, task_id="order-8", key="k", delay=60, queue="default")
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
-            named = EnvelopeTemplate("t").message(b"{}", task_id="order-7")
+            with pytest.raises(TaskExists, match=r"order-7 exists already with other arguments \(n\)"):
+                await one.enqueue("t", {"n": 2}, task_id="order-7", queue="default")
+            named = EnvelopeTemplate("t").message(b'{"n":1}', task_id="order-7")
             other = EnvelopeTemplate("t").message(b"{}", task_id="order-9")
             handles: list[TaskHandle[Any]] = await one.send([named, other], queue="default")
             assert [handle.partition.index for handle in handles] == [0, home("order-9", FOUR.last)]

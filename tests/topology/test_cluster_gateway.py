@@ -300,10 +300,17 @@ async def promote_last(gateway: Gateway, namespace: Namespace, partition: Partit
 
 async def replay_fresh(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
     task = [key("dead") for key in (partition.record, partition.steps, partition.log)]
-    keys = [partition.dead, *task, partition.ready, partition.inbox("dead")]
+    keys = [partition.dead, *task, partition.ready, partition.inbox("dead"), partition.timeline]
     letter = (await gateway.command("XRANGE", partition.dead, "-", "+"))[0][0]
-    assert await gateway.run(load_script(ROOT / "deadletter/lua/replay.lua"), keys, [letter, "1", "", "1"]) == 1
+    replay = load_script(ROOT / "deadletter/lua/replay.lua")
+    assert await gateway.run(replay, keys, [letter, "1", "", "1", "dead"]) == 1
     assert await gateway.command("TTL", partition.inbox("dead")) == -1
+
+
+async def wake_all(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+    await gateway.command("ZADD", partition.due, LATER, "format", LATER, "code")
+    keys = [partition.due, partition.nudge, partition.versions, partition.task_versions("t")]
+    assert await gateway.run(queue_script("wake_version"), keys, [200, 1, 2]) == 2
 
 
 async def join_alone(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
@@ -316,7 +323,7 @@ async def register_again(gateway: Gateway, namespace: Namespace, partition: Part
     assert await gateway.command("HGET", namespace.worker("w"), "old") is None
 
 
-@pytest.mark.parametrize("act", [claim_twice, promote_last, replay_fresh, join_alone, register_again])
+@pytest.mark.parametrize("act", [claim_twice, promote_last, replay_fresh, wake_all, join_alone, register_again])
 async def test_no_script_uses_a_key_that_it_has_deleted(
     gateway: Gateway, namespace: Namespace, partition: Partition, shared_cluster: Cluster, act: Callable[..., Any]
 ) -> None:
@@ -333,9 +340,14 @@ async def test_no_script_uses_a_key_that_it_has_deleted(
             for node in (move.target, move.source):
                 node.command("CLUSTER", "SETSLOT", move.slot, "STABLE")
         await gateway.command("DEL", partition.ready, partition.nudge, partition.due, partition.dead, partition.seen)
+        await gateway.command("DEL", partition.timeline, partition.versions, partition.task_versions("t"))
         await gateway.command("DEL", namespace.sharing("q"), namespace.workers, namespace.worker("w"), namespace.config)
         for task in ("due", "not-due", "dead"):
             await gateway.command("DEL", *partition.run_keys(task))
+
+
+LATER = 9_000_000_000_000
+"""A due time that does not come, in milliseconds."""
 
 
 async def stored_data(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
@@ -353,6 +365,10 @@ async def stored_data(gateway: Gateway, namespace: Namespace, partition: Partiti
             ("HSET", partition.inbox("dead"), "sent", 0),
             ("EXPIRE", partition.inbox("dead"), 60),
             ("XADD", partition.dead, "1-1", "id", "dead", "env", "{}"),
+            ("ZADD", partition.timeline, 1, "dead"),
+            ("XADD", partition.nudge, "*", "why", "due"),
+            ("ZADD", partition.versions, 1, "format"),
+            ("ZADD", partition.task_versions("t"), 2, "code"),
             ("ZADD", namespace.sharing("q"), 1, "stale"),
             ("ZADD", namespace.workers, 1, "stale"),
             ("HSET", namespace.worker("w"), "old", 1),
