@@ -135,7 +135,7 @@ class CheckpointWriter:
         if self._progress is not None:
             self._add_progress()
         if self._first:
-            entries, self._first = self._first + entries, ()
+            entries, self._first = entries + self._first, ()  # last: `entries` may be stored already, see put_or_drop
         if self._cipher is not None:
             entries = tuple([entry.encrypted(self._cipher) for entry in entries])
         self._pending += entries
@@ -156,7 +156,7 @@ class CheckpointWriter:
     async def put_or_drop(self, *entries: Entry) -> bool:
         """Store entries in one try; if it fails, they are dropped, and the next entry has the number of the first.
 
-        If the reply was lost, they may be stored all the same: then only the same entries, or an outcome, may follow.
+        If the reply was lost, they may be stored all the same: then the same entries must follow first, or an outcome.
 
         Returns:
             Whether the task was cancelled.

@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskHandle
 from perdure.deadletter import Reason, Replay, replay
+from perdure.queues import Entry, Unavailable
+from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import TaskDefinitionError
 from perdure.worker.journal import fork
 
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import (
     bounded,
+    history,
     letter,
     recorded_steps,
     redis_command,
     running_worker,
+    take_and_die,
     wait_until,
     work_off,
 )
@@ -96,6 +100,28 @@ async def test_a_resumed_run_has_the_version_that_the_task_began_with(
         assert (new.seen, new.ran) == ([seen], [])
 
 
+async def test_the_version_is_stored_where_the_reply_to_the_resumption_was_lost(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event is stored, its reply is lost, and it is sent again together with the version and the first step."""
+    write = CheckpointWriter.put_or_drop
+
+    async def lose_reply(writer: CheckpointWriter, *entries: Entry) -> bool:
+        await write(writer, *entries)
+        writer._last -= len(entries)
+        raise Unavailable("the reply was lost")
+
+    monkeypatch.setattr(CheckpointWriter, "put_or_drop", lose_reply)
+    async with deployed(settings, 2) as deploy:
+        handle = await deploy.report.enqueue()
+        await take_and_die(deploy.app)
+        async with running_worker(deploy.app):
+            await wait_until(lambda: has_state(handle, State.SCHEDULED), "its first attempt has failed")
+        stored = await recorded_steps(deploy.app, handle)
+        assert (stored.get("d:one") is not None, stored["s:#version"]) == (True, b"2")
+        assert [event.type for event in await history(handle)].count("resumed") == 1
+
+
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 3)])
 async def test_a_task_that_has_recorded_nothing_begins_with_the_version_of_its_next_worker(
     settings: Settings, first: int, second: int
@@ -115,7 +141,11 @@ async def test_the_version_is_stored_with_the_first_record_in_one_act(settings: 
         assert set(stored) - {"s:#handoff"} == {"d:one", "s:#version"}
         assert stored["s:#version"] == b"2"
         first = (await redis_command(new.app, "XRANGE", handle.partition.log(handle.id), "-", "+"))[0][1]
-        assert first[first.index(b"e") + 1] == b"2", "the version is entry 1 of the checkpoint, the step is entry 2"
+        assert first[first.index(b"e") + 1] == b"1"
+        record = handle.partition.record(handle.id)
+        assert await redis_command(new.app, "HGET", record, "entries") == b"2", (
+            "the step is entry 1, the version entry 2"
+        )
 
 
 async def test_a_task_of_version_1_stores_no_version(settings: Settings) -> None:
