@@ -13,7 +13,8 @@
 --          before the first one are missing, N is the number of the last entry that is stored
 -- Atomic: all entries or none. Idempotent: entries are numbered over all runs of the task (field entries: the number of
 -- the last one), and those that are stored already are skipped, however late they arrive. A stored checkpoint never has
--- a gap: where Redis has lost its last second, the run sends the missing entries again.
+-- a gap: where Redis has lost its last second, the run sends the missing entries again. Progress alone begins with a
+-- write that frees memory, so that a full server accepts it (see fence.lua): it must not delay the outcome.
 if not owned(KEYS[1]) then
   return 0
 end
@@ -24,6 +25,10 @@ if last < number - 1 then
   return -1 - last
 end
 
+local alone = ARGV[6] == 'progress'
+for i = 10, alone and #ARGV or 0, 4 do
+  alone = alone and ARGV[i] == 'progress'
+end
 local taken = false
 for i = 6, #ARGV, 4 do
   local kind, step, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
@@ -62,6 +67,9 @@ for i = 6, #ARGV, 4 do
   elseif kind == 'saved' then
     redis.call('HSET', KEYS[3], 's:' .. step, value)
   elseif kind == 'progress' then
+    if alone then
+      redis.call('HDEL', KEYS[2], 'progress')
+    end
     redis.call('HSET', KEYS[2], 'progress', value, 'progress_at', now_ms())
     redis.call('PUBLISH', KEYS[2], 'progress')
   end

@@ -275,6 +275,36 @@ async def test_leases_are_renewed_and_a_step_waits_until_there_is_room(app: App,
         await running
 
 
+async def test_progress_does_not_delay_the_end_of_a_task(app: App, gateway: Gateway) -> None:
+    running_now, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def task(ctx: Context) -> str:
+        running_now.set()
+        await go_on.wait()
+        for page in range(3):
+            await ctx.progress(page + 1, 3)
+        return "done"
+
+    async with Worker(app) as worker:
+        running = asyncio.create_task(worker.run())
+        handle = await task.enqueue()
+        await bounded(running_now.wait())
+        await full(gateway)
+        go_on.set()
+        await wait_until(lambda: has_ended(handle), "the task has ended while the server is full")
+        await full(gateway, False)
+        progress = await handle.progress()
+        assert progress is not None
+        assert progress.done == 3
+        worker.stop()
+        await running
+
+
+async def has_ended(handle: TaskHandle[str]) -> bool:
+    return await handle.status() is State.SUCCEEDED
+
+
 async def test_a_task_that_waits_with_its_step_can_be_cancelled(app: App, gateway: Gateway) -> None:
     in_step, go_on = asyncio.Event(), asyncio.Event()
 
