@@ -127,9 +127,10 @@ def _run(started: Future[tuple[ThreadsafeCaller, asyncio.Event]]) -> None:
     try:
         asyncio.run(_serve(started))
     except BaseException as error:
-        if started.done():
-            raise
-        started.set_exception(error)  # such as too many open files
+        if not started.done():
+            started.set_exception(error)  # such as too many open files
+        elif threading.main_thread().is_alive():
+            raise  # else the process ends: Python 3.12 then refuses the thread that ends those of name resolution
 
 
 async def _serve(started: Future[tuple[ThreadsafeCaller, asyncio.Event]]) -> None:
