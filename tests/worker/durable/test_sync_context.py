@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from tests.support.workers import (
 )
 
 pytestmark = pytest.mark.integration
+
+REQUEST: ContextVar[str] = ContextVar("request", default="none")
 
 
 @pytest.fixture
@@ -123,6 +126,40 @@ async def test_a_step_with_a_time_out_runs_in_a_thread_of_its_own(app: App) -> N
     assert await bounded(handle.result()) == ["1", "late"]
     assert len(set(threads)) == 3 or threads[1] == threads[2] != threads[0]
     assert set(await recorded_steps(app, handle)) == {"d:after", "d:slow"}
+
+
+async def test_steps_see_the_context_variables_of_the_thread(app: App) -> None:
+    """Such as the trace or the request id that a library keeps there."""
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.append(REQUEST.get())
+
+    async def look_in_loop() -> None:
+        look()
+
+    def outer() -> None:
+        token = REQUEST.set("step")
+        SyncContext.current().step("inner", look)
+        REQUEST.reset(token)
+        look()
+
+    @app.task
+    def job(ctx: SyncContext) -> None:
+        ctx.step("before", look)
+        token = REQUEST.set("handler")
+        with ctx.scope("a"):
+            ctx.step("sync", look)
+            ctx.step("async", look_in_loop)
+            ctx.options(timeout=BOUND).step("timed", look)
+            ctx.options(nested="record").step("outer", outer)
+        REQUEST.reset(token)
+        ctx.step("after", look)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert seen == ["none", "handler", "handler", "handler", "step", "handler", "none"]
 
 
 async def test_steps_within_steps_run_under_the_outer_one(app: App) -> None:

@@ -3,7 +3,7 @@
 One of the two acts at a time. The thread asks the asyncio task to await something, and blocks until that has returned.
 What is awaited may ask the thread to call the function of a step, which may ask the asyncio task again: the calls nest
 as those of one thread do. So all that a handler awaits runs in the handler's asyncio task, with its context variables
-and its cancellation.
+and its cancellation. Context variables that the thread has set are set there during each of its calls.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Awaitable, Callable
-from contextvars import copy_context
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -76,6 +76,7 @@ class ThreadSession(Generic[C]):
         self._to_loop: asyncio.Queue[_Ended | Callable[[], Awaitable[Any]]] = asyncio.Queue()
         self._to_thread: SimpleQueue[_Ended | Callable[[], Any] | None] = SimpleQueue()
         self._closed = self._unwinding = False
+        self._inherited = Context()  # of the thread, when the function that it runs now began
 
     # called in the event loop
 
@@ -89,7 +90,7 @@ class ThreadSession(Generic[C]):
         A step with a time-out, or one of several concurrent ones, gets a thread of its own.
         """
         if asyncio.current_task() is self._task and anyio.current_effective_deadline() == math.inf:
-            self._to_thread.put(partial(_Ended.of, partial(copy_context().run, function)))
+            self._to_thread.put(partial(copy_context().run, self._call, function))
             return await self._serve()
         inner = ThreadSession(self._threads, self._keys, self.context)
         return await inner._run(self._threads.run_step(partial(inner._main, function)))
@@ -148,9 +149,16 @@ class ThreadSession(Generic[C]):
     def _main(self, function: Callable[[], Any]) -> _Ended:
         outer, _LOCAL.session = getattr(_LOCAL, "session", None), self
         try:
-            return _Ended.of(function)
+            return self._call(function)
         finally:
             _LOCAL.session = outer
+
+    def _call(self, function: Callable[[], Any]) -> _Ended:
+        outer, self._inherited = self._inherited, copy_context()
+        try:
+            return _Ended.of(function)
+        finally:
+            self._inherited = outer
 
     def await_in_loop(self, function: Callable[[], Awaitable[T]]) -> T:
         """Await what the function returns in the asyncio task; return or raise its result.
@@ -159,6 +167,9 @@ class ThreadSession(Generic[C]):
         """
         if self._closed:
             raise asyncio.CancelledError("the task was stopped")
+        inherited = self._inherited
+        if changed := [(one, value) for one, value in copy_context().items() if inherited.get(one, self) is not value]:
+            function = partial(_await_with, changed, function)
         self._loop.call_soon_threadsafe(self._to_loop.put_nowait, function)
         while True:
             message = self._to_thread.get()
@@ -169,6 +180,16 @@ class ThreadSession(Generic[C]):
                 result: T = message.result()
                 return result
             self._loop.call_soon_threadsafe(self._to_loop.put_nowait, message())
+
+
+async def _await_with(variables: Sequence[tuple[ContextVar[Any], Any]], function: Callable[[], Awaitable[T]]) -> T:
+    """Await what the function returns, with these values of context variables."""
+    tokens = [(one, one.set(value)) for one, value in variables]
+    try:
+        return await function()
+    finally:
+        for one, token in tokens:
+            one.reset(token)
 
 
 def current_session() -> ThreadSession[Any]:
