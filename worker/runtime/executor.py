@@ -45,6 +45,7 @@ from .stages import (
     Continue,
     CrashLimit,
     DecodeArguments,
+    DecryptHistory,
     Execution,
     FindTask,
     HandlerCall,
@@ -120,8 +121,9 @@ class Executor:
             check,
             find,
             CrashLimit(gateway),
-            decode,
+            DecryptHistory(settings),
             CheckTaskVersion(settings),
+            decode,  # later: older code may not accept the arguments of newer code
             Continue(gateway),
             gate.check,
             Resume(gateway),

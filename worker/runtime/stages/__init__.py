@@ -4,8 +4,8 @@
 |---|---|
 | `execution` | the delivery that the stages handle, and the type of a stage |
 | `previous_run` | load what earlier runs recorded; set and log the resumption |
-| `version_check` | leave a task of a newer data format to newer workers |
-| `task_lookup` | find the registered task; decrypt and decode its arguments |
+| `version_check` | leave a task of a newer data format, or of newer code, to newer workers |
+| `task_lookup` | find the registered task; decrypt its checkpoint; decrypt and decode its arguments |
 | `crash_limit` | bury or delay a task that keeps crashing |
 | `successor` | finish a continuation (`ctx.continue_as`) that a previous run decided on |
 | `handler_call` | run the handler and decide the outcome from how it ended |
@@ -20,7 +20,7 @@ from .execution import Execution, Stage
 from .handler_call import HandlerCall, outcome_of_stop, time_limit_of
 from .previous_run import LoadHistory, Resume
 from .successor import Continue
-from .task_lookup import DecodeArguments, FindTask
+from .task_lookup import DecodeArguments, DecryptHistory, FindTask
 from .version_check import CheckTaskVersion, CheckVersion
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Continue",
     "CrashLimit",
     "DecodeArguments",
+    "DecryptHistory",
     "Execution",
     "FindTask",
     "HandlerCall",

@@ -1,4 +1,4 @@
-"""Task lookup: the stages that find the registered task of a delivery and decode its arguments."""
+"""Task lookup: the stages that find the registered task of a delivery, and decrypt and decode what it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...settings import Settings
 from ..outcome import Burial, Outcome
 from .execution import Execution, hand_back
 
-__all__ = ["DecodeArguments", "FindTask", "decode_arguments"]
+__all__ = ["DecodeArguments", "DecryptHistory", "FindTask", "decode_arguments"]
 
 
 class FindTask:
@@ -37,8 +37,8 @@ class FindTask:
         return hand_back(execution, self._settings.unknown_task, error, Reason.UNKNOWN_TASK)
 
 
-class DecodeArguments:
-    """Stage: decrypt the checkpoint and the arguments, and validate the arguments.
+class DecryptHistory:
+    """Stage: decrypt the checkpoint.
 
     While encryption keys are being rotated, another worker may have the key that is missing here.
     """
@@ -49,16 +49,32 @@ class DecodeArguments:
     def __call__(self, execution: Execution) -> Outcome | None:
         run = execution.run
         try:
-            if run.delivery.has_history:
-                run.history.decrypt(run.gateway.encryptor.of(run.delivery.partition, run.id))
-            execution.arguments = decode_arguments(run, execution.task)
-        except KeyMissing as missing:
-            return hand_back(execution, self._settings.unknown_task, missing, Reason.UNDECRYPTABLE)
-        except DecryptionError as broken:
-            return Burial(Reason.UNDECRYPTABLE, run.history.counters, broken)
-        except InvalidArguments as invalid:
-            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+            run.history.decrypt(run.gateway.encryptor.of(run.delivery.partition, run.id))
+        except DecryptionError as error:
+            return _undecryptable(execution, self._settings, error)
         return None
+
+
+class DecodeArguments:
+    """Stage: decrypt and validate the arguments."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def __call__(self, execution: Execution) -> Outcome | None:
+        try:
+            execution.arguments = decode_arguments(execution.run, execution.task)
+        except DecryptionError as error:
+            return _undecryptable(execution, self._settings, error)
+        except InvalidArguments as invalid:
+            return Burial(Reason.INVALID_ARGUMENTS, execution.run.history.counters, invalid)
+        return None
+
+
+def _undecryptable(execution: Execution, settings: Settings, error: DecryptionError) -> Outcome:
+    if isinstance(error, KeyMissing):
+        return hand_back(execution, settings.unknown_task, error, Reason.UNDECRYPTABLE)
+    return Burial(Reason.UNDECRYPTABLE, execution.run.history.counters, error)
 
 
 def decode_arguments(run: Run, task: Task[Any, Any]) -> dict[str, Any]:

@@ -173,6 +173,36 @@ async def test_a_task_of_newer_code_waits_for_a_worker_that_has_it(settings: Set
         assert await redis_command(new.app, "HGET", handle.partition.record(handle.id), "newer_since") is None
 
 
+async def test_a_task_whose_arguments_the_older_code_does_not_accept_waits_too(settings: Settings) -> None:
+    new, old = App("deployed", settings=settings), App("deployed", settings=settings)
+
+    @new.task(name="report", version=2, retry=LATER)
+    async def newer(ctx: Context, page: int) -> int:
+        await ctx.step("one", len, "x")
+        if ctx.attempt == 1:
+            raise ConnectionError("once")
+        return page
+
+    @old.task(name="report")
+    async def older(ctx: Context) -> None:
+        raise AssertionError("it must not run")
+
+    async with new, old:
+        handle = await newer.enqueue(page=7)
+        async with running_worker(new):
+            await wait_until(lambda: has_state(handle, State.SCHEDULED), "its first attempt has failed")
+        await make_due(new, handle)
+        async with running_worker(old):
+            await wait_until(lambda: left_the_queue(handle), "the older worker has settled it")
+        assert await handle.status() is State.WAITING
+        async with running_worker(new):
+            assert await bounded(handle.result()) == 7
+
+
+async def left_the_queue(handle: TaskHandle[Any]) -> bool:
+    return await handle.status() in (State.WAITING, State.DEAD)
+
+
 async def test_an_older_worker_parks_it_for_the_rest_of_the_wait_then_buries_it(settings: Settings) -> None:
     async with deployed(settings, 2) as new, deployed(settings, 1) as old:
         handle = await after_one_attempt(new)
