@@ -107,8 +107,12 @@ class BackgroundLoop:
             if self._running is None:
                 started: Future[tuple[ThreadsafeCaller, asyncio.Event]] = Future()
                 self._thread = threading.Thread(target=_run, args=(started,), name="perdure sync", daemon=True)
-                self._thread.start()
-                self._running = started.result()
+                try:
+                    self._thread.start()
+                    self._running = started.result()
+                except BaseException:  # such as KeyboardInterrupt
+                    started.add_done_callback(_stop)
+                    raise
             self._users += 1
             return self._running[0]
 
@@ -121,6 +125,13 @@ class BackgroundLoop:
             (caller, stop), self._running = self._running, None
             caller.call_soon(stop.set)
             self._thread.join(_STOP_TIMEOUT)
+
+
+def _stop(started: Future[tuple[ThreadsafeCaller, asyncio.Event]]) -> None:
+    """Stop a loop that has no user."""
+    if started.exception() is None:
+        caller, stop = started.result()
+        caller.call_soon(stop.set)
 
 
 def _run(started: Future[tuple[ThreadsafeCaller, asyncio.Event]]) -> None:

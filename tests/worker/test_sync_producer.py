@@ -31,6 +31,7 @@ from perdure import (
 )
 from perdure.queues import handle as handle_module
 from perdure.queues.errors import EventLoopError, NotOpen
+from perdure.queues.threadsafe_calls import BackgroundLoop
 
 from tests.support.workers import BOUND, bounded, redis_command, running_worker, wait_until, work_off
 
@@ -228,6 +229,26 @@ def test_a_thread_that_waits_for_a_result_gets_an_error_when_the_block_ends(app:
             app.sync().call(lambda _: wait_until(channels, "the subscription"), "")
         with pytest.raises((NotOpen, EventLoopError)):
             waiting.result(BOUND)
+
+
+def test_an_interrupted_start_of_the_background_loop_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    loop = BackgroundLoop()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.acquire()
+    started[0].join(BOUND)
+    assert not started[0].is_alive()
+    loop.acquire()
+    loop.release()
 
 
 def test_a_call_outside_of_a_block_opens_the_app_until_it_is_closed(app: App) -> None:
