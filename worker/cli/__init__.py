@@ -124,4 +124,5 @@ def _explain(error: Any) -> None:
     message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
     if message:
         where = error.ctx.command_path if error.ctx else "perdure"
-        typer.echo(f"perdure: {' '.join(message.split())}; see '{where} --help'", err=True)
+        end = "" if message.endswith("?") else ";"
+        typer.echo(f"perdure: {' '.join(message.split())}{end} see '{where} --help'", err=True)

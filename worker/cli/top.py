@@ -99,5 +99,5 @@ def _running_columns(now: int) -> Sequence[Column[Record]]:
         Column("queue", lambda record: record.queue, wide=True),
         Column("worker", lambda record: record.worker or "", least=8),
         Column("step", lambda record: record.step or "", least=4),
-        Column("since", lambda record: since(record.started_at or record.enqueued_at)),
+        Column("started", lambda record: since(record.started_at or record.enqueued_at)),
     )

@@ -356,7 +356,7 @@ class Worker:
                 logger.debug("could not interrupt the read: {}", error)
         if self._slots.taken:
             logger.info(
-                "stopping: {} tasks running, waiting up to {:g} s for their step boundaries",
+                "stopping: waiting up to {1:g} s for the current steps of running tasks ({0})",
                 self.in_flight,
                 self.settings.grace,
             )

@@ -134,7 +134,7 @@ def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: str) ->
         (("nothing",), "No such command 'nothing'"),
         (("--nothing",), "No such option: --nothing"),
         (("tsk", "list"), "Did you mean 'task'?"),
-        (("task", "lst"), "Did you mean 'list'?"),
+        (("task", "lst"), "Did you mean 'list'? see 'perdure task --help'"),
         (("task", "show"), "Missing argument 'ID'"),
         (("task", "list", "--limit", "0"), "'--limit'"),
         (("worker", "run", "tasks:app", "--concurrency", "0"), "'--concurrency'"),

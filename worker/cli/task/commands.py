@@ -208,8 +208,8 @@ async def watch(producer: Producer, task_id: TaskId, *, json: AsJson = False) ->
 async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
     """Cancel a task, and print its id.
 
-    A waiting task is cancelled at once. A running task is cancelled at its
-    next step or heartbeat.
+    A running task gets the request within milliseconds. Its handler is
+    cancelled and may clean up for 4 s. Any other task is cancelled at once.
 
     Example: perdure task cancel 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """

@@ -58,7 +58,7 @@ async def versions(
     """
     uses = {task: used for task, used in (await _read(producer)).items() if _is_shown(used, task, name)}
     if name is not None and not uses:
-        raise Failed(f"no worker and no task with a checkpoint has the name {name!r}")
+        raise Failed(f"no live worker has task {name!r}, and no task of this name has a checkpoint to resume")
     if json:
         print_json([_described(task, used) for task, used in uses.items()])
     elif uses:

@@ -119,7 +119,7 @@ async def test_a_worker_of_an_older_version_is_counted(settings: Settings, conne
 def test_without_versions_there_is_nothing_to_list(connected: None) -> None:
     assert "has a version other than 1" in call("task", "versions").err
     unknown = call("task", "versions", "nothing")
-    assert (unknown.code, "no worker and no task with a checkpoint has the name 'nothing'" in unknown.err) == (1, True)
+    assert (unknown.code, "no live worker has task 'nothing', and no task of this name" in unknown.err) == (1, True)
 
 
 @pytest.mark.parametrize(
