@@ -10,7 +10,7 @@ from typing import Final
 
 from ..errors import Unavailable, UnreadableCheckpoint
 from ..keys import Partition
-from ..security import TaskCipher
+from ..security import MARK, TaskCipher
 from ..transport import Command, Gateway, pairs, retry_while_unavailable
 
 __all__ = ["NO_CHUNKS", "PAGE", "StepPages", "add_fields"]
@@ -135,11 +135,16 @@ class StepPages:
             commands.append(("HSCAN", self._key, self._cursor, "MATCH", NO_CHUNKS, "COUNT", PAGE))
         values, *pages = await self._gateway.pipeline(commands)
         missing: list[str] = []
+        records, cipher = self._records, self.cipher
+        plain = cipher is None or cipher.accepts_plain
         for name, value in zip(names, values, strict=True):
             if value is None:
                 missing.append(name)
-            elif name not in self._records:
-                self._records[name] = value if self.cipher is None else self.cipher.decrypt(f"d:{name}", value)
+            elif name not in records:
+                if cipher is None or (plain and value[:1] != MARK):  # as most, without a call
+                    records[name] = value
+                else:
+                    records[name] = cipher.decrypt(f"d:{name}", value)
         if values[0] is None:
             await self._read_unfinished(missing)
             self._absent.update(missing)
@@ -201,5 +206,8 @@ def _successors(step: str, count: int) -> tuple[str, list[str]]:
     if not numbers:
         return f"{step}#", [f"{step}#{number}" for number in range(2, count + 2)]
     head, tail = step[: numbers[-1].start()], step[numbers[-1].end() :]
-    first, width = int(numbers[-1][0]) + 1, len(numbers[-1][0])
-    return head + tail, [f"{head}{str(number).zfill(width)}{tail}" for number in range(first, first + count)]
+    last = numbers[-1][0]
+    following = range(int(last) + 1, int(last) + 1 + count)
+    if last[0] == "0":
+        return head + tail, [f"{head}{str(number).zfill(len(last))}{tail}" for number in following]
+    return head + tail, [f"{head}{number}{tail}" for number in following]

@@ -137,6 +137,11 @@ class TaskCipher:
         self._context = b""
         self._ciphers: dict[bytes, Cipher] | None = None
 
+    @property
+    def accepts_plain(self) -> bool:
+        """Whether `decrypt` returns data that is not encrypted, unless its caller decides that."""
+        return not self._encryptor.required
+
     def encrypt(self, kind: str, data: bytes) -> bytes:
         """Return the data encrypted, or unchanged if there is no key."""
         if self._ring is None:

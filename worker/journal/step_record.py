@@ -42,8 +42,8 @@ class StepRecord(NamedTuple):
 
         digest: "" for a record that is not compared with its call.
         """
-        head = b'{"h":"%b"' % digest.encode() if digest else b"{}\n"
-        return data[data.index(b"\n") + 1 :] if data.startswith(head) else None
+        head = f'{{"h":"{digest}"'.encode() if digest else b"{}\n"
+        return data.partition(b"\n")[2] if data.startswith(head) else None
 
     @classmethod
     def decode(cls, data: bytes) -> StepRecord:

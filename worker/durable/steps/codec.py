@@ -154,7 +154,7 @@ _by_code: dict[CodeType, tuple[Any, dict[str, Any], Codec]] = {}
 def codec_of(fn: Callable[..., Any]) -> Codec:
     """Return the codec of a function's result; plain JSON if it has no annotation or one that cannot be resolved."""
     code: CodeType | None
-    if isinstance(fn, MethodType):
+    if type(fn) is MethodType:
         fn = fn.__func__
     if type(fn) is FunctionType and not fn.__dict__:  # a plain function without a wrapper
         plain: Any = fn
@@ -206,10 +206,18 @@ def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, byt
     All values without a JSON form (a client, a connection) count as the same, so that the names of types may change.
     """
     values = (*args, kwargs) if kwargs else args
-    if not _PLAIN.issuperset(map(type, values)):
-        values = _ordered(values)
+    for value in values:
+        if type(value) not in _PLAIN:
+            values = _ordered(values)
+            break
     data = to_json(values, fallback=_opaque)
-    return hashlib.blake2b(data, digest_size=12).hexdigest(), data
+    digest = _HASH.copy()
+    digest.update(data)
+    return digest.hexdigest(), data
+
+
+_HASH: Final = hashlib.blake2b(digest_size=12)
+"""Hash of no data; a copy of it costs less than a new one."""
 
 
 def digests_of(args: tuple[Any, ...], kwargs: dict[str, Any], digest: str, data: bytes) -> tuple[str, ...]:

@@ -110,7 +110,8 @@ class StepKeys:
         if record is None or (result := StepRecord.result_of(record, digest)) is None:
             return None
         self._names[name] = number
-        history.take_known(key)
+        if history.pages is not None:
+            history.pages.take(key)
         return key, result
 
     def match_any(

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from ....deadletter import Retry
 from ...errors import StepDefinitionError
 
-__all__ = ["DEFAULT_OPTIONS", "AlreadyDone", "Durability", "StepOptions", "check_name"]
+__all__ = ["DEFAULT_OPTIONS", "LONGEST_NAME", "AlreadyDone", "Durability", "StepOptions", "check_name"]
 
 R = TypeVar("R")
 
@@ -85,7 +85,11 @@ DEFAULT_OPTIONS: Final[Mapping[Durability, StepOptions]] = {
 """Options of steps by the durability of their task."""
 
 
+LONGEST_NAME: Final = 200
+"""Characters of the name of a step."""
+
+
 def check_name(what: str, name: object) -> None:
     """Raise `StepDefinitionError` if a step, its id or a scope cannot have this name."""
-    if not (isinstance(name, str) and 0 < len(name) <= 200 and "#" not in name):
-        raise StepDefinitionError(f"{what} must be 1 to 200 characters without '#', got {name!r}")
+    if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and "#" not in name):
+        raise StepDefinitionError(f"{what} must be 1 to {LONGEST_NAME} characters without '#', got {name!r}")
