@@ -21,6 +21,7 @@ from perdure.queues import (
     Kind,
     LeaseLost,
     Namespace,
+    NotEncrypted,
     Partition,
     Producer,
     TamperedData,
@@ -442,7 +443,7 @@ async def test_pages_of_large_records_have_fewer_of_them(
     assert len(sizes) < 20
 
 
-async def test_a_changed_record_is_refused_when_its_page_is_read(gateway: Gateway, delivery: Delivery) -> None:
+async def test_a_changed_or_plain_record_is_refused_when_its_page_is_read(gateway: Gateway, delivery: Delivery) -> None:
     cipher = Encryptor(read_keys(FIRST, "the test")).of(delivery.partition, "x")
     entries = [done(f"page-{number}").encrypted(cipher) for number in range(1, 1200)]
     for start in range(0, len(entries), 200):
@@ -453,6 +454,11 @@ async def test_a_changed_record_is_refused_when_its_page_is_read(gateway: Gatewa
     steps = delivery.partition.steps("x")
     await gateway.command("HSET", steps, f"d:{other}", await gateway.command("HGET", steps, f"d:{one}"))
     with pytest.raises(TamperedData):
+        await history.read_record(other)
+    await gateway.command("HSET", steps, f"d:{other}", b"{}\n1")
+    assert history.pages is not None
+    history.pages.cipher = Encryptor(read_keys(FIRST, "the test"), required=True).of(delivery.partition, "x")
+    with pytest.raises(NotEncrypted):
         await history.read_record(other)
 
 
