@@ -183,7 +183,9 @@ class _Reader:
             key = self.partition.timeline
             flat = await self.gateway.command("ZREVRANGEBYSCORE", key, top, bottom, "WITHSCORES", "LIMIT", 0, size)
             read = [
-                _Position(int(float(score)), task_id.decode(), self.partition.queue, self.partition.index)
+                _Position(
+                    int(float(score)), task_id.decode("utf-8", "replace"), self.partition.queue, self.partition.index
+                )
                 for task_id, score in zip(flat[::2], flat[1::2], strict=True)
             ]
             self.positions.extend(one for one in read if self.last is None or one < self.last)
@@ -242,7 +244,7 @@ async def trim_timeline(gateway: Gateway, partition: Partition) -> int:
     removed = 0
     oldest = ("ZRANGE", partition.timeline, 0, _TRIMMED - 1)
     for choose in (oldest, ("ZRANDMEMBER", partition.timeline, _TRIMMED)):
-        while ids := [one.decode() for one in await gateway.command(*choose)]:
+        while ids := [one.decode("utf-8", "replace") for one in await gateway.command(*choose)]:
             keys = [partition.timeline, *(partition.record(task_id) for task_id in ids)]
             gone: int = await gateway.run(_TRIM, keys, ids)
             removed += gone

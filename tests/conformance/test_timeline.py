@@ -192,6 +192,16 @@ async def test_ids_of_expired_records_are_skipped_and_trimmed(
     assert await trim_timeline(gateway, partition) == 0
 
 
+async def test_an_id_that_is_no_text_is_skipped(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t", queue="default")
+    await gateway.command("ZADD", partition.timeline, 1, b"\xff")
+    assert await trim_timeline(gateway, partition) == 0
+    page = await page_tasks(gateway, namespace, TaskFilter(), limit=10)
+    assert [record.id for record in page.tasks] == [handle.id]
+
+
 async def test_old_live_tasks_do_not_shield_expired_ones_from_the_trimming(
     gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
