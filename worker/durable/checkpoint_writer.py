@@ -66,7 +66,7 @@ class CheckpointWriter:
         self._on_wait = log_wait(f"task {task_id}", on_wait)
         self._first: tuple[Entry, ...] = ()
         self._progress: Entry | None = None
-        self._progress_due = 0.0
+        self._progress_due = time.monotonic() + PROGRESS_INTERVAL if last else 0.0  # a resumed run first catches up
         self._progress_timer: asyncio.TimerHandle | None = None
         self._pending: list[Entry] = []
         self._added = 0

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Sequence
 import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, current_step
-from perdure.queues import DecryptionError, Entry, State
+from perdure.queues import DecryptionError, Entry, Kind, State
 from perdure.worker.durable import Run
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import StepOutsideTask
@@ -113,6 +113,29 @@ async def test_a_retry_shows_the_progress_of_the_attempt_before(app: App) -> Non
         progress = await handle.progress()
         assert progress is not None
         assert (progress.done, progress.total) == (5, 10)
+
+
+async def test_a_resumed_run_that_reports_its_recorded_steps_again_lowers_nothing(
+    app: App, written: list[Entry]
+) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0))
+    async def job(ctx: Context) -> None:
+        for page in range(1, 4):
+            await ctx.step("page", str, page)
+            await ctx.progress(page)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        if ctx.attempt == 1:
+            raise ValueError("after three pages")
+
+    async with app:
+        await job.enqueue()
+        await work_off(app)
+    assert [entry.value for entry in written if entry.kind is Kind.PROGRESS][-2:] == [page(3), page(3)]
+
+
+def page(number: int) -> bytes:
+    return b'{"done":%d,"total":null,"note":""}' % number
 
 
 async def test_following_events_shows_progress(app: App) -> None:
