@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perdure import Context, SyncContext, current_step
 from perdure.queues import Delivery
-from perdure.worker.durable import CURRENT_RUN
+from perdure.worker.durable import CURRENT_RUN, Run
 
 from .journal import JournalWriter
 
@@ -47,8 +47,8 @@ JOURNAL: Final = JournalWriter(FOLDER)
 PADDING: Final = 1_100_000
 """Characters in a large value, which is stored in three chunks."""
 
-_RUNS: Final[dict[tuple[bytes, int, str], str]] = {}
-"""Names of the runs in this process, by their fencing tokens."""
+_RUNS: Final[dict[int, str]] = {}
+"""Names of the runs in this process, by identity: a run after lost data has the fencing token of the last one."""
 
 _NUMBERS = itertools.count(1)
 
@@ -83,9 +83,8 @@ def logged_plain(handler: Callable[Concatenate[SyncContext, P], R]) -> Callable[
 
 @contextmanager
 def _logged_run(ctx: Context | SyncContext) -> Iterator[str]:
-    name, delivery = f"{os.getpid()}.{next(_NUMBERS)}", _delivery()
-    fence = (delivery.entry, delivery.count, delivery.worker)
-    _RUNS[fence] = name
+    name, current = f"{os.getpid()}.{next(_NUMBERS)}", _current()
+    _RUNS[id(current)] = name
     JOURNAL.write(
         "run",
         task=ctx.task_id,
@@ -93,7 +92,7 @@ def _logged_run(ctx: Context | SyncContext) -> Iterator[str]:
         run=name,
         attempt=ctx.attempt,
         crashes=ctx.crashes,
-        **_shown(delivery),
+        **_shown(current.delivery),
     )
     try:
         yield name
@@ -101,13 +100,13 @@ def _logged_run(ctx: Context | SyncContext) -> Iterator[str]:
         JOURNAL.write("left", task=ctx.task_id, run=name, error=type(error).__name__, text=str(error)[:200])
         raise
     finally:
-        del _RUNS[fence]
+        del _RUNS[id(current)]
 
 
-def _delivery() -> Delivery:
+def _current() -> Run:
     run = CURRENT_RUN.get()
     assert run is not None
-    return run.delivery
+    return run
 
 
 def _shown(delivery: Delivery) -> dict[str, Any]:
@@ -122,9 +121,8 @@ def _shown(delivery: Delivery) -> dict[str, Any]:
 
 
 def running() -> str:
-    """Return the name of the current run. A thread outlives its run: then the name is not known any more."""
-    delivery = _delivery()
-    return _RUNS.get((delivery.entry, delivery.count, delivery.worker), "ended")
+    """Return the name of the current run."""
+    return _RUNS[id(_current())]
 
 
 def began(inputs: list[str]) -> str:

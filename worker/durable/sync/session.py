@@ -90,7 +90,8 @@ class ThreadSession(Generic[C]):
         A step with a time-out, or one of several concurrent ones, gets a thread of its own.
         """
         if asyncio.current_task() is self._task and anyio.current_effective_deadline() == math.inf:
-            self._to_thread.put(partial(copy_context().run, self._call, function))
+            context = copy_context()
+            self._to_thread.put(lambda: context.run(self._call, function))
             return await self._serve()
         inner = ThreadSession(self._threads, self._keys, self.context)
         return await inner._run(self._threads.run_step(partial(inner._main, function)))
