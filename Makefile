@@ -11,15 +11,16 @@ SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-python test-wheel coverage test-system test-cluster test-redis62 failover check format
+.PHONY: help install demo test test-fast test-build test-python test-wheel coverage test-system test-cluster test-redis62 failover check format
 .PHONY: model fuzz bounded chaos bench bench-scale bench-peers clean
 
 help:
 	@printf '%s\n' \
 	  'make demo         kill workers of a task on real files, and show that it completes (about 30 s)' \
-	  'make test         all tests (about five minutes)' \
+	  'make test         all tests but those of make test-build (about five minutes)' \
 	  'make test-fast    the unit tests only, without servers and processes' \
-	  'make test-python  the unit and conformance tests on another Python: VENV=.venv312 PYTHON=python3.12' \
+	  'make test-build   the tests of the image, the unit files and the benchmarks' \
+  'make test-python  the unit and conformance tests on another Python: VENV=.venv312 PYTHON=python3.12' \
 	  'make test-wheel   the quickstart on the installed wheel, outside of the repository (WHEEL_PYTHONS)' \
 	  'make coverage     all tests with a coverage report (COVERAGE_TESTS)' \
 	  'make test-system  the tests that depend on the kind of server, on the redis-server of PATH' \
@@ -63,8 +64,14 @@ PARALLEL ?= 4
 PYTEST = $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 UNLIMITED := -o timeout=0 -o faulthandler_timeout=0
 
+# What is built and measured from the package, which takes long and changes seldom.
+BUILT := tests/benchmarks tests/project/test_deploy.py
+
 test: install
-	$(PYTEST)
+	$(PYTEST) $(BUILT:%=--ignore=%)
+
+test-build: install
+	$(PYTEST) $(BUILT)
 
 test-fast: install
 	$(PYTEST) -m 'not integration and not processes and not cluster'
