@@ -84,7 +84,10 @@ async def test_tasks_of_a_killed_worker_are_resumed_at_once_by_another(
 
 
 async def _is_no_process(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 async def test_children_end_with_their_supervisor_and_hand_over_at_no_cost(
