@@ -10,22 +10,24 @@ opens its own loop and connections at its first call.
 from __future__ import annotations
 
 import atexit
+import functools
+import operator
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
-from ..queues import Duration, Key, Moment, Producer, Replicated, TaskHandle, Unavailable
+from ..queues import Key, Moment, Producer, Replicated, TaskHandle, Unavailable
 from ..queues.errors import EventLoopError
-from ..queues.inbox import Sent
 from ..queues.threadsafe_calls import BackgroundLoop, ThreadsafeCaller
 from .app_loops import AppLoops, OpenedApp
 
 __all__ = ["SyncProducer", "close_sync_producers"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 _EXIT_TIMEOUT: Final = 5.0
@@ -36,6 +38,20 @@ _background = BackgroundLoop()
 
 _inherited: list[object] = []
 """State of the parent process. Finalizers must not act on file descriptors and loops that it shares with this one."""
+
+
+def _blocking(
+    method: Callable[Concatenate[Producer, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SyncProducer, P], R]:
+    """Return the synchronous form of a method of the producer."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: SyncProducer, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        wanted: Callable[[Producer], Coroutine[Any, Any, R]] = operator.methodcaller(name, *args, **kwargs)
+        return self.call(wanted, f"await app.producer.{name}(...)")
+
+    return call
 
 
 class SyncProducer:
@@ -71,39 +87,9 @@ class SyncProducer:
     ) -> None:
         self._release()
 
-    def enqueue(
-        self,
-        task: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        queue: str | None = None,
-        delay: Moment = 0.0,
-        key: str | None = None,
-        task_id: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout: Duration | None = None,
-        max_attempts: int | None = None,
-        result_ttl: Duration | None = None,
-        durability: Replicated | None = None,
-    ) -> TaskHandle[Any]:
-        """Enqueue one task by name. See `Producer.enqueue`."""
-
-        async def enqueue(producer: Producer) -> TaskHandle[Any]:
-            return await producer.enqueue(
-                task,
-                args,
-                queue=queue,
-                delay=delay,
-                key=key,
-                task_id=task_id,
-                headers=headers,
-                timeout=timeout,
-                max_attempts=max_attempts,
-                result_ttl=result_ttl,
-                durability=durability,
-            )
-
-        return self.call(enqueue, "await app.producer.enqueue(...)")
+    enqueue = _blocking(Producer.enqueue)
+    find = _blocking(Producer.find)
+    send_message = _blocking(Producer.send_message)
 
     def enqueue_many(
         self,
@@ -122,17 +108,6 @@ class SyncProducer:
             return await producer.enqueue_many(task, listed, queue=queue, delay=delay, key=key, durability=durability)
 
         return self.call(enqueue_many, "await app.producer.enqueue_many(...)")
-
-    def find(self, task_id: str) -> TaskHandle[Any] | None:
-        """Return the handle of a task by its id; None if no queue of the namespace has it."""
-        return self.call(lambda producer: producer.find(task_id), "await app.producer.find(...)")
-
-    def send_message(self, to: str, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
-        """Send a message to a task by its id. See `TaskHandle.send`."""
-        return self.call(
-            lambda producer: producer.send_message(to, content, sender=sender, message_id=message_id),
-            "await app.producer.send_message(...)",
-        )
 
     def call(self, function: Callable[[Producer], Coroutine[Any, Any, R]], instead: str) -> R:
         """Run a coroutine function on the background loop, where the app is open, and return its result.

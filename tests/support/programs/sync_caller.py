@@ -62,7 +62,7 @@ def enqueue_in_threads(name: str) -> None:
 
 def wait() -> None:
     """Wait for a result until the process is interrupted; end when a line comes."""
-    handle = work.enqueue_sync("nobody runs it")
+    handle = work.enqueue_sync("no worker")
     try:
         handle.result_sync()
     except KeyboardInterrupt:
@@ -73,7 +73,7 @@ def wait() -> None:
 
 def leave() -> None:
     """Leave the connection open, with a thread that waits for a result, until a line comes; then end."""
-    handle = work.enqueue_sync("nobody runs it")
+    handle = work.enqueue_sync("no worker")
     threading.Thread(target=result_of, args=(handle,), daemon=True).start()
     handle.status_sync()
     sys.stdout.write("open\n")
