@@ -13,11 +13,12 @@ from .worker.agent.context import (
     to_openai,
 )
 from .worker.errors import CompactionFailed, ContextError, ContextTooLarge
-from .worker.journal import Message, ToolCall
+from .worker.journal import Commitment, Message, Question, ToolCall
 
 __all__ = [
     "MALFORMED",
     "Budgets",
+    "Commitment",
     "CompactionFailed",
     "CompactionRequest",
     "ContextBuilder",
@@ -25,6 +26,7 @@ __all__ = [
     "ContextTooLarge",
     "Message",
     "Prompt",
+    "Question",
     "ToolCall",
     "default_counter",
     "from_anthropic",

@@ -72,6 +72,7 @@ NAMES = {
 CONTEXT_NAMES = {
     "MALFORMED",
     "Budgets",
+    "Commitment",
     "CompactionFailed",
     "CompactionRequest",
     "ContextBuilder",
@@ -79,6 +80,7 @@ CONTEXT_NAMES = {
     "ContextTooLarge",
     "Message",
     "Prompt",
+    "Question",
     "ToolCall",
     "default_counter",
     "from_anthropic",

@@ -41,10 +41,22 @@ from .handoff import (
 from .history import PastState, check_state, gap_before, read_snapshot, state_at
 from .json_patch import BadPatch, Patch, apply, diff
 from .parsing import Foreign, Unreadable, parse_event, register_event
-from .reducer import KEPT, empty_state, reduce
+from .reducer import empty_state, reduce
 from .resumption import After, Resumption
 from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
-from .state import AgentState, Artifact, Decision, Discovery, Ephemeral, PlanStep, StepStatus, WaitingFor
+from .state import (
+    KEPT,
+    AgentState,
+    Artifact,
+    Commitment,
+    Decision,
+    Discovery,
+    Ephemeral,
+    PlanStep,
+    Question,
+    StepStatus,
+    WaitingFor,
+)
 from .step_record import VERSION, StepRecord
 
 __all__ = [
@@ -59,6 +71,7 @@ __all__ = [
     "Artifact",
     "BadEdit",
     "BadPatch",
+    "Commitment",
     "Decision",
     "Discovery",
     "Ephemeral",
@@ -70,6 +83,7 @@ __all__ = [
     "Patch",
     "PlanStep",
     "Point",
+    "Question",
     "Resumption",
     "Role",
     "StepRecord",

@@ -13,12 +13,9 @@ from .agent_events import ArtifactSaved, Compacted, Decided, Discovered, Message
 from .event import Event
 from .json_patch import BadPatch, apply
 from .run_events import Received, Started, StepCompleted, StepFailed, StepStarted, Waited, WaitStarted
-from .state import AgentState
+from .state import KEPT, AgentState
 
-__all__ = ["KEPT", "empty_state", "reduce"]
-
-KEPT: Final = 100
-"""Number of latest decisions and discoveries that the state keeps; the log keeps all of them."""
+__all__ = ["empty_state", "reduce"]
 
 State = dict[str, Any]
 

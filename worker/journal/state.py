@@ -6,15 +6,41 @@ The state is data and is stored as JSON; users subclass `AgentState` and add fie
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from .chat import Message
 
-__all__ = ["AgentState", "Artifact", "Decision", "Discovery", "Ephemeral", "PlanStep", "StepStatus", "WaitingFor"]
+__all__ = [
+    "KEPT",
+    "AgentState",
+    "Artifact",
+    "Commitment",
+    "Decision",
+    "Discovery",
+    "Ephemeral",
+    "PlanStep",
+    "Question",
+    "StepStatus",
+    "WaitingFor",
+]
+
+KEPT: Final = 100
+"""Number of latest decisions, discoveries, commitments and questions that the state keeps; the log has all of them."""
 
 
 class Ephemeral:
@@ -105,6 +131,41 @@ class WaitingFor(BaseModel):
     why: str = ""
 
 
+UtcTime = Annotated[AwareDatetime, AfterValidator(lambda time: time.astimezone(UTC))]
+"""A time with a zone, converted to UTC."""
+
+
+class Commitment(BaseModel):
+    """Thing that one party has promised another.
+
+    Attributes:
+        by: Name of the party that promised it; "me" is the agent.
+        to: Name of the party that it was promised to; "me" is the agent.
+        due: Time until which it is to be done; None if no time was agreed. A time without a zone is refused.
+    """
+
+    model_config = ConfigDict(validate_assignment=True)
+
+    what: str
+    by: str = "me"
+    to: str = ""
+    due: UtcTime | None = None
+    done: bool = False
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether it is open and its time has come."""
+        return not self.done and self.due is not None and self.due <= now
+
+
+class Question(BaseModel):
+    """Open question. to: name of the party that can answer it; empty if that is not known."""
+
+    model_config = ConfigDict(validate_assignment=True)
+
+    text: str
+    to: str = ""
+
+
 class AgentState(BaseModel):
     """State of an agent's work. Subclass it to add fields; those are the agent's inputs too.
 
@@ -112,6 +173,8 @@ class AgentState(BaseModel):
         results: Results of the plan's steps, by key.
         decisions: Latest decisions; the log has all of them.
         discoveries: Latest discoveries; the log has all of them.
+        commitments: What the agent promised and what it was promised. The agent adds, changes and removes them.
+        questions: Open questions. The agent adds them, and removes those that were answered.
         messages: Conversation since its last compaction.
         context: Any other data to keep.
     """
@@ -124,7 +187,18 @@ class AgentState(BaseModel):
     results: dict[str, Any] = Field(default_factory=dict)
     decisions: list[Decision] = Field(default_factory=list)
     discoveries: list[Discovery] = Field(default_factory=list)
+    commitments: list[Commitment] = Field(default_factory=list)
+    questions: list[Question] = Field(default_factory=list)
     context: dict[str, Any] = Field(default_factory=dict)
     messages: list[Message] = Field(default_factory=list)
     artifacts: list[Artifact] = Field(default_factory=list)
     waiting_for: WaitingFor | None = None
+
+    @field_serializer("commitments", "questions", mode="wrap")
+    def _store_latest(self, found: list[Any], serialize: SerializerFunctionWrapHandler) -> Any:
+        """Store at most `KEPT` items: the latest ones, and commitments that are done only if there is room."""
+        if len(found) > KEPT:
+            done = [one for one in found if getattr(one, "done", False)]
+            surplus = {id(one) for one in done[: len(found) - KEPT]}
+            found = [one for one in found if id(one) not in surplus][-KEPT:]
+        return serialize(found)
