@@ -16,6 +16,7 @@ import anyio
 import perdure
 from perdure import AlreadyDone, App, Context, Retry, Snooze, SyncContext, current_step
 
+from .agents import ChaosAgent, RunLog
 from .instrumentation import (
     FOLDER,
     JOURNAL,
@@ -32,7 +33,7 @@ from .instrumentation import (
 from .journal import SECOND
 from .kinds import KINDS
 
-app = App("chaos")
+app = App("chaos", middleware=[RunLog()])
 
 _STALL = 0.5
 """Seconds of a standstill of this process that are logged."""
@@ -291,6 +292,9 @@ async def poison(ctx: Context, steps: int, pause: float) -> list[str]:
 async def keyed(ctx: Context, steps: int, pause: float) -> list[str]:
     """One of a key's tasks."""
     return [await stepped(ctx, "step-0", work, [], pause)]
+
+
+app.agent(ChaosAgent, **_options("agent"), result_ttl=None)
 
 
 def _log_stalls() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import orjson
 from perdure import Producer
 from perdure.queues import Partition, Record, list_queues, list_tasks, recorded_results
+from perdure.worker.journal.history import state_at
 
+from .agents import state_step
 from .instrumentation import token_of
 from .journal import JournalWriter
 
@@ -36,7 +38,8 @@ async def note_finals(producer: Producer, folder: Path, journal: JournalWriter) 
         time_now, ttl_ms = await producer.gateway.pipeline(commands, node_of=key)
         now_ms = int(time_now[0]) * 1000 + int(time_now[1]) // 1000
         kept = None if record.finished_at is None else (now_ms + ttl_ms - record.finished_at) / 1000
-        journal.write("final", **_final(record, await _steps(producer, partition, record.id)), kept=kept)
+        steps = _results_of_agent if record.task == "agent" else _steps
+        journal.write("final", **_final(record, await steps(producer, partition, record.id)), kept=kept)
     for ledger in sorted((folder / "ledger").iterdir()):
         task, _, _ = ledger.name.rpartition("-")
         journal.write("ledger", task=task, tokens=ledger.read_text().splitlines())
@@ -63,3 +66,9 @@ async def _steps(producer: Producer, partition: Partition, task_id: str) -> dict
     """Return recorded values by step: the second line of a record is the value."""
     found = await recorded_results(producer.gateway, partition, task_id)
     return {step: token_of(orjson.loads(record.partition(b"\n")[2])) for step, record in found.items()}
+
+
+async def _results_of_agent(producer: Producer, partition: Partition, task_id: str) -> dict[str, str]:
+    """Return the values in an agent's state by step: the reduction of its log, which is read as far as it can be."""
+    past = await state_at(producer.gateway, partition, task_id, lenient=True)
+    return {state_step(key): token for key, token in past.state["results"].items()}

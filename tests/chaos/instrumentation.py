@@ -27,9 +27,12 @@ __all__ = [
     "PADDING",
     "began",
     "effect",
+    "got",
     "logged",
     "logged_plain",
+    "logged_run",
     "made",
+    "returned",
     "running",
     "stepped",
     "stepped_plain",
@@ -59,9 +62,9 @@ def logged(
     """Log each run of a handler: its delivery, and how it ended."""
 
     async def run(ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with _logged_run(ctx) as name:
+        with logged_run(ctx) as name:
             result = await handler(ctx, *args, **kwargs)
-        JOURNAL.write("returned", task=ctx.task_id, run=name, result=result)
+        returned(ctx, name, result)
         return result
 
     functools.update_wrapper(run, handler)  # the signature is what a task's arguments are read from
@@ -72,17 +75,23 @@ def logged_plain(handler: Callable[Concatenate[SyncContext, P], R]) -> Callable[
     """Log each run of a handler that is a plain function."""
 
     def run(ctx: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with _logged_run(ctx) as name:
+        with logged_run(ctx) as name:
             result = handler(ctx, *args, **kwargs)
-        JOURNAL.write("returned", task=ctx.task_id, run=name, result=result)
+        returned(ctx, name, result)
         return result
 
     functools.update_wrapper(run, handler)
     return run
 
 
+def returned(ctx: Context | SyncContext, run: str, result: Any) -> None:
+    """Log the result of a run."""
+    JOURNAL.write("returned", task=ctx.task_id, run=run, result=result)
+
+
 @contextmanager
-def _logged_run(ctx: Context | SyncContext) -> Iterator[str]:
+def logged_run(ctx: Context | SyncContext) -> Iterator[str]:
+    """Log the run of a task, and how it ended if it returned nothing, and yield its name."""
     name, current = f"{os.getpid()}.{next(_NUMBERS)}", _current()
     _RUNS[id(current)] = name
     JOURNAL.write(
@@ -137,7 +146,8 @@ def began(inputs: list[str]) -> str:
 
 def effect(token: str, what: str = "effect", **more: object) -> None:
     """Log the effect of the step, or another event of it."""
-    run, key, _ = token.split("/")
+    run, _, rest = token.partition("/")
+    key, _, _ = rest.rpartition("/")
     JOURNAL.write(what, task=current_step().idempotency_key.partition(":")[0], run=run, step=key, token=token, **more)
 
 
@@ -150,16 +160,17 @@ def made(token: str) -> str:
 async def stepped(ctx: Context, name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> str:
     """Call `ctx.step`, and log the value that the handler gets. Names are used once per run, so they are the keys."""
     value: str = await ctx.options(**options).step(name, fn, *args)
-    return _got(ctx, name, value, options.get("durability", "sync"))
+    return got(ctx, name, value, options.get("durability", "sync"))
 
 
 def stepped_plain(ctx: SyncContext, name: str, fn: Callable[..., Any], *args: Any) -> str:
     """Call `ctx.step` in a handler that is a plain function."""
     value: str = ctx.step(name, fn, *args)
-    return _got(ctx, name, value, "sync")
+    return got(ctx, name, value, "sync")
 
 
-def _got(ctx: Context | SyncContext, name: str, value: str, durability: str) -> str:
+def got(ctx: Context | SyncContext, name: str, value: str, durability: str) -> str:
+    """Log the value of a step that the handler got; return its token."""
     token = token_of(value)
     JOURNAL.write("value", task=ctx.task_id, run=running(), step=name, token=token, durability=durability)
     return token

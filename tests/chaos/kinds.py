@@ -32,6 +32,7 @@ KINDS: Final[dict[str, Kind]] = {
     "plain": Kind(16),
     "bulky": Kind(4),
     "fans": Kind(20),
+    "agent": Kind(24),
     "tries": Kind(16),
     "saves": Kind(20),
     "payment": Kind(20),

@@ -57,8 +57,10 @@ class TaskSource:
 
     async def _enqueue(self) -> None:
         kind = self._dice.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
-        args = {"steps": self._dice.randint(2, 5), "pause": round(self._dice.uniform(0.02, 0.35), 3)}
+        args: dict[str, Any] = {"steps": self._dice.randint(2, 5), "pause": round(self._dice.uniform(0.02, 0.35), 3)}
         draw = self._dice.random()
+        if kind == "agent":
+            args["goal"] = "take all parts"
         if kind == "keyed":
             await self._one(kind, args, key=f"{self._name}-{self._dice.randrange(3)}")
         elif draw < 0.06:
