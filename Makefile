@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-build test-python test-wheel coverage test-system test-cluster test-redis62 failover check format
-.PHONY: model fuzz bounded chaos bench bench-scale bench-peers clean
+.PHONY: model fuzz bounded evaluate chaos bench bench-scale bench-peers clean
 
 help:
 	@printf '%s\n' \
@@ -31,6 +31,7 @@ help:
 	  'make model        a thousand random sequences of all scripts, compared with a model (MODEL_SEED, MODEL_RUNS)' \
 	  'make fuzz         ten thousand hostile messages to a worker process (FUZZ_SEED, FUZZ_ENTRIES)' \
 	  'make bounded      100,000 tasks of all outcomes, which leave no key in Redis and no memory in the worker' \
+	  'make evaluate     measure what agents know over long and interrupted runs, and print the figures (EVALUATE)' \
 	  'make failover     kill primaries and move slots under load, and print the outcomes of the tasks' \
 	  'make chaos        ten minutes of random faults, and a check of all guarantees against a journal (CHAOS)' \
 	  'make bench        throughput, step rate, latency and recovery, compared with a raw client' \
@@ -74,14 +75,14 @@ test-build: install
 	$(PYTEST) $(BUILT)
 
 test-fast: install
-	$(PYTEST) -m 'not integration and not processes and not cluster'
+	$(PYTEST) -m 'not integration and not processes and not cluster and not evaluation'
 
 # On another Python: make test-python VENV=.venv312 PYTHON=python3.12. REDIS_PY: a release of redis-py instead of the latest.
 test-python: install
 	@$(if $(REDIS_PY),$(PIP) install --quiet 'redis[hiredis]==$(REDIS_PY)')
 	$(BIN)/python --version
 	$(BIN)/python -c 'import redis; print("redis-py", redis.__version__)'
-	$(PYTEST) -m 'conformance or not (integration or processes or cluster)'
+	$(PYTEST) -m 'conformance or not (integration or processes or cluster or evaluation)'
 
 # WHEEL_PYTHONS: the interpreters that the wheel is installed for.
 test-wheel: WHEEL_PYTHONS ?= $(PYTHON)
@@ -89,14 +90,14 @@ test-wheel: install
 	$(BIN)/python -m tests.project.wheel $(WHEEL_PYTHONS)
 
 # COVERAGE_TESTS: which of them, as pytest's -m takes it.
-coverage: COVERAGE_TESTS ?= not cluster
+coverage: COVERAGE_TESTS ?= not cluster and not evaluation
 coverage: install
 	@rm -f build/coverage*
 	$(PYTEST) -m '$(COVERAGE_TESTS)' --cov --cov-report=
 	$(BIN)/coverage report
 
 # On another server than the bundled Valkey: the conformance suite and the tests of what depends on the kind of server.
-ELSEWHERE := -m '(conformance or integration and not processes) and not cluster' \
+ELSEWHERE := -m '(conformance or integration and not processes) and not cluster and not evaluation' \
   tests/conformance tests/fundamentals tests/model tests/system tests/topology
 
 test-system: install
@@ -147,6 +148,10 @@ fuzz: install
 bounded: export BOUNDED_TASKS ?= 100000
 bounded: install
 	$(BIN)/python -m pytest tests/system/test_bounded.py -rP $(UNLIMITED)
+
+# EVALUATE: options of pytest, such as EVALUATE='-k prompts'.
+evaluate: install
+	$(BIN)/python -m pytest tests/evaluation -m evaluation -n 0 -s $(UNLIMITED) $(EVALUATE)
 
 failover: install
 	$(BIN)/python -m tests.topology.failover

@@ -15,6 +15,7 @@ The package knows no handlers and no runtime: it reads and computes, and the run
     step_record.py      stored form of a step record
     history.py          the state at any event; check of a snapshot against the log
     forks.py            a new task from a point in another one's log
+    quoting.py          foreign text as one line or one block, for prompts and Markdown
     resumption.py       summary of what a resumed run continues from
     handoff/            handoff documents
 
