@@ -81,11 +81,8 @@ def succeed(
     """
     if gateway.encryptor.active:
         result = gateway.encryptor.of(delivery.partition, task_id).encrypt(RESULT, result)
-    return _finish(
-        *(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written),
-        handed_to=handed_to,
-        entries=entries,
-    )
+    state = State.SUCCEEDED
+    return _finish(gateway, delivery, task_id, state, result, counters, ran, ttl, envelope, written, handed_to, entries)
 
 
 async def cancelled(

@@ -71,21 +71,8 @@ class Settler:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id
         ran, last = time.monotonic() - run.started, run.last_entry
         match outcome:  # partial, not lambda: a cell for each variable costs every task time in the garbage collector
-            case Success(result, counters, handed_to):
-                return partial(
-                    succeed,
-                    gateway,
-                    delivery,
-                    task_id,
-                    result,
-                    counters,
-                    ran=ran,
-                    ttl=self._result_ttl(run),
-                    envelope=run.envelope,
-                    written=run.has_written,
-                    handed_to=handed_to,
-                    entries=last,
-                )
+            case Success():
+                return partial(self._succeed, run, outcome, ran, last)
             case Cancelled(counters):
                 return partial(cancelled, gateway, delivery, task_id, counters, ran=ran, ttl=self._result_ttl(run))
             case Release(counters):
@@ -103,6 +90,21 @@ class Settler:
                 return partial(
                     self._bury, delivery, task_id, task, reason, counters, error, run.redact, last, ran=ran, ttl=ttl
                 )
+
+    def _succeed(self, run: Run, success: Success, ran: float, last: int) -> Awaitable[None]:
+        return succeed(
+            self._gateway,
+            run.delivery,
+            run.id,
+            success.result,
+            success.counters,
+            ran=ran,
+            ttl=self._result_ttl(run),
+            envelope=run.envelope,
+            written=run.has_written,
+            handed_to=success.handed_to,
+            entries=last,
+        )
 
     def _reschedule(self, run: Run, outcome: Rerun | Park | AwaitVersion) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id, counters = self._gateway, run.delivery, run.id, outcome.counters
