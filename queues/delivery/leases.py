@@ -24,9 +24,9 @@ RELEASED_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """Idle time that a released message shows, so that every claim takes it, whatever the lease."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
-    """One hand-out of a message to one worker.
+    """One hand-out of a message to one worker. It does not change; a frozen dataclass takes 3 times as long to create.
 
     Attributes:
         count: Redis' delivery count of the entry, 1 for the first. It is never lowered.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, NotEncrypted, PayloadTooLarge, TamperedData, UnreadableCheckpoint
@@ -40,8 +40,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Success:
+class Success(NamedTuple):
     """The handler returned `result`, as JSON, or a successor continues its work. handed_to: id of the successor."""
 
     result: bytes
