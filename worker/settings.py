@@ -38,7 +38,10 @@ class Settings(ConnectionSettings):
         payload_limit: Limit of arguments and records in bytes; a larger result of a step or a task is stored in chunks.
         large_limit: Limit of results that are stored in chunks, in bytes; 0 for none.
         artifacts: Artifact store: a folder or an fsspec URL; empty for a folder in data_dir.
-        artifact_limit: Limit of one artifact in bytes.
+        artifact_limit: Limit of one artifact in bytes, and of one file of a workspace.
+        workspaces: Folder of the workspaces of running tasks; empty for the system's temporary folder.
+        workspace_limit: Limit of the saved files of one workspace in bytes.
+        workspace_files: Limit of their number.
         log_level: Lowest level that is logged.
         log_json: Log as JSON.
         log_tasks: Log the start and the end of each run.
@@ -71,6 +74,9 @@ class Settings(ConnectionSettings):
     large_limit: Annotated[int, Field(ge=0)] = 64 << 20
     artifacts: str = ""
     artifact_limit: Annotated[int, Field(ge=1)] = 1 << 30
+    workspaces: str = ""
+    workspace_limit: Annotated[int, Field(ge=1)] = 1 << 30
+    workspace_files: Annotated[int, Field(ge=1)] = 10_000
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
     log_tasks: bool = False

@@ -224,11 +224,15 @@ class Loop(Generic[S]):
         Raises `StateTooLarge`, `StateUnstorable`, `LeaseLost`.
         """
         run, live = self._run, self._live
+        files = await run.workspace.find_change() if run.workspace is not None else None
         parts = self._parts(key)
         event_entry = live.checkpoint(event)
         dropped = forget_steps([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
+        saved = () if files is None else run.workspace.entries(files, key)
         snapshot = live.snapshot(more=len(parts))
-        await run.recorder.put(event_entry, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated)
+        await run.recorder.put(
+            event_entry, *saved, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated
+        )
         run.touch()
         run.step_recorded()
 

@@ -16,7 +16,7 @@ import typer
 
 from ...queues import Producer
 from ..artifacts import ArtifactLink, ArtifactStore, all_links, orphans, task_links
-from ..durable import artifact_store
+from ..durable import artifact_store, workspace_hashes
 from ..settings import load_settings
 from .support.connection import ConnectionOptions, connected, find_handle, with_connection_options
 from .support.errors import Failed, Misuse
@@ -216,7 +216,7 @@ async def _collect(place: ConnectionOptions, grace: float, dry_run: bool, json: 
     async with place.producer() as producer:
         store = await artifact_store(producer.gateway, load_settings(**place.overrides()))
         with Bar("tasks checked") as bar:
-            async for orphan in orphans(store, lambda: _linked(producer, bar), grace=grace):
+            async for orphan in orphans(store, lambda: _linked(producer, store, bar), grace=grace):
                 if dry_run or await store.remove(orphan.hash, grace):
                     count, size = count + 1, size + orphan.size
                     if json:
@@ -229,11 +229,14 @@ async def _collect(place: ConnectionOptions, grace: float, dry_run: bool, json: 
     _summarize(store, count, size, drafts, grace, dry_run=dry_run)
 
 
-async def _linked(producer: Producer, bar: Bar) -> AsyncIterator[str]:
+async def _linked(producer: Producer, store: ArtifactStore, bar: Bar) -> AsyncIterator[str]:
+    """Yield the hashes that tasks link: of their artifacts, and of the files of their workspaces."""
     async for _, _, links in all_links(producer.gateway, producer.namespace):
         bar.advance()
         for link in links:
             yield link.hash
+    async for digest in workspace_hashes(producer.gateway, producer.namespace, store):
+        yield digest
 
 
 def _summarize(store: ArtifactStore, count: int, size: int, drafts: int, grace: float, *, dry_run: bool) -> None:

@@ -12,6 +12,7 @@
     log_calls.py          ctx.decide, discover, add_message, record_event, tool
     messaging.py          ctx.inbox, ask, send
     task_artifacts.py     ctx.artifacts
+    task_workspace.py     ctx.workspace
     task_memory.py        ctx.memory
     resume_info.py        ctx.resume_info
     continuation.py       ctx.continue_as
@@ -37,6 +38,7 @@ from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
 from .task_artifacts import Artifacts, artifact_store
 from .task_memory import TaskMemory, store_findings
+from .task_workspace import FolderOnly, Workspace, restore_workspace, workspace_hashes
 
 __all__ = [
     "CURRENT_RUN",
@@ -50,6 +52,7 @@ __all__ = [
     "Context",
     "Durability",
     "EnqueueCall",
+    "FolderOnly",
     "Middleware",
     "ParkReason",
     "Run",
@@ -62,6 +65,7 @@ __all__ = [
     "StopRule",
     "TaskMemory",
     "Threads",
+    "Workspace",
     "artifact_store",
     "build_chain",
     "codec_of",
@@ -71,8 +75,10 @@ __all__ = [
     "forget_steps",
     "log_orphans",
     "make_codec",
+    "restore_workspace",
     "stop_of_event",
     "store_findings",
     "store_task_result",
     "successor_of",
+    "workspace_hashes",
 ]

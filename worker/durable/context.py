@@ -26,6 +26,7 @@ from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
 from .steps.threads import CURRENT_SESSION
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory
+from .task_workspace import Workspace, workspace_of
 
 if TYPE_CHECKING:
     from loguru import Logger  # exists in its type stubs only
@@ -116,6 +117,11 @@ class Context(TaskInfo, StepCaller):
     def memory(self) -> TaskMemory:
         """Long-term memories, which outlive the task; see docs/how-to/memory.md."""
         return TaskMemory(self._run, self._options.durability)
+
+    @property
+    def workspace(self) -> Workspace:
+        """A folder whose files are saved with each step and restored with the task; see docs/how-to/workspaces.md."""
+        return workspace_of(self._run)
 
     @property
     def artifacts(self) -> Artifacts:

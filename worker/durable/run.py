@@ -47,6 +47,7 @@ class Run(HandlerTask):
         version: version of the task's code with which the task's first run began.
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
         context: the `Context` of the handler and its middleware while the handler runs, else None.
+        workspace: the `Workspace` of the task, None if nothing has used it.
     """
 
     __slots__ = (
@@ -82,6 +83,7 @@ class Run(HandlerTask):
         "stopping",
         "threads",
         "version",
+        "workspace",
     )
 
     def __init__(
@@ -121,6 +123,7 @@ class Run(HandlerTask):
         self._new_version = False
         self.around_step: Callable[..., Awaitable[Any]] | None = None
         self.context: Any = None
+        self.workspace: Any = None
         self._observers: tuple[RunObserver, ...] = ()
         self._used_messages: set[int] | None = None
         self._quiet: anyio.Event | None = None

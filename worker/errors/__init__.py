@@ -29,6 +29,9 @@ PerdureError
 │   ├── ArtifactMissing         the bytes of an artifact are not in the store
 │   ├── ArtifactDamaged         the bytes do not match the recorded hash
 │   └── StoreUnavailable        the store cannot be reached, is full, or refuses access
+├── WorkspaceError              workspaces of tasks, and shared ones
+│   ├── WorkspaceTooLarge       a file or the whole workspace exceeds a limit
+│   └── FileConflict            a shared file has another version than the caller expected
 ├── StateError                  state of an agent; retrying does not help
 │   ├── BadSnapshot             the stored state cannot be read
 │   ├── BadHistory              an event of the log is missing or cannot be read
@@ -48,7 +51,7 @@ PerdureError
 from __future__ import annotations
 
 from ...queues import ConfigurationError
-from . import agents, artifacts, steps, tasks
+from . import agents, artifacts, steps, tasks, workspaces
 from .agents import (
     BadHandoff,
     BadHistory,
@@ -97,6 +100,7 @@ from .tasks import (
     TaskTimeout,
     UnknownTask,
 )
+from .workspaces import FileConflict, WorkspaceError, WorkspaceTooLarge
 
 __all__ = [
     "ArtifactDamaged",
@@ -112,6 +116,7 @@ __all__ = [
     "ContextError",
     "ContextTooLarge",
     "CrashLoop",
+    "FileConflict",
     "Incoherent",
     "InvalidArguments",
     "LifespanError",
@@ -140,8 +145,10 @@ __all__ = [
     "TaskTimeout",
     "UnknownTask",
     "UnserialisableResult",
+    "WorkspaceError",
+    "WorkspaceTooLarge",
 ]
 
-for _module in (tasks, steps, artifacts, agents):
+for _module in (tasks, steps, artifacts, workspaces, agents):
     for _name in _module.__all__:  # dead letters and logs name an error by its public place
         getattr(_module, _name).__module__ = __name__

@@ -24,6 +24,7 @@ __all__ = [
     "Rewound",
     "Snapshot",
     "ToolCalled",
+    "WorkspaceSaved",
 ]
 
 
@@ -135,6 +136,25 @@ class ArtifactSaved(Event):
     hash: str
     size: Count
     media_type: str = "application/octet-stream"
+
+
+@built_in
+class WorkspaceSaved(Event):
+    """Files of the workspace that changed and were saved.
+
+    Attributes:
+        changed, removed: Their paths, at most 50 of each.
+        more: Number of those that are not named.
+        files: Number of files in the workspace.
+        size: Bytes of all of them.
+    """
+
+    type: Literal["workspace_saved"] = "workspace_saved"
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    more: Count = 0
+    files: Count = 0
+    size: Count = 0
 
 
 @built_in

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from .agent_events import ArtifactSaved, Compacted, Decided, Discovered, MessageAdded, Planned
+from .agent_events import ArtifactSaved, Compacted, Decided, Discovered, MessageAdded, Planned, WorkspaceSaved
 from .event import Event
 from .json_patch import BadPatch, apply
 from .run_events import Received, Started, StepCompleted, StepFailed, StepStarted, Waited, WaitStarted
@@ -109,6 +109,13 @@ def _artifact_saved(state: State, event: ArtifactSaved, number: int) -> State:
     return {"artifacts": [*others, artifact]}
 
 
+def _workspace_saved(state: State, event: WorkspaceSaved, number: int) -> State:
+    """Keep the paths of the files that changed last; the log has all of them."""
+    named = {*event.changed, *event.removed}
+    others = [file for file in state["files"] if file["path"] not in named]
+    return {"files": [*others, *({"path": path, "n": number} for path in event.changed)][-KEPT:]}
+
+
 def _compacted(state: State, event: Compacted, number: int) -> State:
     """Replace the messages that the summary covers."""
     summary: State = {
@@ -144,6 +151,7 @@ _RULES: Final[dict[str, Callable[[State, Any, int], State]]] = {
     "discovered": _discovered,
     "message_added": _message_added,
     "artifact_saved": _artifact_saved,
+    "workspace_saved": _workspace_saved,
     "compacted": _compacted,
     "waiting": _waiting,
     "waited": _waited,

@@ -123,6 +123,13 @@ class Artifact(BaseModel):
     media_type: str = "application/octet-stream"
 
 
+class ChangedFile(BaseModel):
+    """File of the workspace that changed. path: from the workspace. n: number of the event that saved it."""
+
+    path: str
+    n: int
+
+
 class WaitingFor(BaseModel):
     """Thing that the task waits for. what: kind, such as "message". on: sender that is expected."""
 
@@ -176,6 +183,7 @@ class AgentState(BaseModel):
         commitments: What the agent promised and what it was promised. The agent adds, changes and removes them.
         questions: Open questions. The agent adds them, and removes those that were answered.
         messages: Conversation since its last compaction.
+        files: Files of the workspace that changed last.
         context: Any other data to keep.
     """
 
@@ -192,6 +200,7 @@ class AgentState(BaseModel):
     context: dict[str, Any] = Field(default_factory=dict)
     messages: list[Message] = Field(default_factory=list)
     artifacts: list[Artifact] = Field(default_factory=list)
+    files: list[ChangedFile] = Field(default_factory=list)
     waiting_for: WaitingFor | None = None
 
     @field_serializer("commitments", "questions", mode="wrap")

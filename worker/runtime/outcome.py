@@ -24,6 +24,7 @@ from ..errors import (
     StepOutsideTask,
     TaskDefinitionError,
     UnserialisableResult,
+    WorkspaceTooLarge,
 )
 
 __all__ = [
@@ -142,6 +143,7 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     ResultMismatch: Reason.NOT_RETRYABLE,
     Incoherent: Reason.INCOHERENT,
     StateError: Reason.NOT_RETRYABLE,
+    WorkspaceTooLarge: Reason.NOT_RETRYABLE,
     PayloadTooLarge: Reason.NOT_RETRYABLE,
     ArtifactTooLarge: Reason.NOT_RETRYABLE,
 }

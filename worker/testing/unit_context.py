@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -25,11 +26,23 @@ from ...queues import (
     new_task_id,
     seconds_until,
 )
-from ..durable import CURRENT_RUN, Artifacts, Context, Run, RunObserver, StepCall, TaskMemory, Threads
+from ..durable import (
+    CURRENT_RUN,
+    Artifacts,
+    Context,
+    FolderOnly,
+    Run,
+    RunObserver,
+    StepCall,
+    TaskMemory,
+    Threads,
+    Workspace,
+)
 from ..durable.checkpoint_writer import CheckpointWriter
 from ..durable.steps.current import check_place
 from ..journal import Event
 from ..settings import Settings
+from ..workspace import remove_folder
 
 __all__ = ["UnitContext", "make_context"]
 
@@ -112,6 +125,15 @@ class UnitContext(Context):
     def artifacts(self) -> Artifacts:
         """Raise `Refused`: artifacts need a store."""
         raise Refused(f"could not open the artifact store: make_context() has none; {_REMEDY}")
+
+    @property
+    def workspace(self) -> Workspace:
+        """A folder whose files are not saved, removed with the context."""
+        if self._run.workspace is None:
+            self._run.workspace = FolderOnly(self._run, self._run.settings)
+            weakref.finalize(self, remove_folder, self._run.workspace.path)
+        folder: Workspace = self._run.workspace
+        return folder
 
 
 def make_context(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from ...journal import Event
@@ -11,9 +12,10 @@ from ...journal.handoff import Handoff
 from ..resume_info import Part, ResumeInfo
 from ..task_artifacts import Artifacts
 from ..task_memory import TaskMemory
+from ..task_workspace import Workspace
 from .session import call_in_loop
 
-__all__ = ["Blocking", "SyncArtifacts", "SyncMemory", "SyncResumeInfo", "blocking"]
+__all__ = ["Blocking", "SyncArtifacts", "SyncMemory", "SyncResumeInfo", "SyncWorkspace", "blocking"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -51,6 +53,17 @@ class SyncMemory(Blocking[TaskMemory]):
     search = blocking(TaskMemory.search)
     touch = blocking(TaskMemory.touch)
     forget = blocking(TaskMemory.forget)
+
+
+class SyncWorkspace(Blocking[Workspace]):
+    """Folder of the running task, whose files are saved with each step; see `Workspace`."""
+
+    @property
+    def path(self) -> Path:
+        """The folder. It exists while the run lasts."""
+        return self._wrapped.path
+
+    save = blocking(Workspace.save)
 
 
 class SyncArtifacts(Blocking[Artifacts]):

@@ -21,6 +21,7 @@ from ...durable import (
     build_chain,
     counters_after,
     log_orphans,
+    restore_workspace,
     store_task_result,
     successor_of,
 )
@@ -54,6 +55,8 @@ class HandlerCall:
         result: bytes | None = None
         try:
             with run:
+                if run.history.entries:
+                    await restore_workspace(run)
                 if self._around_run is None:
                     value = await task.handler(ctx, **execution.arguments)
                 else:
@@ -72,6 +75,8 @@ class HandlerCall:
             CURRENT_RUN.reset(token)
             if limit is not None:
                 limit.cancel()
+            if run.workspace is not None:
+                await run.workspace.close()
         if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
             await run.drain_cancellation()
         return await self._classify(execution, result, error)

@@ -1,0 +1,238 @@
+"""Workspaces: files are saved with the steps, and a resumed run finds those of its last recorded step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
+from perdure.worker.artifacts import orphans
+from perdure.worker.durable import artifact_store, workspace_hashes
+
+from tests.support.workers import bounded, history, letter, work_off
+
+pytestmark = pytest.mark.integration
+
+
+class Crash(Exception):
+    """Ends an attempt as a crash would: the next run starts from the checkpoint."""
+
+
+@pytest.fixture
+def app(settings: Settings, tmp_path: Path) -> App:
+    places = {"artifacts": str(tmp_path / "store"), "workspaces": str(tmp_path / "running")}
+    return App("test", settings=settings.model_copy(update=places))
+
+
+def found(folder: Path) -> dict[str, str]:
+    """Return the files below a folder and their contents."""
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def running(tmp_path: Path) -> list[str]:
+    """Return the folders of runs that are left."""
+    return [path.name for path in (tmp_path / "running").glob("*/*") if path.is_dir()]
+
+
+async def test_a_resumed_run_finds_the_files_of_its_last_recorded_step(app: App, tmp_path: Path) -> None:
+    seen: list[dict[str, str]] = []
+    folders: list[Path] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def build(ctx: Context) -> dict[str, str]:
+        folder = ctx.workspace.path
+        folders.append(folder)
+        seen.append(found(folder))
+
+        def write() -> None:
+            (folder / "src").mkdir(exist_ok=True)
+            (folder / "src" / "a.txt").write_text("one")
+            (folder / "run.sh").write_text("true")
+            (folder / "run.sh").chmod(0o755)
+            (folder / "old.txt").write_text("old")
+
+        def change() -> None:
+            (folder / "src" / "a.txt").write_text("two")
+            (folder / "old.txt").unlink()
+
+        await ctx.step("write", write)
+        await ctx.step("change", change)
+        (folder / "half.txt").write_text("not recorded")
+        if ctx.attempt == 1:
+            raise Crash
+        assert os.access(folder / "run.sh", os.X_OK)
+        (folder / "half.txt").unlink()
+        return found(folder)
+
+    async with app:
+        handle = await build.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == {"src/a.txt": "two", "run.sh": "true"}
+        events = [event.data for event in await history(handle) if event.type == "workspace_saved"]
+    assert seen == [{}, {"src/a.txt": "two", "run.sh": "true"}]
+    assert folders[0] != folders[1], "the files of a run that was cut off are not used again"
+    assert not running(tmp_path), "the folders are removed when the runs end"
+    first, second = events
+    assert (first["changed"], first["files"]) == (["old.txt", "run.sh", "src/a.txt"], 3)
+    assert (second["changed"], second["removed"], second["files"]) == (["src/a.txt"], ["old.txt"], 2)
+
+
+async def test_a_step_that_changes_no_file_stores_nothing(app: App) -> None:
+    @app.task
+    async def idle(ctx: Context) -> None:
+        (ctx.workspace.path / "a.txt").write_text("a")
+        await ctx.step("first", lambda: None)
+        await ctx.step("second", lambda: None)
+
+    async with app:
+        handle = await idle.enqueue()
+        await work_off(app)
+        await bounded(handle.result())
+        assert [event.type for event in await history(handle)].count("workspace_saved") == 1
+
+
+async def test_a_change_within_one_tick_of_the_clock_is_saved(app: App) -> None:
+    """Two versions of equal size, written so soon after each other that the file system gives them one time."""
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def twice(ctx: Context) -> str:
+        file = ctx.workspace.path / "a.txt"
+        if ctx.attempt == 2:
+            return file.read_text()
+        file.write_text("one")
+        same = file.stat()
+        await ctx.step("first", lambda: None)
+        file.write_text("two")
+        os.utime(file, ns=(same.st_atime_ns, same.st_mtime_ns))
+        await ctx.step("second", lambda: None)
+        raise Crash
+
+    async with app:
+        handle = await twice.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == "two"
+
+
+async def test_the_files_of_parallel_steps_are_all_saved(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def fan(ctx: Context) -> list[str]:
+        folder = ctx.workspace.path
+        if ctx.attempt == 2:
+            return sorted(found(folder))
+
+        def write(number: int) -> None:
+            (folder / f"{number}.txt").write_text(str(number))
+
+        async with anyio.create_task_group() as group:
+            for number in range(12):
+                group.start_soon(ctx.step, f"write-{number}", write, number)
+        raise Crash
+
+    async with app:
+        handle = await fan.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == sorted(f"{number}.txt" for number in range(12))
+
+
+async def test_an_agent_resumes_with_its_files(app: App) -> None:
+    class Writer(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key=key, title=key) for key in ("a", "b")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> list[str]:
+            before = sorted(found(ctx.workspace.path))
+            (ctx.workspace.path / f"{step.key}.txt").write_text(step.key)
+            if step.key == "b" and ctx.attempt == 1:
+                raise Crash
+            return before
+
+        async def finish(self, ctx: Context, state: AgentState) -> dict[str, Any]:
+            return {"found": state.results["b"], "files": sorted(found(ctx.workspace.path))}
+
+    writer = app.agent(Writer, retry=Retry(max_attempts=2, base=0.0))
+    async with app:
+        handle = await writer.enqueue("write files")
+        await work_off(app)
+        assert await bounded(handle.result()) == {"found": ["a.txt"], "files": ["a.txt", "b.txt"]}
+
+
+async def test_links_and_ignored_files_are_not_saved(app: App, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def mixed(ctx: Context) -> list[str]:
+        folder = ctx.workspace.path
+        if ctx.attempt == 2:
+            return sorted(found(folder))
+        (folder / "link.txt").symlink_to(secret)
+        (folder / "outside").symlink_to(tmp_path)
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "a.pyc").write_text("code")
+        (folder / ".perdureignore").write_text("# own\n*.log\nbuild/out\n")
+        (folder / "x.log").write_text("log")
+        (folder / "build").mkdir()
+        (folder / "build" / "out").write_text("made")
+        (folder / "build" / "kept").write_text("kept")
+        await ctx.step("first", lambda: None)
+        raise Crash
+
+    async with app:
+        handle = await mixed.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == [".perdureignore", "build/kept"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "files", "said"),
+    [
+        ({"workspace_limit": 10}, {"a.txt": "x" * 6, "b.txt": "x" * 6}, "PERDURE_WORKSPACE_LIMIT"),
+        ({"workspace_files": 1}, {"a.txt": "x", "b.txt": "x"}, "PERDURE_WORKSPACE_FILES"),
+        ({"artifact_limit": 5}, {"large.txt": "x" * 6}, "file 'large.txt' has 6 bytes, more than 5"),
+        ({}, {"a\nb": "x"}, "control character"),
+    ],
+)
+async def test_a_workspace_over_a_limit_fails_with_the_remedy(
+    app: App, limits: dict[str, int], files: dict[str, str], said: str
+) -> None:
+    limited = App("test", settings=app.settings.model_copy(update=limits))
+
+    @limited.task(retry=Retry(max_attempts=1))
+    async def heavy(ctx: Context) -> None:
+        for name, text in files.items():
+            (ctx.workspace.path / name).write_text(text)
+        await ctx.step("first", lambda: None)
+
+    async with limited:
+        handle = await heavy.enqueue()
+        await work_off(limited)
+        assert said in (await letter(limited, handle)).message
+
+
+async def test_the_collector_keeps_the_files_of_workspaces(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def build(ctx: Context) -> None:
+        file = ctx.workspace.path / "a.txt"
+        file.write_text("first version")
+        await ctx.step("first", lambda: None)
+        file.write_text("second version, which replaces it")
+        await ctx.step("second", lambda: None)
+        raise Crash
+
+    async with app:
+        await build.enqueue()
+        await work_off(app)
+        gateway, namespace = app.producer.gateway, app.producer.namespace
+        store = await artifact_store(gateway, app.settings)
+        linked = {digest async for digest in workspace_hashes(gateway, namespace, store)}
+        left = {
+            orphan.hash
+            async for orphan in orphans(store, lambda: workspace_hashes(gateway, namespace, store), grace=-1.0)
+        }
+        everything = {found.hash async for found in store.objects()}
+    assert len(linked) == 2, "the manifest and one file"
+    assert left == everything - linked
+    assert len(left) == 2, "the former manifest and the former file"

@@ -1,0 +1,26 @@
+"""Workspaces: folders of files that tasks work in, saved by content so that another host can restore them.
+
+The package knows nothing of tasks and steps; `ctx.workspace` is in worker/durable/task_workspace.py.
+
+    manifest.py  the files of a workspace by path, each with the hash of its bytes; which paths are valid
+    scan.py      the files in a folder, and which of them have changed
+    folders.py   folders of running tasks, removed when their process has died
+
+A manifest is stored in the artifact store as the files are, so a checkpoint contains one small field, however many
+files there are. Files and manifest are stored first and linked in the checkpoint afterwards.
+"""
+
+from .folders import make_folder, remove_folder
+from .manifest import Manifest, SavedFile, decode_manifest, encode_manifest
+from .scan import FolderScan, Scanner
+
+__all__ = [
+    "FolderScan",
+    "Manifest",
+    "SavedFile",
+    "Scanner",
+    "decode_manifest",
+    "encode_manifest",
+    "make_folder",
+    "remove_folder",
+]
