@@ -155,7 +155,8 @@ class LogTail:
         number: Number of the last event that a run wrote.
         now: Milliseconds of Redis' clock.
         unread: Messages in the inbox.
-        done: Keys of recorded steps. intents: keys of steps that were about to act.
+        done: Keys of recorded steps.
+        intents: Decrypted intents of steps that were about to act, by key; empty if one cannot be decrypted.
         saved: Decrypted progress under names that start with `#`, as far as it can be decrypted.
     """
 
@@ -164,7 +165,7 @@ class LogTail:
     now: int
     unread: int
     done: Collection[str] = ()
-    intents: Collection[str] = ()
+    intents: Mapping[str, bytes] = field(default_factory=dict)
     saved: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -198,20 +199,22 @@ async def _with_checkpoint(
     tail: LogTail, gateway: Gateway, partition: Partition, task_id: str, names: Sequence[bytes]
 ) -> LogTail:
     """Return the tail with the checkpoint whose fields have these names."""
-    own = [name for name in names if name.startswith(b"s:#")]
-    values = await gateway.command("HMGET", partition.steps(task_id), *own) if own else []
+    read = [name for name in names if name.startswith((b"s:#", b"i:"))]
+    values = await gateway.command("HMGET", partition.steps(task_id), *read) if read else []
     cipher = gateway.encryptor.of(partition, task_id)
     saved: dict[str, bytes] = {}
-    for name, value in zip(own, values, strict=True):
-        key = name.decode().removeprefix("s:")
+    intents: dict[str, bytes] = {}
+    for name, value in zip(map(bytes.decode, read), values, strict=True):
+        kind, _, key = name.partition(":")
         try:
-            if value is not None:
-                saved[key] = cipher.decrypt(f"s:{key}", value)
+            data = None if value is None else cipher.decrypt(name, value)
         except DecryptionError:
-            continue
+            data = b"" if kind == "i" else None
+        if data is not None:
+            (intents if kind == "i" else saved)[key] = data
     return replace(
         tail,
         done=frozenset(name.decode().removeprefix("d:") for name in names if name.startswith(b"d:")),
-        intents=frozenset(name.decode().removeprefix("i:") for name in names if name.startswith(b"i:")),
+        intents=intents,
         saved=saved,
     )

@@ -348,7 +348,7 @@ def _record(
         alive_at=_number(fields, b"alive"),
         result=fields.get(b"result"),
         reason=_text(fields, b"reason"),
-        error=opened_error(cipher, fields[b"error"]) if b"error" in fields else None,
+        error=opened_error(cipher, fields[b"error"]) if b"error" in fields and state is not State.SUCCEEDED else None,
         started_at=_number(fields, b"began"),
         step_at=_number(fields, b"step_at"),
         holder=place.holder,

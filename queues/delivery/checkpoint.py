@@ -29,6 +29,7 @@ class Kind(StrEnum):
 
     DONE = "done"
     INTENT = "intent"
+    """The step is about to act. An empty value deletes the intent."""
     SAVED = "saved"
     DONE_WITH_EVENT = "mark"
     """The step is done, and an event of its own is logged with it."""
@@ -63,7 +64,7 @@ class Entry(NamedTuple):
             return self._replace(log=cipher.encrypt(event_field(int(self.value)), self.log))
         if self.kind is Kind.PROGRESS:
             return self._replace(value=cipher.encrypt(PROGRESS, self.value))
-        if self.kind not in _FIELD_PREFIX:
+        if self.kind not in _FIELD_PREFIX or (self.kind is Kind.INTENT and not self.value):
             return self
         return self._replace(value=cipher.encrypt(f"{_FIELD_PREFIX[self.kind]}:{self.step}", self.value))
 
@@ -77,7 +78,8 @@ class History:
     """State that earlier runs of a task left.
 
     Attributes:
-        done: Step records, by key. intents: risky steps that were about to act. saved: progress within steps.
+        done: Step records, by key. saved: progress within steps.
+        intents: Risky steps that were about to act, and notes of tool calls in flight.
         pages: Reads the rest of these, if the checkpoint is large.
         entries: Number of the last entry that a run wrote.
         events: Number of the last event that a run logged.

@@ -3,7 +3,7 @@
 -- KEYS  ready stream, record, steps, log, inbox, control
 -- ARGV  fence (4), number of the first entry, then quadruples: kind, step key, value, log data
 --       done: the step's result, logged as step_completed; mark: the same for a step that has an event of its own;
---       intent: the step is about to act; saved: its own progress; drop: delete its result, intent and progress;
+--       intent: the step is about to act, or is not any more (empty value); saved: its own progress; drop: delete its result, intent and progress;
 --       event: the event type in place of the step key, its number in place of the value; taken: the run used the
 --       inbox message of that number; moved: the value is the id of the successor, which gets the messages that come
 --       from now on; progress: the value is the progress that the handler reports, which replaces the last one;
@@ -63,7 +63,11 @@ for i = 6, #ARGV, 4 do
   elseif kind == 'moved' then
     redis.call('HSET', KEYS[2], 'handed_to', value)
   elseif kind == 'intent' then
-    redis.call('HSET', KEYS[3], 'i:' .. step, value)
+    if value == '' then
+      redis.call('HDEL', KEYS[3], 'i:' .. step)
+    else
+      redis.call('HSET', KEYS[3], 'i:' .. step, value)
+    end
   elseif kind == 'saved' then
     redis.call('HSET', KEYS[3], 's:' .. step, value)
   elseif kind == 'progress' then

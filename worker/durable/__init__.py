@@ -9,13 +9,14 @@
     steps/                ctx.step: run once, record, return from the record
     step_caller.py        step and tool of a context and of its options
     checkpoint_writer.py  the one writer of a run's checkpoint
-    log_calls.py          ctx.decide, discover, add_message, record_event, tool
+    log_calls.py          ctx.decide, discover, add_message, record_event
     messaging.py          ctx.inbox, ask, send
     task_artifacts.py     ctx.artifacts
     task_workspace.py     ctx.workspace
     task_memory.py        ctx.memory
     resume_info.py        ctx.resume_info
     continuation.py       ctx.continue_as
+    goal.py               the goal of a function's run
     sync/                 SyncContext: the `ctx` of a plain function, which runs in a thread
 
 What a handler got once, it gets again after a crash: every call above writes a record under a key that depends only on
@@ -25,6 +26,7 @@ through `run.recorder`, which is fenced. worker/journal/step_record.py has the s
 
 from .context import Context, current_context
 from .continuation import HANDING, successor_of
+from .goal import goal_of
 from .log_calls import log_orphans
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
@@ -73,6 +75,7 @@ __all__ = [
     "current_context",
     "current_step",
     "forget_steps",
+    "goal_of",
     "log_orphans",
     "make_codec",
     "restore_workspace",

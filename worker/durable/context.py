@@ -142,12 +142,14 @@ class Context(TaskInfo, StepCaller):
         nested: Literal["run", "record"] = "run",
         reasoning: str = "",
         call: str | None = None,
+        intent: bool = True,
     ) -> StepCaller:
         """Return `step` and `tool` with options: `await ctx.options(timeout=30).step("fetch", fetch, url)`.
 
         Args:
             durability: in place of the task's.
-            timeout, retry, risky, verify, in_doubt, on_mismatch, step_id, nested, reasoning, call: see `StepOptions`.
+            timeout, retry, risky, verify, in_doubt, on_mismatch, step_id, nested, reasoning, call, intent: see
+                `StepOptions`.
         """
         options = StepOptions(
             timeout=None if timeout is None else to_seconds(timeout),
@@ -161,6 +163,7 @@ class Context(TaskInfo, StepCaller):
             nested=nested,
             reasoning=reasoning,
             call=call,
+            intent=intent,
         )
         return StepCaller(self._run, options)
 

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ..errors import StepDefinitionError
-from .log_calls import call_tool
 from .run import Run
 from .steps.execution import run_step
 from .steps.options import StepOptions
+from .steps.tool_calls import LoggedCall
 
 __all__ = ["StepCaller"]
 
@@ -57,4 +57,5 @@ class StepCaller:
     def tool(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
     def tool(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call a tool: a step that is logged with its arguments, its result and the reasoning. See `step`."""
-        return call_tool(self._run, name, fn, args, kwargs, self._options)
+        options = self._options
+        return run_step(self._run, name, fn, args, kwargs, options, LoggedCall(name, fn, args, kwargs, options))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from .handoff import HANDOFF_TOKENS, Counter, Handoff, clipped, estimated_tokens, fitted_text
+from .quoting import quoted_line
 
 __all__ = ["After", "Resumption"]
 
@@ -17,10 +19,13 @@ class Resumption(BaseModel):
     """Reason for the stop of the previous run, and what this one continues from.
 
     Attributes:
+        at: Time of the stop in milliseconds, by the Redis clock: that of the last sign of the previous run.
         gap: Seconds without a worker, by the Redis clock: from the last sign of the previous run to the reading of its
             checkpoint; None if nothing is known of the previous run.
-        restored: Number of restored records by kind (steps, events, decisions, discoveries, messages, progress). The
-            kind `records` replaces all but events if the checkpoint has more than 512 fields: it is their number.
+        restored: Number of restored records by kind (steps, events, decisions, discoveries, messages, progress). Of
+            an agent, the steps of its plan that are done and the messages in its state; `nested steps` are the
+            recorded steps within the running one. For a function whose checkpoint has more than 512 fields, the kind
+            `records` replaces all but events: it is their number.
         handoff: Handoff document of the previous run, or one drafted from the event log if it left none.
         received: Handoff document of the task that this one continues, however long ago it was received.
     """
@@ -28,6 +33,7 @@ class Resumption(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     after: After
+    at: int | None = None
     gap: float | None = None
     restored: dict[str, int] = {}
     handoff: Handoff | None = None
@@ -43,9 +49,15 @@ class Resumption(BaseModel):
         found = ", ".join(
             f"{count} {_ONE.get(kind, kind) if count == 1 else kind}" for kind, count in self.restored.items() if count
         )
-        ago = "" if self.gap is None else f" {self.gap:.1f} s ago"
-        last = "" if self.handoff is None or not self.handoff.last_completed else self.handoff.last_completed
-        return f"{_STOPPED[self.after]}{ago}; restored: {found or 'nothing'}{last and f'; last step: {last}'}"
+        at = "" if self.at is None else f" at {datetime.fromtimestamp(self.at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        gap = "" if self.gap is None else f" ({self.gap:.1f} s without a worker)"
+        last = (
+            "" if self.handoff is None or not self.handoff.last_completed else quoted_line(self.handoff.last_completed)
+        )
+        calls = () if self.handoff is None else self.handoff.dependencies.in_flight
+        noted = ", ".join(quoted_line(one.call) for one in calls[:_MOST_CALLS])
+        done, in_flight = "" if not last else f"; last step: {quoted_line(last)}", noted and f"; in flight: {noted}"
+        return f"{_STOPPED[self.after]}{at}{gap}; restored: {found or 'nothing'}{done}{in_flight}"
 
     def text(self, budget: int = HANDOFF_TOKENS, *, count: Counter = estimated_tokens) -> str:
         """Return the text for a model: the summary, then the handoff as Markdown, within a budget of tokens."""
@@ -56,8 +68,12 @@ class Resumption(BaseModel):
         return clipped(text, budget, count)
 
 
+_MOST_CALLS: Final = 3
+"""Calls in flight that the summary names."""
+
 _ONE: Final = {
     "steps": "step",
+    "nested steps": "nested step",
     "events": "event",
     "decisions": "decision",
     "discoveries": "discovery",

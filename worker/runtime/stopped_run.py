@@ -9,13 +9,14 @@ crash. A lost reply changes nothing, for a repeated write stores the same docume
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ...deadletter import Evidence, Reason
-from ...queues import EntriesLost, Entry, Gateway, Kind, LeaseLost, QueueError, read_log_tail
-from ..durable import STOP_RULES, CallNext, Context, Middleware, Run, Settlement
+from ...queues import EntriesLost, Entry, Gateway, Kind, LeaseLost, LogTail, QueueError, read_log_tail
+from ..durable import STOP_RULES, CallNext, Context, Middleware, Run, Settlement, goal_of
 from ..journal import HANDOFF, Handoff, handoff_of
-from ..journal.handoff import AwaitedAnswer, Why
+from ..journal.handoff import AwaitedAnswer, Why, burial_notes
 from ..log import logger
 from .outcome import Burial, Outcome, Park, Rerun
 from .settlement import RunSettlement
@@ -60,8 +61,10 @@ async def store_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff
             task=run.envelope.task,
             session=run.id,
             why=stop.why,
+            goal=goal_of(run),
             detail=stop.detail,
             in_flight=run.ended_in,
+            attention=_remedy(run, outcome, tail),
             waiting=stop.waiting,
         )
         await run.recorder.put_or_drop(Entry(Kind.SAVED, HANDOFF, handoff.to_json()))
@@ -92,6 +95,15 @@ def _stop(run: Run, outcome: Outcome) -> _Stop | None:
             evidence = Evidence.of(error, run.redact)
             return _Stop(rule.why, f"{reason}: {evidence.error}: {evidence.message}")
     return _Stop(rule.why)
+
+
+def _remedy(run: Run, outcome: Outcome, tail: LogTail) -> Iterable[str]:
+    """Return what needs attention if the task becomes a dead letter."""
+    if not isinstance(outcome, Burial):
+        return ()
+    evidence = Evidence.of(outcome.error, run.redact)
+    step = run.history.crash.get("step") if outcome.reason is Reason.CRASH_LOOP else None
+    return burial_notes(tail.events, run.id, outcome.reason, evidence.error, evidence.message, step=step)
 
 
 def _has_history(run: Run) -> bool:

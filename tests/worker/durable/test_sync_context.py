@@ -99,7 +99,7 @@ async def test_steps_run_once_in_order_in_the_thread_of_the_handler(app: App) ->
     assert await bounded(handle.result()) == ["wordword", "again", "async", "scoped"]
     assert calls == ["word", "again", "async", "scoped"]
     assert len(threads) <= 2  # one for each attempt
-    assert set(await recorded_steps(app, handle)) == {"d:act", "d:act#2", "d:async", "d:page/act"}
+    assert set(await recorded_steps(app, handle)) == {"d:act", "d:act#2", "d:async", "d:page/act", "s:#tools"}
 
 
 async def test_a_step_with_a_time_out_runs_in_a_thread_of_its_own(app: App) -> None:

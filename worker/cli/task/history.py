@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import orjson
@@ -27,7 +27,8 @@ from ...journal import (
     state_at,
 )
 from ...journal import fork as fork_task
-from ...journal.handoff import RECEIVED, Why
+from ...journal.handoff import RECEIVED, Why, burial_notes
+from ...journal.handoff.calls import call_text
 from ..support.connection import connected, find_handle
 from ..support.errors import Misuse
 from ..support.options import TaskId, read_object, read_task_id
@@ -308,7 +309,15 @@ def _current(tail: LogTail, record: Record) -> Handoff:
         return stored
     step = () if record.step is None or record.state is not State.RUNNING else (record.step,)
     why = _why(tail, record)
-    made = handoff_of(tail, task=record.task or "?", session=record.id, why=why, in_flight=step)
+    goal = call_text(record.task or "?", record.shown_arguments() or b"{}")
+    notes: Iterable[str] = ()
+    if why == "burial":
+        error = record.error or {}
+        texts = [str(error.get(name, "")) for name in ("error", "message")]
+        notes = burial_notes(tail.events, record.id, record.reason or "", *texts)
+    made = handoff_of(
+        tail, task=record.task or "?", session=record.id, why=why, goal=goal, in_flight=step, attention=notes
+    )
     return made if why == "asked" else made.model_copy(update={"at": record.finished_at or tail.events[-1].at})
 
 

@@ -16,7 +16,8 @@ from ....deadletter import Evidence, backoff
 from ....queues import Entry, Kind, PayloadTooLarge, retry_while_unavailable
 from ....queues.transport import REFERENCE
 from ...errors import Reschedule, StepDefinitionError, StepInDoubt, StepMismatch, StepTimeout
-from ...journal import Event, StepRecord, gap_before
+from ...journal import StepRecord, gap_before
+from ...journal.handoff.calls import is_note
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
 from ...log import log_wait, logger
 from ..run import Run
@@ -26,6 +27,7 @@ from .keys import Match, StrictStepKeys, forget_steps
 from .large import read_step_result, store_step_result
 from .matching import check_order, match_step
 from .options import LONGEST_NAME, AlreadyDone, StepOptions
+from .tool_calls import LoggedCall
 
 __all__ = ["run_step"]
 
@@ -37,16 +39,13 @@ async def run_step(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     options: StepOptions,
-    make_event: Callable[[str, Any, int], Event] | None = None,
-    tool: str | None = None,
+    tool: LoggedCall | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
     Args:
         run, name, fn, args, kwargs, options: the step.
-        make_event: makes the step's event from its key, its result as JSON data and the number of tries; else the event
-            is `step_completed`.
-        tool: name of the tool if the step is a tool call.
+        tool: the call, if the step is a tool call, which has an event of its own; else the event is `step_completed`.
     """
     right_name = type(name) is str and 0 < len(name) <= LONGEST_NAME and "#" not in name
     if CURRENT_RUN.get() is not run or run.closed or not right_name:
@@ -69,11 +68,9 @@ async def run_step(
     else:
         match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
     if run.around_step is None:
-        return await _perform(run, match, fn, args, kwargs, options, arguments, make_event, tool)
-    call = StepCall(name, match[0], tool, recorded=match[1] is not None)
-    return await run.around_step(
-        call, partial(_perform, run, match, fn, args, kwargs, options, arguments, make_event, tool, call)
-    )
+        return await _perform(run, match, fn, args, kwargs, options, arguments, tool)
+    call = StepCall(name, match[0], None if tool is None else tool.name, recorded=match[1] is not None)
+    return await run.around_step(call, partial(_perform, run, match, fn, args, kwargs, options, arguments, tool, call))
 
 
 async def _perform(
@@ -84,8 +81,7 @@ async def _perform(
     kwargs: dict[str, Any],
     options: StepOptions,
     arguments: tuple[str, bytes],
-    make_event: Callable[[str, Any, int], Event] | None,
-    tool: str | None,
+    tool: LoggedCall | None,
     call: StepCall | None = None,
 ) -> Any:
     """Return the result of a matched step, within the hooks. arguments: digest and JSON. call: seen by the hooks."""
@@ -104,12 +100,14 @@ async def _perform(
     if run.stopping and outer is None:
         await run.boundary()
     replicated = options.durability == "replicated"
-    step = Step(run, key, replicated=replicated, tool=tool)
+    step = Step(run, key, replicated=replicated, tool=None if tool is None else tool.name)
     step.records_nested = options.nested == "record"
     token = CURRENT_STEP.set(step)
     run.step_began(key)
     try:
         try:
+            if tool is not None and options.intent and not options.risky:
+                await run.recorder.put(tool.note(run, key, digest), wait=False)
             value = await _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
         finally:
             CURRENT_STEP.reset(token)
@@ -121,7 +119,7 @@ async def _perform(
             reference = await store_step_result(run, key, data, value, len(record))
             record = StepRecord.encode_call(reference, digest, shown)
         files = await run.workspace.find_change() if run.workspace is not None else None
-        entries = _entries(run, step, record, data, make_event)
+        entries = _entries(run, step, record, data, tool)
         if files is not None:
             entries = (*entries, *run.workspace.entries(files, step.key))
         if outer is not None:  # for the next try of the outer step
@@ -185,18 +183,16 @@ async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options
     raise StepMismatch(key, StepRecord.decode(record).arguments, shown, after_new=after_new)
 
 
-def _entries(
-    run: Run, step: Step, record: bytes, result: bytes, make_event: Callable[[str, Any, int], Event] | None
-) -> tuple[Entry, ...]:
+def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCall | None) -> tuple[Entry, ...]:
     """Return the checkpoint entries of a finished step, which drop the steps within. Raises `PayloadTooLarge`."""
     parts: list[Entry] = []
     if step.records_nested:
         parts = forget_steps(run.keys.under(f"{step.key}/", run.history), run.history)
-    if make_event is None:
+    if tool is None:
         log = _FIRST_ATTEMPT if step.attempt == 1 else orjson.dumps({"attempt": step.attempt})
         return (Entry(Kind.DONE, step.key, record, log), *parts)
-    event = run.next_entry(make_event(step.key, orjson.loads(result), step.attempt))
-    return (Entry(Kind.DONE_WITH_EVENT, step.key, record), event, *parts)
+    event = run.next_entry(tool.event(run, step.key, orjson.loads(result), step.attempt))
+    return (Entry(Kind.DONE_WITH_EVENT, step.key, record), event, tool.count(run), *parts)
 
 
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
@@ -221,7 +217,8 @@ async def _call_with_retries(
     """
     while True:
         if options.risky:
-            if step.key in run.history.intents:
+            intent = run.history.intents.get(step.key)
+            if intent is not None and not is_note(intent):
                 happened = await _resolve_doubt(step, run, args, kwargs, options)
                 if happened is not None:
                     return happened.result
@@ -236,9 +233,10 @@ async def _call_with_retries(
         except Exception as error:
             if isinstance(error, TypeError):
                 _check_call(called or step.key, fn, args, kwargs, error)
-            await _log_failure(step, run, error)
             retry = options.retry
-            if retry is None or step.attempt >= retry.max_attempts or not retry.allows(error):
+            again = retry is not None and step.attempt < retry.max_attempts and retry.allows(error)
+            await _log_failure(step, run, error, noted=not again and options.intent and not options.risky)
+            if retry is None or not again:
                 raise
             await anyio.sleep(backoff(retry, step.attempt))
             step.attempt += 1
@@ -268,9 +266,13 @@ def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error:
         ) from error
 
 
-async def _log_failure(step: Step, run: Run, error: Exception) -> None:
-    """Log that a try failed, with the next write and before the outcome."""
-    if run.closed or isinstance(error, Reschedule) or CURRENT_STEP.get() is not step:  # a part of another step
+async def _log_failure(step: Step, run: Run, error: Exception, *, noted: bool) -> None:
+    """Log that a try failed, with the next write and before the outcome. noted: delete the note of a tool call."""
+    if run.closed or CURRENT_STEP.get() is not step:  # a part of another step
+        return
+    if noted and step.tool is not None:
+        await run.recorder.put(Entry(Kind.INTENT, step.key, b""), wait=False)
+    if isinstance(error, Reschedule):
         return
     what = Evidence.brief(error, run.redact)
     failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)

@@ -43,6 +43,7 @@ class StepOptions:
             retries, and part of the outer step. `record`, of the outer or the inner step: their results are kept until
             the outer step is recorded, so that they do not run again if the outer one does.
         reasoning: why a tool is called, for the event log.
+        intent: note that a tool call is in flight, for the handoff document, without waiting for the write.
         call: the id that the model gave to the call of a tool.
     """
 
@@ -57,6 +58,7 @@ class StepOptions:
     nested: Literal["run", "record"] = "run"
     reasoning: str = ""
     call: str | None = None
+    intent: bool = True
 
     def __post_init__(self) -> None:
         if self.verify is not None and not self.risky:

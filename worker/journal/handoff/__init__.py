@@ -1,6 +1,7 @@
 """Handoff documents: the short report that a run leaves when it stops, for the next run and for people.
 
     document.py  Handoff: its fields, JSON and Markdown
+    calls.py     the task's call as a goal; notes of tool calls in flight; counts of tool calls
     draft.py     build one from the state, the latest events and the checkpoint
     budget.py    shorten one to a number of tokens
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from .budget import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted, fitted_text
 from .document import HANDOFF, RECEIVED, AwaitedAnswer, Handoff, Why
-from .draft import build_handoff, handoff_of, state_after
+from .draft import build_handoff, burial_notes, handoff_of, state_after
 
 __all__ = [
     "HANDOFF",
@@ -23,6 +24,7 @@ __all__ = [
     "Handoff",
     "Why",
     "build_handoff",
+    "burial_notes",
     "clipped",
     "estimated_tokens",
     "fitted",

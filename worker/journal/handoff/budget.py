@@ -96,6 +96,7 @@ _TIERS: Final[tuple[tuple[str, int], ...]] = (
     ("discoveries", 2),
     ("attention", 5),
     ("in_progress", 3),
+    ("in_flight", 3),
     ("in_doubt", 3),
     ("decisions", 2),
     ("pending", 1),
@@ -105,20 +106,24 @@ _TIERS: Final[tuple[tuple[str, int], ...]] = (
     ("decisions", 0),
     ("attention", 1),
     ("in_progress", 1),
+    ("in_flight", 1),
     ("in_doubt", 1),
     ("pending", 0),
     ("waiting_on", 0),
     ("attention", 0),
     ("in_progress", 0),
+    ("in_flight", 0),
     ("in_doubt", 0),
     (_TEXT, 24),
 )
 """Limits in the order of their application, the least important kind first. The latest items of a kind stay longest."""
 
-_FIRST: Final = frozenset({"later", "pending", "attention", "in_progress", "in_doubt", "waiting_on", "tools"})
+_FIRST: Final = frozenset(
+    {"later", "pending", "attention", "in_progress", "in_flight", "in_doubt", "waiting_on", "tools"}
+)
 """Kinds whose first items matter most; of the other kinds the latest items do."""
 
-_NESTED: Final = frozenset({"tools", "in_doubt"})
+_NESTED: Final = frozenset({"tools", "in_flight", "in_doubt"})
 
 _WHOLE: Final = frozenset({"session", "to", "why", "key", "idempotency_key", "left_out"})
 """Fields that are never shortened."""

@@ -14,11 +14,13 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...errors import BadHandoff
+from ..quoting import quoted_line, quoted_name
 
 __all__ = [
     "HANDOFF",
     "RECEIVED",
     "AwaitedAnswer",
+    "CallInFlight",
     "Dependencies",
     "DoubtfulStep",
     "FoundFact",
@@ -92,10 +94,18 @@ class DoubtfulStep(_Part):
     idempotency_key: str
 
 
+class CallInFlight(_Part):
+    """Tool call that started and has no result. key: its step. call: the tool with its arguments."""
+
+    key: str
+    call: str
+
+
 class Dependencies(_Part):
-    """External things that the work depends on: tools called, steps in doubt, unread messages."""
+    """External things that the work depends on: tools called, calls in flight, steps in doubt, unread messages."""
 
     tools: tuple[ToolUse, ...] = ()
+    in_flight: tuple[CallInFlight, ...] = ()
     in_doubt: tuple[DoubtfulStep, ...] = ()
     unread: int = 0
 
@@ -109,6 +119,8 @@ class Handoff(_Part):
         events: Number of the last event that the document covers; it is out of date if there are later ones.
         to: Id of the successor, if another task continues the work.
         message: Note of the handler for the next run.
+        steps: Number of recorded steps; of an agent, of the steps of its plan that are done.
+        messages: Number of messages in the conversation of an agent.
         left_out: Number of items that were removed for length, by kind.
     """
 
@@ -128,6 +140,7 @@ class Handoff(_Part):
     message: str = ""
     summary: str = ""
     steps: int = 0
+    messages: int = 0
     last_completed: str | None = None
     in_progress: tuple[OpenStep, ...] = ()
     pending: tuple[OpenStep, ...] = ()
@@ -195,7 +208,7 @@ class Handoff(_Part):
     def _progress(self) -> list[str]:
         lines = [f"- {_step(one)}" for one in self.in_progress]
         if self.last_completed is not None:
-            lines.append(f"- steps done: {self.steps or 'some'}, last: `{_flat(self.last_completed)}`")
+            lines.append(f"- steps done: {self.steps or 'some'}, last: {quoted_name(self.last_completed)}")
         if self.artifacts:
             lines.append(f"- artifacts: {_flat(', '.join(self.artifacts))}")
         if self.dependencies.tools:
@@ -206,8 +219,12 @@ class Handoff(_Part):
     def _attention(self) -> list[str]:
         lines = [_line(self.message)] if self.message else []
         lines += [
-            f"- in doubt: `{_flat(one.key)}` started and has no result; look up `{_flat(one.idempotency_key)}`"
+            f"- in doubt: {quoted_name(one.key)} started and has no result; look up {quoted_name(one.idempotency_key)}"
             for one in self.dependencies.in_doubt
+        ]
+        lines += [
+            f"- was in flight: {_flat(one.call)}; check whether it took effect first"
+            for one in self.dependencies.in_flight
         ]
         if self.dependencies.unread:
             lines.append(f"- unread messages: {self.dependencies.unread}")
@@ -232,9 +249,13 @@ _STOPPED: Final[dict[str, str]] = {
 }
 
 
+_LONGEST: Final = 4000
+"""Characters of a text that are shown. The budget of a document is what shortens texts (budget.py)."""
+
+
 def _flat(text: Any) -> str:
-    """Return a text as one line, so that it cannot start a section."""
-    return " ".join(str(text).split())
+    """Return a text as one line that starts no structure."""
+    return quoted_line(str(text), _LONGEST)
 
 
 def _line(text: Any) -> str:
@@ -264,7 +285,7 @@ def _step(step: OpenStep) -> str:
     notes = [f"attempt {step.attempts}"] if step.attempts > 1 else []
     notes += ["acts on the world"] if step.risky else []
     notes += [f"failed: {_flat(step.error)}"] if step.error else []
-    return f"`{_flat(step.key)}`{title}{f' ({_listed(notes)})' if notes else ''}"
+    return f"{quoted_name(step.key)}{title}{f' ({_listed(notes)})' if notes else ''}"
 
 
 def _waiting(one: AwaitedAnswer) -> str:

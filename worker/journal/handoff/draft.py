@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ....queues import LogTail, TaskEvent
+from ....queues.explanation import remedy_for
 from ...errors import BadSnapshot
 from ..event import Event
 from ..json_patch import BadPatch
@@ -16,8 +17,10 @@ from ..parsing import Unreadable, parse_event
 from ..reducer import empty_state, reduce
 from ..snapshot import SNAPSHOT, StoredState, decode_snapshot
 from .budget import fitted
+from .calls import TOOLS, noted_call, tool_counts
 from .document import (
     AwaitedAnswer,
+    CallInFlight,
     Dependencies,
     DoubtfulStep,
     FoundFact,
@@ -28,7 +31,7 @@ from .document import (
     Why,
 )
 
-__all__ = ["STORED_TOKENS", "build_handoff", "handoff_of", "state_after"]
+__all__ = ["STORED_TOKENS", "build_handoff", "burial_notes", "handoff_of", "state_after"]
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -38,6 +41,12 @@ STORED_TOKENS: Final = 4000
 _LATEST: Final = 50
 """Number of latest decisions and discoveries that a draft contains."""
 
+_FAILED: Final = ("attempt_failed", "buried")
+_LAST: Final = (*_FAILED, "step_completed", "tool_called", "finished")
+"""Types of events of an error that stopped a run, and of work that was done since."""
+
+_NO_INTENTS: Final[Mapping[str, bytes]] = {}
+
 
 def handoff_of(
     tail: LogTail,
@@ -45,16 +54,20 @@ def handoff_of(
     task: str,
     session: str,
     why: Why,
+    goal: str = "",
     detail: str = "",
+    at: int | None = None,
     to: str | None = None,
     message: str = "",
     number: int | None = None,
     in_flight: Iterable[str] = (),
+    attention: Iterable[str] = (),
     waiting: AwaitedAnswer | None = None,
 ) -> Handoff:
     """Return the handoff document of a task from the tail of its log, short enough to be stored. See `build_handoff`.
 
     Args:
+        at: Time in milliseconds, else that of the tail.
         number: Number of the last event, if the log has one more than the tail.
     """
     stored = None
@@ -71,14 +84,17 @@ def handoff_of(
         session=session,
         why=why,
         agent=stored.agent if stored is not None else started.get("agent"),
+        goal=goal,
         detail=detail,
-        at=tail.now,
+        at=tail.now if at is None else at,
         to=to,
         message=message,
         number=tail.number if number is None else number,
         done=tail.done,
         intents=tail.intents,
+        tools=tool_counts(tail.saved.get(TOOLS)),
         in_flight=in_flight,
+        attention=attention,
         unread=tail.unread,
         waiting=waiting,
     )
@@ -117,14 +133,17 @@ def build_handoff(
     session: str,
     why: Why,
     agent: str | None = None,
+    goal: str = "",
     detail: str = "",
     at: int | None = None,
     to: str | None = None,
     message: str = "",
     number: int = 0,
     done: Collection[str] = (),
-    intents: Iterable[str] = (),
+    intents: Mapping[str, bytes] = _NO_INTENTS,
+    tools: Mapping[str, int] | None = None,
     in_flight: Iterable[str] = (),
+    attention: Iterable[str] = (),
     unread: int = 0,
     waiting: AwaitedAnswer | None = None,
 ) -> Handoff:
@@ -134,11 +153,14 @@ def build_handoff(
         state: State with the fields of `AgentState`.
         events: Latest events, the oldest first.
         session: Id of the task.
+        goal: Goal, if the state has none: the call of a function.
         at: Time in milliseconds, by the Redis clock.
         number: Number of the last event.
         done: Checkpoint keys of the recorded steps.
-        intents: Checkpoint keys of the risky steps in doubt.
+        intents: Stored intents, by step: of risky steps, which are in doubt, and notes of tool calls in flight.
+        tools: Number of calls by tool; if there are none, those in the events are counted.
         in_flight: Keys of the steps that were running.
+        attention: What else needs attention next, before what the events say.
         unread: Number of unread messages in the inbox.
         waiting: Answer that is waited for, if the state does not say.
     """
@@ -150,6 +172,7 @@ def build_handoff(
     known = {step.key for step in plan}
     running += [OpenStep(key=key) for key in sorted(set(in_flight)) if key not in known]
     steps = [key for key in done if not _is_event(key)]
+    calls = {key: noted_call(intent) for key, intent in sorted(intents.items())}
     waits = _parts(AwaitedAnswer, [state.get("waiting_for")]) or ([waiting] if waiting is not None else [])
     return Handoff(
         task=task,
@@ -160,25 +183,59 @@ def build_handoff(
         at=at,
         events=number,
         to=to,
-        goal=_text(state.get("goal")),
+        goal=_text(state.get("goal")) or goal,
         message=message,
         summary=_summary(state, parsed),
-        steps=max(len(steps), len(finished)),
+        steps=len(finished) if plan else len(steps),
+        messages=len(_objects(state.get("messages"))),
         last_completed=next((key for key in reversed(status) if status[key] == "done"), None)
         or _last_completed(parsed),
         in_progress=tuple(running),
         pending=tuple(step for step in plan if status.get(step.key) == "pending"),
         decisions=tuple(_parts(MadeDecision, state.get("decisions"))[-_LATEST:]),
         discoveries=tuple(_parts(FoundFact, state.get("discoveries"))[-_LATEST:]),
-        attention=tuple(_attention(plan, status, parsed)),
+        attention=(*attention, *_attention(plan, status, () if why == "finished" else parsed)),
         waiting_on=tuple(waits),
         artifacts=tuple(_text(one.get("name")) for one in _objects(state.get("artifacts"))),
         dependencies=Dependencies(
-            tools=_tools(parsed),
-            in_doubt=tuple(DoubtfulStep(key=key, idempotency_key=f"{session}:{key}") for key in sorted(intents)),
+            tools=_tools(Counter(tools) if tools else _called(parsed)),
+            in_flight=tuple(CallInFlight(key=key, call=call) for key, call in calls.items() if call is not None),
+            in_doubt=tuple(
+                DoubtfulStep(key=key, idempotency_key=f"{session}:{key}") for key, call in calls.items() if call is None
+            ),
             unread=unread,
         ),
     )
+
+
+def burial_notes(
+    events: Sequence[TaskEvent], session: str, reason: str, error: str, message: str, *, step: object = None
+) -> Iterable[str]:
+    """Yield what needs attention in a dead letter: the failed step with the error, and how to continue.
+
+    Args:
+        events: Latest events, the oldest first.
+        session: Id of the task.
+        error: Name of the error. message: its text.
+        step: Step in which the worker died.
+    """
+    if step is not None:
+        yield f"step {step} killed its worker: {error}: {message}"
+    else:
+        failed = _failed_step(events, error, message)
+        yield f"step {failed} failed: {error}: {message}" if failed else f"it failed: {error}: {message}"
+    yield f"to continue: {remedy_for(reason, session)}"
+
+
+def _failed_step(events: Sequence[TaskEvent], error: str, message: str) -> str | None:
+    """Return the step whose failure the latest events have with this error."""
+    for event in reversed(events):
+        if event.type in ("resumed", "replayed"):
+            break
+        data = event.data if event.type == "step_failed" and isinstance(event.data, dict) else {}
+        if data.get("error") == error and data.get("message") == message:
+            return event.step
+    return None
 
 
 def _is_event(key: str) -> bool:
@@ -199,16 +256,19 @@ def _attention(plan: Sequence[OpenStep], status: Mapping[Any, Any], events: Sequ
     for step in plan:
         if status.get(step.key) == "failed":
             yield f"step {step.key} failed{f': {step.error}' if step.error else ''}"
-    failure = next((one for one in reversed(events) if one.type in ("attempt_failed", "buried")), None)
-    if failure is not None:
+    failure = next((one for one in reversed(events) if one.type in _LAST), None)
+    if failure is not None and failure.type in _FAILED:
         yield f"the last error: {getattr(failure, 'error', '')}: {getattr(failure, 'message', '')}"
     for event in events:
         if event.type == "incoherent":
             yield f"incoherent ({getattr(event, 'check', '')}): {getattr(event, 'detail', '')}"
 
 
-def _tools(events: Sequence[Event]) -> tuple[ToolUse, ...]:
-    called = Counter(_text(getattr(event, "tool", None)) for event in events if event.type == "tool_called")
+def _called(events: Sequence[Event]) -> Counter[str]:
+    return Counter(_text(getattr(event, "tool", None)) for event in events if event.type == "tool_called")
+
+
+def _tools(called: Counter[str]) -> tuple[ToolUse, ...]:
     return tuple(ToolUse(tool=tool, calls=calls) for tool, calls in called.most_common())
 
 

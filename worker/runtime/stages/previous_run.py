@@ -27,10 +27,11 @@ from ....queues import (
     read_log_tail,
     retry_while_unavailable,
 )
-from ...durable import HANDING, STOP_RULES, Run, StopReason, stop_of_event
+from ...durable import HANDING, STOP_RULES, Run, StopReason, goal_of, stop_of_event
 from ...errors import BadHandoff
 from ...journal import HANDOFF, SNAPSHOT, VERSION, Handoff, Resumption, handoff_of
 from ...journal.handoff import RECEIVED, Why
+from ...journal.handoff.calls import TOOLS
 from ...journal.run_events import Resumed
 from ...log import log_wait, logger
 from ..outcome import Cancelled, Outcome
@@ -38,7 +39,7 @@ from .execution import Execution
 
 __all__ = ["LoadHistory", "Resume", "resume"]
 
-_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, VERSION)
+_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, VERSION)
 """Saved values that are needed before the handler starts, also of a large checkpoint."""
 
 
@@ -90,9 +91,10 @@ async def resume(gateway: Gateway, run: Run) -> None:
     if rule.after is None or rule.why is None:
         raise AssertionError(f"{stop} ends no run that can be resumed")
     first = received is not None and not run.history.events
-    handoff = received if first else left or await _draft_handoff(gateway, run, rule.why)
+    handoff = received if first else left or await _draft_handoff(gateway, run, rule.why, at)
     resumption = Resumption(
         after=rule.after,
+        at=at,
         gap=None if at is None else max(0.0, (run.history.read_at - at) / 1000),
         restored=_restored(run.history, handoff),
         handoff=handoff,
@@ -169,8 +171,11 @@ def _stored(run: Run, key: str) -> Handoff | None:
         return None
 
 
-async def _draft_handoff(gateway: Gateway, run: Run, why: Why) -> Handoff | None:
-    """Return a handoff drafted from the log and the checkpoint, for a previous run that left none."""
+async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -> Handoff | None:
+    """Return a handoff drafted from the log and the checkpoint, for a previous run that left none.
+
+    at: time of its end in milliseconds.
+    """
     history = run.history
     if not (history.records or history.saved or history.intents or _events(history)):
         return None
@@ -189,6 +194,8 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why) -> Handoff | None
         task=run.envelope.task,
         session=run.id,
         why=why,
+        goal=goal_of(run),
+        at=at,
         in_flight=() if (step := history.crash.get("step")) is None else (str(step),),
     )
     return handoff if history.pages is None or is_agent else handoff.model_copy(update={"steps": history.records})
@@ -205,22 +212,24 @@ def _events(history: History) -> int:
 
 
 def _restored(history: History, handoff: Handoff | None) -> dict[str, int]:
-    """Count what is restored, by kind; an agent's decisions and discoveries are in its state.
+    """Count what is restored, by kind; what an agent knows is in its state, which its handoff counts.
 
-    The fields of a large checkpoint are counted as one kind: most of them are read later.
+    The fields of a function's large checkpoint are counted as one kind: most of them are read later.
     """
-    events = _events(history)
-    if history.pages is not None:
+    events, is_agent = _events(history), handoff is not None and handoff.agent is not None
+    if history.pages is not None and not is_agent:
         counts = {"records": history.records, "events": events}
     else:
         names = [key[key.rfind("/") + 1 :] for key in history.done]
         kinds = Counter(name[1:].partition("#")[0] for name in names if name.startswith("#"))
+        recorded = len(names) - kinds.total()
         counts = {
-            "steps": len(names) - kinds.total(),
+            "steps": handoff.steps if handoff is not None and is_agent else recorded,
+            "nested steps": recorded if is_agent else 0,
             "events": events,
             "decisions": max(kinds["decided"], _known(handoff, "decisions")),
             "discoveries": max(kinds["discovered"], _known(handoff, "discoveries")),
-            "messages": kinds["message_added"],
+            "messages": handoff.messages if handoff is not None and is_agent else kinds["message_added"],
             "progress": sum(not key.startswith("#") for key in history.saved),
         }
     return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,81 @@
+"""Tool calls: the event of a call, the note that it is in flight, and the count of the calls of a tool."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+from pydantic_core import from_json, to_json
+
+from ....queues import Entry, Kind
+from ...journal import Event
+from ...journal.agent_events import ToolCalled
+from ...journal.handoff.calls import TOOLS, call_text, encode_note, tool_counts
+from ..run import Run
+from .options import StepOptions
+
+__all__ = ["LoggedCall"]
+
+_MOST_LOGGED: Final = 16_384
+"""Size in bytes of a tool's result in the log; the checkpoint has the whole result."""
+
+_MOST_TOOLS: Final = 50
+_OTHERS: Final = "others"
+"""Number of tools that are counted by name, and the name under which any further ones are counted."""
+
+
+class LoggedCall:
+    """A call of a tool, with its arguments by name."""
+
+    __slots__ = ("_arguments", "_options", "name")
+
+    def __init__(
+        self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions
+    ) -> None:
+        self.name = name
+        self._arguments = _by_name(fn, args, kwargs)
+        self._options = options
+
+    def event(self, run: Run, key: str, result: Any, attempt: int) -> Event:
+        """Return the event of the finished call. result: JSON data."""
+        data = to_json(result)
+        clipped = len(data) if len(data) > _MOST_LOGGED else None
+        if clipped is not None and run.redact is not None:  # before the cut could split a secret
+            data = run.redact.head(data.decode(), _MOST_LOGGED).encode()
+        return ToolCalled(
+            tool=self.name,
+            arguments=self._arguments,
+            result=result if clipped is None else data[:_MOST_LOGGED].decode("utf-8", "ignore"),
+            reasoning=self._options.reasoning,
+            call=self._options.call,
+            attempt=attempt,
+            clipped=clipped,
+            step=key,
+        )
+
+    def note(self, run: Run, key: str, digest: str) -> Entry:
+        """Return the entry which says that the call is in flight; the record of the call deletes it."""
+        call = call_text(self.name, self._arguments)
+        return Entry(Kind.INTENT, key, encode_note(digest, self.name, call if run.redact is None else run.redact(call)))
+
+    def count(self, run: Run) -> Entry:
+        """Count the call, and return the entry that stores the counts."""
+        counts = tool_counts(run.history.saved.get(TOOLS))
+        name = self.name if self.name in counts or len(counts) < _MOST_TOOLS else _OTHERS
+        counts[name] = counts.get(name, 0) + 1
+        data = run.history.saved[TOOLS] = orjson.dumps(counts)
+        return Entry(Kind.SAVED, TOOLS, data)
+
+
+def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments by name, as JSON data; a value without a JSON form becomes the name of its type."""
+    try:
+        named = dict(inspect.signature(fn).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # the call will raise, or there is no signature
+        named = {str(place): value for place, value in enumerate(args)} | kwargs
+    found: dict[str, Any] = from_json(
+        to_json(named, inf_nan_mode="strings", fallback=lambda one: f"<{type(one).__name__}>")
+    )
+    return found

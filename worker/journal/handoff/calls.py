@@ -1,0 +1,75 @@
+"""Calls as a handoff shows them: the task's own call, the tool calls in flight, and the counts of tool calls.
+
+A tool call leaves a note in the checkpoint before it starts: an intent (`i:` field) with the name of the tool. Unlike
+the intent of a risky step it puts nothing in doubt; it is for readers. The record of the call deletes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+__all__ = ["TOOLS", "call_text", "encode_note", "is_note", "noted_call", "tool_counts"]
+
+TOOLS: Final = "#tools"
+"""Checkpoint key of the number of recorded calls of each tool."""
+
+_LONGEST_VALUE: Final = 80
+_LONGEST: Final = 300
+"""Characters of an argument, and of a call, that are shown."""
+
+
+def call_text(name: str, arguments: Mapping[str, Any] | bytes) -> str:
+    """Return a call as one short line: `fetch(url="https://...", page=2)`. arguments: by name, or as JSON."""
+    if isinstance(arguments, bytes):
+        try:
+            found = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict):
+            return name
+        arguments = found
+    shown = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
+    return f"{name}({shown if len(shown) <= _LONGEST else f'{shown[: _LONGEST - 3]}...'})"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, str) and len(value) > _LONGEST_VALUE:
+        value = f"{value[: _LONGEST_VALUE - 3]}..."
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # numbers that JSON does not have
+        text = repr(value)
+    return text if len(text) <= 2 * _LONGEST_VALUE else f"{text[: 2 * _LONGEST_VALUE - 3]}..."
+
+
+def encode_note(digest: str, tool: str, call: str) -> bytes:
+    """Return the stored form of a note. digest: hash of the arguments, as in an intent."""
+    return orjson.dumps({"h": digest, "a": call, "t": tool})
+
+
+def is_note(intent: bytes) -> bool:
+    """Return whether an intent is the note of a tool call, which leaves no doubt."""
+    return noted_call(intent) is not None
+
+
+def noted_call(intent: bytes) -> str | None:
+    """Return the call in a note, None for the intent of a risky step, also for one that cannot be read."""
+    try:
+        found = orjson.loads(intent)
+    except orjson.JSONDecodeError:
+        return None
+    return str(found.get("a") or found["t"]) if isinstance(found, dict) and "t" in found else None
+
+
+def tool_counts(data: bytes | None) -> dict[str, int]:
+    """Return the stored number of calls by tool; nothing if it cannot be read."""
+    try:
+        found = orjson.loads(data) if data else {}
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: count for name, count in found.items() if isinstance(count, int)}
