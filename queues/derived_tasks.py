@@ -259,6 +259,7 @@ async def store_fork(
     event: bytes,
     done: Mapping[str, bytes],
     saved: Mapping[str, bytes],
+    other: Mapping[str, bytes],
 ) -> Partition:
     """Enqueue a task with the name and checkpoint of another one; return its partition. Idempotent for one id and `at`.
 
@@ -268,6 +269,7 @@ async def store_fork(
         event: Data of the first event of the new task's log, JSON.
         done: Step records of the checkpoint, by key. Encrypted again, for the new task.
         saved: Saved progress, by key. Encrypted again, too.
+        other: Fields of other kinds by their names, each encrypted again under its name.
 
     Raises:
         TaskExists: The id belongs to another task.
@@ -285,6 +287,8 @@ async def store_fork(
         args += _stored_record(cipher, key, value)
     for key, value in saved.items():
         args += (f"s:{key}", cipher.encrypt(f"s:{key}", value))
+    for name, value in other.items():
+        args += (name, cipher.encrypt(name, value))
 
     async def store(partition: Partition) -> bool:
         record = partition.record(task_id)

@@ -21,6 +21,9 @@ PAGE: Final = 512
 NO_CHUNKS: Final = "[^c]*"
 """Pattern of the fields that are not chunks of large results: those are read when the result is asked for."""
 
+_MOST_SCANNED: Final = 8 * PAGE
+"""Fields of a page that has few but chunks."""
+
 _PAGE_BYTES: Final = 1 << 20
 """Size of a page that is aimed at, by the size of the records so far."""
 
@@ -114,13 +117,20 @@ class StepPages:
         async with self._lock:
             if not self._is_complete:
                 self._scans, self._cursor = True, 0
+            per_scan = PAGE
             while not self._is_complete:
-                await retry_while_unavailable(self._scan, on_wait=self.on_wait)
+                found = await retry_while_unavailable(partial(self._scan, per_scan), on_wait=self.on_wait)
+                if found < per_scan // 4:  # most fields are chunks, which cost no transfer
+                    per_scan = min(2 * per_scan, _MOST_SCANNED)
 
-    async def _scan(self) -> None:
-        cursor, found = await self._gateway.command("HSCAN", self._key, self._cursor, "MATCH", NO_CHUNKS, "COUNT", PAGE)
-        self._add(pairs(found).items())
+    async def _scan(self, count: int) -> int:
+        """Read one page, and return how many fields it had."""
+        scan = ("HSCAN", self._key, self._cursor, "MATCH", NO_CHUNKS, "COUNT", count)
+        cursor, found = await self._gateway.command(*scan)
+        fields = pairs(found)
+        self._add(fields.items())
         self._cursor = cursor
+        return len(fields)
 
     @property
     def _is_complete(self) -> bool:

@@ -32,6 +32,9 @@ class Agent(Generic[S]):
         in_doubt: what to do with a risky step that started and has no record, if `verify` is not defined: `retry` runs
             it again, `fail` makes the task a dead letter.
         snapshot_every: events between two snapshots of the state; it bounds what a resumed run reads.
+        keep_steps: closed steps, with their results, that stay in the state; None: all. Older ones are archived:
+            `ctx.recall_step` returns them, and `replan` cannot plan their keys again.
+        keep_messages: messages that stay in the state; None: all. Older ones remain in the event log.
         save_every: seconds between two saves of a step's `progress`.
         coherence: checks whether the agent still works on its goal, see docs/explanation/coherence.md.
     """
@@ -39,6 +42,8 @@ class Agent(Generic[S]):
     state_type: ClassVar[type[AgentState]] = AgentState
     in_doubt: ClassVar[Literal["retry", "fail"]] = "retry"
     snapshot_every: ClassVar[int] = 50
+    keep_steps: ClassVar[int | None] = 100
+    keep_messages: ClassVar[int | None] = 500
     save_every: ClassVar[float] = 60.0
     coherence: ClassVar[Coherence] = Coherence()
 

@@ -36,7 +36,14 @@ def make_handler(
         run = CURRENT_RUN.get()
         if run is None or run.id != ctx.task_id or run.envelope.task != state_type.agent:
             raise StepOutsideTask(f"agent {state_type.agent!r} cannot be called in another task; enqueue it")
-        live = LiveState(run, state_type, snapshot_every=kind.snapshot_every, check=check())
+        live = LiveState(
+            run,
+            state_type,
+            snapshot_every=kind.snapshot_every,
+            keep_steps=kind.keep_steps,
+            keep_messages=kind.keep_messages,
+            check=check(),
+        )
         return await Loop(kind(), ctx, live, replicated=replicated).drive(goal, inputs)
 
     parameters = {"ctx": Context, "goal": str, **{name: state_type.annotation(name) for name in state_type.inputs}}
@@ -74,6 +81,8 @@ def _check(kind: object, name: str) -> None:
             raise TaskDefinitionError(f"agent {name!r}: {method} must be an 'async def'")
     if kind.snapshot_every < 1 or kind.save_every <= 0:
         raise TaskDefinitionError(f"agent {name!r}: snapshot_every must be 1 or more, save_every more than 0 seconds")
+    if any(keep is not None and keep < 1 for keep in (kind.keep_steps, kind.keep_messages)):
+        raise TaskDefinitionError(f"agent {name!r}: keep_steps and keep_messages must be 1 or more, or None")
     if kind.in_doubt not in ("retry", "fail"):
         raise TaskDefinitionError(f"agent {name!r}: in_doubt must be 'retry' or 'fail', got {kind.in_doubt!r}")
     try:

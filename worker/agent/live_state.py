@@ -12,6 +12,7 @@ from ...queues import Entry, Kind
 from ..durable import Run, RunObserver
 from ..errors import StateDrift, StateError, StateTooLarge
 from ..journal import (
+    ARCHIVED,
     BLOB,
     SNAPSHOT,
     AgentState,
@@ -21,12 +22,14 @@ from ..journal import (
     Handoff,
     Patch,
     apply,
+    archived_field,
     diff,
     empty_state,
     encode_snapshot,
     reduce,
+    remove_oldest,
 )
-from ..journal.agent_events import Changed, Snapshot
+from ..journal.agent_events import Archived, Changed, Snapshot
 from ..journal.event_redaction import redacted
 from ..journal.run_events import Started
 from ..log import logger
@@ -38,6 +41,14 @@ __all__ = ["LiveState", "seed_from_handoff"]
 
 
 _MISSING: Final = object()
+
+_CLOSED: Final = ("done", "failed", "dropped")
+
+_SLACK: Final = 10
+"""The state keeps up to a tenth more than its policy says, so that an event archives several steps."""
+
+_MOST_ARCHIVED: Final = 500
+"""Steps and messages that one event archives at most."""
 
 _LARGE: Final = 64 * 1024
 """Bytes above which a growing state is logged, again each time it has doubled."""
@@ -56,11 +67,21 @@ class LiveState(RunObserver, Generic[S]):
         gap: the numbers of the events that the restored log lacks: see `Restored`.
     """
 
-    def __init__(self, run: Run, state_type: StateType[S], *, snapshot_every: int, check: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        state_type: StateType[S],
+        *,
+        snapshot_every: int,
+        keep_steps: int | None = None,
+        keep_messages: int | None = None,
+        check: bool = False,
+    ) -> None:
         """Create an empty state.
 
         Args:
             snapshot_every: log entries between two snapshots.
+            keep_steps, keep_messages: closed steps and messages that stay in the state; None: all of them.
             check: whether to compare state and log at each checkpoint.
         """
         self.run = run
@@ -71,6 +92,9 @@ class LiveState(RunObserver, Generic[S]):
         self.snapshot_due = asyncio.Event()
         self.gap: tuple[int, int] | None = None
         self._every = snapshot_every
+        self._keep_steps, self._keep_messages = keep_steps, keep_messages
+        self._ahead: list[Entry] = []
+        """Entries that are written with the next checkpoint: their events have their numbers already."""
         self._check = check
         self._since = 0
         self._blobs: set[str] = set()
@@ -104,7 +128,7 @@ class LiveState(RunObserver, Generic[S]):
             raise StateError(f"agent {state_type.agent!r} could not start task {run.id}: {problem}") from None
         if run.resumption is not None and run.resumption.received is not None:
             seed_from_handoff(self.state, run.resumption.received)
-        await run.recorder.put(self.checkpoint(Started(goal=goal, agent=state_type.agent)), wait=False)
+        await run.recorder.put(*self.checkpoint(Started(goal=goal, agent=state_type.agent)), wait=False)
 
     def rollback(self) -> None:
         """Undo changes since the last checkpoint, except in ephemeral fields."""
@@ -116,11 +140,27 @@ class LiveState(RunObserver, Generic[S]):
         """Return whether the agent has changed anything since the last checkpoint."""
         return bool(self._changes(self.logged_state))
 
-    def checkpoint(self, event: Event) -> Entry:
+    def checkpoint(self, event: Event) -> list[Entry]:
         """Return the log entry of an event that also contains the agent's changes since the last checkpoint.
 
-        The entry has the next number and must be written at once. Raises `StateTooLarge`, `StateUnstorable`.
+        The entries have the next numbers and must be written at once. A state that is too large archives its older half
+        first, as often as that helps; then the event is not the first entry. Raises `StateTooLarge`, `StateUnstorable`.
         """
+        while True:
+            try:
+                entry = self._checkpoint(event)
+            except StateTooLarge as error:
+                if not self._make_room(error.size - error.limit):
+                    raise
+                continue
+            return [*self.take_ahead(), entry]
+
+    def take_ahead(self) -> list[Entry]:
+        """Return entries whose events have numbers, and which a failed checkpoint did not return."""
+        entries, self._ahead = self._ahead, []
+        return entries
+
+    def _checkpoint(self, event: Event) -> Entry:
         number = self.number + 1
         reduced = reduce(self.logged_state, event, number)
         self._apply(self.logged_state, reduced, event, number)
@@ -133,6 +173,67 @@ class LiveState(RunObserver, Generic[S]):
         if self._check and (changes := self._changes(self.logged_state)):
             raise StateDrift(self.run.id, self.number, [str(one["path"]) for one in changes[:10]])
         return entry
+
+    def archive(self, *, steps: int | None, messages: int | None) -> list[Entry]:
+        """Return entries that move closed steps and messages out of the state, but for the latest so many of each.
+
+        Called after a checkpoint. The entries have the next numbers and must be written at once.
+        """
+        entries: list[Entry] = []
+        while True:
+            logged, state = self.logged_state, self.state
+            closed = len([1 for step in logged["plan"] if step["status"] in _CLOSED])
+            count = len(logged["messages"])
+            removed = remove_oldest(
+                logged,
+                steps=None if steps is None else max(steps, closed - _MOST_ARCHIVED),
+                messages=None if messages is None else max(messages, count - _MOST_ARCHIVED),
+            )
+            if removed is None:
+                return entries
+            old = slice(removed.first_message, removed.first_message + removed.messages)
+            if [one.n for one in state.messages[old]] != [one.get("n") for one in logged["messages"][old]]:
+                messages = None  # the agent has changed the conversation itself since the last checkpoint
+                continue
+            # `own` lets a worker of a version without this type apply the changes.
+            changes = diff(logged, removed.state)
+            event = Archived(steps=tuple(removed.steps), messages=removed.messages, changes=changes, own=True)
+            self._checkpointing = True
+            try:
+                entries.append(self.run.next_entry(event))
+            finally:
+                self._checkpointing = False
+            entries += [
+                Entry(Kind.CHUNK, f"{ARCHIVED}{key}", self._encrypted(key, data)) for key, data in removed.steps.items()
+            ]
+            state.plan[:] = [step for step in state.plan if step.key not in removed.steps]
+            for key in removed.steps:
+                state.results.pop(key, None)
+            del state.messages[old]
+            self.state_type.assign(self.run.id, state, {"archive": self.logged_state["archive"]})
+
+    def archive_due(self) -> list[Entry]:
+        """Return the entries that apply the policy of the agent, if it is due. See `archive`."""
+        logged = self.logged_state
+        closed = len([1 for step in logged["plan"] if step["status"] in _CLOSED])
+        steps = _if_exceeded(self._keep_steps, closed)
+        messages = _if_exceeded(self._keep_messages, len(logged["messages"]))
+        return [] if steps is None and messages is None else self.archive(steps=steps, messages=messages)
+
+    def _make_room(self, surplus: int) -> bool:
+        """Archive the older half of the closed steps and messages, if all of them have so many bytes of JSON."""
+        logged = self.logged_state
+        removed = remove_oldest(logged, steps=0, messages=0)
+        if removed is None or len(orjson.dumps(logged)) - len(orjson.dumps(removed.state)) <= surplus:
+            return False
+        closed = len([1 for step in logged["plan"] if step["status"] in _CLOSED])
+        entries = self.archive(steps=closed // 2, messages=len(logged["messages"]) // 2)
+        self._ahead += entries
+        return bool(entries)
+
+    def _encrypted(self, key: str, data: bytes) -> bytes:
+        run = self.run
+        return run.gateway.encryptor.of(run.delivery.partition, run.id).encrypt(archived_field(key), data)
 
     def snapshot(self, *, more: int = 0, force: bool = False) -> list[Entry]:
         """Return the entries of a snapshot if one is due. They must be written at once, after all numbered entries.
@@ -211,6 +312,11 @@ class LiveState(RunObserver, Generic[S]):
                 limit,
                 ", ".join(f"{name} ({bytes_:,})" for name, bytes_ in _largest(orjson.loads(data))),
             )
+
+
+def _if_exceeded(keep: int | None, count: int) -> int | None:
+    """Return a limit if it is exceeded by more than the slack."""
+    return keep if keep is not None and count > keep + keep // _SLACK else None
 
 
 def _same(stored: Any, current: Any) -> bool:

@@ -6,17 +6,18 @@ A method that is cut off is called again with the state of its start and with th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, Generic
 
 import orjson
 
-from ...queues import EntriesLost, Entry, Kind, LeaseLost, check_size
+from ...queues import EntriesLost, Entry, Kind, LeaseLost, check_size, retry_while_unavailable
 from ..durable import AlreadyDone, Context, StepCall, codec_of, forget_steps, store_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
-from ..journal import Event, PlanStep, StepRecord, StepStatus
+from ..journal import Event, PlanStep, StepRecord, StepStatus, archived_keys
 from ..journal.agent_events import Changed, Finished, Planned, PlannedStep, Rewound
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
-from ..log import logger
+from ..log import log_wait, logger
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
 from .background import in_background
@@ -57,6 +58,8 @@ class Loop(Generic[S]):
         await self._live.open(goal, inputs)
         if self._live.gap is not None:
             await self._rewind(*self._live.gap)
+        if archived := self._live.archive_due():  # a version without an archive, or a larger one, wrote the state
+            await self._run.recorder.put(*archived, *self._live.snapshot(), wait=True)
         monitor = await self._monitor(goal)
         async with snapshots(self._live), in_background(monitor.run()):
             await self._plan()
@@ -99,12 +102,15 @@ class Loop(Generic[S]):
         if not self._state.plan:
             gone.add(_PLAN)
         event = live.checkpoint(Rewound(first=first, last=last))
-        await run.recorder.put(event, *forget_steps(sorted(gone), history), *live.snapshot(force=True), wait=True)
+        await run.recorder.put(*event, *forget_steps(sorted(gone), history), *live.snapshot(force=True), wait=True)
 
     async def _next(self) -> PlanStep | None:
         """Return the next step of the plan, unless the run is stopped here."""
         await self._run.plan_boundary()
-        return next((step for step in self._state.plan if step.status in _OPEN), None)
+        for step in self._state.plan:
+            if step.status in _OPEN:
+                return step
+        return None
 
     async def _plan(self) -> None:
         if _PLAN in self._run.history.done or self._state.plan:
@@ -117,7 +123,7 @@ class Loop(Generic[S]):
 
     async def _replan(self) -> None:
         """Ask for another plan after a step. It is asked for again if the run is cut off."""
-        steps = await self._within(_REPLAN, lambda: self._agent.replan(self._ctx, self._state))
+        steps = await self._ask_again()
         due = Entry(Kind.DROP, _REPLAN, b"")
         if steps is not None:
             await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), due)
@@ -125,6 +131,19 @@ class Loop(Generic[S]):
             await self._record(_REPLAN, Changed(), due)
         else:
             await self._run.recorder.put(due, *self._parts_gone(_REPLAN), wait=False)
+
+    async def _ask_again(self) -> Sequence[PlanStep] | None:
+        """Return what `replan` returns, without archived steps: like closed ones of the plan, they do not run again."""
+        ask = partial(self._agent.replan, self._ctx, self._state)
+        steps: Sequence[PlanStep] | None = await self._within(_REPLAN, ask)
+        run = self._run
+        if not steps or self._state.archive.steps == 0:
+            return steps
+        planned = {step.key for step in self._state.plan}
+        asked = [step.key for step in steps if step.key not in planned]
+        find = partial(archived_keys, run.gateway, run.delivery.partition, run.id, asked)
+        gone = await retry_while_unavailable(find, on_wait=log_wait(f"the archive of task {run.id}", run.touch))
+        return [step for step in steps if step.key not in gone]
 
     async def _finish(self) -> Any:
         data, result = await self._within(_FINISH, self._close)
@@ -165,9 +184,9 @@ class Loop(Generic[S]):
         """Log the start of a step, and wait for the write if the step is risky."""
         run = self._run
         left = self._parts_gone(_REPLAN)  # steps of a replan that was cut off
-        event_entry = self._live.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
+        event_entries = self._live.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
         replicated = step.risky and self._replicated
-        await run.recorder.put(event_entry, *left, *self._live.snapshot(), wait=step.risky, replicated=replicated)
+        await run.recorder.put(*event_entries, *left, *self._live.snapshot(), wait=step.risky, replicated=replicated)
 
     async def _act_or_verify(self, step: PlanStep, *, in_doubt: bool) -> Any:
         """Return the result of a step: from `verify` if an earlier run may have done it, else from `act`."""
@@ -193,11 +212,11 @@ class Loop(Generic[S]):
         live, run = self._live, self._run
         live.rollback()
         event = StepFailed(step=key, attempt=attempt, error=type(error).__name__, message=str(error)[:2000])
-        event_entry = live.checkpoint(event)
-        await run.recorder.put(event_entry, *live.snapshot(), wait=False)
+        event_entries = live.checkpoint(event)
+        await run.recorder.put(*event_entries, *live.snapshot(), wait=False)
         if not self._replans:
             raise error
-        steps = await self._within(_REPLAN, lambda: self._agent.replan(self._ctx, self._state))
+        steps = await self._ask_again()
         if steps is None:
             live.rollback()
             raise error
@@ -226,12 +245,15 @@ class Loop(Generic[S]):
         run, live = self._run, self._live
         files = await run.workspace.find_change() if run.workspace is not None else None
         parts = self._parts(key)
-        event_entry = live.checkpoint(event)
+        event_entries = live.checkpoint(event)
+        if not isinstance(event, Finished):
+            event_entries += live.archive_due()
         dropped = forget_steps([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
+        run.keys.restart(f"{key}/")  # a long run forgets the names of the steps inside
         saved = () if files is None else run.workspace.entries(files, key)
         snapshot = live.snapshot(more=len(parts))
         await run.recorder.put(
-            event_entry, *saved, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated
+            *event_entries, *saved, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated
         )
         run.touch()
         run.step_recorded()

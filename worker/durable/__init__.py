@@ -14,6 +14,7 @@
     task_artifacts.py     ctx.artifacts
     task_workspace.py     ctx.workspace
     task_memory.py        ctx.memory
+    recall.py             ctx.recall_step
     resume_info.py        ctx.resume_info
     continuation.py       ctx.continue_as
     goal.py               the goal of a function's run
@@ -30,6 +31,7 @@ from .goal import goal_of
 from .log_calls import log_orphans
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
+from .recall import RecalledStep, recall_step
 from .run import Run
 from .steps.codec import Codec, codec_of, make_codec
 from .steps.current import CURRENT_RUN, Step, StepCall, current_step
@@ -57,6 +59,7 @@ __all__ = [
     "FolderOnly",
     "Middleware",
     "ParkReason",
+    "RecalledStep",
     "Run",
     "RunObserver",
     "Settlement",
@@ -78,6 +81,7 @@ __all__ = [
     "goal_of",
     "log_orphans",
     "make_codec",
+    "recall_step",
     "restore_workspace",
     "stop_of_event",
     "store_findings",

@@ -18,6 +18,7 @@ from .continuation import Receiver, continue_as
 from .log_calls import log_once
 from .messaging import ask, receive, send
 from .progress import report_progress
+from .recall import RecalledStep, recall_step
 from .resume_info import ResumeInfo
 from .run import Run
 from .step_caller import StepCaller
@@ -112,6 +113,13 @@ class Context(TaskInfo, StepCaller):
     def resume_info(self) -> ResumeInfo:
         """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""
         return ResumeInfo(self._run)
+
+    async def recall_step(self, key: str) -> RecalledStep | None:
+        """Return a step of the agent's plan with its result, also if it has left the state; None if it is unknown.
+
+        Raises `DecryptionError`.
+        """
+        return await recall_step(self._run, key)
 
     @property
     def memory(self) -> TaskMemory:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ...queues import InboxMessage, read_inbox, walk_events
 from ..journal import AgentState, Event, Handoff, parse_event
+from .recall import HasState
 from .run import Run
 
 __all__ = ["ResumeInfo"]
 
 Part = tuple[str, Any]
-
-
-@runtime_checkable
-class _HasState(Protocol):
-    """Live state of an agent."""
-
-    @property
-    def state(self) -> AgentState: ...
 
 
 class ResumeInfo:
@@ -62,7 +55,7 @@ class ResumeInfo:
     async def state(self) -> AgentState | list[str] | None:
         """Result of the work so far: an agent's state, or the keys of a function's recorded steps."""
         run = self._run
-        if (agent := run.observer(_HasState)) is not None:  # type: ignore[type-abstract]  # a protocol is asked for
+        if (agent := run.observer(HasState)) is not None:  # type: ignore[type-abstract]  # a protocol is asked for
             return agent.state
         await run.history.read_all()
         return sorted(key for key in run.history.done if not key.startswith("#"))

@@ -224,7 +224,7 @@ class Run(HandlerTask):
 
         Raises `PayloadTooLarge`, and what an observer raises; then the event does not exist.
         """
-        if self.redact is not None:
+        if self.redact is not None and not event.masked:
             event = redacted(event, self.redact)
         data = event.to_json()
         check_size(f"event {event.type!r} of task {self.id}", len(data), self.payload_limit)

@@ -4,6 +4,7 @@ The package knows no handlers and no runtime: it reads and computes, and the run
 
     event.py            base class of events, registry of Perdure's types
     run_events.py       events of a run: start, steps, waits, messages, end
+    archive.py          closed steps and old messages that leave a state
     agent_events.py     events of an agent's work: plan, decisions, tools, conversation, state
     chat.py             messages of a conversation
     parsing.py          log entries to events; application event types
@@ -24,6 +25,7 @@ default, raise the version of a type whose meaning changes, and never rename eit
 """
 
 from . import agent_events, run_events
+from .archive import ARCHIVED, Removed, archived_field, archived_keys, read_archived_step, remove_oldest
 from .chat import Message, Role, ToolCall
 from .event import Event
 from .event_redaction import redacted
@@ -48,6 +50,8 @@ from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot, encode_snaps
 from .state import (
     KEPT,
     AgentState,
+    Archive,
+    ArchivedSteps,
     Artifact,
     Commitment,
     Decision,
@@ -61,6 +65,7 @@ from .state import (
 from .step_record import VERSION, StepRecord
 
 __all__ = [
+    "ARCHIVED",
     "BLOB",
     "HANDOFF",
     "HANDOFF_TOKENS",
@@ -69,6 +74,8 @@ __all__ = [
     "VERSION",
     "After",
     "AgentState",
+    "Archive",
+    "ArchivedSteps",
     "Artifact",
     "BadEdit",
     "BadPatch",
@@ -85,6 +92,7 @@ __all__ = [
     "PlanStep",
     "Point",
     "Question",
+    "Removed",
     "Resumption",
     "Role",
     "StepRecord",
@@ -95,6 +103,8 @@ __all__ = [
     "WaitingFor",
     "agent_events",
     "apply",
+    "archived_field",
+    "archived_keys",
     "build_handoff",
     "check_state",
     "decode_snapshot",
@@ -108,10 +118,12 @@ __all__ = [
     "gap_before",
     "handoff_of",
     "parse_event",
+    "read_archived_step",
     "read_snapshot",
     "redacted",
     "reduce",
     "register_event",
+    "remove_oldest",
     "run_events",
     "state_after",
     "state_at",

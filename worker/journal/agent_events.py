@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,6 +10,7 @@ from .chat import Message
 from .event import Count, Event, built_in
 
 __all__ = [
+    "Archived",
     "ArtifactSaved",
     "Changed",
     "Compacted",
@@ -172,6 +173,21 @@ class Changed(Event):
     """Change of the state by the agent's own code; `changes` holds the patch."""
 
     type: Literal["changed"] = "changed"
+
+
+@built_in
+class Archived(Event):
+    """Departure of the oldest closed steps and messages from the state; `changes` has the effect.
+
+    Attributes:
+        steps: Keys of the steps, each of which has a record of its own.
+        messages: Number of messages.
+    """
+
+    masked: ClassVar[bool] = True
+    type: Literal["archived"] = "archived"
+    steps: tuple[str, ...] = ()
+    messages: Count = 0
 
 
 @built_in

@@ -37,6 +37,8 @@ class Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, ser_json_inf_nan="strings")
     version: ClassVar[int] = 1
     """Version of the form that this class writes, and the latest that it reads."""
+    masked: ClassVar[bool] = False
+    """Whether all of its data come from the logged state, where secrets are masked already."""
 
     type: str
     v: int = 1

@@ -33,6 +33,7 @@ from ...queues import (
 )
 from ...queues.security import ANY
 from ..errors import BadHistory
+from .archive import archived_field, archived_steps
 from .history import RECORDED, PastState
 from .json_patch import BadPatch, apply, diff
 from .reducer import State, empty_state
@@ -119,12 +120,15 @@ async def fork(
     saved = _links(known, await checkpoint_fields(gateway, partition, task_id, _ARTIFACTS))
     if done:
         saved |= await checkpoint_fields(gateway, partition, task_id, VERSION)
+    other: dict[str, bytes] = {}
     if known.agent is not None:
         blobs: dict[str, bytes] = {}
         if known.whole:
             saved |= await checkpoint_fields(gateway, partition, task_id, _REPLAN)
         saved[SNAPSHOT] = encode_snapshot(state, 1, known.agent, blobs)
         saved |= blobs
+        archived = await archived_steps(gateway, partition, task_id)
+        other = {archived_field(key): value for key, value in archived.items() if key not in known.archived_later}
     forked = Forked(source=task_id, at=known.number, changes=diff(empty_state(), state))
     place = await store_fork(
         gateway,
@@ -136,6 +140,7 @@ async def fork(
         event=forked.to_json(),
         done=done,
         saved=saved,
+        other=other,
     )
     started = TaskHandle[Any](new_id, place, gateway, producer.notifications)
     steps = sum("#" not in key for key in done)
@@ -152,6 +157,7 @@ class _SourceAt:
         after: Keys of records that were written last after it.
         read: Numbers of the inbox messages that had been read.
         forked: See `Records`.
+        archived_later: Keys of steps that left the state after the point.
     """
 
     state: State
@@ -163,6 +169,7 @@ class _SourceAt:
     after: frozenset[str]
     read: frozenset[int]
     forked: bool
+    archived_later: frozenset[str]
 
     def has(self, key: str, value: bytes) -> bool:
         """Return whether a step record existed at this point. An agent's result does not count: the fork continues."""
@@ -182,9 +189,12 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
     past, records = PastState(task_id, lenient), Records()
     cut = 0 if at == 0 else None
     position = 0
+    later: set[str] = set()
     async for event in walk_events(producer.gateway, partition, task_id):
         position += 1
         records.add(event, position)
+        if cut is not None and event.type == "archived" and isinstance(event.data, dict):
+            later.update(event.data.get("steps", ()))
         if cut is None:
             past.apply(event)
             if _is_at(event, past, at):
@@ -203,6 +213,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         frozenset(key for key, last in records.written.items() if last > point),
         frozenset(number for number, when in records.messages.items() if when <= point),
         records.forked,
+        frozenset(later),
     )
 
 

@@ -28,6 +28,8 @@ from .chat import Message
 __all__ = [
     "KEPT",
     "AgentState",
+    "Archive",
+    "ArchivedSteps",
     "Artifact",
     "Commitment",
     "Decision",
@@ -173,18 +175,42 @@ class Question(BaseModel):
     to: str = ""
 
 
+class ArchivedSteps(BaseModel):
+    """Closed steps that left the state together. first, last: keys of the first and the last one. steps: how many."""
+
+    first: str
+    last: str
+    steps: int
+
+
+class Archive(BaseModel):
+    """Account of what left the state; its size does not grow with the number of steps.
+
+    Attributes:
+        steps: Closed steps that left the plan with their results; `ctx.recall_step` returns each by its key.
+        messages: Messages that left the conversation without a summary; the log has them.
+        ranges: The steps in the order in which they left.
+    """
+
+    steps: int = 0
+    messages: int = 0
+    ranges: list[ArchivedSteps] = Field(default_factory=list)
+
+
 class AgentState(BaseModel):
     """State of an agent's work. Subclass it to add fields; those are the agent's inputs too.
 
     Attributes:
-        results: Results of the plan's steps, by key.
+        plan: Open steps and the latest closed ones (`Agent.keep_steps`).
+        results: Results of the steps in the plan, by key.
         decisions: Latest decisions; the log has all of them.
         discoveries: Latest discoveries; the log has all of them.
         commitments: What the agent promised and what it was promised. The agent adds, changes and removes them.
         questions: Open questions. The agent adds them, and removes those that were answered.
-        messages: Conversation since its last compaction.
+        messages: Conversation since its last compaction, its latest messages (`Agent.keep_messages`).
         files: Files of the workspace that changed last.
         context: Any other data to keep.
+        archive: Account of the steps and messages that left the state.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, ser_json_inf_nan="strings")
@@ -202,6 +228,7 @@ class AgentState(BaseModel):
     artifacts: list[Artifact] = Field(default_factory=list)
     files: list[ChangedFile] = Field(default_factory=list)
     waiting_for: WaitingFor | None = None
+    archive: Archive = Field(default_factory=Archive)
 
     @field_serializer("commitments", "questions", mode="wrap")
     def _store_latest(self, found: list[Any], serialize: SerializerFunctionWrapHandler) -> Any:

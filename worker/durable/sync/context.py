@@ -124,6 +124,7 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     discover = blocking(Context.discover)
     add_message = blocking(Context.add_message)
     record_event = blocking(Context.record_event)
+    recall_step = blocking(Context.recall_step)
     continue_as = blocking(Context.continue_as)
     inbox = blocking(Context.inbox)
     send = blocking(Context.send)

@@ -1,0 +1,161 @@
+"""Agents that live long: what leaves the state stays reachable, runs once, and survives a restart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
+
+import pytest
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
+from perdure.deadletter import Replay, replay
+from perdure.queues import pairs
+from perdure.worker.errors import TaskDefinitionError
+from perdure.worker.journal import check_state, fork, read_archived_step, state_at
+from pydantic import Field
+
+from tests.support.stored_data import FIRST, with_keys
+from tests.support.workers import bounded, history, letter, redis_command, work_off
+
+pytestmark = pytest.mark.integration
+
+AGAIN = Retry(max_attempts=5, base=0.0)
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("long", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
+        yield app
+
+
+class Pages(AgentState):
+    last: int = 12
+    recalled: dict[str, Any] = Field(default_factory=dict)
+
+
+class Walker(Agent[Pages]):
+    """An agent that reads numbered pages, and lists all pages at each replan, those that it has read included."""
+
+    keep_steps: ClassVar[int | None] = 3
+    acts: ClassVar[list[str]] = []
+    fails: ClassVar[set[str]] = set()
+
+    def pages(self, state: Pages) -> list[PlanStep]:
+        return [PlanStep(key=f"p{n}", title=f"read page {n}") for n in range(state.last)]
+
+    async def plan(self, ctx: Context, state: Pages) -> list[PlanStep]:
+        return self.pages(state)[:2]
+
+    async def replan(self, ctx: Context, state: Pages) -> list[PlanStep] | None:
+        return None if any(step.error for step in state.plan) else self.pages(state)
+
+    async def act(self, ctx: Context, state: Pages, step: PlanStep) -> dict[str, str]:
+        self.acts.append(step.key)
+        await ctx.add_message("assistant", f"reading {step.key}")
+        if step.key in self.fails:
+            self.fails.discard(step.key)
+            raise ConnectionError("cut off")
+        if step.key == "p9":
+            found = await ctx.recall_step("p0")
+            assert found is not None and found.archived
+            state.recalled = {"key": found.key, "title": found.title, "result": found.result, "status": found.status}
+        return {"text": f"text of {step.key}"}
+
+    async def finish(self, ctx: Context, state: Pages) -> dict[str, Any]:
+        missing, live = await ctx.recall_step("p99"), await ctx.recall_step("p11")
+        assert missing is None and live is not None and not live.archived
+        return {"recalled": state.recalled, "results": sorted(state.results), "archived": state.archive.steps}
+
+
+@pytest.fixture
+def walker() -> type[Walker]:
+    class Fresh(Walker):
+        acts: ClassVar[list[str]] = []
+        fails: ClassVar[set[str]] = set()
+
+    return Fresh
+
+
+async def fields_of(app: App, handle: TaskHandle[Any]) -> dict[str, bytes]:
+    found = pairs(await redis_command(app, "HGETALL", handle.partition.steps(handle.id)))
+    return {name.decode(): value for name, value in found.items()}
+
+
+async def test_steps_that_left_the_state_are_recalled_and_never_run_again(app: App, walker: type[Walker]) -> None:
+    walker.fails.add("p7")  # a new attempt restores the state, without the archived steps
+    handle = await app.agent(name="walk", retry=AGAIN)(walker).enqueue("read")
+    await work_off(app)
+    result = await bounded(handle.result())
+    assert result["recalled"] == {
+        "key": "p0",
+        "title": "read page 0",
+        "result": {"text": "text of p0"},
+        "status": "done",
+    }
+    assert (result["results"], result["archived"]) == (["p10", "p11", "p9"], 9)
+    assert walker.acts == [*(f"p{n}" for n in range(8)), *(f"p{n}" for n in range(7, 12))]
+    assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
+    assert len([name for name in await fields_of(app, handle) if name.startswith("c:#step:")]) == 9
+    archived = [event for event in await history(handle) if event.type == "archived"]
+    assert [key for event in archived for key in event.data["steps"]] == [f"p{n}" for n in range(9)]
+
+
+async def test_old_messages_leave_the_state_and_stay_in_the_log(app: App, walker: type[Walker]) -> None:
+    walker.keep_messages = 4
+    handle = await app.agent(name="walk")(walker).enqueue("read")
+    await work_off(app)
+    await bounded(handle.result())
+    past = await state_at(app.producer.gateway, handle.partition, handle.id)
+    assert len(past.state["messages"]) == 4
+    assert past.state["archive"]["messages"] == 8
+    assert len([event for event in await history(handle) if event.type == "message_added"]) == 12
+
+
+async def test_a_state_without_an_archive_is_archived_when_it_is_restored(app: App, walker: type[Walker]) -> None:
+    """A version without an archive left all of its steps in the plan."""
+    walker.keep_steps = None
+    walker.fails.add("p8")
+    handle = await app.agent(name="walk", retry=Retry(max_attempts=1))(walker).enqueue("read")
+    await work_off(app)
+    assert (await state_at(app.producer.gateway, handle.partition, handle.id)).state["archive"]["steps"] == 0
+    walker.keep_steps = 3
+    await replay(app.producer.gateway, await letter(app, handle), Replay())
+    await work_off(app)
+    assert (await bounded(handle.result()))["archived"] == 9
+    first = next(event for event in await history(handle) if event.type == "archived")
+    assert first.data["steps"] == [f"p{n}" for n in range(5)]
+    assert len(walker.acts) == 13
+
+
+async def test_a_fork_can_recall_what_its_source_had_archived_by_then(app: App, walker: type[Walker]) -> None:
+    handle = await app.agent(name="walk")(walker).enqueue("read")
+    await work_off(app)
+    await bounded(handle.result())
+    forked = await fork(app.producer, handle.id, at="p6")
+    names = sorted(name for name in await fields_of(app, forked.handle) if name.startswith("c:"))
+    assert names == [f"c:#step:p{n}" for n in range(3)]
+    gateway = app.producer.gateway
+    found = await read_archived_step(gateway, forked.handle.partition, forked.handle.id, "p2")
+    assert found is not None and found["result"] == {"text": "text of p2"}
+    walker.acts.clear()
+    await work_off(app)
+    assert (await bounded(forked.handle.result()))["archived"] == 9
+    assert walker.acts == [f"p{n}" for n in range(7, 12)]
+
+
+async def test_records_of_archived_steps_are_encrypted(settings: Settings, walker: type[Walker]) -> None:
+    async with App("long", settings=with_keys(settings, FIRST)) as app:
+        handle = await app.agent(name="walk")(walker).enqueue("read")
+        await work_off(app)
+        await bounded(handle.result())
+        stored = (await fields_of(app, handle))["c:#step:p0"]
+        assert b"text of" not in stored
+        found = await read_archived_step(app.producer.gateway, handle.partition, handle.id, "p0")
+        assert found is not None and found["result"] == {"text": "text of p0"}
+
+
+async def test_a_policy_must_keep_something(app: App) -> None:
+    class Nothing(Walker):
+        keep_steps: ClassVar[int | None] = 0
+
+    with pytest.raises(TaskDefinitionError, match="keep_steps and keep_messages must be 1 or more, or None"):
+        app.agent(name="nothing")(Nothing)

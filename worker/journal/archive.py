@@ -1,0 +1,154 @@
+"""Archive of an agent: the closed steps and the old messages that leave its state, and the records of those steps.
+
+A state that keeps everything grows with each step, and so does the cost of each checkpoint. So the oldest closed steps
+and messages leave it, with an event `archived` that counts them. The log keeps them all. The step and its result are
+also stored as a record of their own, which a lookup by the step's key finds, and which a resumed run does not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Final
+
+import orjson
+
+from ...queues import Gateway, Partition, pairs
+from .state import Archive, ArchivedSteps
+
+__all__ = [
+    "ARCHIVED",
+    "Removed",
+    "archived_field",
+    "archived_keys",
+    "archived_steps",
+    "read_archived_step",
+    "remove_oldest",
+]
+
+ARCHIVED: Final = "#step:"
+"""Prefix of the records of archived steps among the chunks of a checkpoint (`c:`), which a resumed run leaves out."""
+
+_CLOSED: Final = ("done", "failed", "dropped")
+
+_MOST_RANGES: Final = 20
+"""Ranges of step keys that an archive has at most."""
+
+_PER_LOOKUP: Final = 200
+"""Records that are looked up in one round trip."""
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Steps and messages that leave a state, and the state without them.
+
+    Attributes:
+        steps: Records of the steps by key, as JSON: the step as the plan had it, and its `result` if it has one.
+        messages: How many messages left, and the index of the first one.
+    """
+
+    state: State
+    steps: dict[str, bytes]
+    messages: int
+    first_message: int
+
+
+def remove_oldest(state: State, *, steps: int | None, messages: int | None) -> Removed | None:
+    """Return what leaves a state so that it keeps so many closed steps and messages; None if nothing leaves.
+
+    Open steps stay. So do the first instructions of a conversation: system messages and a summary at its start, and the
+    first message of the user. A call of a tool leaves with its result. None: all steps, or all messages, stay.
+    """
+    closed = [step for step in state["plan"] if step["status"] in _CLOSED]
+    gone = {step["key"]: step for step in closed[: max(0, len(closed) - steps)]} if steps is not None else {}
+    first, end = (0, 0) if messages is None else _old_messages(state["messages"], messages)
+    if not gone and first == end:
+        return None
+    results = state["results"]
+    records = {
+        key: orjson.dumps({"step": step, "result": results[key]} if key in results else {"step": step})
+        for key, step in gone.items()
+    }
+    archive = Archive.model_validate(state["archive"])
+    archive.steps += len(gone)
+    archive.messages += end - first
+    archive.ranges = _ranges(archive.ranges, list(gone))
+    after = {
+        **state,
+        "plan": [step for step in state["plan"] if step["key"] not in gone],
+        "results": {key: result for key, result in results.items() if key not in gone},
+        "messages": [*state["messages"][:first], *state["messages"][end:]],
+        "archive": archive.model_dump(mode="json"),
+    }
+    return Removed(after, records, end - first, first)
+
+
+def _old_messages(messages: Sequence[State], keep: int) -> tuple[int, int]:
+    """Return the indexes of the first old message and of the first that stays after it."""
+    head = sum(1 for _ in takewhile(lambda one: one["role"] == "system" or one.get("name") == "summary", messages))
+    if head < len(messages) and messages[head]["role"] == "user":
+        head += 1
+    end = max(head, len(messages) - keep)
+    while end > head and any(one["role"] == "tool" for one in takewhile(_follows_call, messages[end:])):
+        end -= 1
+    return head, end
+
+
+def _follows_call(message: State) -> bool:
+    """Return whether results of an earlier call may come after a message: they count up to the next answer."""
+    return bool(message["role"] != "assistant")
+
+
+def _ranges(former: Sequence[ArchivedSteps], keys: Sequence[str]) -> list[ArchivedSteps]:
+    """Add the keys of steps as a range; where there are too many ranges, the older half becomes one."""
+    if not keys:
+        return list(former)
+    found = [*former, ArchivedSteps(first=keys[0], last=keys[-1], steps=len(keys))]
+    if len(found) > _MOST_RANGES:
+        old = found[: _MOST_RANGES // 2]
+        found[: len(old)] = [ArchivedSteps(first=old[0].first, last=old[-1].last, steps=sum(one.steps for one in old))]
+    return found
+
+
+def archived_field(key: str) -> str:
+    """Return the field of a checkpoint that has the record of an archived step."""
+    return f"c:{ARCHIVED}{key}"
+
+
+async def read_archived_step(gateway: Gateway, partition: Partition, task_id: str, key: str) -> State | None:
+    """Return the record of an archived step: `step` and, if it has one, `result`. Raises `DecryptionError`."""
+    field = archived_field(key)
+    data = await gateway.command("HGET", partition.steps(task_id), field)
+    if data is None:
+        return None
+    found: State = orjson.loads(gateway.encryptor.of(partition, task_id).decrypt(field, data))
+    return found
+
+
+async def archived_steps(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, bytes]:
+    """Return the decrypted records of all archived steps, by key. Raises `DecryptionError`."""
+    cipher, found = gateway.encryptor.of(partition, task_id), dict[str, bytes]()
+    cursor: bytes | int = 0
+    while cursor != b"0":
+        scan = ("HSCAN", partition.steps(task_id), cursor, "MATCH", archived_field("*"), "COUNT", _PER_LOOKUP)
+        cursor, page = await gateway.command(*scan)
+        for name, data in pairs(page).items():
+            field = name.decode()
+            found[field.removeprefix(archived_field(""))] = cipher.decrypt(field, data)
+    return found
+
+
+async def archived_keys(gateway: Gateway, partition: Partition, task_id: str, keys: Sequence[str]) -> set[str]:
+    """Return which of these steps are archived."""
+    found: set[str] = set()
+    for at in range(0, len(keys), _PER_LOOKUP):
+        page = keys[at : at + _PER_LOOKUP]
+        answers = await gateway.pipeline(
+            [("HEXISTS", partition.steps(task_id), archived_field(key)) for key in page],
+            node_of=partition.steps(task_id),
+        )
+        found.update(key for key, answer in zip(page, answers, strict=True) if answer)
+    return found
