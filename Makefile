@@ -49,7 +49,7 @@ $(VENV)/python-ready:
 
 $(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
 	$(PIP) install --quiet --group test --group check
-	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics,encryption,artifacts,vectors,postgres]'
+	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics,encryption,artifacts,vectors,postgres,embeddings]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/dependencies $(SOURCES)

@@ -14,6 +14,7 @@ from .worker.memory import (
     MemoryStoreUnavailable,
     NewMemory,
     NotAMemoryStore,
+    RelatedMemory,
     VectorsUnavailable,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "MemoryStoreUnavailable",
     "NewMemory",
     "NotAMemoryStore",
+    "RelatedMemory",
     "VectorsUnavailable",
 ]

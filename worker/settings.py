@@ -49,7 +49,7 @@ class Settings(ConnectionSettings):
         crash_window: Window of crash_threshold.
         restart_delays: Delays before a crashed worker is restarted: after the first crash in the window, the second...
         memory: Memory store: a file or a postgresql:// URL; empty for memory.sqlite3 in data_dir.
-        embedder: Embedder of memories as module:attribute; empty for search by words only.
+        embedder: Embedder of memories: wordllama, or module:attribute; empty for search by words only.
         check_state: Compare the state of an agent with the reduction of its log after each step.
         webhook_url: URL for events of runs that were resumed, buried, or wait for a person; empty for none.
         webhook_secret: Key of the signature.

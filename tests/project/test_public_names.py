@@ -103,6 +103,7 @@ MEMORY_NAMES = {
     "MemoryStoreUnavailable",
     "NewMemory",
     "NotAMemoryStore",
+    "RelatedMemory",
     "VectorsUnavailable",
 }
 

@@ -31,6 +31,7 @@ class Angles:
     angles: dict[str, float] = field(default_factory=dict)
     name: str = "angles"
     dimension: int = 2
+    floor: float = 0.0
     asked: list[list[str]] = field(default_factory=list)
 
     def embed(self, texts: list[str]) -> list[list[float]]:
@@ -48,6 +49,7 @@ class Numbers:
 
     name: str = "numbers"
     dimension: int = 100
+    floor: float = 0.0
     asked: list[str] = field(default_factory=list)
 
     def embed(self, texts: list[str]) -> list[list[float]]:

@@ -44,11 +44,17 @@ class TaskMemory:
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
         source: str = "",
+        subject: str = "",
         importance: float = 0.5,
     ) -> Memory:
-        """Store a memory, or update an equal one. For the fields see `NewMemory`. Raises `InvalidMemory`."""
+        """Store a memory, or update an equal one. For the fields see `NewMemory`. Raises `InvalidMemory`.
+
+        Args:
+            source: Origin; empty for this task.
+            subject: Whom the memory is about, such as `user:42`; empty for the agent's own.
+        """
         fields = {"type": type, "tags": tuple(tags), "metadata": dict(metadata or {}), "importance": importance}
-        memory = new_memory(text, source=source, **fields)
+        memory = new_memory(text, source=source or _source(self._run), subject=subject, **fields)
         if self._run.redact is not None:
             memory = redacted(memory, self._run.redact)
         found: Memory = await self._do("memory.add", self._add, memory)
@@ -63,16 +69,30 @@ class TaskMemory:
         limit: int = 10,
         everyone: bool = False,
         touch: bool = False,
+        subject: str | Collection[str] | None = "",
+        floor: float | None = None,
     ) -> list[FoundMemory]:
-        """Return the memories that match best.
+        """Return the memories that match best; nothing if none matches.
 
         Args:
+            subject: Search the profile of this subject; "" for the agent's own memories, None for both.
+            floor: Similarity from which memories match by meaning; None for the embedder's own.
             everyone: Search the memories of all owners.
             touch: Count the results as used, so that they stay strong.
         """
         types = type if type is None or isinstance(type, str) else sorted(type)
-        asked = (query, types, sorted(tags), limit, everyone, touch)
+        subjects = subject if subject is None or isinstance(subject, str) else sorted(subject)
+        asked = (query, types, sorted(tags), limit, everyone, touch, subjects, floor)
         found: list[FoundMemory] = await self._do("memory.search", self._search, *asked)
+        return found
+
+    async def profile(self, subject: str, *, limit: int = 50, everyone: bool = False) -> list[FoundMemory]:
+        """Return what is known about a subject, the most important first, see `HybridStore.profile`.
+
+        Args:
+            everyone: Include what other agents know.
+        """
+        found: list[FoundMemory] = await self._do("memory.profile", self._profile, subject, limit, everyone)
         return found
 
     async def touch(self, *memories: Memory | str) -> int:
@@ -103,15 +123,28 @@ class TaskMemory:
         return await (await self.store()).add(memory, owner=self.owner, key=key)
 
     async def _search(
-        self, query: str, types: str | list[str] | None, tags: list[str], limit: int, everyone: bool, touch: bool
+        self,
+        query: str,
+        types: str | list[str] | None,
+        tags: list[str],
+        limit: int,
+        everyone: bool,
+        touch: bool,
+        subjects: str | list[str] | None,
+        floor: float | None,
     ) -> list[FoundMemory]:
         key = self._next_key() if touch else None
         store = await self.store()
         owner = None if everyone else self.owner
-        found = await store.search(query, owner=owner, type=types, tags=tags, limit=limit)
+        found = await store.search(
+            query, owner=owner, type=types, tags=tags, subject=subjects, limit=limit, floor=floor
+        )
         if key is not None and found:
             await store.touch([one.memory.id for one in found], key=key)
         return found
+
+    async def _profile(self, subject: str, limit: int, everyone: bool) -> list[FoundMemory]:
+        return await (await self.store()).profile(subject, owner=None if everyone else self.owner, limit=limit)
 
     async def _touch(self, ids: list[str]) -> int:
         key = self._next_key()
@@ -130,26 +163,32 @@ class TaskMemory:
         return _key(self._run, step.key, step.remembered)
 
 
+def _source(run: Run) -> str:
+    """Return the source of what this task found out itself."""
+    return f"task:{run.id}"
+
+
 def _key(run: Run, what: str, number: int) -> str:
-    """Store the findings of an agent at its end. Repeated after a crash, it stores nothing twice.
-
-    The keys are `task_id@enqueued:remember`, `task_id@enqueued:remember:2` and so on.
-
-    Raises `MemoryStoreError`, `InvalidMemory`.
-    """
     enqueued = run.history.enqueued
     at = run.delivery.entry.partition(b"-")[0].decode() if enqueued is None else enqueued
     return f"{run.id}@{at}:{what}" if number == 1 else f"{run.id}@{at}:{what}:{number}"
 
 
 async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
-    """Return the step of this run that is running here."""
+    """Store the findings of an agent at its end. Repeated after a crash, it stores nothing twice.
+
+    The keys are `task_id@enqueued:remember`, `task_id@enqueued:remember:2` and so on.
+
+    Raises `MemoryStoreError`, `InvalidMemory`.
+    """
     for number, one in enumerate(memories, 1):
         memory = new_memory(one) if isinstance(one, str) else one
         if not isinstance(memory, NewMemory):
             raise TypeError(f"remember must return texts or NewMemory, got {one!r}")
         if run.memory is None:
             raise ConfigurationError("this run has no memory store: only a worker opens one")
+        if not memory.source:
+            memory = memory.model_copy(update={"source": _source(run)})
         if run.redact is not None:
             memory = redacted(memory, run.redact)
         key = _key(run, "remember", number)
@@ -158,7 +197,7 @@ async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
 
 
 def _step_of(run: Run) -> Step | None:
-    """The step of this run that is running here."""
+    """Return the step of this run that is running here."""
     if CURRENT_RUN.get() is not run:
         return None
     try:

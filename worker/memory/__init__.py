@@ -9,6 +9,9 @@ The package knows nothing of steps, events and agents; `ctx.memory` is in worker
     postgres/     backend for the workers of several hosts
     embedders.py  Embedder protocol, calls of embedders, HashingEmbedder
     text.py       normal form of a text, words of a query
+    comparison.py differences that forbid a merge; relation of two memories
+    relevance.py  similarity from which a vector counts as a match
+    notes.py      the newest of linked results stands for the others
     pruning.py    policy and plan of a prune
     factory.py    settings to a store; the one store of a process
     errors.py     error tree
@@ -31,7 +34,7 @@ from .errors import (
 )
 from .factory import LazyMemoryStore, make_store
 from .hybrid import HybridStore
-from .memory import FoundMemory, Memory, NewMemory, new_memory, strength
+from .memory import FoundMemory, Memory, MemoryLink, NewMemory, RelatedMemory, new_memory, strength
 from .pruning import Policy
 from .sqlite.backend import SqliteBackend
 from .sqlite.salvage import Salvage
@@ -46,6 +49,7 @@ __all__ = [
     "InvalidMemory",
     "LazyMemoryStore",
     "Memory",
+    "MemoryLink",
     "MemoryStoreDamaged",
     "MemoryStoreError",
     "MemoryStoreMissing",
@@ -53,6 +57,7 @@ __all__ = [
     "NewMemory",
     "NotAMemoryStore",
     "Policy",
+    "RelatedMemory",
     "Salvage",
     "SqliteBackend",
     "VectorsUnavailable",

@@ -6,13 +6,28 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from .comparison import differences, relation
 from .embedders import Vector
-from .memory import Memory
+from .memory import Memory, MemoryLink, Relation
 
-__all__ = ["KEY_LIFETIME", "SAME", "Backend", "EmbedderIdentity", "Near", "Where"]
+__all__ = [
+    "CANDIDATES",
+    "KEY_LIFETIME",
+    "SAME",
+    "Backend",
+    "EmbedderIdentity",
+    "Match",
+    "Near",
+    "Where",
+    "links_to",
+    "match",
+]
 
 SAME: Final = 0.92
-"""Cosine similarity from which two memories of one type and owner count as the same."""
+"""Cosine similarity from which two memories of one owner, subject and type are compared: they are merged or linked."""
+
+CANDIDATES: Final = 8
+"""Largest number of similar memories that a new one is compared with."""
 
 KEY_LIFETIME: Final = 90 * 86_400.0
 """Lifetime of an idempotency key in seconds: longer than any task or dead letter is kept by default."""
@@ -20,17 +35,22 @@ KEY_LIFETIME: Final = 90 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Filter of memories: any of these owners, any of these types, all of these tags. None matches all."""
+    """Filter of memories: any of these owners, types and subjects, all of these tags. None matches all."""
 
     owners: tuple[str, ...] | None = None
     types: tuple[str, ...] | None = None
     tags: tuple[str, ...] = ()
+    subjects: tuple[str, ...] | None = None
 
     @classmethod
     def of(
-        cls, owner: str | Collection[str] | None, type: str | Collection[str] | None, tags: Collection[str]
+        cls,
+        owner: str | Collection[str] | None,
+        type: str | Collection[str] | None = None,
+        tags: Collection[str] = (),
+        subject: str | Collection[str] | None = None,
     ) -> Where:
-        return cls(_several(owner), _several(type), tuple(tags))
+        return cls(_several(owner), _several(type), tuple(tags), _several(subject))
 
 
 def _several(one: str | Collection[str] | None) -> tuple[str, ...] | None:
@@ -42,6 +62,33 @@ class Near(NamedTuple):
 
     id: str
     similarity: float
+
+
+class Match(NamedTuple):
+    """Plan for a new memory: the number of the one to merge it into, or its links to others."""
+
+    merge: int | None
+    links: list[MemoryLink]
+
+
+def match(memory: Memory, similar: Sequence[tuple[int, Memory]]) -> Match:
+    """Compare a new memory with similar ones of its owner, subject and type, the most similar first."""
+    links = []
+    for number, one in similar:
+        if differences(one.text, memory.text):
+            if (how := relation(one.text, memory.text)) is not None:
+                links.append(MemoryLink(how, one.id))
+        elif one.source == memory.source:
+            return Match(number, [])
+        else:
+            links.append(MemoryLink("same", one.id))
+    return Match(None, links)
+
+
+def links_to(memory: Memory, links: Sequence[MemoryLink]) -> dict[str, MemoryLink]:
+    """Return the links of the other memories back to this one, by their ids."""
+    back: dict[Relation, Relation] = {"supersedes": "superseded_by", "superseded_by": "supersedes"}
+    return {one.id: MemoryLink(back.get(one.relation, one.relation), memory.id) for one in links}
 
 
 class EmbedderIdentity(NamedTuple):
@@ -75,7 +122,7 @@ class Backend(Protocol):
     async def close(self) -> None: ...
 
     async def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Memory:
-        """Store a memory unless the key is known; merge it into an equal one of its owner and type."""
+        """Store a memory unless the key is known; merge it into an equal one, or link it to others, see `match`."""
         ...
 
     async def known(self, key: str) -> Memory | None:

@@ -18,7 +18,8 @@ import anyio.to_thread
 
 from ..errors import ConfigurationError
 from .errors import EmbedderFailed
-from .text import words
+from .static_embedder import WordLlamaEmbedder
+from .text import content_words, words
 
 __all__ = ["Embedder", "HashingEmbedder", "Vector", "embed", "load_embedder"]
 
@@ -36,6 +37,9 @@ class Embedder(Protocol):
         name: Identifies the embedder, such as the model's name with its version. Vectors of two embedders cannot be
             compared.
         dimension: Length of a vector.
+
+    An attribute `floor` sets the similarity from which a memory matches a query. Without one it is calibrated, see
+    relevance.py.
     """
 
     @property
@@ -81,11 +85,14 @@ def _unit(embedder: Embedder, vector: Vector) -> Vector | None:
 def load_embedder(target: str) -> Embedder:
     """Return the embedder that `module:attribute` names: an object, or a function without arguments that returns one.
 
-    Modules in the working directory can be imported too. Raises `ConfigurationError`.
+    `wordllama` names the model of the extra `embeddings`. Modules in the working directory can be imported too. Raises
+    `ConfigurationError`.
     """
+    if target == "wordllama":
+        return WordLlamaEmbedder()
     module, colon, attribute = target.partition(":")
     if not module or not colon or not attribute:
-        raise ConfigurationError(f"PERDURE_EMBEDDER must be module:attribute, got {target!r}")
+        raise ConfigurationError(f"PERDURE_EMBEDDER must be wordllama or module:attribute, got {target!r}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -111,16 +118,18 @@ class HashingEmbedder:
     words. Finding the same meaning in other words needs an embedding model.
     """
 
+    floor = 0.2
+
     def __init__(self, dimension: int = 512) -> None:
         self.dimension = dimension
-        self.name = "perdure-hashing-1"
+        self.name = "perdure-hashing-2"
 
     def embed(self, texts: list[str]) -> list[list[float]]:
         return [self._one(text) for text in texts]
 
     def _one(self, text: str) -> list[float]:
         vector = [0.0] * self.dimension
-        for word in words(text):
+        for word in content_words(text) or words(text):
             edged = f"<{word}>"
             grams = [edged[at : at + _GRAM] for at in range(len(edged) - _GRAM + 1)]
             share = 1 / max(1, len(grams))

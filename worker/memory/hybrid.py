@@ -15,12 +15,14 @@ from typing import Final, Self
 
 from uuid_utils import uuid7
 
-from .backend import Backend, EmbedderIdentity, Where
+from .backend import Backend, EmbedderIdentity, Near, Where
 from .embedders import Embedder, Vector, embed
 from .errors import MemoryStoreUnavailable
 from .memory import FoundMemory, Memory, NewMemory, strength
+from .notes import with_notes
 from .pruning import Policy, Pruning
-from .text import digest, words
+from .relevance import calibrated_floor
+from .text import content_words, digest
 
 __all__ = ["RANK_CONSTANT", "HybridStore", "fuse"]
 
@@ -34,6 +36,10 @@ def fuse(rankings: Iterable[Sequence[str]]) -> dict[str, float]:
         for rank, one in enumerate(ranking, 1):
             scores[one] = scores.get(one, 0.0) + 1 / (RANK_CONSTANT + rank)
     return scores
+
+
+def _digest(memory: Memory) -> str:
+    return digest(memory.text, memory.subject, memory.source)
 
 
 _PAGE: Final = 500
@@ -51,8 +57,8 @@ Names = str | Collection[str] | None
 class HybridStore:
     """Store of long-term memories. Open it before use (`async with store:`).
 
-    In the filters `owner` and `type`, None matches all and several values match any of them; all `tags` must be
-    present.
+    In the filters `owner`, `type` and `subject`, None matches all and several values match any of them; all `tags` must
+    be present. The subject "" has the agents' own memories, which belong to no profile.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class HybridStore:
         self._backend = backend
         self._embedder = embedder
         self._clock = clock
+        self._floor: float | None = None
 
     @property
     def place(self) -> str:
@@ -97,8 +104,9 @@ class HybridStore:
     async def add(self, memory: NewMemory, *, owner: str = "", key: str | None = None) -> Memory:
         """Store a memory; return it as it is stored.
 
-        An equal memory of the same owner and type is updated instead: one with the same text but for case, spaces and
-        end marks, or with a cosine similarity of 0.92. A known key makes this a no-op.
+        An equal memory of the same owner, subject, type and source is updated instead: one with the same text but for
+        case, spaces and end marks, or with a cosine similarity of 0.92 and no other negation, number, date or name.
+        Similar memories that differ are linked, see comparison.py. A known key makes this a no-op.
         """
         if key is not None and (known := await self._backend.known(key)) is not None:
             return known  # without embedding the text again
@@ -106,7 +114,7 @@ class HybridStore:
         times = {"created": now, "accessed": now, "updated": now}
         whole = Memory.model_validate({**memory.model_dump(), **times, "id": str(uuid7()), "owner": owner, "key": key})
         [vector] = await self._embed([whole.text])
-        return await self._backend.add(whole, digest(whole.text), vector, key)
+        return await self._backend.add(whole, _digest(whole), vector, key)
 
     async def restore(self, memories: Sequence[Memory]) -> int:
         """Store exported memories unchanged, except those that exist (by id or by text). Return their number."""
@@ -114,34 +122,45 @@ class HybridStore:
         for at in range(0, len(memories), _BATCH):
             some = memories[at : at + _BATCH]
             vectors = await self._embed([one.text for one in some])
-            rows = [(one, digest(one.text), vector) for one, vector in zip(some, vectors, strict=True)]
+            rows = [(one, _digest(one), vector) for one, vector in zip(some, vectors, strict=True)]
             stored += await self._backend.restore(rows)
         return stored
 
     async def touch(self, ids: Sequence[str], *, owner: Names = None, key: str | None = None) -> int:
         """Count a use of these memories, so that they stay strong for longer. Return how many of them exist."""
-        return await self._backend.touch(ids, Where.of(owner, None, ()), self._clock(), key)
+        return await self._backend.touch(ids, Where.of(owner), self._clock(), key)
 
     async def forget(self, ids: Sequence[str], *, owner: Names = None) -> int:
         """Remove memories permanently. Return how many existed."""
-        return await self._backend.forget(ids, Where.of(owner, None, ()))
+        return await self._backend.forget(ids, Where.of(owner))
 
     # reading
 
     async def search(
-        self, query: str, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), limit: int = 10
+        self,
+        query: str,
+        *,
+        owner: Names = None,
+        type: Names = None,
+        tags: Collection[str] = (),
+        subject: Names = "",
+        limit: int = 10,
+        floor: float | None = None,
     ) -> builtins.list[FoundMemory]:
         """Return the memories that match best, by words and (with an embedder) by vectors, weighted by their strength.
 
-        Nothing is changed: call `touch` for those that were useful.
+        A memory matches if it has a content word of the query, or a similarity above the floor. Of linked memories the
+        newest is returned, with the others in `related`. Nothing is changed: call `touch` for those that were useful.
+
+        Args:
+            subject: Profile to search; "" for the agents' own memories, so that no profile is found by mistake.
+            floor: Similarity from which vectors match; None for the embedder's own, see `calibrated_floor`.
         """
         if limit < 1 or not query.strip():
             return []
-        where, depth = Where.of(owner, type, tags), max(_LEAST_DEPTH, _DEPTH * limit)
-        texts = await self._backend.by_words(asked, where, depth) if (asked := words(query)) else []
-        [vector] = await self._embed([query])
-        near = [] if vector is None else await self._backend.by_vector(vector, where, depth)
-        near = [one for one in near if one.similarity > 0]  # orthogonal or opposite vectors are unrelated
+        where, depth = Where.of(owner, type, tags, subject), max(_LEAST_DEPTH, _DEPTH * limit)
+        texts = await self._backend.by_words(asked, where, depth) if (asked := content_words(query)) else []
+        near = await self._near(query, where, depth, floor)
         scores = fuse([texts, [one.id for one in near]])
         text_ranks = {one: rank for rank, one in enumerate(texts, 1)}
         vector_ranks = {one.id: (rank, one.similarity) for rank, one in enumerate(near, 1)}
@@ -160,7 +179,33 @@ class HybridStore:
                     )
                 )
         found.sort(key=lambda one: (-one.score, one.memory.id))
-        return found[:limit]
+        return (await self._with_notes(found))[:limit]
+
+    async def _near(self, query: str, where: Where, depth: int, floor: float | None) -> builtins.list[Near]:
+        [vector] = await self._embed([query])
+        if vector is None or self._embedder is None:
+            return []
+        if floor is None:
+            if self._floor is None:
+                self._floor = await calibrated_floor(self._embedder)
+            floor = self._floor
+        # orthogonal or opposite vectors are unrelated
+        return [one for one in await self._backend.by_vector(vector, where, depth) if one.similarity > max(0.0, floor)]
+
+    async def _with_notes(self, found: Sequence[FoundMemory]) -> builtins.list[FoundMemory]:
+        wanted = {one.memory.id for one in found} | {link.id for one in found for link in one.memory.links}
+        known = await self._backend.get(sorted(wanted))
+        return with_notes(found, {name: one for name, one in known.items() if one.importance > 0})
+
+    async def profile(self, subject: str, *, owner: Names = None, limit: int = 50) -> builtins.list[FoundMemory]:
+        """Return the memories about a subject, the most important first.
+
+        The order depends on neither time nor use, so that a prompt that starts with them stays the same until one is
+        added, changed or removed.
+        """
+        memories = [one async for one in self.export(owner=owner, subject=subject) if one.importance > 0]
+        memories.sort(key=lambda one: (-one.importance, one.created, one.id))
+        return (await self._with_notes([FoundMemory(memory=one, score=one.importance) for one in memories]))[:limit]
 
     async def get(self, ids: Sequence[str]) -> builtins.list[Memory]:
         """Return the memories that exist, in the order of the ids."""
@@ -168,24 +213,32 @@ class HybridStore:
         return [there[one] for one in dict.fromkeys(ids) if one in there]
 
     async def list(
-        self, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), limit: int = 50
+        self,
+        *,
+        owner: Names = None,
+        type: Names = None,
+        tags: Collection[str] = (),
+        subject: Names = None,
+        limit: int = 50,
     ) -> builtins.list[Memory]:
         """Return memories, the newest first."""
-        page = await self._backend.page(Where.of(owner, type, tags), limit, newest=True)
+        page = await self._backend.page(Where.of(owner, type, tags, subject), limit, newest=True)
         return [memory for _, memory in page]
 
     async def export(
-        self, *, owner: Names = None, type: Names = None, tags: Collection[str] = ()
+        self, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), subject: Names = None
     ) -> AsyncIterator[Memory]:
         """Yield all memories, in the order in which they were stored."""
-        where, after = Where.of(owner, type, tags), 0
+        where, after = Where.of(owner, type, tags, subject), 0
         while page := await self._backend.page(where, _PAGE, after=after):
             after = page[-1][0]
             for _, memory in page:
                 yield memory
 
-    async def count(self, *, owner: Names = None, type: Names = None, tags: Collection[str] = ()) -> int:
-        return await self._backend.count(Where.of(owner, type, tags))
+    async def count(
+        self, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), subject: Names = None
+    ) -> int:
+        return await self._backend.count(Where.of(owner, type, tags, subject))
 
     # maintenance
 
@@ -196,11 +249,12 @@ class HybridStore:
         owner: Names = None,
         type: Names = None,
         tags: Collection[str] = (),
+        subject: Names = None,
         dry_run: bool = False,
     ) -> builtins.list[str]:
         """Remove memories by a policy; return their ids, the weakest first. dry_run: remove nothing."""
         pruning = Pruning(policy, self._clock())
-        async for memory in self.export(owner=owner, type=type, tags=tags):
+        async for memory in self.export(owner=owner, type=type, tags=tags, subject=subject):
             pruning.add(memory)
         gone = pruning.plan()
         if not dry_run:

@@ -1,4 +1,4 @@
-"""Memory: its fields, its strength, and the merge of two equal ones.
+"""Memory: its fields, its strength, the merge of two equal ones, and links between different ones.
 
 The strength falls while a memory is not used and grows with the number of uses.
 """
@@ -6,14 +6,27 @@ The strength falls while a memory is not used and grows with the number of uses.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
 from .errors import InvalidMemory
 from .text import normal
 
-__all__ = ["LONGEST_TEXT", "FoundMemory", "Memory", "NewMemory", "merged", "new_memory", "strength"]
+__all__ = [
+    "LONGEST_TEXT",
+    "FoundMemory",
+    "Memory",
+    "MemoryLink",
+    "NewMemory",
+    "RelatedMemory",
+    "Relation",
+    "linked",
+    "merged",
+    "new_memory",
+    "strength",
+]
 
 LONGEST_TEXT = 32_768
 """Largest length of a memory in characters. Store longer texts as artifacts and remember where they are."""
@@ -45,7 +58,8 @@ class NewMemory(BaseModel):
         type: Kind, such as `fact`, `preference` or `lesson`; equal memories are merged within one type.
         tags: Labels to filter by.
         metadata: JSON data that is not searched.
-        source: Origin: a URL, a file, a task.
+        source: Origin: a URL, a file, a task. Memories of different sources are never merged.
+        subject: Person or thing that it is the profile of, such as `user:42`; empty for the agent's own memories.
         importance: From 0 to 1; a memory of importance 0 is never found.
     """
 
@@ -56,7 +70,18 @@ class NewMemory(BaseModel):
     tags: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
     metadata: Annotated[dict[Line, JsonValue], Field(max_length=_METADATA_LIMIT)] = {}
     source: Annotated[str, StringConstraints(max_length=2_000), AfterValidator(_without_null)] = ""
+    subject: Line = ""
     importance: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+
+
+Relation = Literal["supersedes", "superseded_by", "conflicts", "same"]
+
+
+class MemoryLink(NamedTuple):
+    """Relation of a memory to another one, given by id."""
+
+    relation: Relation
+    id: str
 
 
 class Memory(NewMemory):
@@ -68,6 +93,8 @@ class Memory(NewMemory):
         created: Seconds since 1970, as are `accessed` and `updated`.
         accesses: Number of uses.
         former: Earlier texts, the last five, the oldest first.
+        links: Memories of similar words that say something else, or the same from another source, the last eight.
+            They may have been removed since.
     """
 
     id: Label
@@ -78,6 +105,24 @@ class Memory(NewMemory):
     updated: Time
     accesses: Annotated[int, Field(ge=0)] = 0
     former: tuple[str, ...] = ()
+    links: tuple[MemoryLink, ...] = ()
+
+
+class RelatedMemory(BaseModel):
+    """Older memory in the note of a newer one that a search found.
+
+    Attributes:
+        relation: Relation of the found memory to this one: it `supersedes` it, `conflicts` with it, or is the `same`
+            text from another source.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    relation: Literal["supersedes", "conflicts", "same"]
+    id: str
+    text: str
+    source: str = ""
+    updated: float
 
 
 class FoundMemory(BaseModel):
@@ -88,6 +133,7 @@ class FoundMemory(BaseModel):
         text_rank: Rank among the results by words, from 1; None if it was not among them.
         vector_rank: The same for the results by vectors.
         similarity: Cosine of its vector and the query's.
+        related: Older memories that this one stands for, the latest first; a prompt shows them as a note.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -97,6 +143,7 @@ class FoundMemory(BaseModel):
     text_rank: int | None = None
     vector_rank: int | None = None
     similarity: float | None = None
+    related: tuple[RelatedMemory, ...] = ()
 
 
 def new_memory(text: str, **fields: Any) -> NewMemory:
@@ -132,7 +179,7 @@ def merged(old: Memory, new: Memory) -> Memory:
     """Merge a new memory into an equal old one, which counts as a use of it.
 
     The new text replaces the old one, which is added to `former`. The larger importance and the tags and metadata of
-    both are kept.
+    both are kept. What had superseded the old memory is now superseded by it: its statement was made again.
     """
     former = (
         old.former
@@ -145,10 +192,22 @@ def merged(old: Memory, new: Memory) -> Memory:
             "former": former[-_MOST_FORMER:],
             "tags": tuple(dict.fromkeys((*old.tags, *new.tags))),
             "metadata": {**old.metadata, **new.metadata},
-            "source": new.source or old.source,
             "importance": max(old.importance, new.importance),
             "accesses": old.accesses + 1,
             "accessed": max(old.accessed, new.created),
             "updated": max(old.updated, new.created),
+            "links": tuple(
+                MemoryLink("supersedes", one.id) if one.relation == "superseded_by" else one for one in old.links
+            ),
         }
     )
+
+
+_MOST_LINKS: Final = 8
+
+
+def linked(memory: Memory, links: Sequence[MemoryLink]) -> Memory:
+    """Return the memory with these links, which replace earlier ones to the same memories."""
+    known = {one.id for one in links}
+    kept = [one for one in memory.links if one.id not in known]
+    return memory.model_copy(update={"links": tuple([*kept, *links][-_MOST_LINKS:])})

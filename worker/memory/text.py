@@ -7,10 +7,30 @@ import re
 import unicodedata
 from typing import Final
 
-__all__ = ["digest", "normal", "words"]
+__all__ = ["content_words", "digest", "normal", "word_set", "words"]
 
 _MOST_WORDS: Final = 64
 """Largest number of words in a query; more do not improve it, and a long text as a query stays cheap."""
+
+
+def word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# The stop words of PostgreSQL's English dictionary, so that both databases search for the same words, and parts of
+# contractions such as "don't".
+_FUNCTION_WORDS = word_set(
+    "i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself "
+    "it its itself they them their theirs themselves what which who whom this that these those am is are was were be "
+    "been being have has had having do does did doing a an the and but if or because as until while of at by for "
+    "with about against between into through during before after above below to from up down in out on off over "
+    "under again further then once here there when where why how all any both each few more most other some such no "
+    "nor not only own same so than too very s t can will just don should now d m o re ll ve y ain aren couldn didn "
+    "doesn hadn hasn haven isn ma mightn mustn needn shan shouldn wasn weren won wouldn could may might must shall "
+    "would us"
+)
+_WRITTEN_NAME = re.compile(r"\b(?:[A-Z]{2,}|May)\b")
+"""Function words that are written as a name: IT, US, WHO, May."""
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -27,12 +47,19 @@ def normal(text: str) -> str:
     return bare or folded.strip()
 
 
-def digest(text: str) -> str:
-    """Return the hash by which equal texts are found."""
-    return hashlib.blake2b(normal(text).encode(), digest_size=16).hexdigest()
+def digest(text: str, subject: str = "", source: str = "") -> str:
+    """Return the hash by which equal texts of one subject and source are found."""
+    whole = "\0".join((normal(text), subject, source)) if subject or source else normal(text)
+    return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
 
 
 def words(query: str) -> list[str]:
     """Return the distinct words of a query: letters and digits only, so none is an operator of a query language."""
     folded = unicodedata.normalize("NFKC", query).casefold()
     return list(dict.fromkeys(_WORD.findall(folded)))[:_MOST_WORDS]
+
+
+def content_words(query: str) -> list[str]:
+    """Return the words of a query without English function words, which match any text."""
+    names = {name.casefold() for name in _WRITTEN_NAME.findall(query)}
+    return [word for word in words(query) if word not in _FUNCTION_WORDS or word in names]

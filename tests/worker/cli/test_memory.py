@@ -134,11 +134,11 @@ def test_forget_and_prune_have_a_dry_run() -> None:
 def test_reembed_uses_the_current_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
     add("Deploys are frozen")
     monkeypatch.setenv("PERDURE_EMBEDDER", "perdure.memory:HashingEmbedder")
-    assert call("memory", "search", "deploying", "--json").json[0]["vector_rank"] is None
+    assert call("memory", "search", "frozen deploys", "--json").json[0]["vector_rank"] is None
     assert "embedded 1 memories" in call("memory", "reembed").err
-    assert call("memory", "search", "deploying", "--json").json[0]["vector_rank"] == 1
+    assert call("memory", "search", "frozen deploys", "--json").json[0]["vector_rank"] == 1
     monkeypatch.setenv("PERDURE_EMBEDDER", "tests.support.memory_stores:Angles")
-    refused = call("memory", "search", "deploying")
+    refused = call("memory", "search", "frozen deploys")
     assert refused.code == 1
     assert "with 512 dimensions, but 'angles' with 2" in refused.err
     assert "perdure memory reembed" in refused.err

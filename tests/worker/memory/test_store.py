@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +27,11 @@ from perdure.worker.memory import (
     SqliteBackend,
     new_memory,
 )
-from perdure.worker.memory.postgres.backend import PostgresBackend
 
 from tests.support.memory_stores import DAY, Angles, Numbers, Stores, remember
 from tests.support.paths import PROGRAMS
-from tests.support.servers.postgres import PostgresServer, find_postgres
 
 ADDER = PROGRAMS / "rememberer.py"
-
-POSTGRES = "postgres"
-BACKENDS = ["sqlite", *([POSTGRES] if find_postgres() else [])]
-
-
-@pytest.fixture(params=BACKENDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the place of an empty store, as PERDURE_MEMORY names it."""
-    if request.param == POSTGRES:
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        return server.new_database()
-    return str(tmp_path / "memory.sqlite3")
-
-
-@pytest.fixture
-def stores(place: str) -> Stores:
-    return Stores(lambda: PostgresBackend(place) if "://" in place else SqliteBackend(Path(place)))
-
-
-@pytest.fixture
-async def store(stores: Stores) -> AsyncIterator[HybridStore]:
-    async with stores() as store:
-        yield store
 
 
 def texts(found: Any) -> list[str]:
@@ -207,11 +181,11 @@ async def test_a_memory_weakens_by_half_in_69_days_and_use_keeps_it(store: Hybri
 async def test_equal_normal_forms_are_one_memory(store: HybridStore, stores: Stores) -> None:
     first = await store.add(new_memory("The limit is 10.", tags=("a",), metadata={"x": 1, "y": 1}, importance=0.9))
     stores.clock.now += 5
-    again = new_memory("the  LIMIT is 10 …", tags=("b", "a"), metadata={"y": 2}, source="s", importance=0.2)
+    again = new_memory("the  LIMIT is 10 …", tags=("b", "a"), metadata={"y": 2}, importance=0.2)
     second = await store.add(again)
     assert second.id == first.id
     assert second.text == again.text
-    assert (second.tags, second.metadata, second.source) == (("a", "b"), {"x": 1, "y": 2}, "s")
+    assert (second.tags, second.metadata) == (("a", "b"), {"x": 1, "y": 2})
     assert (second.importance, second.accesses, second.former) == (0.9, 1, ())
     assert (second.created, second.accessed, second.updated) == (first.created, first.created + 5, first.created + 5)
     assert await store.list() == [second]
@@ -259,9 +233,10 @@ async def test_memories_are_equal_from_a_similarity_of_092(stores: Stores, degre
 
 
 async def test_the_last_five_earlier_texts_are_kept(stores: Stores) -> None:
-    async with stores(Angles({f"wording {n}": n * 1.0 for n in range(9)})) as store:
-        last = [await remember(store, f"wording {n}") for n in range(9)][-1][0]
-    assert last.former == tuple(f"wording {n}" for n in range(3, 8))
+    wordings = [f"wording {letter}" for letter in "abcdefghi"]
+    async with stores(Angles({wording: n * 1.0 for n, wording in enumerate(wordings)})) as store:
+        last = [await remember(store, wording) for wording in wordings][-1][0]
+    assert last.former == tuple(wordings[3:8])
     assert last.accesses == 8
 
 

@@ -3,7 +3,7 @@
 Each line of a file is a JSON object:
 
     {"text": "Deploys are frozen on Fridays", "type": "rule", "owner": "ops", "tags": [], "metadata": {},
-     "source": "", "importance": 0.5, "key": null}
+     "source": "", "subject": "", "importance": 0.5, "key": null}
 
 A line with an id was exported; it is stored unchanged, with its times and counts. All lines are checked before the
 first memory is stored.
@@ -25,7 +25,7 @@ from ...memory.factory import is_postgres, store_path
 from ...settings import Settings
 from ..enqueue import opened, problem
 from ..support.errors import Failed, Misuse
-from ..support.memory_store import Owner, Tags, Type, with_memory_store, with_store_options, without_embedder
+from ..support.memory_store import Owner, Subject, Tags, Type, with_memory_store, with_store_options, without_embedder
 from ..support.options import OutputFile, open_output, read_object
 from ..support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
@@ -39,6 +39,7 @@ def export(
     owner: Owner = None,
     type: Type = None,
     tag: Tags = None,
+    subject: Subject = None,
     output: OutputFile = None,
     salvage: Annotated[
         bool, typer.Option("--salvage", help="Export what can still be read of a damaged file.")
@@ -53,16 +54,16 @@ def export(
     Example: perdure memory export --salvage -o saved.jsonl
     """
     if salvage:
-        _salvage(settings, output, owner, type, tag)
+        _salvage(settings, output, owner, type, tag, subject)
         return
 
     async def write() -> None:
         store = make_store(without_embedder(settings))
         await store.open(create=False)
         try:
-            count = await store.count(owner=owner, type=type, tags=tag or ())
+            count = await store.count(owner=owner, type=type, tags=tag or (), subject=subject)
             with Bar("exporting", count) as bar, open_output(output) as file:
-                async for memory in store.export(owner=owner, type=type, tags=tag or ()):
+                async for memory in store.export(owner=owner, type=type, tags=tag or (), subject=subject):
                     print_json_lines([memory.model_dump(mode="json")], file)
                     bar.advance()
             note(f"exported {bar.done} memories from {store.place}")
@@ -73,15 +74,20 @@ def export(
 
 
 def _salvage(
-    settings: Settings, output: Path | None, owner: str | None, type: str | None, tag: list[str] | None
+    settings: Settings,
+    output: Path | None,
+    owner: str | None,
+    type: str | None,
+    tag: list[str] | None,
+    subject: str | None,
 ) -> None:
     if is_postgres(settings.memory):
         raise Misuse("--salvage is for a file: for PostgreSQL use its own recovery tools")
     reading = Salvage(store_path(settings))
     with Bar("salvaging") as bar, open_output(output) as file:
         for memory in reading:
-            owner_matches, type_matches = owner in (None, memory.owner), type in (None, memory.type)
-            if owner_matches and type_matches and set(tag or ()) <= set(memory.tags):
+            wanted = zip((owner, type, subject), (memory.owner, memory.type, memory.subject), strict=True)
+            if all(asked in (None, there) for asked, there in wanted) and set(tag or ()) <= set(memory.tags):
                 print_json_lines([memory.model_dump(mode="json")], file)
                 bar.advance()
     note(f"salvaged {bar.done} memories from {store_path(settings)}; unreadable places: {reading.lost}")
@@ -106,6 +112,7 @@ async def prune(
     owner: Owner = None,
     type: Type = None,
     tag: Tags = None,
+    subject: Subject = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
     ] = False,
@@ -118,7 +125,7 @@ async def prune(
     Example: perdure memory prune --older-than 365 --keep 1000 --dry-run
     """
     policy = Policy(below=below, unused=older_than, most=keep)
-    gone = await store.prune(policy, owner=owner, type=type, tags=tag or (), dry_run=dry_run)
+    gone = await store.prune(policy, owner=owner, type=type, tags=tag or (), subject=subject, dry_run=dry_run)
     if json:
         print_json({"pruned": gone, "dry_run": dry_run})
     elif gone:

@@ -14,7 +14,7 @@ from ...memory import HybridStore, make_store
 from ...settings import Settings, load_settings
 from .options import with_options
 
-__all__ = ["Owner", "Tags", "Type", "with_memory_store", "with_store_options", "without_embedder"]
+__all__ = ["Owner", "Subject", "Tags", "Type", "with_memory_store", "with_store_options", "without_embedder"]
 
 P = ParamSpec("P")
 
@@ -42,6 +42,10 @@ Owner = Annotated[
     str | None, typer.Option(metavar="NAME", help="Only memories of this agent; '' for those without an owner.")
 ]
 Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only memories of this type.")]
+Subject = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Only memories about this subject, such as user:42; '' for the agents' own."),
+]
 Tags = Annotated[
     list[str] | None, typer.Option("--tag", metavar="TAG", help="Only memories with this tag. Repeatable.")
 ]

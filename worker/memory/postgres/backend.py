@@ -12,10 +12,10 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from ..backend import SAME, EmbedderIdentity, Near, Where
+from ..backend import CANDIDATES, SAME, EmbedderIdentity, Match, Near, Where, match
 from ..embedders import Vector
 from ..errors import MemoryStoreDamaged, MemoryStoreUnavailable, VectorsUnavailable
-from ..memory import Memory
+from ..memory import Memory, linked
 from .rows import (
     COLUMNS,
     Connection,
@@ -25,6 +25,7 @@ from .rows import (
     fetch,
     hold,
     insert,
+    link_back,
     lock,
     memory_of,
     merge,
@@ -149,30 +150,30 @@ class PostgresBackend:
                 if (known := await by_key(connection, key)) is not None:
                     return known
             await lock(connection, memory.owner, memory.type)
-            number = await by_digest(connection, memory, digest)
-            if number is None and vector is not None:
-                number = await self._nearest(connection, memory, vector)
-            if number is not None:
+            found = Match(await by_digest(connection, memory, digest), [])
+            if found.merge is None and vector is not None:
+                found = match(memory, await self._similar(connection, memory, vector))
+            if (number := found.merge) is not None:
                 stored = await merge(connection, number, memory, digest)
-            elif (number := await insert(connection, memory, digest)) is not None:
-                stored = memory
+            elif (number := await insert(connection, stored := linked(memory, found.links), digest)) is not None:
+                await link_back(connection, stored, found.links)
             else:
                 raise AssertionError(f"memory {memory.id} appeared while its lock was held")
             await self._put_vector(connection, number, vector)
             await remember_key(connection, key, stored.id, memory.created)
             return stored
 
-    async def _nearest(self, connection: Connection, memory: Memory, vector: Vector) -> int | None:
-        rows = await fetch(
-            connection,
+    async def _similar(self, connection: Connection, memory: Memory, vector: Vector) -> list[tuple[int, Memory]]:
+        query = sql.SQL(
             """
-            SELECT number, embedding <=> %s::vector AS distance
-            FROM perdure_memory_vectors JOIN perdure_memories USING (number)
-            WHERE owner = %s AND type = %s AND embedder = %s ORDER BY distance LIMIT 1
-            """,
-            (written(vector), memory.owner, memory.type, self._label),
-        )
-        return int(rows[0][0]) if rows and 1 - rows[0][1] >= SAME - _ROUNDING else None
+            SELECT number, embedding <=> %s::vector AS distance, {}
+            FROM perdure_memory_vectors JOIN perdure_memories AS memories USING (number)
+            WHERE owner = %s AND type = %s AND subject = %s AND embedder = %s ORDER BY distance LIMIT %s
+            """
+        ).format(COLUMNS)
+        values = written(vector), memory.owner, memory.type, memory.subject, self._label, CANDIDATES
+        rows = await fetch(connection, query, values)
+        return [(int(row[0]), memory_of(row[2:])) for row in rows if 1 - row[1] >= SAME - _ROUNDING]
 
     async def _put_vector(self, connection: Connection, number: int, vector: Vector | None) -> None:
         """Store the vector of the current text, and delete those of earlier texts and other embedders."""

@@ -8,9 +8,9 @@ from typing import Any, Final, LiteralString
 
 from psycopg import AsyncConnection, sql
 
-from ..backend import KEY_LIFETIME, Where
+from ..backend import KEY_LIFETIME, Where, links_to
 from ..embedders import Vector
-from ..memory import Memory, merged
+from ..memory import Memory, MemoryLink, linked, merged
 
 __all__ = [
     "COLUMNS",
@@ -21,6 +21,7 @@ __all__ = [
     "fetch",
     "hold",
     "insert",
+    "link_back",
     "lock",
     "memory_of",
     "merge",
@@ -32,12 +33,15 @@ Connection = AsyncConnection[tuple[Any, ...]]
 
 _FIELDS: Final[tuple[LiteralString, ...]] = (
     "id", "owner", "type", "text", "former", "tags", "metadata", "source",
-    "importance", "key", "created", "accessed", "updated", "accesses",
+    "importance", "key", "created", "accessed", "updated", "accesses", "subject", "links",
 )  # fmt: skip
 COLUMNS: Final = sql.SQL(", ").join(sql.Identifier("memories", name) for name in _FIELDS)
 _CHANGED: Final[tuple[LiteralString, ...]] = (
-    "text", "former", "tags", "metadata", "source", "importance", "accessed", "updated", "accesses",
+    "text", "former", "tags", "metadata", "importance", "accessed", "updated", "accesses", "links",
 )  # fmt: skip
+
+
+_ALL: Final = sql.Composed([sql.SQL("true")])
 
 
 async def fetch(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[Any]) -> list[Any]:
@@ -87,8 +91,11 @@ async def insert(connection: Connection, memory: Memory, digest: str) -> int | N
 
 
 async def merge(connection: Connection, number: int, memory: Memory, digest: str) -> Memory:
-    # FOR UPDATE: `touch` holds no lock of the owner and type
-    query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE number = %s FOR UPDATE").format(COLUMNS)
+    query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE number = %s").format(COLUMNS)
+    [row] = await fetch(connection, query, (number,))
+    before = memory_of(row)  # its id and links are changed only under the lock of the owner and type
+    # FOR UPDATE: `touch` holds no such lock
+    await hold(connection, _ALL, [], [before.id, *(one.id for one in before.links)])
     [row] = await fetch(connection, query, (number,))
     whole = merged(memory_of(row), memory)
     setting = sql.SQL(", ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in _CHANGED)
@@ -96,7 +103,20 @@ async def merge(connection: Connection, number: int, memory: Memory, digest: str
         sql.SQL("UPDATE perdure_memories SET {}, digest = %s, words = {} WHERE number = %s").format(setting, _WORDS),
         (*(_value(whole, name) for name in _CHANGED), digest, _searched(whole), number),
     )
+    await link_back(connection, whole, whole.links)
     return whole
+
+
+async def link_back(connection: Connection, memory: Memory, links: Sequence[MemoryLink]) -> None:
+    """Store in the linked memories their links to this one."""
+    if not links:
+        return
+    back = links_to(memory, links)
+    held = await hold(connection, _ALL, [], list(back))
+    query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE id = ANY(%s)").format(COLUMNS)
+    for other in map(memory_of, await fetch(connection, query, (held,))):
+        value = _value(linked(other, [back[other.id]]), "links")
+        await connection.execute("UPDATE perdure_memories SET links = %s WHERE id = %s", (value, other.id))
 
 
 async def remember_key(connection: Connection, key: str | None, memory_id: str | None, now: float) -> None:
@@ -111,13 +131,14 @@ def _searched(memory: Memory) -> str:
 
 def _value(memory: Memory, name: str) -> Any:
     value = getattr(memory, name)
-    return json.dumps(value) if name == "metadata" else list(value) if isinstance(value, tuple) else value
+    return json.dumps(value) if name in ("metadata", "links") else list(value) if isinstance(value, tuple) else value
 
 
 def memory_of(row: Sequence[Any]) -> Memory:
     """Return the memory of a row of COLUMNS."""
     named = dict(zip(_FIELDS, row, strict=True))
-    return Memory.model_validate({**named, "metadata": json.loads(named["metadata"])})
+    read = {name: json.loads(named[name]) for name in ("metadata", "links")}
+    return Memory.model_validate({**named, **read})
 
 
 def condition_of(where: Where) -> tuple[sql.Composed, list[Any]]:
@@ -129,6 +150,9 @@ def condition_of(where: Where) -> tuple[sql.Composed, list[Any]]:
     if where.types is not None:
         parts.append(sql.SQL("memories.type = ANY(%s)"))
         values.append(list(where.types))
+    if where.subjects is not None:
+        parts.append(sql.SQL("memories.subject = ANY(%s)"))
+        values.append(list(where.subjects))
     if where.tags:
         parts.append(sql.SQL("memories.tags @> %s::text[]"))
         values.append(list(where.tags))

@@ -8,12 +8,19 @@ from psycopg import AsyncConnection, errors, sql
 
 from ..backend import EmbedderIdentity
 from ..errors import EmbedderMismatch, MemoryStoreMissing, NotAMemoryStore, VectorsUnavailable
+from ..text import digest
 
 __all__ = ["check_embedder", "prepare", "prepare_vectors"]
 
 Connection = AsyncConnection[tuple[Any, ...]]
 
 _VERSION: Final = 1
+
+_ADDED: Final[tuple[LiteralString, ...]] = (
+    "ALTER TABLE perdure_memories ADD COLUMN IF NOT EXISTS subject text NOT NULL DEFAULT ''",
+    "ALTER TABLE perdure_memories ADD COLUMN IF NOT EXISTS links text NOT NULL DEFAULT '[]'",
+)
+"""Columns that stores of the first releases lack. They are optional for those releases, so the version stays."""
 
 _EXTENSION: Final = "vector"
 """Name of the pgvector extension."""
@@ -40,6 +47,8 @@ _TABLES: Final[tuple[LiteralString, ...]] = (
         accessed double precision NOT NULL,
         updated double precision NOT NULL,
         accesses bigint NOT NULL,
+        subject text NOT NULL DEFAULT '',
+        links text NOT NULL DEFAULT '[]',
         words tsvector NOT NULL,
         UNIQUE (owner, type, digest)
     )
@@ -88,7 +97,21 @@ async def prepare(connection: Connection, store: str, *, create: bool) -> bool:
     row = await (await connection.execute("SELECT max(version) FROM perdure_memory_format")).fetchone()
     if row is not None and row[0] != _VERSION:
         raise NotAMemoryStore(store, f"was written by a later version of Perdure (format {row[0]})")
+    await _add_columns(connection)
     return await _exists(connection, "perdure_memory_vectors")
+
+
+async def _add_columns(connection: Connection) -> None:
+    """Upgrade a store of an earlier release: add the missing columns, and the source to the digests."""
+    names = "SELECT 1 FROM pg_attribute WHERE attrelid = 'perdure_memories'::regclass AND attname = 'links'"
+    if await (await connection.execute(names)).fetchone() is not None:
+        return
+    for statement in _ADDED:
+        await connection.execute(statement)
+    rows = await connection.execute("SELECT number, text, source FROM perdure_memories WHERE source <> ''")
+    for number, text, source in await rows.fetchall():
+        value = digest(text, source=source)
+        await connection.execute("UPDATE perdure_memories SET digest = %s WHERE number = %s", (value, number))
 
 
 async def prepare_vectors(connection: Connection, store: str) -> None:

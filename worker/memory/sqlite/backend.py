@@ -9,9 +9,9 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from ..backend import SAME, EmbedderIdentity, Near, Where
+from ..backend import CANDIDATES, SAME, EmbedderIdentity, Match, Near, Where, match
 from ..embedders import Vector
-from ..memory import Memory
+from ..memory import Memory, linked
 from .driver import Database
 from .rows import (
     COLUMNS,
@@ -19,6 +19,7 @@ from .rows import (
     by_key,
     condition_of,
     insert,
+    link_back,
     marks,
     memory_of,
     merge,
@@ -101,27 +102,26 @@ class SqliteBackend:
         return await self._in_thread(adding)
 
     def _store(self, database: Database, memory: Memory, digest: str, vector: Vector | None) -> tuple[int, Memory]:
-        """Merge the memory into an equal one, else insert it. Return it with its number."""
-        number = by_digest(database, memory, digest)
-        if number is None and vector is not None:
-            number = self._nearest(database, memory, vector)
-        if number is None:
-            return insert(database, memory, digest), memory
-        return number, merge(database, number, memory, digest)
+        """Merge the memory into an equal one, else insert it with its links. Return it with its number."""
+        found = Match(by_digest(database, memory, digest), [])
+        if found.merge is None and vector is not None:
+            found = match(memory, self._similar(database, memory, vector))
+        if found.merge is not None:
+            return found.merge, merge(database, found.merge, memory, digest)
+        memory = linked(memory, found.links)
+        number = insert(database, memory, digest)
+        link_back(database, memory, found.links)
+        return number, memory
 
-    def _nearest(self, database: Database, memory: Memory, vector: Vector) -> int | None:
-        rows = database.run(
-            """
-            SELECT number, vec_distance_cosine(embedding, ?) AS distance
+    def _similar(self, database: Database, memory: Memory, vector: Vector) -> list[tuple[int, Memory]]:
+        sql = f"""
+            SELECT number, vec_distance_cosine(embedding, ?) AS distance, {COLUMNS}
             FROM vectors JOIN memories USING (number)
-            WHERE owner = ? AND type = ? AND embedder = ? ORDER BY distance LIMIT 1
-            """,
-            packed(vector),
-            memory.owner,
-            memory.type,
-            self._label,
-        )
-        return int(rows[0][0]) if rows and 1 - rows[0][1] >= SAME - _ROUNDING else None
+            WHERE owner = ? AND type = ? AND subject = ? AND embedder = ? ORDER BY distance LIMIT ?
+        """  # noqa: S608 - own names
+        values = packed(vector), memory.owner, memory.type, memory.subject, self._label, CANDIDATES
+        rows = database.run(sql, *values)
+        return [(int(row[0]), memory_of(row[2:])) for row in rows if 1 - row[1] >= SAME - _ROUNDING]
 
     def _put_vector(self, database: Database, number: int, vector: Vector | None) -> None:
         """Store the vector of the current text, and delete those of earlier texts and other embedders."""

@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..backend import KEY_LIFETIME, Where
+from ..backend import KEY_LIFETIME, Where, links_to
 from ..embedders import Vector
-from ..memory import Memory, merged
+from ..memory import Memory, MemoryLink, linked, merged
 from .driver import Database
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "by_key",
     "condition_of",
     "insert",
+    "link_back",
     "marks",
     "memory_of",
     "merge",
@@ -28,12 +29,12 @@ __all__ = [
 
 _FIELDS: Final = (
     "id", "owner", "type", "text", "former", "tags", "metadata", "source",
-    "importance", "key", "created", "accessed", "updated", "accesses",
+    "importance", "key", "created", "accessed", "updated", "accesses", "subject", "links",
 )  # fmt: skip
 _CHANGED: Final = (
-    "text", "former", "tags", "metadata", "source", "importance", "accessed", "updated", "accesses",
+    "text", "former", "tags", "metadata", "importance", "accessed", "updated", "accesses", "links",
 )  # fmt: skip
-_AS_JSON: Final = frozenset({"former", "tags", "metadata"})
+_AS_JSON: Final = frozenset({"former", "tags", "metadata", "links"})
 COLUMNS: Final = ", ".join(f"memories.{name}" for name in _FIELDS)
 
 
@@ -62,7 +63,16 @@ def merge(database: Database, number: int, memory: Memory, digest: str) -> Memor
     values = [_value(whole, name) for name in _CHANGED]
     setting = ", ".join(f"{name} = ?" for name in (*_CHANGED, "digest"))
     database.run(f"UPDATE memories SET {setting} WHERE number = ?", *values, digest, number)  # noqa: S608 - own names
+    link_back(database, whole, whole.links)
     return whole
+
+
+def link_back(database: Database, memory: Memory, links: Sequence[MemoryLink]) -> None:
+    """Store in the linked memories their links to this one."""
+    for one, link in links_to(memory, links).items():
+        for row in database.run(f"SELECT {COLUMNS} FROM memories WHERE id = ?", one):  # noqa: S608 - own names
+            other = linked(memory_of(row), [link])
+            database.run("UPDATE memories SET links = ? WHERE id = ?", _value(other, "links"), one)
 
 
 def number_of(database: Database, memory_id: str) -> int | None:
@@ -92,7 +102,7 @@ def condition_of(where: Where) -> tuple[str, list[str]]:
     """Return a filter as SQL with its values; true if it matches all."""
     parts = ["1"]
     values: list[str] = []
-    for column, names in (("owner", where.owners), ("type", where.types)):
+    for column, names in (("owner", where.owners), ("type", where.types), ("subject", where.subjects)):
         if names is not None:
             parts.append(f"memories.{column} IN ({marks(names)})")
             values += names

@@ -11,6 +11,7 @@ from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreMissing, M
 from ..memory import Memory
 from .driver import Database, open_database
 from .rows import COLUMNS, memory_of
+from .schema import missing_columns
 
 __all__ = ["Salvage"]
 
@@ -52,9 +53,12 @@ class Salvage:
                 database.close()
 
     def _read(self, database: Database) -> Iterator[Memory]:
+        columns = COLUMNS  # a copy of an earlier release's store lacks some, and is too damaged to be upgraded
+        for name in missing_columns(database):
+            columns = columns.replace(f"memories.{name}", "'[]'" if name == "links" else "''")
         for number in range(1, self._last(database) + 1):
             try:
-                rows = database.run(f"SELECT {COLUMNS} FROM memories WHERE number = ?", number)  # noqa: S608 - own names
+                rows = database.run(f"SELECT {columns} FROM memories WHERE number = ?", number)  # noqa: S608 - own names
                 found = [memory_of(row) for row in rows]
             except (MemoryStoreError, ValueError, TypeError):  # the page or its content is damaged
                 self.lost += 1

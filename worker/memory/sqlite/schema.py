@@ -9,14 +9,18 @@ from typing import Final
 
 from ..backend import EmbedderIdentity
 from ..errors import EmbedderMismatch, MemoryStoreMissing, MemoryStoreUnavailable, NotAMemoryStore
+from ..text import digest
 from .driver import Database, open_database
 
-__all__ = ["check_embedder", "known_embedder", "open_store_file"]
+__all__ = ["check_embedder", "known_embedder", "missing_columns", "open_store_file"]
 
 _APPLICATION: Final = 0x5044524D
 """Application id in the file's header (`PDRM`), which distinguishes a store from other databases."""
 
 _VERSION: Final = 1
+
+_ADDED: Final = {"subject": "TEXT NOT NULL DEFAULT ''", "links": "TEXT NOT NULL DEFAULT '[]'"}
+"""Columns that stores of the first releases lack. They are optional for those releases, so the version stays."""
 
 _TABLES: Final = (
     """
@@ -37,6 +41,8 @@ _TABLES: Final = (
         accessed REAL NOT NULL,
         updated REAL NOT NULL,
         accesses INTEGER NOT NULL,
+        subject TEXT NOT NULL DEFAULT '',
+        links TEXT NOT NULL DEFAULT '[]',
         UNIQUE (owner, type, digest)
     )
     """,
@@ -97,6 +103,7 @@ def open_store_file(path: Path, wait: float, *, create: bool) -> Database:
         database.run("PRAGMA foreign_keys = ON")
         database.run("PRAGMA synchronous = FULL")  # the memories of a recorded step survive a power loss
         _make_tables(database)
+        _add_columns(database)
     except BaseException:
         database.close()
         raise
@@ -143,6 +150,26 @@ def _make_tables(database: Database) -> None:
             database.run(statement)
         database.run(f"PRAGMA application_id = {_APPLICATION}")
         database.run(f"PRAGMA user_version = {_VERSION}")
+
+
+def _add_columns(database: Database) -> None:
+    """Upgrade a store of an earlier release: add the missing columns, and the source to the digests."""
+    if not missing_columns(database):
+        return
+    with database.transaction():
+        for name in missing_columns(database):  # another process may have been faster
+            database.run(f"ALTER TABLE memories ADD COLUMN {name} {_ADDED[name]}")
+            if name == "subject":
+                for number, text, source in database.run(
+                    "SELECT number, text, source FROM memories WHERE source <> ''"
+                ):
+                    value = digest(text, source=source)
+                    database.run("UPDATE memories SET digest = ? WHERE number = ?", value, number)
+
+
+def missing_columns(database: Database) -> list[str]:
+    there = {row[1] for row in database.run("PRAGMA table_info(memories)")}
+    return [name for name in _ADDED if name not in there]
 
 
 def _version(database: Database) -> int:

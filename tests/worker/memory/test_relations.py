@@ -1,0 +1,232 @@
+"""Similar memories that say different things: kept apart, linked, and noted in search results."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Literal
+
+import psycopg
+import pytest
+from perdure.worker.memory import HybridStore, Memory, MemoryLink, Salvage, SqliteBackend, new_memory
+from perdure.worker.memory.comparison import Difference, differences, relation
+
+from tests.support.memory_stores import Angles, Stores, remember
+
+WANTS, WANTS_NOT = "The customer does want EU data", "The customer does not want EU data"
+TEN, TWELVE = "The limit is 10 requests", "The limit is 12 requests"
+
+
+def near(*texts: str) -> Angles:
+    """Return an embedder by which the texts have a similarity of almost 1."""
+    return Angles({text: 1.0 * place for place, text in enumerate(texts)})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "related"),
+    [
+        (WANTS, WANTS_NOT, "negation", "conflicts"),
+        ("The user likes mail", "The user dislikes mail", "negation", "conflicts"),
+        ("Feature flags are enabled", "Feature flags are disabled", "negation", "conflicts"),
+        ("use redis, not kafka", "use kafka, not redis", "negation", "conflicts"),
+        (TEN, TWELVE, "number", "supersedes"),
+        ("The timeout is 10 ms", "The timeout is 10 s", "number", "supersedes"),
+        ("It retries three times", "It retries four times", "number", "supersedes"),
+        ("The seat costs 5 €", "The seat costs 5 $", "number", "supersedes"),
+        ("Deploys are frozen on Fridays", "Deploys are frozen on Mondays", "date", "supersedes"),
+        ("Deadline: 2026-01-01", "Deadline: 2026-02-01", "date", "supersedes"),
+        ("The CEO is Alice", "The CEO is Bob", "name", "supersedes"),
+        ("The service runs on C#", "The service runs on C++", "name", "supersedes"),
+        # about different things: no relation
+        ("Alice prefers tea", "Bob prefers tea", "name", None),
+        ("Alice reports to Bob", "Bob reports to Alice", "name", None),
+        ("Order 17 is paid", "Order 18 is paid", "number", None),
+    ],
+)
+def test_differences_that_change_a_statement(old: str, new: str, kind: str, related: str | None) -> None:
+    assert Difference(kind) in differences(old, new)
+    assert relation(old, new) == related
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("cats sleep", "felines doze"),
+        ("It does not work", "It doesn't work"),
+        ("do not deploy at night", "never deploy at night"),
+        ("The limit is ten", "the limit is 10"),
+        ("1,000 rows were read", "1000 rows were read"),
+        ("The timeout is 10ms", "The timeout is 10 ms"),
+        ("User wants dark mode", "The user wants dark mode"),
+        ("Deploys are frozen on Fridays", "Deploys are frozen on Friday"),
+        ("You may deploy", "You can deploy"),
+    ],
+)
+def test_wordings_of_one_statement_do_not_differ(old: str, new: str) -> None:
+    assert differences(old, new) == frozenset()
+    assert relation(old, new) is None
+
+
+@pytest.mark.parametrize(("old", "new", "how"), [(WANTS, WANTS_NOT, "conflicts"), (TEN, TWELVE, "supersedes")])
+async def test_similar_memories_that_differ_are_linked_and_the_newer_is_found(
+    stores: Stores, old: str, new: str, how: Literal["conflicts", "supersedes"]
+) -> None:
+    async with stores(near(old, new)) as store:
+        first = await store.add(new_memory(old, source="mail"), owner="a")
+        stores.clock.now += 5
+        second = await store.add(new_memory(new, source="mail"), owner="a")
+        assert first.id != second.id
+        assert second.links == (MemoryLink(how, first.id),)
+        [back] = (await store.get([first.id]))[0].links
+        assert back == MemoryLink("conflicts" if how == "conflicts" else "superseded_by", second.id)
+        [found] = await store.search(old)
+        assert found.memory == second
+        [note] = found.related
+        assert (note.relation, note.text, note.source, note.id) == (how, old, "mail", first.id)
+        assert await store.count() == 2
+        await store.forget([second.id])
+        [left] = await store.search(old)
+        assert (left.memory.id, left.related) == (first.id, ())
+
+
+async def test_a_superseded_statement_that_is_made_again_is_the_newer_one(stores: Stores) -> None:
+    async with stores(near(TEN, TWELVE)) as store:
+        for text in (TEN, TWELVE):
+            await remember(store, text)
+            stores.clock.now += 5
+        last = await store.add(new_memory(TEN))
+        [found] = await store.search("limit")
+        assert (found.memory.id, found.memory.text) == (last.id, TEN)
+        assert [(one.relation, one.text) for one in found.related] == [("supersedes", TWELVE)]
+        [other] = await store.get([found.related[0].id])
+        assert other.links == (MemoryLink("superseded_by", last.id),)
+
+
+async def test_memories_of_other_sources_are_never_merged(stores: Stores) -> None:
+    async with stores(near("cats sleep", "felines doze")) as store:
+        for text, source in (("cats sleep", "task:1"), ("Cats sleep!", "task:2"), ("felines doze", "task:3")):
+            stores.clock.now += 5
+            await store.add(new_memory(text, source=source))
+        assert {(one.text, one.source) for one in await store.list()} == {
+            ("cats sleep", "task:1"), ("Cats sleep!", "task:2"), ("felines doze", "task:3"),
+        }  # fmt: skip
+        [found] = await store.search("cats")
+        assert found.memory.source == "task:3"
+        assert [(one.relation, one.source) for one in found.related] == [("same", "task:2"), ("same", "task:1")]
+        again = await store.add(new_memory("cats  sleep", source="task:1"))
+        assert (again.accesses, await store.count()) == (1, 3)
+
+
+async def test_equal_texts_of_other_sources_are_one_result_by_words(store: HybridStore, stores: Stores) -> None:
+    for source in ("task:1", "task:2"):
+        stores.clock.now += 5
+        await store.add(new_memory("cats sleep", source=source))
+    assert await store.count() == 2
+    [found] = await store.search("cats")
+    assert (found.memory.source, [one.source for one in found.related]) == ("task:2", ["task:1"])
+
+
+async def test_memories_of_other_subjects_are_apart(stores: Stores) -> None:
+    async with stores(near("likes tea", "is fond of tea")) as store:
+        for subject in ("", "user:42", "user:7"):
+            await remember(store, "likes tea", "is fond of tea", subject=subject)
+        assert await store.count() == 3
+        assert await store.count(subject="user:42") == 1
+        for subject in ("", "user:42"):
+            assert [one.memory.subject for one in await store.search("tea", subject=subject)] == [subject]
+            assert [one.subject async for one in store.export(subject=subject)] == [subject]
+            assert [one.subject for one in await store.list(subject=subject)] == [subject]
+        assert len(await store.search("tea", subject=["user:42", "user:7"])) == 2
+
+
+async def test_a_profile_has_a_stable_order_and_the_newest_statements(stores: Stores) -> None:
+    async with stores(near(TEN, TWELVE)) as store:
+        await remember(store, TEN, subject="user:42", importance=0.2)
+        await remember(store, "speaks French", subject="user:42", importance=0.9)
+        await remember(store, "speaks Greek", subject="user:7")
+        before = [one.memory.text for one in await store.profile("user:42")]
+        stores.clock.now += 5
+        await store.touch([(await store.list(subject="user:42"))[-1].id])
+        stores.clock.now += 9_000_000
+        assert [one.memory.text for one in await store.profile("user:42")] == before == ["speaks French", TEN]
+        await remember(store, TWELVE, subject="user:42", importance=0.2)
+        profile = await store.profile("user:42")
+        assert [one.memory.text for one in profile] == ["speaks French", TWELVE]
+        assert [one.text for one in profile[1].related] == [TEN]
+        assert await store.profile("user:42", limit=1) == profile[:1]
+
+
+async def test_a_query_that_matches_nothing_returns_nothing(stores: Stores, store: HybridStore) -> None:
+    await remember(store, "This is what we do with the data")
+    assert await store.search("what is this?") == []
+    assert await store.search("is the weather in Lima what it was?") == []
+    assert len(await store.search("what is the data?")) == 1
+    async with stores(Angles({"far": 0.0, "near": 60.0, "query": 70.0})) as vectors:
+        await remember(vectors, "far", "near")
+        assert [one.memory.text for one in await vectors.search("query", floor=0.5)] == ["near"]
+        assert await vectors.search("query", floor=0.99) == []
+
+
+async def test_the_floor_of_an_embedder_is_calibrated_once(stores: Stores) -> None:
+    class Calibrated:
+        """An embedder by which unrelated sentences are similar."""
+
+        name, dimension = "similar", 2
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def embed(self, texts: list[str]) -> list[list[float]]:
+            self.calls += 1
+            return [[1.0, {"query": 0.0, "close": 0.05}.get(text, 1.0 - 0.2 * (len(text) % 2))] for text in texts]
+
+    async with stores(embedder := Calibrated()) as store:
+        await remember(store, "close", "other")
+        for _ in range(2):
+            assert await store.search("query") == []  # 0.9988 and 0.707 are below the calibrated 1
+        assert embedder.calls == 5
+        assert len(await store.search("query", floor=0.9)) == 1
+
+
+def former_sqlite(path: Path) -> None:
+    """Turn a store into that of the former version."""
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE memories DROP COLUMN subject")
+    connection.execute("ALTER TABLE memories DROP COLUMN links")
+    connection.execute("UPDATE memories SET digest = '6e6f74'")
+    connection.commit()
+    connection.close()
+
+
+def former_postgres(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE perdure_memories DROP COLUMN subject, DROP COLUMN links")
+        connection.execute("UPDATE perdure_memories SET digest = '6e6f74'")
+
+
+async def test_a_store_of_the_former_version_is_upgraded(stores: Stores, place: str) -> None:
+    async with stores() as store:
+        [old] = await remember(store, "cats sleep", source="mail")
+    if "://" in place:
+        former_postgres(place)
+    else:
+        former_sqlite(Path(place))
+        assert list(Salvage(Path(place))) == [old]
+    for _ in range(2):
+        async with stores() as store:
+            [kept] = await store.list()
+            assert kept.model_copy(update={"accesses": 0}) == old
+            assert (await store.add(new_memory("Cats sleep", source="mail"))).id == old.id
+            assert len(await store.search("cats")) == 1
+            old = (await store.list())[0].model_copy(update={"accesses": 0})
+
+
+async def test_links_are_exported_and_restored(stores: Stores, tmp_path: Path) -> None:
+    async with stores(near(TEN, TWELVE)) as store:
+        await remember(store, TEN, TWELVE, source="mail", subject="user:42")
+        exported = [Memory.model_validate_json(one.model_dump_json()) async for one in store.export()]
+    async with HybridStore(SqliteBackend(tmp_path / "copy.sqlite3")) as copy:
+        assert await copy.restore(exported) == 2
+        assert [one async for one in copy.export()] == exported
+        [found] = await copy.search("limit", subject="user:42")
+        assert len(found.related) == 1

@@ -1,0 +1,60 @@
+"""Notes of search results: of memories that contradict or repeat each other, the newest stands for the others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from .comparison import differences, relation
+from .memory import FoundMemory, Memory, RelatedMemory
+from .text import normal
+
+__all__ = ["with_notes"]
+
+_MOST: Final = 5
+"""Largest number of older memories in the note of a result."""
+
+
+def with_notes(found: Sequence[FoundMemory], known: Mapping[str, Memory]) -> list[FoundMemory]:
+    """Replace linked results by the newest memory of their group, with the others as its note.
+
+    Args:
+        found: Results, the best first.
+        known: Memories of the results and of their links, by id. Links to other memories are ignored.
+    """
+    groups = _groups(known.values())
+    results: dict[str, FoundMemory] = {}
+    for one in found:
+        group = groups[one.memory.id]
+        newest = max(group, key=lambda memory: (memory.updated, memory.created, memory.id))
+        if newest.id not in results:
+            rest = sorted((memory for memory in group if memory.id != newest.id), key=lambda memory: -memory.updated)
+            related = tuple(_related(newest, memory) for memory in rest[:_MOST])
+            results[newest.id] = one.model_copy(update={"memory": newest, "related": related})
+    return list(results.values())
+
+
+def _groups(memories: Iterable[Memory]) -> dict[str, list[Memory]]:
+    """Return, for each id, the memories that are linked to it directly or by others, itself among them."""
+    groups: dict[str, list[Memory]] = {}
+    same: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    every = list(memories)
+    for memory in every:
+        groups[memory.id] = [memory]
+        same[memory.owner, memory.subject, memory.type, normal(memory.text)].append(memory.id)
+    pairs = [(memory.id, link.id) for memory in every for link in memory.links]
+    pairs += [(ids[0], other) for ids in same.values() for other in ids[1:]]
+    for one, other in pairs:
+        if other in groups and groups[one] is not groups[other]:
+            joined = groups[one] + groups[other]
+            groups.update((memory.id, joined) for memory in joined)
+    return groups
+
+
+def _related(newest: Memory, other: Memory) -> RelatedMemory:
+    # by the texts, since the two may be linked by others only
+    how: Literal["supersedes", "conflicts", "same"] = "same"
+    if differences(other.text, newest.text):
+        how = relation(other.text, newest.text) or "supersedes"
+    return RelatedMemory(relation=how, id=other.id, text=other.text, source=other.source, updated=other.updated)
