@@ -25,6 +25,11 @@ on one server.
     {ns:queue:n}:log:ID           stream  workers             like its record
     {ns:queue:n}:inbox:ID         hash    senders, workers    like its record; see inbox.py
     {ns:queue:n}:control:ID       hash    operators           while the task is live: what operators ask of its run
+    {ns:~sessions:n}:session:ID   hash    producers, workers  until it is forgotten or idle for the retention
+    {ns:~sessions:n}:history:ID   stream  producers, workers  like its session; at most about 10,000 turns
+    {ns:~sessions:n}:timeline     zset    producers, workers  sessions by time of the last activity (ms)
+    {ns:~sessions:n}:due          zset    producers, workers  sessions to look at (score: ms of Redis' clock)
+    {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
     {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its data
     {ns}:registry:sharing:QUEUE   zset    workers             members of a queue; TTL of a few refreshes (score: ms)
@@ -45,6 +50,7 @@ kind in access rules and scans.
 Channels of pub/sub:
 
     {ns:queue:n}:record:ID   the task has changed
+    {ns:~sessions:n}:session:ID   a turn of the session has ended or failed
     {ns:worker}:ID           a task that the worker runs is to be cancelled: it renews its leases, and reads the request
 """
 
@@ -59,9 +65,11 @@ __all__ = [
     "GROUP",
     "RELEASED",
     "RESERVED",
+    "SESSION_PARTITIONS",
     "SUSPECTS",
     "Namespace",
     "Partition",
+    "SessionPartition",
     "TaskKey",
     "check_name",
     "is_reserved",
@@ -81,6 +89,9 @@ RELEASED = "~released"
 
 SUSPECTS = "~suspects"
 """Consumer of quarantined messages."""
+
+SESSION_PARTITIONS: Final = 16
+"""Hash slots that the sessions of a namespace are spread over. Part of the data format."""
 
 TaskKey = Literal["record", "steps", "log", "inbox", "control"]
 """A kind of key that each task may have."""
@@ -172,6 +183,32 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionPartition:
+    """One independent group of sessions: one hash slot. No queue has its name."""
+
+    namespace: str
+    index: int
+
+    @property
+    def _tag(self) -> str:
+        return f"{{{self.namespace}:~sessions:{self.index}}}"
+
+    @property
+    def due(self) -> str:
+        return f"{self._tag}:due"
+
+    @property
+    def timeline(self) -> str:
+        return f"{self._tag}:timeline"
+
+    def session(self, digest: str) -> str:
+        return f"{self._tag}:session:{digest}"
+
+    def history(self, digest: str) -> str:
+        return f"{self._tag}:history:{digest}"
+
+
+@dataclass(frozen=True, slots=True)
 class Namespace:
     """Keys of one deployment. Two namespaces on one Redis share no key."""
 
@@ -182,6 +219,14 @@ class Namespace:
 
     def partition(self, queue: str, index: int = 0) -> Partition:
         return Partition(self.name, check_name("queue", queue), index)
+
+    @property
+    def session_partitions(self) -> list[SessionPartition]:
+        return [SessionPartition(self.name, index) for index in range(SESSION_PARTITIONS)]
+
+    @property
+    def session_lock(self) -> str:
+        return f"{{{self.name}}}:lock:sessions"
 
     @property
     def queues(self) -> str:

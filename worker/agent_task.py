@@ -27,12 +27,12 @@ def goal_id(agent: str, key: str | None, arguments: Mapping[str, Any]) -> str:
 
 
 class AgentTask(Generic[S]):
-    """A registered agent: its class `kind`, and the `task` that workers run."""
+    """A registered agent: its class `kind`, the type of its state, and the `task` that workers run."""
 
     def __init__(self, kind: type[Agent[S]], state_type: StateType[S], task: Task[..., Any]) -> None:
         self.kind = kind
         self.task = task
-        self._state_type = state_type
+        self.state_type = state_type
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class AgentTask(Generic[S]):
         task = self.task
         arguments, secrets = task.arguments.encode_call((goal,), inputs)
         try:
-            self._state_type.kind(**task.arguments.decode(arguments))
+            self.state_type.kind(**task.arguments.decode(arguments))
         except ValidationError as error:
             raise InvalidArguments(task.name, problem_of(error)) from None
         task_id = self._id(arguments, key)
@@ -103,7 +103,7 @@ class AgentTask(Generic[S]):
         if key == "":
             raise InvalidArguments(self.task.name, "key must not be empty; omit it to derive the id from the goal")
         decoded = orjson.loads(arguments)
-        stored = {name: value for name, value in decoded.items() if name not in self._state_type.ephemeral}
+        stored = {name: value for name, value in decoded.items() if name not in self.state_type.ephemeral}
         return goal_id(self.task.name, key, stored)
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, overload
 
 from ..deadletter import Retry
 from ..queues import Duration, Encryptor, Producer, check_name
+from ..queues.sessions import check_session_id
 from .agent import Agent, S, StateType, make_handler
 from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp
@@ -19,6 +20,7 @@ from .handlers import Handler, P, R, SyncHandler
 from .journal import AgentState
 from .log import logger
 from .registry import OnOrphan, Registry, Task, build_message
+from .session import Session
 from .settings import Settings, load_settings
 from .sync_producer import SyncProducer
 
@@ -327,6 +329,25 @@ class App:
             return found
 
         return register if kind is None else register(kind)
+
+    def session(self, agent: AgentTask[S] | type[Agent[S]], session_id: str, /, **inputs: Any) -> Session[S]:
+        """Return a session, a conversation with an agent that outlives the tasks of its turns. Nothing is sent.
+
+        Args:
+            agent: the registered agent, or its class.
+            session_id: id of the session among those of the agent, such as the name of a user.
+            inputs: fields of the state. Stored ones are used in the first turn, ephemeral ones in each turn.
+
+        Raises:
+            ConfigurationError: the class is not registered with this app, or under several names.
+            ValueError: the id is not 1 to 256 printable characters.
+        """
+        found = [agent] if isinstance(agent, AgentTask) else [one for one in self.agents.values() if one.kind is agent]
+        if len(found) != 1:
+            what = "is not registered" if not found else f"is registered as {', '.join(one.name for one in found)}"
+            raise ConfigurationError(f"agent {agent!r} {what}: pass what app.agent(...) returned")
+        check_session_id(session_id)
+        return Session(found[0], session_id, inputs)
 
     def _queue(self, name: str | None) -> str:
         return self.name if name is None else check_name("queue", name)

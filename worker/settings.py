@@ -34,6 +34,7 @@ class Settings(ConnectionSettings):
             as an ordinary task.
         result_ttl: Retention of outcomes.
         dead_letter_ttl: Retention of dead letters.
+        session_ttl: Retention of sessions after their last message.
         partitions: Read all partitions of the queues ("all"), or share them with other workers ("share").
         payload_limit: Limit of arguments and records in bytes; a larger result of a step or a task is stored in chunks.
         large_limit: Limit of results that are stored in chunks, in bytes; 0 for none.
@@ -69,6 +70,7 @@ class Settings(ConnectionSettings):
     quarantine_window: Seconds = 30.0
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
+    session_ttl: Seconds = 365 * 86_400.0
     partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
     large_limit: Annotated[int, Field(ge=0)] = 64 << 20

@@ -18,6 +18,7 @@ holds for all scripts.
 | `test_resharding` | close_partition, join_group, partition_status, retire_partition, set_route |
 | `test_results` | cancel, finish |
 | `test_scripts` | enqueue_fork, reset_task |
+| `sessions/test_protocol` | session_begin, session_end, session_forget, session_look, session_send |
 | `delivery/test_settlement` | release, reschedule |
 | `test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |

@@ -58,6 +58,15 @@ from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
+from perdure.queues.sessions import (
+    SessionAddress,
+    SessionTurnEnd,
+    begin_turn,
+    check_session,
+    end_turn,
+    forget_session,
+    send_to_session,
+)
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import loaded_scripts, queue_script
 
@@ -236,6 +245,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await await_version(gateway, await read_one(a), "newer", DATA_FORMAT, limit=60)
         assert await wake_version(gateway, partition) == 1
         assert await (await known(producer, "newer")).cancel() is State.CANCELLED
+        await converse(gateway, namespace)
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
     assert await trim_timeline(gateway, partition) == 0
@@ -248,6 +258,18 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     info = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
     await announce(gateway, namespace, info, ttl=60)
     assert [one.id for one in await list_workers(gateway, namespace)] == ["a"]
+
+
+async def converse(gateway: Gateway, namespace: Namespace) -> None:
+    """Call every script of sessions."""
+    turn = await send_to_session(gateway, namespace, "t", "s", "hello", queue="default")
+    address = SessionAddress.of(namespace, "t", "s")
+    assert (await begin_turn(gateway, address, turn, str(turn))).text == "hello"
+    assert await end_turn(gateway, address, turn, SessionTurnEnd("answered", b"1"))
+    await check_session(gateway, address)
+    assert await forget_session(gateway, address)
+    async with Producer(namespace=namespace.name, gateway=gateway) as producer:
+        assert await (await known(producer, str(turn))).cancel() is State.CANCELLED
 
 
 async def test_each_script_runs_on_a_server_that_lost_it(gateway: Gateway, namespace: Namespace) -> None:

@@ -14,7 +14,8 @@ import pytest
 from perdure.deadletter import Reason
 from perdure.queues import State
 from perdure.queues import errors as queue_errors
-from perdure.queues.keys import Namespace, Partition
+from perdure.queues.keys import Namespace, Partition, SessionPartition
+from perdure.queues.sessions import errors as session_errors
 from perdure.worker import errors as worker_errors
 from perdure.worker.cli import commands
 from perdure.worker.journal.event import BUILT_IN
@@ -144,7 +145,7 @@ def test_metrics_page_lists_every_gauge_once(redis_url: str, namespace_name: str
 
 
 def error_classes() -> dict[str, type[BaseException]]:
-    modules = (queue_errors, worker_errors, memory_errors)
+    modules = (queue_errors, session_errors, worker_errors, memory_errors)
     return {name: getattr(module, name) for module in modules for name in module.__all__}
 
 
@@ -176,12 +177,14 @@ PLACEHOLDERS = {
     "app": "APP",
     "version": "VERSION",
     "task": "TASK",
+    "digest": "ID",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
+NO_KEYS |= {"session_partition", "session_partitions"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 
 
-def keys_of(owner: Namespace | Partition) -> set[str]:
+def keys_of(owner: Namespace | Partition | SessionPartition) -> set[str]:
     """Return every key that the members of `owner` build, with placeholders for their parameters."""
     found = set()
     for member in dir(owner):
@@ -190,15 +193,19 @@ def keys_of(owner: Namespace | Partition) -> set[str]:
         value: str | Callable[..., str] = getattr(owner, member)
         if callable(value):
             value = value(*(PLACEHOLDERS[name] for name in inspect.signature(value).parameters))
-        found.add(value.replace(":queue:0}", ":queue:n}"))
+        found.add(value.replace(":0}", ":n}"))
     return found
 
 
 @pytest.mark.parametrize(
     ("title", "owner"),
-    [("Keys of a partition", Namespace("ns").partition("queue")), ("Keys of a namespace", Namespace("ns"))],
+    [
+        ("Keys of a partition", Namespace("ns").partition("queue")),
+        ("Keys of sessions", SessionPartition("ns", 0)),
+        ("Keys of a namespace", Namespace("ns")),
+    ],
 )
-def test_storage_page_lists_every_key_once(title: str, owner: Namespace | Partition) -> None:
+def test_storage_page_lists_every_key_once(title: str, owner: Namespace | Partition | SessionPartition) -> None:
     assert_same(names(section("storage.md", title)), keys_of(owner))
 
 
@@ -226,7 +233,7 @@ def test_storage_page_lists_the_fields_that_scripts_write() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("title", ["Record", "Inbox", "Control", "Checkpoint"])
+@pytest.mark.parametrize("title", ["Record", "Inbox", "Control", "Checkpoint", "Session"])
 def test_storage_page_lists_no_field_that_the_code_does_not_have(title: str) -> None:
     sources = [*ROOT.glob("queues/lua/*.lua"), *ROOT.glob("deadletter/lua/*.lua"), *ROOT.glob("queues/**/*.py")]
     text = "\n".join(source.read_text("utf-8") for source in sources)

@@ -11,6 +11,8 @@ LIVE = {b"queued", b"scheduled"}
 
 _OF_A_TASK = re.compile(rb"(?P<tag>\{[^}]*:[^}]*\}):(?:record|steps|log|inbox|control):(?P<id>.*)")
 
+_OF_A_SESSION = re.compile(rb"(?P<tag>\{[^}]*:~sessions:\d+\}):(?:session|history):(?P<id>.*)")
+
 
 async def check_for_leaks(client: redis.asyncio.Redis, namespace: str) -> None:
     """Fail if a key of the namespace has no TTL and no live task; then empty the namespace."""
@@ -44,6 +46,10 @@ async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
             tasks[found["tag"] + b":record:" + found["id"]].append(key)
         elif key.endswith(b":nudge") and await client.execute_command("XLEN", key) > 16:
             leaked.append(f"{key.decode()} grows")
+        elif found := _OF_A_SESSION.fullmatch(key):
+            timeline = found["tag"] + b":timeline"  # a worker deletes the session by it, once it has been idle
+            if await client.execute_command("ZSCORE", timeline, found["id"]) is None:
+                leaked.append(f"{key.decode()} (not in the timeline of its sessions)")
         elif key.endswith(b":timeline"):
             timelines.append(key)
     for record, parts in tasks.items():

@@ -6,6 +6,7 @@
 | `handler.py` | the task handler that runs an agent |
 | `loop.py` | plan, steps of the plan, replan, finish |
 | `live_state.py` | the state of a run beside the reduction of its event log; checkpoints and snapshots |
+| `session_turn.py` | a run that is a turn of a session: what it starts from, what it leaves |
 | `restoration.py` | the state that earlier runs left: snapshot and later events |
 | `state_type.py` | stored, ephemeral and input fields of a state class; applies an event to one field |
 | `autosave.py` | progress and snapshots while a step runs |

@@ -36,6 +36,7 @@ class Agent(Generic[S]):
             `ctx.recall_step` returns them, and `replan` cannot plan their keys again.
         keep_messages: messages that stay in the state; None: all. Older ones remain in the event log.
         save_every: seconds between two saves of a step's `progress`.
+        wake_when_due: whether an idle session of the agent gets a turn when a commitment in its state falls due.
         coherence: checks whether the agent still works on its goal, see docs/explanation/coherence.md.
     """
 
@@ -45,6 +46,7 @@ class Agent(Generic[S]):
     keep_steps: ClassVar[int | None] = 100
     keep_messages: ClassVar[int | None] = 500
     save_every: ClassVar[float] = 60.0
+    wake_when_due: ClassVar[bool] = False
     coherence: ClassVar[Coherence] = Coherence()
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -11,6 +11,7 @@ from ..errors import StepOutsideTask, TaskDefinitionError
 from .agent import Agent
 from .live_state import LiveState
 from .loop import Loop
+from .session_turn import SessionTurn
 from .state_type import StateType
 
 __all__ = ["make_handler"]
@@ -44,7 +45,10 @@ def make_handler(
             keep_messages=kind.keep_messages,
             check=check(),
         )
-        return await Loop(kind(), ctx, live, replicated=replicated).drive(goal, inputs)
+        agent = kind()
+        loop = Loop(agent, ctx, live, replicated=replicated)
+        turn = SessionTurn.of(run, agent, state_type)
+        return await (loop.drive(goal, inputs) if turn is None else _take_turn(turn, loop, live, goal, inputs))
 
     parameters = {"ctx": Context, "goal": str, **{name: state_type.annotation(name) for name in state_type.inputs}}
     handler.__name__ = handler.__qualname__ = state_type.agent
@@ -52,6 +56,20 @@ def make_handler(
     handler.__annotations__ = {**parameters, "return": _returned(kind)}
     handler.__signature__ = _signature(parameters, state_type)  # type: ignore[attr-defined]  # inspect.signature reads it
     return handler
+
+
+async def _take_turn(
+    turn: SessionTurn[Any], loop: Loop[Any], live: LiveState[Any], goal: str, inputs: dict[str, Any]
+) -> Any:
+    """Run the agent for one turn of a session. Its end is stored after the result is recorded, and is repeatable."""
+    await live.run.history.read_all()
+    if not loop.has_finished:
+        live.carried = await turn.begin()
+    result = await loop.drive(goal, inputs)
+    if live.number == 0:  # an earlier run recorded the result: its state has not been restored
+        await live.open(goal, inputs)
+    await turn.end(live.logged_state, result)
+    return result
 
 
 def _signature(parameters: dict[str, Any], state_type: StateType[Any]) -> inspect.Signature:

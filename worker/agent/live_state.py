@@ -35,6 +35,7 @@ from ..journal.run_events import Started
 from ..log import logger
 from .agent import S
 from .restoration import restore
+from .session_turn import Carried
 from .state_type import StateType, problem_of
 
 __all__ = ["LiveState", "seed_from_handoff"]
@@ -65,6 +66,7 @@ class LiveState(RunObserver, Generic[S]):
         number: the number of the last event in `logged_state`.
         snapshot_due: set when a snapshot is due.
         gap: the numbers of the events that the restored log lacks: see `Restored`.
+        carried: what earlier turns of the session left; None for a task that is no turn of a session.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class LiveState(RunObserver, Generic[S]):
         self.number = 0
         self.snapshot_due = asyncio.Event()
         self.gap: tuple[int, int] | None = None
+        self.carried: Carried[S] | None = None
         self._every = snapshot_every
         self._keep_steps, self._keep_messages = keep_steps, keep_messages
         self._ahead: list[Entry] = []
@@ -126,6 +129,8 @@ class LiveState(RunObserver, Generic[S]):
         except ValidationError as error:
             problem = problem_of(error)
             raise StateError(f"agent {state_type.agent!r} could not start task {run.id}: {problem}") from None
+        if self.carried is not None:
+            self.carried.apply(self.state)
         if run.resumption is not None and run.resumption.received is not None:
             seed_from_handoff(self.state, run.resumption.received)
         await run.recorder.put(*self.checkpoint(Started(goal=goal, agent=state_type.agent)), wait=False)

@@ -69,6 +69,11 @@ class Loop(Generic[S]):
             return await self._finish()
 
     @property
+    def has_finished(self) -> bool:
+        """Whether an earlier run recorded the result. The checkpoint must have been read."""
+        return _FINISH in self._run.history.done
+
+    @property
     def _state(self) -> S:
         return self._live.state
 

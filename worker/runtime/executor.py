@@ -35,6 +35,7 @@ from ..registry import Registry
 from ..settings import Settings
 from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, Success
 from .quarantine_gate import QuarantineGate
+from .session_turns import SessionMiddleware
 from .settlement import RunSettlement, settlement_of
 from .settler import Settler
 from .shared_settings import SharedSettings
@@ -111,7 +112,7 @@ class Executor:
         if settings.log_tasks:
             middleware = [TaskLog(), *middleware]
         own: list[Middleware] = [] if self._webhooks is None else [WebhookMiddleware(self._webhooks)]
-        own.append(HandoffMiddleware(gateway))
+        own += (HandoffMiddleware(gateway), SessionMiddleware(gateway))
         self._settle_success = build_chain(middleware, "settle", self._store, shown=2, must_call=True)
         self._settle_stop = build_chain([*middleware, *own], "settle", self._store, shown=2, must_call=True)
         check, find, decode = CheckVersion(settings), FindTask(registry, settings), DecodeArguments(settings)

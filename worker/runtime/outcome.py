@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, NotEncrypted, PayloadTooLarge, TamperedData, UnreadableCheckpoint
 from ...queues.errors import LargeValueLost
+from ...queues.sessions import TurnRefused
 from ..durable import STOP_RULES, ParkReason, StopReason, counters_after
 from ..errors import (
     ArtifactTooLarge,
@@ -144,6 +145,7 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     Incoherent: Reason.INCOHERENT,
     StateError: Reason.NOT_RETRYABLE,
     WorkspaceTooLarge: Reason.NOT_RETRYABLE,
+    TurnRefused: Reason.NOT_RETRYABLE,
     PayloadTooLarge: Reason.NOT_RETRYABLE,
     ArtifactTooLarge: Reason.NOT_RETRYABLE,
 }

@@ -281,6 +281,7 @@ class Worker:
                 dead_letter_ttl=lambda: self._shared.dead_letter_ttl,
                 worker=self.id,
                 versions=self.app.tasks.versions,
+                session_ttl=self.settings.session_ttl if self.app.agents else None,
                 interval=self.timings.clean_interval,
                 lock_ttl=self.timings.clean_lock,
             )

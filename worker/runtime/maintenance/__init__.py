@@ -5,6 +5,7 @@
     partitions.py       AssignmentWatcher: follows changes of the worker's partitions
     cancel_listener.py  CancelListener: passes on that a running task is to be cancelled
     clock_monitor.py    ClockMonitor: logs restarted leases and steps of the clock of Redis
+    session_sweeper.py  SessionSweeper: stores lost tasks of turns, wakes sessions, deletes idle ones
     registration.py     Registration: publishes the worker; SettleRate
 
 Duties that one worker can do for the fleet are guarded by locks with a TTL (`acquire_fleet_locks`). The locks save work
@@ -19,5 +20,15 @@ from .janitor import Janitor
 from .partitions import AssignmentWatcher
 from .promoter import Promoter
 from .registration import Registration, describe
+from .session_sweeper import SessionSweeper
 
-__all__ = ["AssignmentWatcher", "CancelListener", "ClockMonitor", "Janitor", "Promoter", "Registration", "describe"]
+__all__ = [
+    "AssignmentWatcher",
+    "CancelListener",
+    "ClockMonitor",
+    "Janitor",
+    "Promoter",
+    "Registration",
+    "SessionSweeper",
+    "describe",
+]

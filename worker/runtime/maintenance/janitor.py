@@ -25,6 +25,7 @@ from ....queues import (
 from ....queues.inspection import trim_timeline
 from ...log import logger
 from ..timings import WorkerTimings
+from .session_sweeper import SessionSweeper
 
 __all__ = ["Janitor"]
 
@@ -51,11 +52,14 @@ class Janitor:
         dead_letter_ttl: Callable[[], float],
         worker: str,
         versions: Mapping[str, int] | None = None,
+        session_ttl: float | None = None,
         idle_consumer: float = IDLE_CONSUMER,
         interval: float = WorkerTimings.clean_interval,
         lock_ttl: float = WorkerTimings.clean_lock,
     ) -> None:
-        """dead_letter_ttl: returns seconds. worker: its id. versions: of its tasks, by name. Times are in seconds."""
+        """dead_letter_ttl: returns seconds. worker: its id. versions: of its tasks, by name. session_ttl: None
+        without agents. Times are in seconds.
+        """
         self._gateway = gateway
         self._namespace = namespace
         self._assignment = assignment
@@ -63,6 +67,11 @@ class Janitor:
         self._dead_letter_ttl = dead_letter_ttl
         self._worker = worker
         self._versions = versions
+        self._sessions = (
+            None
+            if session_ttl is None
+            else SessionSweeper(gateway, namespace, ttl=session_ttl, worker=worker, lock_ttl=lock_ttl)
+        )
         self._idle_consumer = idle_consumer
         self._interval = interval
         self._lock_ttl = lock_ttl
@@ -79,6 +88,8 @@ class Janitor:
         """Wake tasks that waited for this version; clean up the partitions whose lock this worker gets."""
         # Each worker wakes tasks: the one that holds a lock may be of an older version.
         await asyncio.gather(*(wake_version(self._gateway, one, self._versions) for one in self._assignment.known))
+        if self._sessions is not None:
+            await self._sessions.sweep()
         locks = {partition: partition.clean_lock for partition in self._assignment.known}
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
         mine = [partition for partition, wait in waits.items() if not wait]

@@ -1,0 +1,45 @@
+-- End a turn of a session once, and claim the next one if a message waits.
+-- KEYS  session, history, due, timeline
+-- ARGV  digest of the session, time of its first message, turn, outcome ('answered', 'cancelled' or 'failed'), answer or
+--       reason, state or '' to keep it, time at which a commitment falls due or '', message about it, largest number of
+--       turns in the history
+-- returns  {'ended', last claimed turn, last ended turn}; {'failed', turn, last ended turn}; {'missing'}: the session was
+--          forgotten
+-- Atomic: state, history and the claim of the next turn change together. Compare-and-set: a turn that has ended, or was
+-- passed over, is not ended again, so a late run of it cannot write after the next turn was claimed. A turn that failed stays
+-- claimed, with its message, until it is replayed or passed over.
+local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended')
+local turn, ended, n = tonumber(known[3] or 0), tonumber(known[4] or 0), tonumber(ARGV[3])
+if known[1] ~= ARGV[2] or n > turn then
+  return {'missing'}
+elseif ended >= n then
+  return {'ended', tostring(turn), tostring(ended)}
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', KEYS[4], now, ARGV[1])
+if ARGV[4] == 'failed' then
+  redis.call('HSET', KEYS[1], 'failed', ARGV[5], 'at', now)
+  redis.call('ZREM', KEYS[3], ARGV[1])
+  redis.call('PUBLISH', KEYS[1], 'failed')
+  return {'failed', tostring(turn), tostring(ended)}
+end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[9], n .. '-0', 'at', now, 'message', redis.call('HGET', KEYS[1], 'm:' .. n) or '',
+  ARGV[4] == 'answered' and 'answer' or 'error', ARGV[5])
+redis.call('HDEL', KEYS[1], 'm:' .. n, 'failed', 'wake')
+redis.call('HSET', KEYS[1], 'ended', n, 'at', now)
+if ARGV[6] ~= '' then
+  redis.call('HSET', KEYS[1], 'state', ARGV[6])
+end
+if tonumber(known[2]) > n then
+  turn = n + 1
+  redis.call('HSET', KEYS[1], 'turn', turn, 'claimed', now)
+  redis.call('ZADD', KEYS[3], now + 60000, ARGV[1])
+elseif ARGV[7] ~= '' then
+  redis.call('HSET', KEYS[1], 'wake', ARGV[8])
+  redis.call('ZADD', KEYS[3], ARGV[7], ARGV[1])
+else
+  redis.call('ZREM', KEYS[3], ARGV[1])
+end
+redis.call('PUBLISH', KEYS[1], 'ended')
+return {'ended', tostring(turn), tostring(n)}

@@ -1,0 +1,27 @@
+-- Delete a session with its history.
+-- KEYS  session, history, due, timeline
+-- ARGV  digest of the session, time of its first message or '' for any, milliseconds for which it must have been idle or ''
+-- returns  1 deleted, 0 there is no such session, or it is not idle
+-- Atomic: a session that a message has reached since the caller read it is not taken for an idle one. Idempotent. A run of
+-- its last turn cannot write to a session of the same name that begins afterwards, since that one has another first time.
+local known = redis.call('HMGET', KEYS[1], 'born', 'turn', 'ended', 'failed', 'at')
+if not known[1] then
+  redis.call('ZREM', KEYS[4], ARGV[1])
+  redis.call('ZREM', KEYS[3], ARGV[1])
+  return 0
+elseif ARGV[2] ~= '' and known[1] ~= ARGV[2] then
+  return 0
+end
+if ARGV[3] ~= '' then
+  local time = redis.call('TIME')
+  local idle = time[1] * 1000 + math.floor(time[2] / 1000) - tonumber(known[5])
+  local ran = (known[2] or '0') ~= (known[3] or '0') and not known[4]
+  if ran or idle < tonumber(ARGV[3]) then
+    return 0
+  end
+end
+redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('ZREM', KEYS[4], ARGV[1])
+redis.call('PUBLISH', KEYS[1], 'forgotten')
+return 1

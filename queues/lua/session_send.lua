@@ -1,0 +1,47 @@
+-- Add a message to a session once, and claim a turn for the first waiting message unless a turn runs or has failed.
+-- KEYS  session, history, due, timeline
+-- ARGV  digest of the session, digest of the message id, message, largest number of waiting messages, number of a failed
+--       turn to pass over or '', agent, id, queue, inputs, paths of their secrets
+-- returns  {'sent', its number, last claimed turn, last ended turn, time of the first message}; {'full', waiting messages};
+--          {'failed', failed turn, reason, time of the first message}
+-- Atomic: the message is stored, its id is known, and a turn is claimed, all or none. Idempotent: after a lost reply it
+-- answers with the first number, as long as no more messages followed than a session holds. The task of a claimed turn is
+-- stored by the caller; until the turn has ended, the session is due, so that a worker stores the task if the caller died.
+local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended', 'failed', 'id:' .. ARGV[2])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local born = known[1] or string.format('%.0f', now)
+local sent, turn, ended = tonumber(known[2] or 0), tonumber(known[3] or 0), tonumber(known[4] or 0)
+if known[6] then
+  return {'sent', known[6], tostring(turn), tostring(ended), born}
+end
+if known[5] and ARGV[5] ~= tostring(turn) then
+  return {'failed', tostring(turn), known[5], born}
+end
+local most = tonumber(ARGV[4])
+if sent - ended >= most then
+  return {'full', tostring(sent - ended)}
+end
+sent = sent + 1
+redis.call('HSET', KEYS[1], 'm:' .. sent, now .. ' ' .. ARGV[3], 'id:' .. ARGV[2], sent, 'n:' .. sent, ARGV[2],
+  'sent', sent, 'born', born, 'at', now, 'agent', ARGV[6], 'id', ARGV[7], 'queue', ARGV[8], 'inputs', ARGV[9],
+  'secrets', ARGV[10])
+local oldest = 'n:' .. sent - most
+local digest = redis.call('HGET', KEYS[1], oldest)
+if digest then
+  redis.call('HDEL', KEYS[1], 'id:' .. digest, oldest)
+end
+if known[5] then
+  redis.call('XADD', KEYS[2], turn .. '-0', 'at', now, 'message', redis.call('HGET', KEYS[1], 'm:' .. turn) or '',
+    'error', known[5])
+  redis.call('HDEL', KEYS[1], 'm:' .. turn, 'failed')
+  ended = turn
+  redis.call('HSET', KEYS[1], 'ended', ended)
+end
+if turn == ended then
+  turn = ended + 1
+  redis.call('HSET', KEYS[1], 'turn', turn, 'claimed', now)
+  redis.call('ZADD', KEYS[3], now + 60000, ARGV[1])
+end
+redis.call('ZADD', KEYS[4], now, ARGV[1])
+return {'sent', tostring(sent), tostring(turn), tostring(ended), born}

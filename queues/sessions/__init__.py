@@ -1,0 +1,67 @@
+"""Sessions: conversations that outlive the tasks of their turns.
+
+Each message is one turn, and each turn is one task, with the number of its message. The record of a session and the
+task of a turn are in different hash slots, so no script may change both. The protocol between them consists of
+idempotent steps:
+
+    send        stores the message and, if no turn runs, claims the turn; then the sender stores the task of that turn
+    begin       the run of the task reads message and state, unless a later turn was claimed
+    (the run)   records its steps, and at last its result, under its lease, as any task
+    end         stores state, answer and history, and claims the next turn if a message waits, whose task the run stores
+    settle      the run stores its outcome, as any task
+
+If a process dies before a step, another one repeats it: a redelivered run repeats begin and end (its recorded result is
+not computed again); a worker that looks at sessions once a minute (`check_session`) stores the task of a claimed turn
+that has none, and ends or fails the turn of a task that has ended without doing so. The task id contains session, time
+of its first message and turn, so that a task is stored once while its record exists; a task that is stored again later
+is refused by begin. A turn that has ended is not ended again: a late run changes nothing.
+
+    address.py   names of sessions and turns, and the keys of a session
+    record.py    the record of a session, its history, and lists of sessions
+    turns.py     the steps of the protocol
+    errors.py    errors
+"""
+
+from .address import SessionAddress, TurnId, check_session_id, parse_turn_id
+from .errors import SessionError, SessionFailed, SessionFull, SessionNotFound, TurnRefused
+from .record import SessionMessage, SessionRecord, list_sessions, read_history, read_session, read_turn
+from .turns import (
+    SessionTurnEnd,
+    TurnStart,
+    begin_turn,
+    check_session,
+    due_sessions,
+    end_turn,
+    enqueue_turn,
+    forget_idle_sessions,
+    forget_session,
+    send_to_session,
+)
+
+__all__ = [
+    "SessionAddress",
+    "SessionError",
+    "SessionFailed",
+    "SessionFull",
+    "SessionMessage",
+    "SessionNotFound",
+    "SessionRecord",
+    "SessionTurnEnd",
+    "TurnId",
+    "TurnRefused",
+    "TurnStart",
+    "begin_turn",
+    "check_session",
+    "check_session_id",
+    "due_sessions",
+    "end_turn",
+    "enqueue_turn",
+    "forget_idle_sessions",
+    "forget_session",
+    "list_sessions",
+    "parse_turn_id",
+    "read_history",
+    "read_session",
+    "read_turn",
+    "send_to_session",
+]

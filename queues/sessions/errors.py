@@ -1,0 +1,48 @@
+"""Errors of sessions."""
+
+from __future__ import annotations
+
+from ..errors import QueueError
+
+__all__ = ["SessionError", "SessionFailed", "SessionFull", "SessionNotFound", "TurnRefused"]
+
+
+class SessionError(QueueError):
+    """Base of errors of sessions."""
+
+
+class SessionNotFound(SessionError, LookupError):
+    """There is no such session: no message was sent to it, it was forgotten, or its retention has passed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no session {name}: no message was sent to it, it was forgotten, or its retention has passed"
+        )
+        self.name = name
+
+
+class SessionFailed(SessionError):
+    """A turn of the session is a dead letter. turn: its number. task_id: its task. reason: that of the dead letter."""
+
+    def __init__(self, name: str, turn: int, task_id: str, reason: str) -> None:
+        super().__init__(
+            f"session {name} stopped at turn {turn}, which failed ({reason}): replay it with 'perdure dlq replay "
+            f"{task_id}', or pass over it with send(..., skip_failed=True) or 'perdure session send --skip-failed'"
+        )
+        self.name, self.turn, self.task_id, self.reason = name, turn, task_id, reason
+
+
+class SessionFull(SessionError):
+    """The session has too many messages that wait for their turn. waiting: their number."""
+
+    def __init__(self, name: str, waiting: int) -> None:
+        super().__init__(f"session {name} has {waiting} waiting messages and takes no more: wait for their turns")
+        self.name, self.waiting = name, waiting
+
+
+class TurnRefused(SessionError):
+    """The task of a turn cannot run: the turn has ended or was passed over, or its session was forgotten."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(f"task {task_id} was refused: {problem}; nothing was run")
+        self.task_id = task_id

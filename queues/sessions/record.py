@@ -1,0 +1,288 @@
+"""The record of a session, its history, and lists of sessions."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import orjson
+
+from ..durations import iso_time
+from ..errors import DecryptionError
+from ..keys import Namespace
+from ..security import MESSAGE, TaskCipher
+from ..transport import Gateway, pairs
+from .address import SessionAddress, TurnId
+from .errors import SessionNotFound
+
+__all__ = ["SessionMessage", "SessionRecord", "list_sessions", "read_history", "read_session", "read_turn"]
+
+_PAGE: Final = 100
+"""Turns of the history that are read at once."""
+
+INPUTS: Final = "inputs"
+STATE: Final = "state"
+"""Kinds of encrypted data."""
+
+
+def answer_field(turn: int) -> str:
+    """Return the kind of an answer, which cannot be decrypted at another place of the history."""
+    return f"answer:{turn}"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMessage:
+    """A message of a session: one that was sent to it, or an answer.
+
+    Attributes:
+        turn: Number of the turn; that of a message and that of its answer are the same.
+        role: `user` for a message, `assistant` for an answer, `system` for a note that a commitment fell due.
+        content: Text; JSON for an answer that is not a text.
+        at: Time in milliseconds of Redis' clock since the epoch.
+        sender: Name of the sender.
+        status: `answered`, `running`, `waiting`, or why the turn has no answer: `cancelled`, or the reason of its dead
+            letter.
+    """
+
+    turn: int
+    role: Literal["user", "assistant", "system"]
+    content: str
+    at: int
+    sender: str = ""
+    status: str = "answered"
+
+    def summary(self) -> dict[str, Any]:
+        """Return the message as plain data, its time as ISO 8601."""
+        return {
+            "turn": self.turn,
+            "role": self.role,
+            "content": self.content,
+            "sender": self.sender,
+            "at": iso_time(self.at),
+            "status": self.status,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """A session at the time of the read. Times are milliseconds of Redis' clock since the epoch.
+
+    Attributes:
+        born: Time of the first message.
+        at: Time of the last message or the last end of a turn.
+        sent: Messages that were sent, which is the number of the last one.
+        turn: Number of the last turn that was claimed.
+        ended: Number of the last turn that has ended.
+        failed: Reason of the dead letter of turn `turn`; None if it has not failed.
+        state: State after the last turn as it is stored; None before the first turn has ended, and in lists.
+        state_bytes: Size of the stored state.
+    """
+
+    address: SessionAddress
+    agent: str
+    id: str
+    queue: str
+    born: int
+    at: int
+    sent: int
+    turn: int
+    ended: int
+    failed: str | None = None
+    state: bytes | None = field(default=None, repr=False)
+    state_bytes: int = 0
+    cipher: TaskCipher | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def status(self) -> Literal["idle", "running", "failed"]:
+        if self.failed is not None:
+            return "failed"
+        return "running" if self.turn > self.ended else "idle"
+
+    @property
+    def name(self) -> str:
+        return f"{self.id!r} of agent {self.agent!r}"
+
+    def task_id(self, turn: int) -> str:
+        """Return the id of the task of a turn."""
+        return str(TurnId(self.address.digest, str(self.born), turn))
+
+    def opened_state(self) -> bytes | None:
+        """Return the decrypted state. Raises `DecryptionError`."""
+        return self.state if self.state is None or self.cipher is None else self.cipher.decrypt(STATE, self.state)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the record as plain data, times as ISO 8601."""
+        shown: dict[str, Any] = {
+            "agent": self.agent,
+            "id": self.id,
+            "queue": self.queue,
+            "status": self.status,
+            "turns": self.ended,
+            "waiting": self.sent - self.turn,
+            "first_at": iso_time(self.born),
+            "last_at": iso_time(self.at),
+            "state_bytes": self.state_bytes,
+        }
+        if self.turn > self.ended:
+            shown["task"] = self.task_id(self.turn)
+        if self.failed is not None:
+            shown["failed"] = self.failed
+        return shown
+
+
+_FIELDS: Final = ("agent", "id", "queue", "born", "at", "sent", "turn", "ended", "failed")
+
+
+def _record(
+    address: SessionAddress, gateway: Gateway, found: Sequence[bytes | None], size: int, state: bytes | None = None
+) -> SessionRecord | None:
+    fields = dict(zip(_FIELDS, found, strict=True))
+    if fields["born"] is None:
+        return None
+    agent, session_id, queue = ((fields[name] or b"").decode() for name in ("agent", "id", "queue"))
+    born, at, sent, turn, ended = (int(fields[name] or 0) for name in ("born", "at", "sent", "turn", "ended"))
+    failed = fields["failed"]
+    return SessionRecord(
+        address,
+        agent,
+        session_id,
+        queue,
+        born,
+        at,
+        sent,
+        turn,
+        ended,
+        failed=None if failed is None else failed.decode(),
+        state=state,
+        state_bytes=size,
+        cipher=address.cipher(gateway),
+    )
+
+
+async def read_session(gateway: Gateway, address: SessionAddress) -> SessionRecord | None:
+    """Return the record of a session, None if there is no such session."""
+    *found, state = await gateway.command("HMGET", address.session, *_FIELDS, "state")
+    return _record(address, gateway, found, len(state or b""), state)
+
+
+async def read_history(gateway: Gateway, address: SessionAddress, *, after: int = 0) -> AsyncIterator[SessionMessage]:
+    """Yield messages and answers of the turns after a number, in order, and then the messages that wait.
+
+    Raises `SessionNotFound`, `DecryptionError`.
+    """
+    cipher, last = address.cipher(gateway), after
+    while True:
+        page = await gateway.command("XRANGE", address.history, f"({last}-0", "+", "COUNT", _PAGE)
+        for entry, flat in page:
+            last = int(entry.partition(b"-")[0])
+            for message in _turn_messages(cipher, last, pairs(flat)):
+                yield message
+        if len(page) < _PAGE:
+            break
+    record = await read_session(gateway, address)
+    if record is None:
+        raise SessionNotFound(address.digest)
+    waiting = range(max(record.ended, last) + 1, record.sent + 1)
+    for number in waiting:
+        stored = await gateway.command("HGET", address.session, f"m:{number}")
+        if stored is not None:  # its turn has ended meanwhile
+            running = record.failed or "running"
+            yield _sent_message(cipher, number, stored, running if number == record.turn else "waiting")
+
+
+async def read_turn(gateway: Gateway, address: SessionAddress, turn: int) -> tuple[bytes | None, str] | None:
+    """Return the answer of a turn that has ended, as JSON, or None and why it has none.
+
+    Returns None if the turn is not in the history. Raises `DecryptionError`.
+    """
+    found = await gateway.command("XRANGE", address.history, f"{turn}-0", f"{turn}-0")
+    if not found:
+        return None
+    fields = pairs(found[0][1])
+    if (answer := fields.get(b"answer")) is None:
+        return None, fields.get(b"error", b"").decode()
+    return address.cipher(gateway).decrypt(answer_field(turn), answer), ""
+
+
+def decode_message(cipher: TaskCipher, stored: bytes) -> tuple[int, str, str]:
+    """Return time, sender and text of a stored message. Raises `DecryptionError`."""
+    at, _, data = stored.partition(b" ")
+    fields = orjson.loads(cipher.decrypt(MESSAGE, data))
+    return int(at), fields["sender"], fields["content"]
+
+
+NOTE_SENDER: Final = "~commitments"
+"""Sender of the note that a commitment fell due; no name that a caller may use."""
+
+
+def _sent_message(cipher: TaskCipher, turn: int, stored: bytes, status: str) -> SessionMessage:
+    try:
+        at, sender, content = decode_message(cipher, stored)
+    except DecryptionError as error:
+        return SessionMessage(turn, "user", f"({error})", 0, "", status)
+    if sender == NOTE_SENDER:
+        return SessionMessage(turn, "system", content, at, "", status)
+    return SessionMessage(turn, "user", content, at, sender, status)
+
+
+def _turn_messages(cipher: TaskCipher, turn: int, fields: Mapping[bytes, bytes]) -> list[SessionMessage]:
+    error = fields.get(b"error", b"answered").decode()
+    found = [_sent_message(cipher, turn, stored, error)] if (stored := fields.get(b"message")) else []
+    if (answer := fields.get(b"answer")) is not None:
+        try:
+            data = cipher.decrypt(answer_field(turn), answer)
+            value = orjson.loads(data)
+            text = value if isinstance(value, str) else data.decode()
+        except DecryptionError as problem:
+            text = f"({problem})"
+        found.append(SessionMessage(turn, "assistant", text, int(fields.get(b"at", b"0"))))
+    return found
+
+
+async def list_sessions(
+    gateway: Gateway, namespace: Namespace, *, limit: int, before: str = "", agent: str = ""
+) -> tuple[list[SessionRecord], str]:
+    """Return sessions, those with the latest activity first, and the cursor of the next page, empty at the end.
+
+    Args:
+        before: Cursor of an earlier page.
+        agent: Only those of this agent.
+    """
+    found: list[SessionRecord] = []
+    partitions = namespace.session_partitions
+    while len(found) < limit:
+        latest, _, after = before.partition("-")
+        upper = latest or "+inf"
+        pages = await gateway.pipeline(
+            [
+                ("ZRANGE", one.timeline, upper, "-inf", "BYSCORE", "REV", "LIMIT", 0, _PAGE, "WITHSCORES")
+                for one in partitions
+            ]
+        )
+        listed = [
+            sorted(((-int(float(score)), digest.decode()) for digest, score in zip(page[::2], page[1::2], strict=True)))
+            for page in pages
+        ]
+        # Beyond the end of a full page of one partition, others may have sessions that belong in between.
+        floor = max((page[-1] for page in listed if len(page) == _PAGE), default=None)
+        merged = [
+            one
+            for one in heapq.merge(*listed)
+            if (not latest or one > (-int(latest), after)) and (floor is None or one <= floor)
+        ]
+        chosen = merged[: max(limit - len(found), 1) if not agent else _PAGE]
+        addresses = [SessionAddress.at(namespace, digest) for _, digest in chosen]
+        replies = await gateway.pipeline([("HMGET", one.session, *_FIELDS) for one in addresses])
+        sizes = await gateway.pipeline([("HSTRLEN", one.session, "state") for one in addresses])
+        for (score, digest), address, reply, size in zip(chosen, addresses, replies, sizes, strict=True):
+            before = f"{-score}-{digest}"
+            record = _record(address, gateway, reply, size)
+            if record is not None and agent in ("", record.agent):
+                found.append(record)
+                if len(found) == limit:
+                    break
+        if not chosen or (len(chosen) == len(merged) and floor is None and len(found) < limit):
+            return found, ""
+    return found, before

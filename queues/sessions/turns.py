@@ -1,0 +1,301 @@
+"""The steps of the protocol between a session and the tasks of its turns."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+import orjson
+from pydantic_core import to_json
+
+from ..derived_tasks import MOST_HAND_OFFS
+from ..enqueueing import BatchEnqueuer
+from ..envelope import DEFAULT_PAYLOAD_LIMIT, EnvelopeTemplate, Options, TaskMessage, check_size, new_task_id
+from ..inspection import find_task
+from ..keys import Namespace
+from ..partitions import PartitionRouter
+from ..records import Record, State, read_record
+from ..security import MESSAGE, RESULT, SecretPaths, arguments_field
+from ..transport import Argument, Gateway, LargeValue, queue_script
+from .address import SessionAddress, TurnId
+from .errors import SessionFailed, SessionFull, TurnRefused
+from .record import INPUTS, NOTE_SENDER, STATE, answer_field, decode_message
+
+__all__ = [
+    "SessionTurnEnd",
+    "TurnStart",
+    "begin_turn",
+    "check_session",
+    "due_sessions",
+    "end_turn",
+    "enqueue_turn",
+    "forget_idle_sessions",
+    "forget_session",
+    "send_to_session",
+]
+
+_SEND = queue_script("session_send")
+_BEGIN = queue_script("session_begin")
+_END = queue_script("session_end")
+_LOOK = queue_script("session_look")
+_FORGET = queue_script("session_forget")
+
+MOST_WAITING: Final = 1000
+"""Messages of a session that wait for their turn, and message ids that it remembers."""
+
+MOST_TURNS: Final = 10_000
+"""Turns in the history of a session; up to some 100 more, since Redis trims whole nodes of a stream."""
+
+_TURN_TTL: Final = 86_400.0
+"""Seconds for which the record of a turn's task is kept. The session has its message, answer and state."""
+
+_PAGE: Final = 100
+"""Sessions of a partition that are looked at in one round."""
+
+
+async def send_to_session(
+    gateway: Gateway,
+    namespace: Namespace,
+    agent: str,
+    session_id: str,
+    text: str,
+    *,
+    queue: str,
+    sender: str = "",
+    message_id: str | None = None,
+    inputs: tuple[bytes, SecretPaths] = (b"{}", ()),
+    skip_failed: bool = False,
+    limit: int = DEFAULT_PAYLOAD_LIMIT,
+) -> TurnId:
+    """Add a message to a session, and store the task of its turn if no other turn runs; return the turn.
+
+    Args:
+        queue: Queue of the agent.
+        message_id: A message that is sent again under the same id is stored once.
+        inputs: JSON object of the inputs of the agent, and the paths of its secrets. They replace earlier ones.
+        skip_failed: Pass over a turn that is a dead letter.
+        limit: Largest size of message and inputs in bytes.
+
+    Raises:
+        SessionFailed: A turn is a dead letter; the message was not stored.
+        SessionFull: Too many messages wait.
+        PayloadTooLarge: The message is too large.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"a message to a session must be a string, got {text!r}")
+    if sender.startswith("~"):
+        raise ValueError(f"sender must not start with '~', got {sender!r}")
+    address, cipher = (found := SessionAddress.of(namespace, agent, session_id)), found.cipher(gateway)
+    data = to_json({"sender": sender, "content": text})
+    check_size("the message and the inputs", len(data) + len(inputs[0]), limit)
+    digest = hashlib.blake2b((message_id or new_task_id()).encode(), digest_size=12).hexdigest()
+    args: list[Argument] = [agent, session_id, queue, cipher.encrypt(INPUTS, inputs[0]), orjson.dumps(inputs[1])]
+    message, passed = cipher.encrypt(MESSAGE, data), ""
+    while True:
+        answer, *rest = await gateway.run(
+            _SEND, address.keys, [address.digest, digest, message, MOST_WAITING, passed, *args]
+        )
+        if answer == b"full":
+            raise SessionFull(f"{session_id!r} of agent {agent!r}", int(rest[0]))
+        if answer == b"sent":
+            break
+        turn, reason, born = int(rest[0]), rest[1].decode(), rest[2].decode()
+        if not skip_failed:
+            failed = str(TurnId(address.digest, born, turn))
+            raise SessionFailed(f"{session_id!r} of agent {agent!r}", turn, failed, reason)
+        passed = str(turn)
+    number, turn, ended, born = int(rest[0]), int(rest[1]), int(rest[2]), rest[3].decode()
+    if ended < turn <= number:
+        # The turn of this message, or of one before it whose sender may have died: it is stored at most once.
+        await enqueue_turn(gateway, address, TurnId(address.digest, born, turn))
+    return TurnId(address.digest, born, number)
+
+
+async def enqueue_turn(gateway: Gateway, address: SessionAddress, turn: TurnId) -> None:
+    """Store the task of a claimed turn, unless the turn has ended or failed. Idempotent while its record exists."""
+    fields = ("born", "turn", "ended", "failed", "agent", "id", "queue", "inputs", "secrets", f"m:{turn.number}")
+    born, claimed, ended, failed, *rest = await gateway.command("HMGET", address.session, *fields)
+    if failed is not None or [born, claimed] != [turn.born.encode(), b"%d" % turn.number] or claimed == ended:
+        return
+    agent, session_id, queue, inputs, secrets, stored = rest
+    cipher, name = address.cipher(gateway), agent.decode()
+    _, _, text = decode_message(cipher, stored)
+    arguments = orjson.dumps({**orjson.loads(cipher.decrypt(INPUTS, inputs)), "goal": text})
+    template = EnvelopeTemplate(name, {"session": session_id.decode()}, Options(result_ttl=_TURN_TTL))
+    message = template.message(arguments, tuple(map(tuple, orjson.loads(secrets))), task_id=str(turn))
+    await _store(gateway, Namespace(address.partition.namespace), queue.decode(), name, message)
+
+
+async def _store(gateway: Gateway, namespace: Namespace, queue: str, task: str, message: TaskMessage) -> None:
+    task_cipher = gateway.encryptor.of(namespace.partition(queue), message.id)
+    message = message._replace(arguments=task_cipher.encrypt(arguments_field(task), message.arguments))
+    await BatchEnqueuer(gateway, PartitionRouter(gateway, namespace, queue), 0.0).one(message)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStart:
+    """The start of a turn: message, state, and when the turn was claimed.
+
+    Attributes:
+        sender: Name of the sender of the message.
+        note: Whether the message is the note that a commitment fell due.
+        state: State that the turns before left, as it was stored; None in the first turn.
+        claimed: Time at which the turn was claimed (ms).
+    """
+
+    text: str
+    sender: str
+    note: bool
+    state: bytes | None
+    claimed: int
+
+
+async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, task_id: str) -> TurnStart:
+    """Begin or resume the run of a turn. Idempotent. task_id: of the run's task.
+
+    Raises:
+        TurnRefused: The turn has ended or was passed over, or the session was forgotten.
+        DecryptionError: State or message cannot be decrypted.
+    """
+    keys = [address.session, address.partition.due]
+    answer, *rest = await gateway.run(_BEGIN, keys, [address.digest, turn.born, turn.number])
+    if answer == b"missing":
+        raise TurnRefused(task_id, "its session was forgotten")
+    if answer == b"ended":
+        raise TurnRefused(task_id, f"turn {turn.number} of its session has ended or was passed over")
+    stored, state, claimed = rest
+    cipher = address.cipher(gateway)
+    _, sender, text = decode_message(cipher, stored)
+    opened = cipher.decrypt(STATE, state) if state else None
+    return TurnStart(text, "" if sender == NOTE_SENDER else sender, sender == NOTE_SENDER, opened, int(claimed))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTurnEnd:
+    """The end of a turn.
+
+    Attributes:
+        outcome: `failed` keeps the turn claimed, until it is replayed or passed over.
+        value: Answer as JSON, or the reason.
+        state: State to store; None to keep the one before.
+        wake: Time (ms) at which a commitment falls due, and the note about it that a turn then gets.
+    """
+
+    outcome: Literal["answered", "cancelled", "failed"]
+    value: bytes
+    state: bytes | None = None
+    wake: tuple[int, str] | None = None
+
+
+async def end_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, end: SessionTurnEnd) -> bool:
+    """End a turn, and store the task of the next one if a message waits. Idempotent.
+
+    Returns:
+        False if the session was forgotten.
+    """
+    cipher = address.cipher(gateway)
+    value = cipher.encrypt(answer_field(turn.number), end.value) if end.outcome == "answered" else end.value
+    state = b"" if end.state is None else cipher.encrypt(STATE, end.state)
+    wake_at, note = "", b""
+    if end.wake is not None:
+        wake_at = str(end.wake[0])
+        note = cipher.encrypt(MESSAGE, to_json({"sender": NOTE_SENDER, "content": end.wake[1]}))
+    args: list[Argument] = [
+        address.digest,
+        turn.born,
+        turn.number,
+        end.outcome,
+        value,
+        state,
+        wake_at,
+        note,
+        MOST_TURNS,
+    ]
+    answer, *rest = await gateway.run(_END, address.keys, args)
+    if answer == b"missing":
+        return False
+    claimed, ended = int(rest[0]), int(rest[1])
+    if answer == b"ended" and claimed > ended:
+        await enqueue_turn(gateway, address, TurnId(turn.digest, turn.born, claimed))
+    return True
+
+
+async def due_sessions(gateway: Gateway, namespace: Namespace) -> list[SessionAddress]:
+    """Return sessions to look at: a turn was claimed some time ago, or a commitment has fallen due."""
+    partitions = namespace.session_partitions
+    seconds, fraction = await gateway.command("TIME", node_of=partitions[0].due)
+    now = int(seconds) * 1000 + int(fraction) // 1000
+    pages = await gateway.pipeline(
+        [("ZRANGE", one.due, "-inf", now, "BYSCORE", "LIMIT", 0, _PAGE) for one in partitions]
+    )
+    return [
+        SessionAddress(partition, digest.decode())
+        for partition, page in zip(partitions, pages, strict=True)
+        for digest in page
+    ]
+
+
+async def check_session(gateway: Gateway, address: SessionAddress) -> None:
+    """Look at a session that is due: store the task of a claimed turn that has none, end the turn of an ended task."""
+    found = await gateway.run(
+        _LOOK, [address.session, address.partition.due, address.partition.timeline], [address.digest]
+    )
+    if not found:
+        return
+    turn = TurnId(address.digest, found[0].decode(), int(found[1]))
+    record = await _last_record(gateway, Namespace(address.partition.namespace), str(turn))
+    if record is None:
+        await enqueue_turn(gateway, address, turn)
+    elif record.state is State.DEAD:
+        await end_turn(gateway, address, turn, SessionTurnEnd("failed", (record.reason or "unknown").encode()))
+    elif record.state is State.CANCELLED:
+        await end_turn(gateway, address, turn, SessionTurnEnd("cancelled", b"cancelled"))
+    elif record.state is State.SUCCEEDED:  # a successor that is no agent of the session
+        await end_turn(gateway, address, turn, SessionTurnEnd("answered", _result(record)))
+
+
+async def _last_record(gateway: Gateway, namespace: Namespace, task_id: str) -> Record | None:
+    """Return the record of a task, or of its last successor."""
+    record: Record | None = None
+    for _ in range(MOST_HAND_OFFS):
+        partition = await find_task(gateway, namespace, task_id)
+        found = None if partition is None else await read_record(gateway, partition, task_id)
+        if found is None or found.handed_to is None:
+            return found or record
+        record, task_id = found, found.handed_to
+    return record
+
+
+def _result(record: Record) -> bytes:
+    data = b"null" if record.result is None else record.cipher.decrypt(RESULT, record.result)
+    return b"null" if LargeValue.decode(data) is not None else data
+
+
+async def forget_session(gateway: Gateway, address: SessionAddress, *, born: str = "", idle_ms: str = "") -> bool:
+    """Delete a session with its history; return whether it was there.
+
+    Args:
+        born: Only if its first message was sent at this time.
+        idle_ms: Only if no turn runs, and nothing has happened for so many milliseconds.
+    """
+    return bool(await gateway.run(_FORGET, address.keys, [address.digest, born, idle_ms]))
+
+
+async def forget_idle_sessions(gateway: Gateway, namespace: Namespace, ttl: float) -> int:
+    """Delete sessions without a message for `ttl` seconds whose turns have ended or failed; return their number."""
+    partitions = namespace.session_partitions
+    seconds, _ = await gateway.command("TIME", node_of=partitions[0].due)
+    before = int((int(seconds) - ttl) * 1000)
+    pages = await gateway.pipeline(
+        [("ZRANGE", one.timeline, "-inf", before, "BYSCORE", "LIMIT", 0, _PAGE) for one in partitions]
+    )
+    forget = partial(forget_session, gateway, idle_ms=str(round(ttl * 1000)))
+    return sum(
+        [
+            await forget(SessionAddress(partition, digest.decode()))
+            for partition, page in zip(partitions, pages, strict=True)
+            for digest in page
+        ]
+    )

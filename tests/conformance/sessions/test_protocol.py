@@ -1,0 +1,275 @@
+"""Sessions: each script of the protocol, repeated, late, and by two callers at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+from perdure.queues import Encryptor, Gateway, Namespace, Partition, Producer, set_partitions
+from perdure.queues.sessions import (
+    SessionAddress,
+    SessionFailed,
+    SessionFull,
+    SessionTurnEnd,
+    TurnId,
+    TurnRefused,
+    begin_turn,
+    check_session,
+    end_turn,
+    enqueue_turn,
+    forget_session,
+    list_sessions,
+    read_history,
+    read_session,
+    read_turn,
+    send_to_session,
+)
+from perdure.queues.sessions import turns as turns_module
+
+from tests.support.consumers import read_one, worker
+
+ANSWERED = SessionTurnEnd("answered", b'"yes"', b"{}")
+
+
+@pytest.fixture
+def address(namespace: Namespace) -> SessionAddress:
+    return SessionAddress.of(namespace, "bot", "ada")
+
+
+async def send(gateway: Gateway, namespace: Namespace, text: str, **options: str | bool) -> TurnId:
+    return await send_to_session(gateway, namespace, "bot", "ada", text, queue="default", **options)  # type: ignore[arg-type]
+
+
+async def depth(gateway: Gateway, partition: Partition) -> int:
+    return int(await gateway.command("XLEN", partition.ready))
+
+
+async def drain(gateway: Gateway, producer: Producer, partition: Partition, turns: list[TurnId]) -> None:
+    """Cancel the tasks of the turns, so that no live task is left."""
+    for turn in turns:
+        if (handle := await producer.find(str(turn))) is not None:
+            await handle.cancel()
+
+
+async def test_turns_are_claimed_one_at_a_time_in_the_order_of_the_messages(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    turns = list(await asyncio.gather(*(send(gateway, namespace, f"m{n}") for n in range(5))))
+    assert sorted(turn.number for turn in turns) == [1, 2, 3, 4, 5]
+    turns.sort(key=lambda turn: turn.number)
+    consumer = await worker(gateway, partition)
+    for turn in turns:
+        assert await depth(gateway, partition) == 1
+        delivery = await read_one(consumer)
+        assert orjson.loads(delivery.fields[b"env"])["id"] == str(turn)
+        start = await begin_turn(gateway, address, turn, str(turn))
+        assert orjson.loads(delivery.fields[b"args"]) == {"goal": start.text}
+        assert await end_turn(gateway, address, turn, ANSWERED)
+        await gateway.command("XDEL", partition.ready, delivery.entry)
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert (record.status, record.turn, record.ended, record.sent) == ("idle", 5, 5, 5)
+    for key in [partition.record(str(turn)) for turn in turns]:
+        await gateway.command("DEL", key)
+
+
+async def test_every_step_may_be_repeated(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    first = await send(gateway, namespace, "one", message_id="a")
+    second = await send(gateway, namespace, "two", message_id="b")
+    for _ in range(2):
+        assert await send(gateway, namespace, "one", message_id="a") == first
+        assert await send(gateway, namespace, "two", message_id="b") == second
+        await enqueue_turn(gateway, address, first)
+        assert await depth(gateway, partition) == 1
+        assert (await begin_turn(gateway, address, first, "x")).text == "one"
+    for _ in range(2):
+        assert await end_turn(gateway, address, first, ANSWERED)
+        assert await depth(gateway, partition) == 2
+        assert await read_turn(gateway, address, 1) == (b'"yes"', "")
+    assert [(one.turn, one.role, one.status) async for one in read_history(gateway, address)] == [
+        (1, "user", "answered"),
+        (1, "assistant", "answered"),
+        (2, "user", "running"),
+    ]
+    await drain(gateway, producer, partition, [first, second])
+
+
+async def test_a_late_run_of_a_turn_changes_nothing(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    first, second = await send(gateway, namespace, "one"), await send(gateway, namespace, "two")
+    assert await end_turn(gateway, address, first, ANSWERED)
+    before = await read_session(gateway, address)
+    for outcome in ("answered", "failed", "cancelled"):
+        assert await end_turn(gateway, address, first, SessionTurnEnd(outcome, b'"late"', b'{"late":1}'))
+    assert await read_session(gateway, address) == before
+    with pytest.raises(TurnRefused, match="turn 1 of its session has ended"):
+        await begin_turn(gateway, address, first, "x")
+    await enqueue_turn(gateway, address, first)
+    await drain(gateway, producer, partition, [first, second])
+
+
+async def test_a_turn_that_was_not_claimed_cannot_begin_or_end(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    first = await send(gateway, namespace, "one")
+    early = TurnId(first.digest, first.born, 2)
+    with pytest.raises(TurnRefused, match="was forgotten"):
+        await begin_turn(gateway, address, early, "x")
+    assert not await end_turn(gateway, address, early, ANSWERED)
+    await enqueue_turn(gateway, address, early)
+    assert await depth(gateway, partition) == 1
+    await drain(gateway, producer, partition, [first])
+
+
+async def test_a_failed_turn_keeps_its_message_until_it_is_replayed_or_passed_over(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    first, second = await send(gateway, namespace, "one"), await send(gateway, namespace, "two")
+    failed = SessionTurnEnd("failed", b"not_retryable")
+    for _ in range(2):
+        assert await end_turn(gateway, address, first, failed)
+    with pytest.raises(SessionFailed, match="stopped at turn 1") as stopped:
+        await send(gateway, namespace, "three")
+    assert (stopped.value.turn, stopped.value.task_id) == (1, str(first))
+    await enqueue_turn(gateway, address, first)  # as a sender that was late; the record of the dead letter may be gone
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert (record.status, record.failed, record.sent) == ("failed", "not_retryable", 2)
+    assert (await begin_turn(gateway, address, first, "x")).text == "one"  # the replay
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert record.status == "running"
+    assert await end_turn(gateway, address, first, failed)
+    third = await send(gateway, namespace, "three", skip_failed=True)
+    with pytest.raises(TurnRefused):
+        await begin_turn(gateway, address, first, "x")
+    assert (await begin_turn(gateway, address, second, "x")).text == "two"
+    assert await read_turn(gateway, address, 1) == (None, "not_retryable")
+    await drain(gateway, producer, partition, [first, second, third])
+
+
+async def test_a_session_takes_a_bounded_number_of_messages(
+    gateway: Gateway,
+    namespace: Namespace,
+    producer: Producer,
+    partition: Partition,
+    address: SessionAddress,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns_module, "MOST_WAITING", 3)
+    turns = [await send(gateway, namespace, str(number), message_id=str(number)) for number in range(3)]
+    with pytest.raises(SessionFull, match="3 waiting messages"):
+        await send(gateway, namespace, "4")
+    assert await end_turn(gateway, address, turns[0], ANSWERED)
+    turns.append(await send(gateway, namespace, "4", message_id="4"))
+    ids = await gateway.command("HGETALL", address.session)
+    assert sum(name.startswith((b"id:", b"n:")) for name in ids[::2]) == 6
+    await drain(gateway, producer, partition, turns)
+
+
+async def test_a_session_of_the_same_name_is_another_one_after_it_was_forgotten(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    first = await send(gateway, namespace, "one")
+    assert await forget_session(gateway, address)
+    assert not await forget_session(gateway, address)
+    for key in address.keys:
+        assert await gateway.command("EXISTS", key) == 0
+    again = await send(gateway, namespace, "one")
+    while again.born == first.born:  # within the same millisecond
+        assert await forget_session(gateway, address)
+        again = await send(gateway, namespace, "one")
+    assert not await end_turn(gateway, address, first, ANSWERED)
+    with pytest.raises(TurnRefused, match="was forgotten"):
+        await begin_turn(gateway, address, first, "x")
+    assert not await forget_session(gateway, address, born=first.born)
+    assert not await forget_session(gateway, address, idle_ms="0")  # its turn has not ended
+    assert await end_turn(gateway, address, again, ANSWERED)
+    assert not await forget_session(gateway, address, idle_ms="3600000")
+    assert await forget_session(gateway, address, idle_ms="0")
+    await drain(gateway, producer, partition, [first, again])
+
+
+async def test_a_commitment_claims_a_turn_once_when_it_is_due(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    first = await send(gateway, namespace, "one")
+    due = SessionTurnEnd("answered", b"1", b"{}", wake=(1, "a note"))
+    assert await end_turn(gateway, address, first, due)
+    await asyncio.gather(*(check_session(gateway, address) for _ in range(3)))
+    second = TurnId(first.digest, first.born, 2)
+    start = await begin_turn(gateway, address, second, "x")
+    assert (start.text, start.note) == ("a note", True)
+    assert await depth(gateway, partition) == 2
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert (record.sent, record.turn) == (2, 2)
+    await drain(gateway, producer, partition, [first, second])
+
+
+async def test_the_task_of_a_turn_is_found_after_the_partitions_have_changed(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    first, second = await send(gateway, namespace, "one"), await send(gateway, namespace, "two")
+    await set_partitions(gateway, namespace, "default", 2)
+    await enqueue_turn(gateway, address, first)
+    assert await end_turn(gateway, address, first, ANSWERED)
+    found = await producer.find(str(second))
+    assert found is not None
+    assert found.partition.index > 0
+    assert await depth(gateway, partition) == 1
+    await drain(gateway, producer, partition, [first, second])
+
+
+async def test_sessions_are_listed_by_their_last_activity_page_by_page(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition
+) -> None:
+    turns = []
+    for number in range(7):
+        agent = "bot" if number % 2 else "other"
+        turns.append(await send_to_session(gateway, namespace, agent, f"s{number}", "x", queue="default"))
+        address = SessionAddress.of(namespace, agent, f"s{number}")
+        await gateway.command("ZADD", address.partition.timeline, 1000 + number, address.digest)
+    found, cursor = [], ""
+    while True:
+        page, cursor = await list_sessions(gateway, namespace, limit=3, before=cursor)
+        found += [one.id for one in page]
+        if not cursor:
+            break
+    assert found == [f"s{number}" for number in reversed(range(7))]
+    page, _ = await list_sessions(gateway, namespace, limit=10, agent="bot")
+    assert [one.id for one in page] == ["s5", "s3", "s1"]
+    await drain(gateway, producer, partition, turns)
+
+
+async def test_the_data_of_a_session_is_encrypted(
+    gateway: Gateway,
+    namespace: Namespace,
+    producer: Producer,
+    partition: Partition,
+    address: SessionAddress,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway, "encryptor", Encryptor([bytes(range(32))], required=True))
+    inputs = (b'{"goal":"","city":"hidden1"}', ())
+    turn = await send_to_session(gateway, namespace, "bot", "ada", "hidden2", queue="default", inputs=inputs)
+    end = SessionTurnEnd("answered", b'"hidden3"', b'{"x":"hidden4"}', wake=(1, "hidden5"))
+    assert await end_turn(gateway, address, turn, end)
+    stored = [
+        await gateway.command("HGETALL", address.session),
+        await gateway.command("XRANGE", address.history, "-", "+"),
+        await gateway.command("XRANGE", partition.ready, "-", "+"),
+    ]
+    assert b"hidden" not in repr(stored).encode()
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert record.opened_state() == b'{"x":"hidden4"}'
+    assert [one.content async for one in read_history(gateway, address)] == ["hidden2", "hidden3"]
+    await check_session(gateway, address)
+    second = TurnId(turn.digest, turn.born, 2)
+    assert (await begin_turn(gateway, address, second, "x")).text == "hidden5"
+    await drain(gateway, producer, partition, [turn, second])

@@ -1,0 +1,369 @@
+"""Sessions: a conversation with an agent over tasks, workers and failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, ClassVar
+
+import pytest
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Context,
+    Ephemeral,
+    InvalidArguments,
+    PlanStep,
+    Retry,
+    Settings,
+    TaskCancelled,
+    TaskFailed,
+)
+from perdure.context import Commitment
+from perdure.deadletter import Replay, replay
+from perdure.queues.sessions import (
+    SessionAddress,
+    SessionFailed,
+    SessionNotFound,
+    SessionTurnEnd,
+    check_session,
+    due_sessions,
+    end_turn,
+    forget_idle_sessions,
+    parse_turn_id,
+)
+from perdure.worker.errors import BadSnapshot, ConfigurationError
+from perdure.worker.journal import encode_snapshot
+from perdure.worker.session import Session, TurnHandle
+from pydantic import Field
+
+from tests.support.workers import letter, redis_command, running_worker, wait_until, work_off
+
+pytestmark = pytest.mark.integration
+
+
+class Notes(AgentState):
+    """What a user has said, over all turns."""
+
+    user: str
+    said: list[str] = Field(default_factory=list)
+    token: Annotated[str, Ephemeral] = "none"
+
+
+class Assistant(Agent[Notes]):
+    """Remembers each message; 'fail' fails until `broken` is False."""
+
+    broken: ClassVar[bool] = True
+    running: ClassVar[list[str]] = []
+
+    async def plan(self, ctx: Context, state: Notes) -> list[PlanStep]:
+        return [PlanStep(key="listen", title="listen")]
+
+    async def act(self, ctx: Context, state: Notes, step: PlanStep) -> int:
+        assert ctx.headers["session"] not in self.running, "two turns at once"
+        self.running.append(ctx.headers["session"])
+        await asyncio.sleep(0)
+        self.running.remove(ctx.headers["session"])
+        if state.goal.startswith("fail") and type(self).broken:
+            raise ValueError("it is broken")
+        if state.goal.startswith("promise"):
+            due = datetime.now(UTC) + timedelta(seconds=float(state.goal.split()[1]))
+            state.commitments.append(Commitment(what="call\n# back", to="ada", due=due))
+        state.said.append(state.goal)
+        return len(state.said)
+
+    async def finish(self, ctx: Context, state: Notes) -> str:
+        return f"{state.user} ({state.token}) said {len(state.said)} things in {len(state.messages)} messages"
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    Assistant.broken = True
+    async with App("sessions", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
+        app.agent(Assistant, retry=Retry(max_attempts=1))
+        yield app
+
+
+def address_of(session: Session[Any]) -> SessionAddress:
+    return session._address
+
+
+async def replay_turn(app: App, turn: TurnHandle) -> None:
+    handle = await app.producer.find(turn.task_id)
+    assert handle is not None
+    assert await replay(app.producer.gateway, await letter(app, handle), Replay())
+
+
+async def contents(session: Session[Any]) -> list[tuple[int, str, str, str]]:
+    return [(one.turn, one.role, one.content, one.status) async for one in session.history()]
+
+
+async def test_the_state_carries_over_from_turn_to_turn_and_turns_run_in_order(app: App) -> None:
+    session = app.session(Assistant, "user-42", user="ada", token="t1")
+    turns = [await session.send(f"message {number}") for number in range(5)]
+    assert [turn.number for turn in turns] == [1, 2, 3, 4, 5]
+    assert [one[3] for one in await contents(session)] == ["running", *["waiting"] * 4]
+    async with running_worker(app):
+        answers = [await turn.result(30) for turn in turns]
+    assert answers == [f"ada (t1) said {n} things in {2 * n - 1} messages" for n in range(1, 6)]
+    state = await session.state()
+    assert (state.said, state.user, state.token) == ([f"message {n}" for n in range(5)], "ada", "none")
+    assert [one.role for one in state.messages] == ["user", "assistant"] * 5
+    assert (state.goal, state.plan, state.results) == ("", [], {})
+    history = await contents(session)
+    assert [one[2] for one in history[0::2]] == [f"message {n}" for n in range(5)]
+    assert [one[2] for one in history[1::2]] == answers
+    assert (await session.record()).status == "idle"
+
+
+async def test_an_idle_session_has_no_task_and_is_continued_by_another_worker(app: App) -> None:
+    session = app.session(Assistant, "user-42", user="ada")
+    first = await session.send("one")
+    await work_off(app)
+    assert await first.result(5) == "ada (none) said 1 things in 1 messages"
+    partition = app.producer.namespace.partition("sessions")
+    assert await redis_command(app, "XLEN", partition.ready) == 0
+    assert await redis_command(app, "PTTL", partition.record(first.task_id)) > 0
+    again = app.session(app.agents["assistant"], "user-42", user="another", token="t2")
+    second = await again.send("two")
+    await work_off(app)
+    assert await second.result(5) == "ada (t2) said 2 things in 3 messages"  # the first user stays, the token does not
+
+
+async def test_sessions_are_apart_by_id_and_inputs_are_checked(app: App) -> None:
+    one, other = app.session(Assistant, "a", user="ada"), app.session(Assistant, "b", user="bob")
+    turns = [await one.send("x"), await other.send("y"), await one.send("z")]
+    await work_off(app)
+    assert [(await turn.result(5))[:5] for turn in turns] == ["ada (", "bob (", "ada ("]
+    with pytest.raises(InvalidArguments, match="user"):
+        await app.session(Assistant, "c").send("x")
+    with pytest.raises(ValueError, match="1 to 256 printable characters"):
+        app.session(Assistant, "a\nb")
+    with pytest.raises(SessionNotFound, match="'d' of agent 'assistant'"):
+        await app.session(Assistant, "d", user="x").state()
+
+
+async def test_an_agent_that_is_not_registered_once_is_refused(app: App) -> None:
+    class Other(Assistant):
+        pass
+
+    with pytest.raises(ConfigurationError, match="is not registered"):
+        app.session(Other, "a")
+    app.agent(Assistant, name="second")
+    with pytest.raises(ConfigurationError, match="is registered as assistant, second"):
+        app.session(Assistant, "a")
+
+
+async def test_a_message_that_is_sent_again_under_its_id_is_stored_once(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    first = await session.send("x", message_id="m1")
+    again = await session.send("x", message_id="m1")
+    assert (first.number, first.task_id) == (again.number, again.task_id)
+    await work_off(app)
+    assert (await session.send("x", message_id="m1")).number == 1
+    assert (await session.state()).said == ["x"]
+
+
+async def test_a_failed_turn_stops_the_session_until_it_is_replayed(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    failed, waiting = await session.send("fail"), await session.send("next")
+    async with running_worker(app):
+        with pytest.raises(TaskFailed, match="it is broken"):
+            await failed.result(30)
+        with pytest.raises(SessionFailed, match="stopped at turn 1"):
+            await waiting.result(30)
+        with pytest.raises(SessionFailed, match=f"perdure dlq replay {failed.task_id}"):
+            await session.send("more")
+        assert [one[3] for one in await contents(session)] == ["attempts_exhausted", "waiting"]
+        Assistant.broken = False
+        await replay_turn(app, failed)
+        assert await failed.result(30) == "ada (none) said 1 things in 1 messages"
+        assert await waiting.result(30) == "ada (none) said 2 things in 3 messages"
+
+
+async def test_a_failed_turn_is_passed_over_and_its_replay_is_refused(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    failed, waiting = await session.send("fail"), await session.send("next")
+    async with running_worker(app):
+        with pytest.raises(TaskFailed):
+            await failed.result(30)
+        last = await session.send("last", skip_failed=True)
+        assert await waiting.result(30) == "ada (none) said 1 things in 1 messages"
+        assert await last.result(30) == "ada (none) said 2 things in 3 messages"
+        with pytest.raises(TaskFailed, match="attempts_exhausted"):
+            await failed.result(30)
+        Assistant.broken = False
+        await replay_turn(app, failed)
+        handle = await app.producer.find(failed.task_id)
+        assert handle is not None
+        with pytest.raises(TaskFailed, match="turn 1 of its session has ended or was passed over; nothing was run"):
+            await handle.result(30)
+    assert (await session.state()).said == ["next", "last"]
+    assert (await session.record()).status == "idle"
+    assert [(one[1], one[3]) for one in await contents(session)][:2] == [
+        ("user", "attempts_exhausted"),
+        ("user", "answered"),
+    ]
+
+
+async def test_a_cancelled_turn_is_passed_over(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    cancelled, waiting = await session.send("one"), await session.send("two")
+    handle = await app.producer.find(cancelled.task_id)
+    assert handle is not None
+    await handle.cancel()
+    await make_due(app, session)
+    await check_session(app.producer.gateway, address_of(session))
+    async with running_worker(app):
+        assert await waiting.result(30) == "ada (none) said 1 things in 1 messages"
+    with pytest.raises(TaskCancelled):
+        await cancelled.result(5)
+
+
+async def make_due(app: App, session: Session[Any]) -> None:
+    """Let the time at which a worker looks at the session pass."""
+    address = address_of(session)
+    await redis_command(app, "ZADD", address.partition.due, "XX", 1, address.digest)
+
+
+async def test_the_task_of_a_turn_is_stored_by_a_worker_if_the_sender_died(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    turn = await session.send("one")
+    partition = app.producer.namespace.partition("sessions")
+    for key in (partition.record(turn.task_id), partition.ready):  # as if the sender had died before it stored the task
+        await redis_command(app, "DEL", key)
+    assert await due_sessions(app.producer.gateway, app.producer.namespace) == []
+    await make_due(app, session)
+    assert await due_sessions(app.producer.gateway, app.producer.namespace) == [address_of(session)]
+    await check_session(app.producer.gateway, address_of(session))
+    await check_session(app.producer.gateway, address_of(session))
+    assert await redis_command(app, "XLEN", partition.ready) == 1
+    await work_off(app)
+    assert await turn.result(5) == "ada (none) said 1 things in 1 messages"
+
+
+async def test_a_later_message_stores_the_lost_task_of_the_turn_before_it(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    first = await session.send("one")
+    partition = app.producer.namespace.partition("sessions")
+    for key in (partition.record(first.task_id), partition.ready):
+        await redis_command(app, "DEL", key)
+    second = await session.send("two")
+    await work_off(app)
+    assert [await first.result(5), await second.result(5)] == [
+        "ada (none) said 1 things in 1 messages",
+        "ada (none) said 2 things in 3 messages",
+    ]
+
+
+async def test_the_task_of_a_turn_that_is_stored_again_after_it_expired_runs_nothing(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    turn = await session.send("one")
+    partition = app.producer.namespace.partition("sessions")
+    stored = (await redis_command(app, "XRANGE", partition.ready, "-", "+"))[0][1]
+    await work_off(app)
+    assert await redis_command(app, "DEL", partition.record(turn.task_id), partition.steps(turn.task_id)) == 2
+    await redis_command(app, "XADD", partition.ready, "*", *stored)
+    entry = (await redis_command(app, "XRANGE", partition.ready, "-", "+"))[0][0]
+    await redis_command(app, "HSET", partition.record(turn.task_id), "state", "queued", "entry", entry)
+    await work_off(app)
+    handle = await app.producer.find(turn.task_id)
+    assert handle is not None
+    with pytest.raises(TaskFailed, match="turn 1 of its session has ended"):
+        await handle.result(5)
+    assert (await session.state()).said == ["one"]
+    assert (await session.record()).status == "idle"
+
+
+async def test_a_late_end_of_a_turn_changes_nothing(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    turns = [await session.send("one"), await session.send("two")]
+    await work_off(app)
+    before, first = await session.record(), parse_turn_id(turns[0].task_id)
+    assert first is not None
+    late = SessionTurnEnd("answered", b'"late"', encode_snapshot({"said": ["late"]}, 1, "assistant"))
+    assert await end_turn(app.producer.gateway, address_of(session), first, late)
+    assert await session.record() == before
+    assert await turns[0].result(5) == "ada (none) said 1 things in 1 messages"
+
+
+async def test_a_forgotten_session_leaves_nothing_and_a_new_one_starts_from_nothing(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    await session.send("one")
+    await work_off(app)
+    running = await session.send("two")
+    assert await session.forget()
+    assert not await session.forget()
+    with pytest.raises(SessionNotFound):
+        await running.result(5)
+    with pytest.raises(SessionNotFound):
+        await contents(session)
+    address = address_of(session)
+    for key in (*address.keys,):
+        assert await redis_command(app, "EXISTS", key) == 0
+    turn = await session.send("three")
+    await work_off(app)
+    assert await turn.result(5) == "ada (none) said 1 things in 1 messages"
+    assert turn.number == 1
+
+
+async def test_an_idle_session_is_deleted_after_its_retention_and_a_running_one_is_kept(app: App) -> None:
+    idle, busy = app.session(Assistant, "idle", user="ada"), app.session(Assistant, "busy", user="ada")
+    await idle.send("one")
+    await work_off(app)
+    await busy.send("one")
+    gateway, namespace = app.producer.gateway, app.producer.namespace
+    assert await forget_idle_sessions(gateway, namespace, 3600) == 0
+    for one in (idle, busy):
+        address = address_of(one)
+        await redis_command(app, "ZADD", address.partition.timeline, 1, address.digest)
+        await redis_command(app, "HSET", address.session, "at", 1)
+    assert await forget_idle_sessions(gateway, namespace, 3600) == 1
+    assert (await busy.record()).status == "running"
+    with pytest.raises(SessionNotFound):
+        await idle.record()
+
+
+async def test_a_commitment_that_falls_due_starts_a_turn_if_the_agent_asks_for_it(app: App) -> None:
+    class Caller(Assistant):
+        wake_when_due = True
+
+    app.agent(Caller)
+    quiet, session = app.session(Assistant, "a", user="ada"), app.session(Caller, "a", user="ada")
+    for one in (quiet, session):
+        await one.send("promise 0.2")
+    await work_off(app)
+
+    async def due() -> list[SessionAddress]:
+        return await due_sessions(app.producer.gateway, app.producer.namespace)
+
+    await wait_until(due, "the commitment fell due")
+    assert await due() == [address_of(session)]
+    await check_session(app.producer.gateway, address_of(quiet))
+    await check_session(app.producer.gateway, address_of(session))
+    await check_session(app.producer.gateway, address_of(session))
+    await work_off(app)
+    found = await contents(session)
+    assert [one[:2] for one in found] == [(1, "user"), (1, "assistant"), (2, "system"), (2, "assistant")]
+    assert found[2][2].startswith("A commitment fell due at 20")
+    assert "\n" not in found[2][2]
+    assert "call # back" in found[2][2]
+    assert await redis_command(app, "ZCARD", address_of(session).partition.due) == 0
+    assert (await quiet.record()).ended == 1
+
+
+async def test_a_state_of_a_later_version_fails_the_turn_and_stays(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    await session.send("one")
+    await work_off(app)
+    later = b'{"v":99,"n":1,"agent":"assistant","state":{}}'
+    await redis_command(app, "HSET", address_of(session).session, "state", later)
+    turn = await session.send("two")
+    await work_off(app)
+    with pytest.raises(TaskFailed, match="it has version 99; this version of Perdure reads up to 1"):
+        await turn.result(5)
+    assert await redis_command(app, "HGET", address_of(session).session, "state") == later
+    with pytest.raises(BadSnapshot, match="it has version 99"):
+        await session.state()

@@ -1,0 +1,121 @@
+"""A run of a task that is a turn of a session: the state that it starts from, and what it leaves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, Generic
+
+import orjson
+
+from ...queues import Namespace, retry_while_unavailable
+from ...queues.sessions import (
+    SessionAddress,
+    SessionTurnEnd,
+    TurnId,
+    begin_turn,
+    end_turn,
+    parse_turn_id,
+)
+from ..durable import Run, codec_of
+from ..journal import Commitment, Message, decode_snapshot, encode_snapshot
+from ..journal.quoting import quoted_line, quoted_name
+from ..log import log_wait, logger
+from .agent import Agent, S
+from .state_type import StateType
+
+__all__ = ["Carried", "SessionTurn"]
+
+_OF_A_TURN: Final = frozenset({"goal", "plan", "current", "results", "waiting_for", "archive"})
+"""Fields of the state that start with their defaults in each turn: they belong to the work on one message."""
+
+
+class Carried(Generic[S]):
+    """The state that earlier turns of a session left, and the message of this turn."""
+
+    def __init__(self, task_id: str, state_type: StateType[S], stored: dict[str, Any], message: Message) -> None:
+        self._task_id = task_id
+        self._state_type = state_type
+        self._stored = stored
+        self._message = message
+
+    def apply(self, state: S) -> None:
+        """Set the fields of a new state. Raises `StateMismatch`."""
+        names = self._state_type.fields.keys() - self._state_type.ephemeral - _OF_A_TURN
+        carried = {name: value for name, value in self._stored.items() if name in names}
+        for name in ("decisions", "discoveries", "messages"):  # their events are in the logs of other tasks
+            if name in carried:
+                carried[name] = [{**one, "n": 0} for one in carried[name]]
+        self._state_type.assign(self._task_id, state, carried)
+        state.messages.append(self._message)
+
+
+class SessionTurn(Generic[S]):
+    """The turn that a run is the task of."""
+
+    def __init__(self, run: Run, turn: TurnId, agent: Agent[S], state_type: StateType[S]) -> None:
+        self._run = run
+        self._turn = turn
+        self._agent = agent
+        self._state_type = state_type
+        self._address = SessionAddress.at(Namespace(run.delivery.partition.namespace), turn.digest)
+        self._wait = log_wait(f"task {run.id}", run.touch)
+        self._claimed = 0
+
+    @classmethod
+    def of(cls, run: Run, agent: Agent[S], state_type: StateType[S]) -> SessionTurn[S] | None:
+        """Return the turn of a run; None for a task that is not a turn of a session."""
+        turn = parse_turn_id(run.id) if run.id.startswith("turn-") else None
+        return None if turn is None else cls(run, turn, agent, state_type)
+
+    async def begin(self) -> Carried[S]:
+        """Return what the turn starts from.
+
+        Raises `TurnRefused`, `DecryptionError`, and `BadSnapshot` if this version cannot read the state.
+        """
+        run = self._run
+        start = await retry_while_unavailable(
+            lambda: begin_turn(run.gateway, self._address, self._turn, run.id), on_wait=self._wait
+        )
+        self._claimed = start.claimed
+        stored: dict[str, Any] = {}
+        if start.state is not None:
+            found = decode_snapshot(run.id, start.state)
+            stored = found.state if found.agent == self._state_type.agent else {}
+        role: Any = "system" if start.note else "user"
+        message = Message(role=role, content=start.text, name=start.sender or None, n=1)
+        return Carried(run.id, self._state_type, stored, message)
+
+    async def end(self, state: dict[str, Any], result: Any) -> None:
+        """Store answer and state in the session. A repeated end changes nothing."""
+        run = self._run
+        answer, _ = codec_of(self._agent.finish).encode("finish", result)
+        value = orjson.loads(answer)
+        text = value if isinstance(value, str) else answer.decode()
+        messages = list(state["messages"])
+        if not (messages and messages[-1]["role"] == "assistant" and messages[-1]["content"] == text):
+            messages.append(Message(role="assistant", content=text, n=0).model_dump(mode="json"))
+        left = {name: value for name, value in state.items() if name not in _OF_A_TURN} | {"messages": messages}
+        data = encode_snapshot(left, self._turn.number, self._state_type.agent)
+        end = SessionTurnEnd("answered", answer, data, self._wake(state))
+        store = partial(end_turn, run.gateway, self._address, self._turn, end)
+        if not await retry_while_unavailable(store, on_wait=self._wait):
+            logger.bind(task=run.envelope.task, id=run.id).warning("the session of the turn was forgotten meanwhile")
+
+    def _wake(self, state: dict[str, Any]) -> tuple[int, str] | None:
+        """Return when the next commitment falls due after the start of this turn, and the note about it."""
+        if not self._agent.wake_when_due:
+            return None
+        began = datetime.fromtimestamp(self._claimed / 1000, UTC)
+        listed = [Commitment.model_validate(one) for one in state["commitments"]]
+        due = [(one.due, one) for one in listed if one.due is not None and not one.done and one.due > began]
+        if not due:
+            return None
+        at, first = min(due, key=lambda one: one[0])
+        return round(at.timestamp() * 1000), _note(first, at)
+
+
+def _note(commitment: Commitment, at: datetime) -> str:
+    """Return the note that a commitment has fallen due, in one line."""
+    what, by, to = quoted_line(commitment.what), quoted_name(commitment.by), quoted_name(commitment.to or "me")
+    return f"A commitment fell due at {at.isoformat(timespec='seconds')}: {what} (promised by {by} to {to})"

@@ -1,0 +1,35 @@
+"""The session sweeper: looks at sessions that are due, and deletes those whose retention has passed."""
+
+from __future__ import annotations
+
+from ....queues import Gateway, Namespace, QueueError, acquire_fleet_locks
+from ....queues.sessions import check_session, due_sessions, forget_idle_sessions
+from ...log import logger
+
+__all__ = ["SessionSweeper"]
+
+
+class SessionSweeper:
+    """Part of the janitor of a worker that has agents. One worker looks at the sessions of the fleet."""
+
+    def __init__(self, gateway: Gateway, namespace: Namespace, *, ttl: float, worker: str, lock_ttl: float) -> None:
+        """ttl: seconds for which a session without a message is kept. worker: its id. lock_ttl: seconds."""
+        self._gateway = gateway
+        self._namespace = namespace
+        self._ttl = ttl
+        self._worker = worker
+        self._lock_ttl = lock_ttl
+
+    async def sweep(self) -> None:
+        """Store lost tasks of claimed turns, start turns of commitments that fell due, delete idle sessions."""
+        locks = {"sessions": self._namespace.session_lock}
+        waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
+        if waits["sessions"]:
+            return
+        for address in await due_sessions(self._gateway, self._namespace):
+            try:
+                await check_session(self._gateway, address)
+            except QueueError as error:  # such as a missing key; the other sessions must not wait for this one
+                logger.warning("could not look at session {}: {}", address.digest, error)
+        if forgotten := await forget_idle_sessions(self._gateway, self._namespace, self._ttl):
+            logger.info("deleted {} sessions that were idle for {:g} s", forgotten, self._ttl)

@@ -1,0 +1,270 @@
+"""Sessions as callers use them: a conversation with an agent that outlives the tasks of its turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar
+
+import anyio
+from pydantic import ValidationError
+
+from ..queues import (
+    Moment,
+    State,
+    TaskCancelled,
+    TaskFailed,
+    find_task,
+    read_record,
+    retry_while_unavailable,
+    seconds_until,
+)
+from ..queues.sessions import (
+    SessionAddress,
+    SessionFailed,
+    SessionMessage,
+    SessionNotFound,
+    SessionRecord,
+    TurnId,
+    forget_session,
+    read_history,
+    read_session,
+    read_turn,
+    send_to_session,
+)
+from .agent import S, problem_of
+from .agent_task import AgentTask
+from .errors import InvalidArguments
+from .journal import decode_snapshot
+
+__all__ = ["Session", "TurnHandle"]
+
+T = TypeVar("T")
+
+_POLL_INTERVAL: Final = 30.0
+"""Seconds after which a waiter reads the session without a notification."""
+
+
+class Session(Generic[S]):
+    """A conversation with an agent. No task, slot or message exists while it is idle.
+
+    session = app.session(Assistant, "user-42")
+    turn = await session.send("Where is my parcel?")
+    answer = await turn.result(timeout=60)
+
+    Each message is a turn of its own, and each turn a task: the message is the goal, the result the answer. Turns run
+    one at a time, in the order of the messages. The state of the agent carries over from turn to turn, except plan and
+    results.
+
+    Calls with the suffix `_sync` are for synchronous code, see `App.sync`.
+    """
+
+    def __init__(self, agent: AgentTask[S], session_id: str, inputs: dict[str, Any]) -> None:
+        self.id = session_id
+        self._agent = agent
+        self._inputs = inputs
+
+    def __repr__(self) -> str:
+        return f"Session({self._agent.name!r}, {self.id!r})"
+
+    @property
+    def _address(self) -> SessionAddress:
+        return SessionAddress.of(self._agent.task.app.producer.namespace, self._agent.name, self.id)
+
+    async def send(
+        self, text: str, *, sender: str = "", message_id: str | None = None, skip_failed: bool = False
+    ) -> TurnHandle:
+        """Send a message, and return its turn. Once this returns, the message is never lost.
+
+        Args:
+            sender: Name of the sender, for the history.
+            message_id: A message that is sent again under the same id is stored once.
+            skip_failed: Pass over a turn that is a dead letter, in place of raising `SessionFailed`.
+
+        Raises:
+            SessionFailed: An earlier turn is a dead letter; the message was not stored.
+            SessionFull: Too many messages wait for their turn.
+            InvalidArguments: The inputs of the session are not valid.
+            PayloadTooLarge: The message is too large.
+            Unavailable: Redis did not answer.
+        """
+        task = self._agent.task
+        arguments, secrets = task.arguments.encode_call((text,), self._inputs)
+        try:
+            self._agent.state_type.kind(**task.arguments.decode(arguments))
+        except ValidationError as error:
+            raise InvalidArguments(task.name, problem_of(error)) from None
+        producer = task.app.producer
+        turn = await send_to_session(
+            producer.gateway,
+            producer.namespace,
+            self._agent.name,
+            self.id,
+            text,
+            queue=self._agent.queue,
+            sender=sender,
+            message_id=message_id,
+            inputs=(arguments, secrets),
+            skip_failed=skip_failed,
+            limit=producer.payload_limit,
+        )
+        return TurnHandle(self._agent, self._address, turn)
+
+    async def record(self) -> SessionRecord:
+        """Return the record: status, turns, times. Raises `SessionNotFound`."""
+        found = await read_session(self._agent.task.app.producer.gateway, self._address)
+        if found is None:
+            raise SessionNotFound(f"{self.id!r} of agent {self._agent.name!r}")
+        return found
+
+    async def state(self) -> S:
+        """Return the state that the last turn left.
+
+        Raises:
+            SessionNotFound: There is no such session.
+            BadSnapshot: This version of Perdure cannot read the state.
+            StateMismatch: The state does not fit the agent's class.
+        """
+        record = await self.record()
+        data = record.opened_state()
+        if data is None:
+            return self._agent.state_type.kind(**self._inputs)
+        return self._agent.state_type.load(f"session {self.id}", decode_snapshot(f"session {self.id}", data).state)
+
+    async def history(self, *, after: int = 0) -> AsyncIterator[SessionMessage]:
+        """Yield messages and answers of all turns in order, those that wait for their turn last.
+
+        Args:
+            after: Number of the turn after which to start.
+
+        Raises:
+            SessionNotFound: There is no such session.
+        """
+        await self.record()
+        async for message in read_history(self._agent.task.app.producer.gateway, self._address, after=after):
+            yield message
+
+    async def forget(self) -> bool:
+        """Delete the session with its state and history; return whether it was there.
+
+        Its running turn is cancelled. The tasks of its turns expire within a day of their end.
+        """
+        record = await read_session(self._agent.task.app.producer.gateway, self._address)
+        if record is None:
+            return False
+        if record.status == "running":
+            handle = await self._agent.task.app.producer.find(record.task_id(record.turn))
+            if handle is not None:
+                await handle.cancel()
+        return await forget_session(self._agent.task.app.producer.gateway, self._address, born=str(record.born))
+
+    # synchronous calls
+
+    def _sync(self, function: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
+        return self._agent.task.app.sync().call(lambda _: function(), f"await session.{instead}")
+
+    def send_sync(
+        self, text: str, *, sender: str = "", message_id: str | None = None, skip_failed: bool = False
+    ) -> TurnHandle:
+        """See `send`."""
+        return self._sync(
+            lambda: self.send(text, sender=sender, message_id=message_id, skip_failed=skip_failed), "send(...)"
+        )
+
+    def record_sync(self) -> SessionRecord:
+        """See `record`."""
+        return self._sync(self.record, "record()")
+
+    def state_sync(self) -> S:
+        """See `state`."""
+        return self._sync(self.state, "state()")
+
+    def history_sync(self, *, after: int = 0) -> list[SessionMessage]:
+        """See `history`."""
+
+        async def collect() -> list[SessionMessage]:
+            return [message async for message in self.history(after=after)]
+
+        return self._sync(collect, "history()")
+
+    def forget_sync(self) -> bool:
+        """See `forget`."""
+        return self._sync(self.forget, "forget()")
+
+
+class TurnHandle:
+    """A turn of a session: one message and its answer.
+
+    Attributes:
+        number: Number of the turn, from 1.
+        task_id: Id of its task, which exists from the end of the turn before it until a day after its own end.
+    """
+
+    def __init__(self, agent: AgentTask[Any], address: SessionAddress, turn: TurnId) -> None:
+        self.number = turn.number
+        self.task_id = str(turn)
+        self._agent = agent
+        self._address = address
+        self._born = int(turn.born)
+
+    def __repr__(self) -> str:
+        return f"TurnHandle({self.number}, task_id={self.task_id!r})"
+
+    async def result(self, timeout: Moment | None = None) -> Any:
+        """Wait for the answer of the agent, and return it. Retries while Redis is unavailable.
+
+        Args:
+            timeout: Seconds or a timedelta to wait, or a datetime until which to wait; None for ever.
+
+        Raises:
+            TimeoutError: The timeout has passed.
+            TaskFailed: The turn is a dead letter, or was passed over.
+            TaskCancelled: The turn was cancelled.
+            SessionFailed: An earlier turn is a dead letter.
+            SessionNotFound: The session was forgotten.
+        """
+        left = None if timeout is None else max(1.0, seconds_until(timeout))
+        producer = self._agent.task.app.producer
+        started = time.monotonic()
+        try:
+            with anyio.fail_after(left):
+                async with producer.notifications.listen(self._address.session) as notifications:
+                    while (record := await retry_while_unavailable(self._read)).ended < self.number:
+                        if record.failed is not None:
+                            await self._raise_failure(record)
+                        with anyio.move_on_after(_POLL_INTERVAL):
+                            await notifications.get()
+        except TimeoutError:
+            waited = time.monotonic() - started
+            raise TimeoutError(
+                f"turn {self.number} of the session did not end within {waited:.0f} s: perdure task why {self.task_id}"
+            ) from None
+        found = await retry_while_unavailable(lambda: read_turn(producer.gateway, self._address, self.number))
+        answer, reason = (None, "no longer in the history") if found is None else found
+        if answer is not None:
+            return self._agent.task.decode(answer)
+        if reason == "cancelled":
+            raise TaskCancelled(self.task_id)
+        raise TaskFailed(self.task_id, reason, {})
+
+    async def _read(self) -> SessionRecord:
+        record = await read_session(self._agent.task.app.producer.gateway, self._address)
+        if record is None or record.born != self._born:
+            raise SessionNotFound(f"of turn {self.task_id}")
+        return record
+
+    async def _raise_failure(self, record: SessionRecord) -> None:
+        """Raise the error of a failed session, unless its dead letter was replayed and will run."""
+        producer, reason = self._agent.task.app.producer, record.failed or "unknown"
+        task_id = record.task_id(record.turn)
+        partition = await find_task(producer.gateway, producer.namespace, task_id)
+        task = None if partition is None else await read_record(producer.gateway, partition, task_id)
+        if task is not None and task.state is not State.DEAD:
+            return
+        if record.turn != self.number:
+            raise SessionFailed(record.name, record.turn, task_id, reason)
+        raise TaskFailed(task_id, reason, dict((task.error if task else None) or {}))
+
+    def result_sync(self, timeout: Moment | None = None) -> Any:
+        """See `result`."""
+        return self._agent.task.app.sync().call(lambda _: self.result(timeout), "await turn.result()")
