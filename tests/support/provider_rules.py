@@ -137,6 +137,7 @@ def _anthropic_answers(role: str, content: list[dict[str, Any]], calls: list[str
 
 
 def _anthropic_block(role: str, block: dict[str, Any]) -> list[str]:
+    problems: list[str]
     match block["type"]:
         case "text":
             return [] if block["text"].strip() else ["text content blocks must contain non-whitespace text"]
@@ -147,4 +148,7 @@ def _anthropic_block(role: str, block: dict[str, Any]) -> list[str]:
             problems += [] if _ID.fullmatch(block["id"]) else [f"tool_use.id {block['id']!r}"]
             problems += [] if _NAME.fullmatch(block["name"]) else [f"tool_use.name {block['name']!r}"]
             return problems if isinstance(block["input"], dict) else [*problems, "tool_use.input"]
+        case "thinking" | "redacted_thinking":
+            problems = [] if role == "assistant" else [f"{block['type']} blocks are the assistant's"]
+            return [*problems, "cache_control is not permitted"] if "cache_control" in block else problems
     return [f"no block of type {block['type']!r}"]

@@ -64,6 +64,7 @@ class LiveState(RunObserver, Generic[S]):
 
     Attributes:
         number: the number of the last event in `logged_state`.
+        steps_done: steps of the plan that this run has completed.
         snapshot_due: set when a snapshot is due.
         gap: the numbers of the events that the restored log lacks: see `Restored`.
         carried: what earlier turns of the session left; None for a task that is no turn of a session.
@@ -91,6 +92,7 @@ class LiveState(RunObserver, Generic[S]):
         self.logged_state: dict[str, Any] = empty_state()
         self.state: S = state_type.kind.model_construct()
         self.number = 0
+        self.steps_done = 0
         self.snapshot_due = asyncio.Event()
         self.gap: tuple[int, int] | None = None
         self.carried: Carried[S] | None = None
@@ -272,6 +274,7 @@ class LiveState(RunObserver, Generic[S]):
         if not self._checkpointing:
             self._apply(self.logged_state, after, event, number)  # raises before the event counts
         self.logged_state, self.number = after, number
+        self.steps_done += event.type == "step_completed"
         self._since += 1
         if not self._checkpointing and self._since >= self._every:
             self.snapshot_due.set()

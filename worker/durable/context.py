@@ -224,13 +224,19 @@ class Context(TaskInfo, StepCaller):
         tool_calls: Sequence[ToolCall] = (),
         tool_call_id: str | None = None,
         name: str | None = None,
+        reasoning: Sequence[dict[str, Any]] = (),
     ) -> Message:
         """Record a message of the conversation, and return it with its number. Recorded once.
 
         The message becomes part of an agent's state; a function keeps its own list.
         """
         message = Message(
-            role=role, content=content, tool_calls=tuple(tool_calls), tool_call_id=tool_call_id, name=name
+            role=role,
+            content=content,
+            tool_calls=tuple(tool_calls),
+            tool_call_id=tool_call_id,
+            name=name,
+            reasoning=tuple(reasoning),
         )
         number = await log_once(self._run, MessageAdded(message=message))
         return message.model_copy(update={"n": number})

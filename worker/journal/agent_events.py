@@ -111,6 +111,7 @@ class Compacted(Event):
         first: Number of the first event that the summary replaces.
         last: Number of the last one.
         messages: Number of messages that it replaces.
+        kept: Instructions of the user, among these messages, that stay before the summary.
     """
 
     type: Literal["compacted"] = "compacted"
@@ -118,6 +119,7 @@ class Compacted(Event):
     last: Count
     messages: Count
     summary: str = ""
+    kept: tuple[Message, ...] = ()
 
 
 @built_in

@@ -59,8 +59,9 @@ class Removed:
 def remove_oldest(state: State, *, steps: int | None, messages: int | None) -> Removed | None:
     """Return what leaves a state so that it keeps so many closed steps and messages; None if nothing leaves.
 
-    Open steps stay. So do the first instructions of a conversation: system messages and a summary at its start, and the
-    first message of the user. A call of a tool leaves with its result. None: all steps, or all messages, stay.
+    Open steps stay. So do the first instructions of a conversation: system messages at its start, and the messages of
+    the user before a summary, with it, or else the first message of the user. A call of a tool leaves with its result.
+    None: all steps, or all messages, stay.
     """
     closed = [step for step in state["plan"] if step["status"] in _CLOSED]
     gone = {step["key"]: step for step in closed[: max(0, len(closed) - steps)]} if steps is not None else {}
@@ -88,13 +89,20 @@ def remove_oldest(state: State, *, steps: int | None, messages: int | None) -> R
 
 def _old_messages(messages: Sequence[State], keep: int) -> tuple[int, int]:
     """Return the indexes of the first old message and of the first that stays after it."""
-    head = sum(1 for _ in takewhile(lambda one: one["role"] == "system" or one.get("name") == "summary", messages))
-    if head < len(messages) and messages[head]["role"] == "user":
+    head = sum(1 for _ in takewhile(lambda one: one["role"] in ("system", "user") and not _sums_up(one), messages))
+    if head < len(messages) and _sums_up(messages[head]):  # a compaction keeps the instructions before its summary
         head += 1
+    else:
+        head = sum(1 for _ in takewhile(lambda one: one["role"] == "system", messages))
+        head += head < len(messages) and messages[head]["role"] == "user"
     end = max(head, len(messages) - keep)
     while end > head and any(one["role"] == "tool" for one in takewhile(_follows_call, messages[end:])):
         end -= 1
     return head, end
+
+
+def _sums_up(message: State) -> bool:
+    return bool(message.get("name") == "summary")
 
 
 def _follows_call(message: State) -> bool:

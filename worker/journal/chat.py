@@ -27,6 +27,7 @@ class Message(BaseModel):
     Attributes:
         tool_calls: Calls that an assistant requests.
         tool_call_id: Id of the call that a tool message answers.
+        reasoning: Blocks with the reasoning of an assistant, as its provider returned them.
         n: Number of its event, once it is in a state; of a summary, the first event that it replaces.
     """
 
@@ -38,3 +39,4 @@ class Message(BaseModel):
     tool_call_id: str | None = None
     name: str | None = None
     n: int | None = None
+    reasoning: tuple[dict[str, Any], ...] = ()

@@ -44,13 +44,15 @@ _READ: Final = 8
 """Characters that are read for each character of the limit: the rest may be space."""
 
 
-def quoted_line(value: Any, limit: int = 300) -> str:
+def quoted_line(value: Any, limit: int = 300, *, brief: bool = False) -> str:
     """Return a value as one line that starts no structure; as JSON if it is not a string.
 
     Args:
         limit: most characters of the value. A longer one is cut, with a note of its length.
+        brief: whether three dots are note enough.
     """
     flat, note = _line(value, limit)
+    note = note and "..." if brief else note
     flat = _HTML.sub("&lt;", flat).replace("](", "] (")
     if "`" in flat and (flat.count("`") % 2 or "``" in flat):
         flat = flat.replace("`", "'")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from .agent_events import ArtifactSaved, Compacted, Decided, Discovered, MessageAdded, Planned, WorkspaceSaved
+from .chat import Message
 from .event import Event
 from .json_patch import BadPatch, apply
 from .run_events import Received, Started, StepCompleted, StepFailed, StepStarted, Waited, WaitStarted
@@ -117,16 +118,10 @@ def _workspace_saved(state: State, event: WorkspaceSaved, number: int) -> State:
 
 
 def _compacted(state: State, event: Compacted, number: int) -> State:
-    """Replace the messages that the summary covers."""
-    summary: State = {
-        "role": "user",
-        "content": event.summary,
-        "tool_calls": [],
-        "tool_call_id": None,
-        "name": "summary",
-        "n": event.first,
-    }
-    return {"messages": [summary, *state["messages"][event.messages :]]}
+    """Replace the messages that the summary covers. Instructions of the user stay."""
+    summary = Message(role="user", content=event.summary, name="summary", n=event.first or None)
+    start = [one.model_dump(mode="json") for one in (*event.kept, summary)]
+    return {"messages": [*start, *state["messages"][event.messages :]]}
 
 
 def _waiting(state: State, event: WaitStarted, number: int) -> State:

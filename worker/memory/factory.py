@@ -57,6 +57,10 @@ class LazyMemoryStore:
         self._opening = anyio.Lock()
         self._closed = False
 
+    def exists(self) -> bool:
+        """Return whether there is a store: an open one, one that the settings name, or a file of this host."""
+        return self._store is not None or bool(self._settings.memory) or store_path(self._settings).exists()
+
     async def get(self) -> HybridStore:
         """Return the open store. Raises `MemoryStoreError`, `ConfigurationError`; the next call tries again."""
         async with self._opening:

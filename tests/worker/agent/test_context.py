@@ -76,13 +76,17 @@ def talkative(app: App, builder: ContextBuilder, prompts: list[Prompt], *, turns
 
 
 def check_ranges(reported: list[TaskEvent], said: list[TaskEvent], summaries: Summaries) -> int:
-    """Assert that each summary replaces the messages up to the last that it cites; return their number."""
+    """Assert that each summary cites the messages that it replaces, up to the last; return their number.
+
+    The first message is the user's first instruction, which stays.
+    """
     gone = 0
     for event, old in zip(reported, summaries.asked, strict=True):
-        gone += event.data["messages"] - (1 if gone else 0)  # the former summary is one of them
-        assert event.data["first"] == old.first == said[0].number
-        assert event.data["last"] == old.last == said[gone - 1].number
-        assert f"events {old.first} to {old.last}" in event.data["summary"]
+        gone += event.data["messages"] - (2 if gone else 1)  # without the instruction and the former summary
+        assert [one["content"] for one in event.data["kept"]] == [said[0].data["message"]["content"]]
+        assert event.data["first"] == old.first == said[1].number
+        assert event.data["last"] == old.last == said[gone].number
+        assert f"[Summary of events {old.first} to {old.last}: {gone} messages, kept in full" in event.data["summary"]
     return gone
 
 
@@ -104,11 +108,12 @@ async def test_the_oldest_messages_are_summarized_once_with_their_event_numbers(
     old = summaries.asked[-1]
     assert old.goal == "Talk"
     assert old.messages[0].content.startswith("[Summary of events")
-    assert said[0].endswith("summary " + str(len(reported)))
+    assert said[0] == "turn 0"
+    assert said[1].endswith("summary " + str(len(reported)))
     assert len(said) < 20
     last = prompts[-1]
     assert last.messages[0].content.startswith("Me.")
-    assert "Talk" in last.messages[1].content
+    assert [one.content for one in last.messages[1:4]] == ["# Goal\n\nTalk", *said[:2]]
     assert last.left_out == {}
 
 
@@ -132,7 +137,7 @@ async def test_a_retry_repairs_and_summarizes_nothing_twice(app: App) -> None:
     handle = await builds.enqueue()
     await work_off(app)
     await handle.result(timeout=0)
-    assert lengths == [5, 5]
+    assert lengths == [6, 6], "the start of the first message, the summary, and four messages"
     assert len(summaries.asked) == len(await of_type(handle, "compacted")) == 1
     assert len(await of_type(handle, "repaired")) == 1
 
@@ -176,11 +181,17 @@ async def test_open_steps_and_waits_are_in_every_prompt(app: App) -> None:
     await waits.enqueue()
     await work_off(app)
     (prompt,) = prompts
-    text = "\n".join(one.content for one in prompt.messages)
-    for part in ("Never guess.", "Find the lease", "read: Read it", "approval from anna, because it costs", "child 17"):
-        assert part in text.partition("[Summary of events")[0]
-    assert "short" in text
-    assert prompt.messages[-1].content == "[message from bob]\nhi"
+    start, _, rest = "\n".join(one.content for one in prompt.messages).partition("[Summary of 10 messages")
+    for part in ("Never guess.", "Find the lease"):
+        assert part in start
+    for part in (
+        "short",
+        "Step 1 of 2: `read` Read it.",
+        "waiting for approval from anna, because: it costs",
+        "child 17",
+    ):
+        assert part in rest
+    assert prompt.messages[-1].content == "[message from `bob`]\n```text\nhi\n```"
 
 
 @pytest.mark.parametrize(
@@ -252,18 +263,23 @@ async def test_own_memories_and_the_resumption_are_in_the_prompt(app: App) -> No
 
     @app.task(retry=AT_ONCE)
     async def remembers(ctx: Context) -> None:
-        await ctx.memory.add("A lease passes after fifteen seconds.")
-        await ctx.decide("look at leases first")
+        await ctx.memory.add("A lease passes after fifteen seconds.", source="the manual")
         if ctx.attempt == 1:
             raise RuntimeError("cut off")
-        await ContextBuilder(window=10_000, memory=True).ask(ctx, AgentState(goal="When does a lease pass?"), model)
+        state = AgentState(goal="When does a lease pass?")
+        for _ in range(2):
+            await ContextBuilder(window=10_000).ask(ctx, state, model)
 
     await remembers.enqueue()
     await work_off(app)
-    memory, task = prompts[0].messages
-    assert memory.content == "# Memories\n\n- A lease passes after fifteen seconds."
-    assert "## After the interruption\nthe previous run failed" in task.content
-    assert "look at leases first" in task.content
+    for prompt in prompts:
+        memory, goal = prompt.messages[: prompt.stable]
+        assert memory.content == "# Memories\n\n- A lease passes after fifteen seconds. (source: `the manual`)"
+        assert goal.content == "# Goal\n\nWhen does a lease pass?"
+    (brief,) = prompts[0].messages[2:]
+    assert "You are resuming remembers after a failure (20" in brief.content
+    assert "the last error: RuntimeError: cut off" in brief.content
+    assert prompts[1].messages[2:] == (), "a step was recorded since"
 
 
 async def test_a_context_cannot_be_built_outside_its_task(app: App) -> None:
@@ -295,7 +311,7 @@ async def test_summaries_are_encrypted_with_the_task(settings: Settings) -> None
         talk = talkative(app, ContextBuilder(window=1000, summarizer=summaries, keep=8), prompts)
         handle = await talk.enqueue()
         await work_off(app)
-        assert "in plain words" in (await handle.result(timeout=0))[0]
+        assert "in plain words" in (await handle.result(timeout=0))[1]
         assert (await of_type(handle, "compacted"))[0].data["summary"].endswith("in plain words")
         log = await redis_command(app, "XRANGE", handle.partition.log(handle.id), "-", "+")
         assert "in plain words" not in repr(log) + repr(await recorded_steps(app, handle))
@@ -330,7 +346,7 @@ class Solver(Agent[AgentState]):
 
     async def model(self, prompt: Prompt) -> Message:
         self.prompts.append(prompt)
-        if prompt.messages[-1].role == "tool":
+        if prompt.messages[-2].role == "tool":
             return Message(role="assistant", content="So it is.")
         return Message(role="assistant", tool_calls=(ToolCall(id=f"call-{len(self.prompts)}", name="count"),))
 
@@ -358,8 +374,10 @@ async def test_an_agent_cut_off_in_a_tool_call_resumes_with_the_recorded_answer(
     for prompt in kind.prompts:
         assert openai_problems(to_openai(prompt)) == []
         assert anthropic_problems(to_anthropic(prompt)) == []
-    assert "solve: Solve it (done)" in kind.prompts[-1].messages[1].content
-    assert "check: Check it (now, attempt 2, last error: RuntimeError: cut off)" in kind.prompts[-1].messages[1].content
+    brief = kind.prompts[-1].messages[-1].content
+    assert "`solve` Solve it: So it is." in brief
+    assert "Continue with step 2 of 2: `check` Check it (attempt 2; last error: RuntimeError: cut off)." in brief
+    assert brief.count("cut off") == 1, "the state says it"
 
 
 class Chatty(Agent[AgentState]):
@@ -401,5 +419,5 @@ async def test_the_compacted_event_changes_the_state_of_an_agent(settings: Setti
     assert len(kind.prompts) == 12
     assert len(reported) == 2
     assert length == 24 - check_ranges(reported, said, kind.summaries) + 1
-    assert first == said[0].number
+    assert first == said[0].number, "the instruction stays"
     assert {event.data["step"] for event in reported} == {"talk"}

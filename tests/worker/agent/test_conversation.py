@@ -19,10 +19,11 @@ from perdure.worker.agent.context import (
     to_anthropic,
     to_openai,
 )
+from perdure.worker.agent.context.background import Background
 from perdure.worker.agent.context.compaction import cut_at
 from perdure.worker.agent.context.conversation import completed, exchanges, repair_of
 from perdure.worker.errors import ContextTooLarge
-from perdure.worker.journal import AgentState, Decision, Message, ToolCall, apply
+from perdure.worker.journal import AgentState, Message, PlanStep, ToolCall, apply
 
 from tests.support.provider_rules import anthropic_problems, openai_problems
 
@@ -161,12 +162,54 @@ def test_a_call_without_a_result_gets_an_interrupted_result() -> None:
     assert "is_error" not in second
 
 
-def test_only_the_static_start_is_marked_for_the_cache() -> None:
+def test_only_what_stays_is_marked_for_the_cache() -> None:
     words = [Message(role="system", content=text) for text in ("who", "rules", "today")]
     system = to_anthropic(Prompt((*words, user("Go")), cacheable=2))["system"]
     assert ["cache_control" in block for block in system] == [False, True, False]
     system = to_anthropic(Prompt((*words, user("Go")), cacheable=0))["system"]
     assert not any("cache_control" in block for block in system)
+
+
+def test_the_ends_of_system_stable_part_and_turns_are_marked() -> None:
+    turns = [user("asked"), assistant("", call("1")), result("1", "A"), user("brief")]
+    prompt = Prompt((Message(role="system", content="who"), user("goal"), *turns), cacheable=5, stable=2)
+    request = to_anthropic(prompt)
+    marked = [block for block in request["system"] if "cache_control" in block]
+    marked += [block for turn in request["messages"] for block in turn["content"] if "cache_control" in block]
+    assert [block.get("text", block.get("content")) for block in marked] == ["who", "goal", "A"]
+    started = Prompt((assistant("hm"), user("brief")), cacheable=1)
+    (block,) = [one for turn in to_anthropic(started)["messages"] for one in turn["content"] if "cache_control" in one]
+    assert block["text"] == "hm"
+
+
+def test_messages_of_one_role_in_a_row_stay_apart() -> None:
+    """A message must not change the one before it, which the former prompt ended with."""
+    row = [user("asked"), user("brief")]
+    assert to_openai(row) == [{"role": "user", "content": "asked"}, {"role": "user", "content": "brief"}]
+    assert to_openai(row, merge=True) == [{"role": "user", "content": "asked\n\nbrief"}]
+    said = to_openai([assistant("a"), assistant("b", call("1"))])[1:3]
+    assert [(one["content"], "tool_calls" in one) for one in said] == [("a", False), ("b", True)]
+    (turn,) = to_anthropic(row)["messages"]
+    assert [block["text"] for block in turn["content"]] == ["asked", "brief"]
+
+
+def test_reasoning_is_sent_back_unchanged() -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s=="}
+    hidden = {"type": "redacted_thinking", "data": "xyz"}
+    use = {"type": "tool_use", "id": "1", "name": "read", "input": {"path": "a"}}
+    answer = from_anthropic({"content": [thought, hidden, {"type": "text", "text": "I read a."}, use]})
+    assert answer.reasoning == (thought, hidden)
+    stored = Message.model_validate(answer.model_dump(mode="json"))
+    prompt = Prompt((user("Go"), stored, result("1", "A"), user("brief")), cacheable=3)
+    sent = to_anthropic(prompt)["messages"]
+    assert sent[1]["content"] == [thought, hidden, {"type": "text", "text": "I read a."}, use]
+    assert anthropic_problems(to_anthropic(prompt)) == []
+    assert "hm" not in repr(to_openai(prompt))
+    ends = Prompt((user("Go"), Message(role="assistant", content="a", reasoning=(thought,))), cacheable=2)
+    assert thought == to_anthropic(ends)["messages"][1]["content"][0], "a thought takes no mark"
+    other = from_openai({"content": "a", "reasoning_content": "hm"})
+    assert other.reasoning == ({"type": "reasoning", "text": "hm"},)
+    assert "hm" not in repr(to_anthropic([user("Go"), other])), "it has no signature"
 
 
 def test_call_ids_are_deterministic() -> None:
@@ -254,58 +297,48 @@ def total(messages: Sequence[Message]) -> int:
 def test_a_prompt_keeps_its_budget_and_is_valid(messages: list[Message], window: int) -> None:
     state = AgentState(goal="Find it", messages=messages)
     layers = Layers(
-        state, identity="You are careful.", rules=["No harm"], memories=["m" * 40] * 9, inbox=["i" * 40] * 9
+        state,
+        identity="You are careful.",
+        rules=["No harm"],
+        background=Background(memories=["- " + "m" * 40] * 4),
+        inbox=["i" * 40] * 9,
     )
     prompt = assemble(layers, window)
     assert prompt.total <= window * 0.85
     assert prompt.messages[0].role == "system"
-    assert any("Find it" in one.content for one in prompt.messages)
+    assert prompt.messages[prompt.stable - 1].content == "# Goal\n\nFind it"
     assert openai_problems(to_openai(prompt)) == []
     assert anthropic_problems(to_anthropic(prompt)) == []
 
 
 def test_layers_have_a_fixed_order() -> None:
-    state = AgentState(goal="Find it", messages=[user("said")])
+    plan = [PlanStep(key="look", title="Look there")]
+    state = AgentState(goal="Find it", messages=[user("said"), assistant("answered")], plan=plan)
     layers = Layers(
-        state, identity="who", rules=["rule"], memories=["known"], resumption="stopped here", inbox=["arrived"]
+        state,
+        identity="who",
+        rules=["rule"],
+        background=Background(["- person"], ["- known"]),
+        received="note",
+        inbox=["arrived"],
     )
     prompt = assemble(layers, 10_000)
-    words = ["who", "rule", "known", "Find it", "stopped here", "said", "arrived"]
+    words = ["who", "rule", "person", "known", "note", "Find it", "said", "answered", "Look there", "arrived"]
     text = "\n".join(one.content for one in prompt.messages)
     assert sorted(words, key=text.index) == words
-    assert list(prompt.tokens) == ["identity", "memory", "task", "turns", "inbox"]
-    assert [one.role for one in prompt.messages].count("system") == prompt.cacheable == 1
+    assert list(prompt.tokens) == ["identity", "memory", "goal", "turns", "brief", "inbox"]
+    assert (prompt.stable, prompt.cacheable, len(prompt.messages)) == (3, 5, 7)
     assert prompt.left_out == {}
 
 
-def test_over_budget_the_oldest_turns_and_lowest_memories_are_dropped() -> None:
+def test_over_budget_the_oldest_turns_are_dropped() -> None:
     turns = [user(f"turn {number} " + "x" * 100) for number in range(40)]
-    layers = Layers(
-        AgentState(goal="Find it", messages=turns), memories=[f"memory {at} " + "y" * 80 for at in range(20)]
-    )
-    prompt = assemble(layers, 1000)
+    prompt = assemble(Layers(AgentState(goal="Find it", messages=turns)), 1000)
     text = "\n".join(one.content for one in prompt.messages)
     assert "turn 39" in text
     assert "turn 0 " not in text
     assert f"{prompt.left_out['turns']} earlier messages are not shown" in text
-    assert "memory 0 " in text
-    assert "memory 19" not in text
     assert prompt.wanted > 1000 > prompt.total
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(100, 2000), st.integers(0, 60), st.integers(0, 60))
-def test_the_task_section_keeps_the_latest_within_its_budget(window: int, decisions: int, lines: int) -> None:
-    state = AgentState(
-        goal="Find it", decisions=[Decision(n=number, choice=f"choice {number}") for number in range(decisions)]
-    )
-    prompt = assemble(Layers(state, resumption="\n".join(f"line {number}" for number in range(lines))), window)
-    text = prompt.messages[0].content
-    assert prompt.tokens["task"] <= max(window * 0.15, 12) + 8
-    shown = [number for number in range(decisions) if f"- choice {number}\n" in text + "\n"]
-    assert shown == list(range(prompt.left_out.get("decisions", 0), decisions))
-    first = [number for number in range(lines) if f"line {number}\n" in text + "\n"]
-    assert first == list(range(lines - prompt.left_out.get("resumption", 0)))
 
 
 def test_an_oversized_result_is_cut_and_its_call_is_kept() -> None:
@@ -333,7 +366,10 @@ def test_inbox_messages_are_cut_or_counted() -> None:
     assert prompt.tokens["inbox"] <= 200
     prompt = assemble(Layers(AgentState(), inbox=[f"message {number}" for number in range(100)]), 2000)
     assert prompt.messages[0].content == "message 0"
-    assert prompt.messages[-1].content == f"[{prompt.left_out['inbox']} more messages are not shown.]"
+    assert (
+        prompt.messages[-1].content
+        == f"[{prompt.left_out['inbox']} more messages are not shown; read_inbox returns them.]"
+    )
     assert len(prompt.messages) - 1 + prompt.left_out["inbox"] == 100
     assert prompt.tokens["inbox"] <= 200
 
@@ -341,13 +377,18 @@ def test_inbox_messages_are_cut_or_counted() -> None:
 def test_last_limits_the_messages() -> None:
     turns = [user(str(number)) for number in range(10)]
     prompt = assemble(Layers(AgentState(messages=turns)), 10_000, last=3)
-    assert [one.content for one in prompt.messages] == ["[7 earlier messages are not shown.]", "7", "8", "9"]
+    assert [one.content for one in prompt.messages] == [
+        "[7 earlier messages are not shown; search_history finds them.]",
+        "7",
+        "8",
+        "9",
+    ]
 
 
 def test_a_required_part_that_does_not_fit_raises() -> None:
     with pytest.raises(ContextTooLarge, match=r"'identity' has 754 tokens, the budget is 100: .*Budgets.identity"):
         assemble(Layers(AgentState(), identity="x" * 3000), 1000)
-    with pytest.raises(ContextTooLarge, match="'task'"):
+    with pytest.raises(ContextTooLarge, match="'brief'"):
         assemble(Layers(AgentState(goal="x" * 5000)), 1000)
     many = assistant("", *(call(str(number), path="p" * 300) for number in range(20)))
     with pytest.raises(ContextTooLarge, match="last exchange with tools"):

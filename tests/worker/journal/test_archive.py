@@ -104,3 +104,17 @@ def test_a_version_without_the_event_type_applies_its_changes() -> None:
     data = orjson.loads(event.to_json())
     foreign = parse_event(TaskEvent("1-1", 1, "archived-by-another-version", None, data, number=1))
     assert apply(before, foreign.changes) == reduce(before, foreign, 1) == removed.state
+
+
+def test_the_instructions_before_a_summary_stay_with_it() -> None:
+    """A compaction keeps the user's first instructions before its summary."""
+    messages = [
+        {"role": "user", "content": "never pay", "name": None},
+        {"role": "user", "content": "and hurry", "name": None},
+        {"role": "user", "content": "[Summary]", "name": "summary"},
+        *({"role": "assistant", "content": str(number), "name": None} for number in range(6)),
+    ]
+    removed = remove_oldest({**empty_state(), "messages": messages}, steps=None, messages=2)
+    assert removed is not None
+    assert [one["content"] for one in removed.state["messages"]] == ["never pay", "and hurry", "[Summary]", "4", "5"]
+    assert (removed.first_message, removed.messages) == (3, 4)

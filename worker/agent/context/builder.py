@@ -5,35 +5,43 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, overload
-
-import orjson
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from ....deadletter import Retry
 from ....queues import Duration
 from ...durable import CURRENT_RUN, Context, Run
 from ...durable.steps.codec import is_async
 from ...errors import StepOutsideTask
-from ...journal import AgentState
+from ...journal import After, AgentState
+from ...journal.quoting import quoted_block, quoted_line, quoted_name
+from .background import (
+    Background,
+    Recall,
+    SearchesMemory,
+    has_memory,
+    read_background,
+    search,
+    store_background,
+)
+from .brief import Interruption
 from .compaction import Summarizer, apply_recorded_summary, compact
 from .conversation import repair
 from .layers import Layers, assemble
 from .prompt import Budgets, Prompt
 from .tokens import TokenCounter, default_counter
 
-__all__ = ["ContextBuilder", "Recall", "SearchesMemory"]
+__all__ = ["ContextBuilder"]
 
 R = TypeVar("R")
 
 
-class SearchesMemory(Protocol):
-    """Protocol of memory stores such as `HybridStore`. Results are texts or have a `text`, the best first."""
+@runtime_checkable
+class _CountsSteps(Protocol):
+    """Live state of an agent."""
 
-    async def search(self, query: str, *, limit: int) -> Sequence[Any]: ...
-
-
-Recall = Callable[[str, int], Awaitable[Sequence[Any]]]
-"""A function in place of a store: returns at most so many memories for a goal."""
+    @property
+    def steps_done(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +52,11 @@ class ContextBuilder:
         window: tokens that the model accepts.
         identity: the start of every prompt.
         rules: follow the identity, the same in every prompt.
-        memory: a store or function that is searched for the goal; True for the task's own, `ctx.memory`.
-        memories: most memories in a prompt.
-        last: most messages of the conversation; None for all that fit.
+        profile: lines about the user, or a function that returns them, which is called once per task.
+        memory: a store or function that is searched for the goal and for each step; True for the task's own store, if
+            there is one; False for none.
+        memories: most memories for the goal; half as many for a step.
+        last: most messages of the conversation.
         counter: token counter, see `default_counter`.
         summarizer: summarizes all but the last `keep` messages when the context takes `compact_at` of the window.
         retry: how often and how far apart the summarizer is called, see `compact`.
@@ -56,7 +66,8 @@ class ContextBuilder:
     window: int
     identity: str = ""
     rules: Sequence[str] = ()
-    memory: SearchesMemory | Recall | bool = False
+    profile: Sequence[str] | Callable[[Context], Awaitable[Sequence[Any]]] = ()
+    memory: SearchesMemory | Recall | bool = True
     memories: int = 10
     budgets: Budgets = field(default_factory=Budgets)
     counter: TokenCounter = field(default_factory=default_counter)
@@ -74,6 +85,8 @@ class ContextBuilder:
             raise ValueError(f"compact_at must be more than 0 and at most 1, got {self.compact_at}")
         if self.keep < 1:
             raise ValueError(f"keep must be 1 message or more, got {self.keep}")
+        if self.last is not None and self.last < 1:
+            raise ValueError(f"last must be 1 message or more, got {self.last}")
 
     @overload
     async def ask(
@@ -136,7 +149,6 @@ class ContextBuilder:
         *,
         inbox: Iterable[object] = (),
         in_flight: Iterable[str] = (),
-        resumption: str | None = None,
     ) -> Prompt:
         """Return the context for a call of a model that is made now; `ask` also handles recorded answers.
 
@@ -144,20 +156,25 @@ class ContextBuilder:
         still answer first.
 
         Args:
-            inbox: messages that arrived in the meantime.
+            inbox: messages that arrived in the meantime and are not in `state.messages`.
             in_flight: work that continues elsewhere, such as child tasks.
-            resumption: text in place of `ctx.resumption`.
 
         Raises `ContextTooLarge`, `CompactionFailed`, `StepOutsideTask`, `LeaseLost`.
         """
         run = _run_of(ctx)
         await repair(run, state)
+        background, problem = await self._background(ctx, run, state)
+        found, step_problem = await self._step_memories(run, state, background)
+        if problem := problem or step_problem:
+            found = [f"- not available, the search failed: {quoted_line(problem)}"]
         layers = Layers(
             state=state,
             identity=self.identity,
             rules=self.rules,
-            memories=await self._search_memory(ctx, state.goal),
-            resumption=self._resumption(ctx) if resumption is None else resumption,
+            background=background,
+            received=_received(run),
+            interruption=_interruption(run),
+            step_memories=found,
             in_flight=tuple(in_flight),
             inbox=[_inbox_text(one) for one in inbox],
         )
@@ -170,6 +187,7 @@ class ContextBuilder:
             self.summarizer,
             keep=self.keep,
             budget=int(self.window * self.budgets.summary),
+            pinned=int(self.window * self.budgets.pinned),
             counter=self.counter,
             retry=self.retry,
             on_failure=self.on_failure,
@@ -179,16 +197,39 @@ class ContextBuilder:
     def _assemble(self, layers: Layers) -> Prompt:
         return assemble(layers, self.window, budgets=self.budgets, counter=self.counter, last=self.last)
 
-    def _resumption(self, ctx: Context) -> str:
-        found = ctx.resumption
-        return "" if found is None else found.text(int(self.window * self.budgets.task), count=self.counter.count)
+    async def _background(self, ctx: Context, run: Run, state: AgentState) -> tuple[Background, str]:
+        """Return the background of the task, chosen once; and the error of a search that is tried again."""
+        if (chosen := read_background(run, state.goal)) is not None:
+            return chosen, ""
+        profile_of = self.profile
+        if callable(profile_of):
+            profile, problem = await search(run, lambda _query, _limit: profile_of(ctx), "profile", 1)
+        else:
+            profile, problem = [f"- {quoted_line(line, 1000)}" for line in profile_of], ""
+        lines, search_problem = await search(run, self.memory, state.goal, self.memories)
+        problem = problem or search_problem
+        room = int(self.window * self.budgets.memory)
+        profile, room, cut = self._fitting(profile, room)
+        memories, _, left_out = self._fitting(lines, room)
+        chosen = Background(profile, memories, cut + left_out)
+        if not problem and (callable(profile_of) or has_memory(run, self.memory)):
+            await store_background(run, state.goal, chosen)
+        return chosen, problem
 
-    async def _search_memory(self, ctx: Context, goal: str) -> list[str]:
-        memory: SearchesMemory | Recall | bool = ctx.memory if self.memory is True else self.memory
-        if isinstance(memory, bool) or not goal:
-            return []
-        found = await (memory(goal, self.memories) if callable(memory) else memory.search(goal, limit=self.memories))
-        return [_text_of(one) for one in found]
+    def _fitting(self, lines: Sequence[str], room: int) -> tuple[list[str], int, int]:
+        """Return the first lines that fit, the room that they leave, and how many do not fit."""
+        kept: list[str] = []
+        for line in lines:
+            room -= self.counter.count(line + "\n")
+            if room < 0:
+                break
+            kept.append(line)
+        return kept, max(0, room), len(lines) - len(kept)
+
+    async def _step_memories(self, run: Run, state: AgentState, background: Background) -> tuple[list[str], str]:
+        """Return memories for the current step that the background does not have."""
+        title = next((step.title for step in state.plan if step.key == state.current), "")
+        return await search(run, self.memory, title, self.memories // 2, known=background.memories)
 
 
 def _run_of(ctx: Context) -> Run:
@@ -201,16 +242,42 @@ def _run_of(ctx: Context) -> Run:
     return run
 
 
-def _text_of(found: Any) -> str:
-    """Return the text of a memory: a string, an object with `text`, or a search result with `memory`."""
-    if isinstance(found, str):
-        return found
-    return str(getattr(found, "memory", found).text)
+_REASONS: Final[dict[After, str]] = {
+    "crash": "a crash",
+    "hand_off": "a handoff",
+    "failure": "a failure",
+    "wait": "a wait",
+    "replay": "a replay",
+    "fork": "a fork of another task",
+}
+
+
+def _interruption(run: Run) -> Interruption | None:
+    """Return the end of the former run, until a step is recorded: for an agent, a step of its plan."""
+    found = run.resumption
+    live = run.observer(_CountsSteps)  # type: ignore[type-abstract]  # a protocol is asked for
+    if found is None or (run.steps_recorded if live is None else live.steps_done):
+        return None
+    left = found.handoff
+    return Interruption(
+        name=run.envelope.task,
+        reason=_REASONS[found.after],
+        at=None if found.at is None else datetime.fromtimestamp(found.at / 1000, UTC),
+        message="" if left is None or left is found.received else left.message,
+        in_doubt=() if left is None else [(one.key, one.idempotency_key) for one in left.dependencies.in_doubt],
+        cut_off=() if left is None else [one.call for one in left.dependencies.in_flight],
+        attention=() if left is None else left.attention,
+    )
+
+
+def _received(run: Run) -> str:
+    """Return the note of the task that this one continues, quoted."""
+    received = None if run.resumption is None else run.resumption.received
+    return "" if received is None or not received.message else quoted_block(received.message)
 
 
 def _inbox_text(message: object) -> str:
-    """Return an inbox message as text, with its sender."""
-    content = getattr(message, "content", message)
-    text = content if isinstance(content, str) else orjson.dumps(content, default=str).decode()
+    """Return an inbox message with its sender, quoted: it is data, not an instruction of the user."""
     sender = getattr(message, "sender", "")
-    return f"[message from {sender}]\n{text}" if sender else f"[message]\n{text}"
+    start = f"[message from {quoted_name(sender)}]" if sender else "[message]"
+    return f"{start}\n{quoted_block(getattr(message, 'content', message))}"

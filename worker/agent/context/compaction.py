@@ -1,8 +1,13 @@
-"""Compaction: a recorded summary replaces the oldest messages of a conversation; the event log keeps them."""
+"""Compaction: a recorded summary replaces the oldest messages of a conversation; the event log keeps them.
+
+The user's first instructions stay, word for word, before the summary. A summary starts with the numbers of the events
+that it covers, and with the number of their messages; a later one includes the messages of an earlier one.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -20,6 +25,7 @@ from ...journal.agent_events import Compacted
 from ...log import logger
 from .conversation import SUMMARY, completed, exchanges
 from .tokens import TokenCounter, message_tokens
+from .turns import pinned_within
 
 __all__ = ["CompactionRequest", "Summarizer", "apply_recorded_summary", "compact", "cut_at"]
 
@@ -29,8 +35,9 @@ class CompactionRequest:
     """The input of a summarizer.
 
     Attributes:
-        messages: whole exchanges, the oldest first; the first message may be an earlier summary.
-        first: the number of the first event that the messages come from.
+        messages: whole exchanges, the oldest first; the first message may be an earlier summary. The user's first
+            instructions are not among them: they stay in the conversation.
+        first: the number of the first event that the messages come from; 0 if no event has one of them.
         last: the number of the last such event.
         goal: the goal of the task.
         budget: tokens that the summary may take.
@@ -73,6 +80,7 @@ async def compact(
     *,
     keep: int,
     budget: int,
+    pinned: int,
     counter: TokenCounter,
     retry: Retry | None = None,
     on_failure: Literal["error", "digest"] = "error",
@@ -84,6 +92,7 @@ async def compact(
 
     Args:
         budget: tokens of the summary.
+        pinned: tokens of the user's first instructions, which stay; longer ones are cut.
         retry: how often and how far apart the summarizer is called.
         on_failure: if no summary is usable, raise `CompactionFailed`, or use a digest: the start of each message, as
             many of the latest as fit the budget.
@@ -91,25 +100,28 @@ async def compact(
     if await apply_recorded_summary(run, state, keep):
         return True
     messages = tuple(state.messages)
-    old = messages[: cut_at(messages, keep)]
+    cut = cut_at(messages, keep)
+    kept = tuple(pinned_within(messages[:cut], pinned, counter))
+    whole = sum(one == other for one, other in zip(kept, messages, strict=False))  # the last one may be cut
+    old = messages[whole:cut]
     fresh = [one for one in old if one.name != SUMMARY]
     if not fresh or sum(message_tokens(one, counter) for one in old) < _GAIN * budget:
         return False
-    first, last = _range(run, old)
+    first, last = _range(old)
     request = CompactionRequest(tuple(completed(old)), first, last, state.goal, budget)
-    key = _key(run, old)
+    key = _key(run, messages[:cut])
     run.step_began(key)
     try:
         summary = await _summary(run, summarizer, request, counter, retry or Retry(), on_failure)
-        text = f"[Summary of events {first} to {last}: {len(old)} messages, kept in full in the task's event log.]"
-        text += f"\n{summary}"
-        event = Compacted(first=first, last=last, messages=len(old), summary=text, step=run.keys.within)
-        record = StepRecord(orjson.dumps({"first": first, "summary": text})).encode()
+        text = f"{_heading(old, first, last)}\n{summary}"
+        event = Compacted(first=first, last=last, messages=cut, summary=text, kept=kept, step=run.keys.within)
+        data = {"first": first, "summary": text, "kept": [one.model_dump(mode="json") for one in kept]}
+        record = StepRecord(orjson.dumps(data)).encode()
         await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), run.next_entry(event), wait=True)
     finally:
         run.step_ended(key)
     run.history.done[key] = record
-    _replace(state, messages, len(old), first, text)
+    _replace(state, messages, cut, first, text, kept)
     logger.bind(task=run.envelope.task, id=run.id).info("compacted {} messages, events {} to {}", len(old), first, last)
     return True
 
@@ -124,14 +136,44 @@ async def apply_recorded_summary(run: Run, state: AgentState, keep: int) -> bool
     if record is None:
         return False
     found = orjson.loads(StepRecord.decode(record).result)
-    _replace(state, messages, cut, found["first"], found["summary"])
+    kept = [Message.model_validate(one) for one in found.get("kept", ())]
+    _replace(state, messages, cut, found["first"], found["summary"], kept)
     return True
 
 
-def _replace(state: AgentState, messages: tuple[Message, ...], cut: int, first: int, text: str) -> None:
+def _replace(
+    state: AgentState, messages: tuple[Message, ...], cut: int, first: int, text: str, kept: Sequence[Message]
+) -> None:
     """Replace messages in the state of a function task. An agent's live state has applied the event already."""
     if tuple(state.messages) == messages:
-        state.messages[:cut] = [Message(role="user", content=text, name=SUMMARY, n=first)]
+        state.messages[:cut] = [*kept, Message(role="user", content=text, name=SUMMARY, n=first or None)]
+
+
+_COVERED: Final = re.compile(r"\[Summary of (?:events \d+ to (\d+): )?(\d+) messages")
+"""The start of a summary: the last event and the number of messages that it covers."""
+
+
+def _heading(old: Sequence[Message], first: int, last: int) -> str:
+    """Return the line above a summary, which says what it covers, earlier summaries included."""
+    numbered = count = 0
+    for one in old:
+        earlier = _COVERED.match(one.content) if one.name == SUMMARY else None
+        count += int(earlier[2]) if earlier else 1
+        numbered += earlier is not None or one.n is not None
+    if not last:
+        return f"[Summary of {count} messages, of which no event has a copy.]"
+    kept = "kept in full in the task's event log" if numbered == len(old) else "those of events are kept in its log"
+    return f"[Summary of events {first} to {last}: {count} messages, {kept}; search_history finds them.]"
+
+
+def _range(old: Sequence[Message]) -> tuple[int, int]:
+    """Return the first and last event of the messages that have one, 0 if none has. A summary has those it covers."""
+    found: list[int] = []
+    for one in old:
+        earlier = _COVERED.match(one.content) if one.name == SUMMARY else None
+        found += [int(earlier[1])] if earlier and earlier[1] else []
+        found += [one.n] if one.n else []
+    return (min(found), max(found)) if found else (0, 0)
 
 
 def _key(run: Run, old: Sequence[Message]) -> str:
@@ -142,13 +184,6 @@ def _key(run: Run, old: Sequence[Message]) -> str:
 def _digest(messages: Sequence[Message]) -> str:
     data = orjson.dumps([one.model_dump(mode="json") for one in messages])
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def _range(run: Run, old: Sequence[Message]) -> tuple[int, int]:
-    """Return the first and last event of the messages. Messages without a number are older than the latest event."""
-    numbers = [one.n for one in old if one.n is not None]
-    last = max(numbers) if len(numbers) == len(old) else max(run.events, run.history.events)
-    return min(numbers, default=1), last
 
 
 async def _summary(

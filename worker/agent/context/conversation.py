@@ -17,12 +17,13 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ....queues import Entry, Kind
 from ...durable import Run
 from ...journal import AgentState, Message, Patch, ToolCall
 from ...journal.agent_events import Repaired
+from ...journal.quoting import quoted_line, quoted_name
 from ...journal.step_record import StepRecord
 from ...log import logger
 
@@ -124,10 +125,13 @@ SUMMARY: Final = "summary"
 
 @dataclass(slots=True)
 class Turn:
-    """Consecutive messages of one role as one. `results` are pairs of call id and text, in the order of the calls."""
+    """Consecutive messages of one role as one. `results` are pairs of call id and text, in the order of the calls.
+
+    Among the texts of an assistant are its blocks of reasoning, as its provider returned them.
+    """
 
     role: Literal["user", "assistant"]
-    texts: list[str] = field(default_factory=list)
+    texts: list[str | dict[str, Any]] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     results: list[tuple[str, str]] = field(default_factory=list)
 
@@ -140,23 +144,30 @@ def split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequen
     return messages, ()
 
 
-def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """Return the conversation as turns that providers accept. Messages that fit no rule become text of the user."""
+def turns_of(messages: Sequence[Message], *, bare: bool = False) -> list[Turn]:
+    """Return the conversation as turns that providers accept. Messages that fit no rule become text of the user.
+
+    Args:
+        bare: without what is added so that the conversation starts and ends with the user.
+    """
     turns: list[Turn] = []
     ids = _Ids()
     for exchange in exchanges(messages):
         head = exchange[0]
         if head.role != "assistant":
-            _add(turns, Turn("user", _as_text(head)))
+            _add(turns, Turn("user", [*_as_text(head)]))
             continue
         names = [ids.unique(call.id) for call in head.tool_calls]
         calls = [
             ToolCall(id=name, name=_tool_name(call.name), arguments=call.arguments)
             for name, call in zip(names, head.tool_calls, strict=True)
         ]
-        _add(turns, Turn("assistant", _nonblank(head.content), calls))
+        texts: list[str | dict[str, Any]] = [head.content] if head.content.strip() else []
+        _add(turns, Turn("assistant", [*head.reasoning, *texts] if texts or calls else [], calls))
         if calls:
             _add(turns, _answer(head, names, exchange[1:]))
+    if bare:
+        return turns
     if not turns or turns[0].role == "assistant":
         turns.insert(0, Turn("user", [NOT_SHOWN]))
     if turns[-1].role == "assistant":
@@ -195,7 +206,7 @@ def _answer(head: Message, names: list[str], rest: Sequence[Message]) -> Turn:
         else:
             results[place] = message.content if message.content.strip() else NO_OUTPUT
     found = [INTERRUPTED if result is None else result for result in results]
-    return Turn("user", texts, [], list(zip(names, found, strict=True)))
+    return Turn("user", [*texts], [], list(zip(names, found, strict=True)))
 
 
 def _as_text(message: Message) -> list[str]:
@@ -204,16 +215,12 @@ def _as_text(message: Message) -> list[str]:
         return []
     match message.role:
         case "tool":
-            return [f"[result of an earlier tool call, {message.tool_call_id}]\n{message.content}"]
+            return [f"[result of an earlier tool call, {quoted_name(message.tool_call_id)}]\n{message.content}"]
         case "system":
             return [f"[system]\n{message.content}"]
         case _ if message.name not in (None, "", SUMMARY):
-            return [f"{message.name}: {message.content}"]
+            return [f"{quoted_line(message.name, 100)}: {message.content}"]
     return [message.content]
-
-
-def _nonblank(text: str) -> list[str]:
-    return [text] if text.strip() else []
 
 
 class _Ids:

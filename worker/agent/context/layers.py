@@ -8,18 +8,20 @@ from typing import Final
 
 from ...errors import ContextTooLarge
 from ...journal import AgentState, Message
-from .conversation import SUMMARY, completed, exchanges
+from .background import NO_BACKGROUND, Background
+from .brief import BriefText, Interruption, brief_text
+from .conversation import SUMMARY
 from .prompt import Budgets, Prompt
-from .task_section import task_text
-from .tokens import PER_MESSAGE, Estimate, TokenCounter, message_tokens
+from .tokens import PER_MESSAGE, Estimate, TokenCounter, cut, message_tokens
+from .turns import Turns, turns_within
 
 __all__ = ["Layers", "assemble"]
 
 _LEAST: Final = 24
-"""Tokens of a text that is not cut further: the note about the cut takes nearly as many."""
+"""Tokens of an inbox message that is not cut further."""
 
 _NOTE: Final = 24
-"""Most tokens of a note that says how many messages are not shown."""
+"""Most tokens of a note that says how many inbox messages are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,13 @@ class Layers:
     Only identity and rules have the role `system`. Everything else is data that others may have written.
 
     Attributes:
-        state: goal, plan, decisions and messages.
+        state: goal, plan, decisions, messages and so on.
         identity: the start of every prompt, the same in each, so that providers can cache it.
         rules: follow the identity, also the same in each prompt.
-        memories: memories for the goal, the best first.
-        resumption: text about an interruption.
+        background: profile and memories for the goal, the same in each prompt of the task.
+        received: note of the task that this one continues.
+        interruption: the end of the former run, if no step was recorded since.
+        step_memories: quoted lines of memories for the current step.
         in_flight: work that has not ended, such as child tasks.
         inbox: messages that arrived in the meantime, the oldest first.
     """
@@ -41,8 +45,10 @@ class Layers:
     state: AgentState
     identity: str = ""
     rules: Sequence[str] = ()
-    memories: Sequence[str] = ()
-    resumption: str = ""
+    background: Background = NO_BACKGROUND
+    received: str = ""
+    interruption: Interruption | None = None
+    step_memories: Sequence[str] = ()
     in_flight: Sequence[str] = ()
     inbox: Sequence[str] = ()
 
@@ -57,11 +63,14 @@ class _Draft:
 
     def add(self, layer: str, *messages: Message) -> None:
         self.messages += messages
-        self.tokens[layer] = sum(message_tokens(one, self.counter) for one in messages)
+        self.tokens[layer] = self.cost(messages)
+
+    def cost(self, messages: Iterable[Message]) -> int:
+        return sum(message_tokens(one, self.counter) for one in messages)
 
     def leave_out(self, what: str, number: int) -> None:
         if number:
-            self.left_out[what] = number
+            self.left_out[what] = self.left_out.get(what, 0) + number
 
 
 def assemble(
@@ -74,9 +83,9 @@ def assemble(
 ) -> Prompt:
     """Assemble a prompt from its layers.
 
-    Over a budget, the oldest messages, the memories of the lowest rank, and long or late inbox messages are left out.
-    Exchanges are dropped whole, and the goal is never dropped. Raises `ContextTooLarge`, with the layer, if a required
-    part does not fit.
+    Over a budget, the oldest messages, entries of the brief, and long or late inbox messages are left out. Exchanges
+    are dropped whole, and the goal is never dropped. Raises `ContextTooLarge`, with the layer, if a required part does
+    not fit.
 
     Args:
         window: tokens that the model accepts.
@@ -85,34 +94,23 @@ def assemble(
     budgets = budgets or Budgets()
     draft = _Draft(counter or Estimate())
     _identity(draft, layers, int(window * budgets.identity))
+    _background(draft, layers)
+    stable = len(draft.messages)
     inbox = _inbox(draft, layers.inbox, int(window * budgets.inbox))
-    memories, memory_wanted = _fitting(layers.memories, draft, int(window * budgets.memory))
-    draft.leave_out("memories", len(layers.memories) - len(memories))
-    if memories:
-        draft.add("memory", _user("# Memories\n\n" + "\n".join(f"- {one}" for one in memories)))
-    task = task_text(
-        layers.state,
-        draft.counter,
-        int(window * budgets.task),
-        resumption=layers.resumption,
-        in_flight=layers.in_flight,
-    )
-    draft.left_out.update(task.left_out)
-    if task.text:
-        draft.add("task", _user(f"# Task\n\n{task.text}"))
-    draft.wanted += memory_wanted + task.wanted
-    room = int(window * (1 - budgets.reserve)) - sum(draft.tokens.values())
-    room -= sum(message_tokens(one, draft.counter) for one in inbox)
-    if room < 0:
-        task_tokens = draft.tokens.get("task", 0)
-        raise ContextTooLarge(
-            "task", task_tokens, max(0, task_tokens + room), "goal and open steps leave no room for the conversation"
-        )
-    _turns(draft, layers.state.messages, room, last)
+    room = int(window * (1 - budgets.reserve)) - sum(draft.tokens.values()) - draft.cost(inbox)
+    brief, turns = _brief_and_turns(draft, layers, window, budgets, room, last)
+    if turns.messages:
+        draft.add("turns", *turns.messages)
+    cacheable = len(draft.messages)
+    if brief.text:
+        draft.add("brief", _user(brief.text))
     if inbox:
         draft.add("inbox", *inbox)
-    cacheable = 1 if "identity" in draft.tokens else 0
-    return Prompt(tuple(draft.messages), cacheable, draft.tokens, draft.left_out, draft.wanted)
+    for kind, number in brief.left_out.items():
+        draft.leave_out(kind, number)
+    draft.leave_out("turns", turns.hidden)
+    draft.wanted += brief.wanted + turns.wanted
+    return Prompt(tuple(draft.messages), cacheable, stable, draft.tokens, draft.left_out, draft.wanted)
 
 
 def _user(text: str) -> Message:
@@ -136,76 +134,84 @@ def _identity(draft: _Draft, layers: Layers, budget: int) -> None:
         )
 
 
-def _fitting(items: Iterable[str], draft: _Draft, budget: int) -> tuple[list[str], int]:
-    """Return the first items that fit, and the tokens of all items."""
-    kept: list[str] = []
-    wanted, full = 0, False
-    for item in items:
-        wanted += message_tokens(_user(item), draft.counter)
-        full = full or wanted > budget
-        if not full:
-            kept.append(item)
-    return kept, wanted
+def _background(draft: _Draft, layers: Layers) -> None:
+    """Add what is known from the start, and the goal, which ends the message: nothing can follow it."""
+    found = layers.background
+    parts = []
+    if found.profile:
+        parts.append("# Profile\n\n" + "\n".join(found.profile))
+    if found.memories:
+        note = [f"- {found.left_out} more not shown: `search_memory` finds them."] if found.left_out else []
+        parts.append("# Memories\n\n" + "\n".join([*found.memories, *note]))
+    if layers.received:
+        parts.append(f"# From the task that this one continues\n\n{layers.received}")
+    if parts:
+        draft.add("memory", _user("\n\n".join(parts)))
+    draft.leave_out("memories", found.left_out)
+    if layers.state.goal:
+        draft.add("goal", _user(f"# Goal\n\n{layers.state.goal}"))
+    draft.wanted += draft.tokens.get("memory", 0) + draft.tokens.get("goal", 0)
+
+
+def _brief_and_turns(
+    draft: _Draft, layers: Layers, window: int, budgets: Budgets, room: int, last: int | None
+) -> tuple[BriefText, Turns]:
+    """Return the brief, and the turns that fit beside it. Results are shown at length if turns may not hold them."""
+    state, count = layers.state, draft.counter.count
+    short = int(window * budgets.brief)
+
+    def made(full: bool) -> tuple[BriefText, Turns]:
+        brief = brief_text(
+            state,
+            count,
+            min(short, room - PER_MESSAGE),
+            interruption=layers.interruption,
+            full=full,
+            memories=layers.step_memories,
+            in_flight=layers.in_flight,
+        )
+        left = room - (PER_MESSAGE + count(brief.text) if brief.text else 0)
+        if left < 0:
+            tokens = sum(draft.tokens.get(layer, 0) for layer in ("memory", "goal")) + count(brief.text)
+            raise ContextTooLarge(
+                "brief", tokens, max(0, tokens + left), "goal and brief leave no room for the conversation"
+            )
+        turns = turns_within(
+            state.messages,
+            left,
+            draft.counter,
+            steady=room - short,
+            instructions=int(window * budgets.pinned),
+            last=last,
+            archived=state.archive.messages,
+        )
+        return brief, turns
+
+    answered = any(one.role == "assistant" for one in state.messages)
+    summarized = any(one.name == SUMMARY for one in state.messages)
+    full = layers.interruption is not None or summarized or not answered or state.archive.messages > 0
+    brief, turns = made(full)
+    if turns.hidden and not full:
+        brief, turns = made(full=True)
+    return brief, turns
 
 
 def _inbox(draft: _Draft, texts: Sequence[str], budget: int) -> list[Message]:
     """Return inbox messages, long ones cut to their share; if not all fit, the first ones and a note about the rest."""
-    wanted = sum(message_tokens(_user(text), draft.counter) for text in texts)
+    wanted = draft.cost(map(_user, texts))
     draft.wanted += wanted
     if wanted <= budget:
         return [_user(text) for text in texts]
     share = max(_LEAST, budget // len(texts) - PER_MESSAGE)
-    kept, _ = _fitting([_cut(text, share, draft.counter) for text in texts], draft, budget - _NOTE)
+    kept: list[Message] = []
+    room = budget - _NOTE
+    for text in texts:
+        message = _user(cut(text, share, draft.counter))
+        room -= message_tokens(message, draft.counter)
+        if room < 0:
+            break
+        kept.append(message)
     hidden = len(texts) - len(kept)
     draft.leave_out("inbox", hidden)
-    return [*map(_user, kept), *([_user(f"[{hidden} more messages are not shown.]")] if hidden else [])]
-
-
-def _turns(draft: _Draft, messages: Sequence[Message], room: int, last: int | None) -> None:
-    """Add the summary, if any, and the latest exchanges. If the last exchange alone is too large, cut its texts."""
-    repaired = completed(messages)
-    pinned = repaired[:1] if repaired and repaired[0].name == SUMMARY else []
-    pieces = exchanges(repaired[len(pinned) :])
-    costs = [sum(message_tokens(one, draft.counter) for one in piece) for piece in pieces]
-    pinned_cost = sum(message_tokens(one, draft.counter) for one in pinned)
-    draft.wanted += pinned_cost + sum(costs)
-    room -= pinned_cost + (_NOTE if pinned_cost + sum(costs) > room else 0)
-    kept: list[Message] = []
-    for piece, cost in zip(reversed(pieces), reversed(costs), strict=True):
-        if last is not None and len(kept) + len(piece) > last and kept:
-            break
-        if cost > room:
-            if not kept:
-                kept = _clipped(piece, room, draft.counter)
-            break
-        room -= cost
-        kept[:0] = piece
-    hidden = len(repaired) - len(pinned) - len(kept)
-    draft.leave_out("turns", hidden)
-    note = [_user(f"[{hidden} earlier messages are not shown.]")] if hidden else []
-    if repaired:
-        draft.add("turns", *pinned, *note, *kept)
-
-
-def _clipped(piece: Sequence[Message], room: int, counter: TokenCounter) -> list[Message]:
-    """Return the exchange with its longest texts cut until it fits."""
-    clipped = list(piece)
-    while (over := sum(message_tokens(one, counter) for one in clipped) - room) > 0:
-        tokens, at = max((counter.count(one.content), at) for at, one in enumerate(clipped))
-        if tokens <= _LEAST:
-            raise ContextTooLarge("turns", room + over, max(room, 0), "the last exchange with tools does not fit")
-        text = _cut(clipped[at].content, max(_LEAST, tokens - over), counter)
-        clipped[at] = clipped[at].model_copy(update={"content": text})
-    return clipped
-
-
-def _cut(text: str, room: int, counter: TokenCounter) -> str:
-    """Return a text, cut to its start with a note of the rest if it takes more than `room` tokens."""
-    tokens = counter.count(text)
-    keep = len(text) * max(0, room - _LEAST // 2) // max(tokens, 1)
-    while tokens > room:
-        cut = f"{text[:keep]}\n[{len(text) - keep} more characters]"
-        if counter.count(cut) <= room or not keep:
-            return cut
-        keep = keep * 3 // 4
-    return text
+    note = f"[{hidden} more messages are not shown; read_inbox returns them.]"
+    return [*kept, *([_user(note)] if hidden else [])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,8 +17,9 @@ class Budgets:
 
     Attributes:
         identity: identity and rules. Exceeding it is an error, because nothing of them is left out.
-        memory: the excess is left out.
-        task: the excess is left out, except for the goal, open steps and what the task waits for.
+        memory: profile and the memories for the goal; the excess is left out.
+        pinned: the user's first instructions, when older messages are left out or summarized; the excess is cut.
+        brief: the excess is left out, and counted; the first line and what is waited for always stay.
         inbox: the excess is left out.
         reserve: for the answer and the descriptions of tools.
         summary: for the summary of a compaction.
@@ -25,13 +27,14 @@ class Budgets:
 
     identity: float = 0.10
     memory: float = 0.10
-    task: float = 0.15
+    pinned: float = 0.05
+    brief: float = 0.15
     inbox: float = 0.10
     reserve: float = 0.15
     summary: float = 0.05
 
     def __post_init__(self) -> None:
-        shares = (self.identity, self.memory, self.task, self.inbox, self.reserve)
+        shares = (self.identity, self.memory, self.pinned, self.brief, self.inbox, self.reserve)
         if min(*shares, self.summary) < 0 or sum(shares) >= 1:
             raise ValueError(f"budgets must be shares of the window, 0 or more and together less than 1, got {self}")
 
@@ -41,14 +44,17 @@ class Prompt:
     """The context of a call of a model.
 
     Attributes:
-        cacheable: how many messages at the start are the same in every prompt.
-        tokens: tokens by layer (identity, memory, task, turns, inbox).
+        stable: how many messages at the start are the same in every prompt of the task.
+        cacheable: how many messages at the start are the same in the next prompt, unless turns are left out or
+            summarized for it: all but the brief and the inbox.
+        tokens: tokens by layer (identity, memory, goal, turns, brief, inbox).
         left_out: number of items that did not fit, by kind (memories, turns, inbox, decisions and so on).
         wanted: the tokens that the prompt would have with nothing left out.
     """
 
     messages: tuple[Message, ...]
     cacheable: int = 0
+    stable: int = 0
     tokens: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     wanted: int = 0
@@ -57,3 +63,12 @@ class Prompt:
     def total(self) -> int:
         """Return the tokens of all layers."""
         return sum(self.tokens.values())
+
+    @property
+    def cache_key(self) -> str:
+        """Return a name for the stable part, the same for all prompts that start with it.
+
+        OpenAI takes it as `prompt_cache_key`, which sends requests with the same key to the same cache.
+        """
+        text = "\0".join(one.content for one in self.messages[: self.stable])
+        return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from ...journal import Message, ToolCall
-from .conversation import INTERRUPTED, Turn, split_system, turns_of
+from .conversation import INTERRUPTED, NOT_SHOWN, Turn, split_system, turns_of
 from .prompt import Prompt
 from .tokens import arguments_json
 
@@ -26,10 +26,11 @@ MALFORMED: Final = "$malformed"
 def to_anthropic(prompt: Prompt | Sequence[Message]) -> dict[str, Any]:
     """Return `messages` of a request, and `system` if there is any. Any conversation becomes valid, see `turns_of`.
 
-    The last cacheable block of `system` is marked for the prompt cache, which covers all blocks before it.
+    Blocks of reasoning are sent back unchanged, as tools require. The ends of `system`, of the stable part and of the
+    turns are marked for the prompt cache: three of the four marks that a request may have.
     """
     messages = prompt.messages if isinstance(prompt, Prompt) else prompt
-    cacheable = prompt.cacheable if isinstance(prompt, Prompt) else 0
+    stable, cacheable = (prompt.stable, prompt.cacheable) if isinstance(prompt, Prompt) else (0, 0)
     system, rest = split_system(messages)
     blocks: list[dict[str, Any]] = []
     marked: dict[str, Any] | None = None
@@ -39,8 +40,28 @@ def to_anthropic(prompt: Prompt | Sequence[Message]) -> dict[str, Any]:
             marked = blocks[-1] if at < cacheable else marked
     if marked is not None:
         marked["cache_control"] = {"type": "ephemeral"}
-    out: dict[str, Any] = {"messages": [{"role": turn.role, "content": _blocks(turn)} for turn in turns_of(rest)]}
-    return {"system": blocks, **out} if blocks else out
+    turns = [{"role": turn.role, "content": _blocks(turn)} for turn in turns_of(rest)]
+    for end in {stable, cacheable}:
+        _mark(turns, rest, end - len(system))
+    return {"system": blocks, "messages": turns} if blocks else {"messages": turns}
+
+
+def _mark(turns: Sequence[dict[str, Any]], messages: Sequence[Message], end: int) -> None:
+    """Mark the last block that comes from the first `end` messages."""
+    before = turns_of(messages[: max(0, end)], bare=True)
+    if not before:
+        return
+    first = turns_of(messages)[:1]
+    number = sum(len(_blocks(turn)) for turn in before) + (first[0].texts[:1] == [NOT_SHOWN])
+    blocks = [block for turn in turns for block in turn["content"]][:number]
+    for block in reversed(blocks):
+        if block["type"] not in _REASONING:  # which takes no mark
+            block["cache_control"] = {"type": "ephemeral"}
+            return
+
+
+_REASONING: Final = ("thinking", "redacted_thinking")
+"""Types of Anthropic's blocks of reasoning."""
 
 
 def _blocks(turn: Turn) -> list[dict[str, Any]]:
@@ -48,7 +69,11 @@ def _blocks(turn: Turn) -> list[dict[str, Any]]:
     for name, result in turn.results:
         block: dict[str, Any] = {"type": "tool_result", "tool_use_id": name, "content": result}
         blocks.append({**block, "is_error": True} if result == INTERRUPTED else block)
-    blocks += [{"type": "text", "text": text} for text in turn.texts]
+    for text in turn.texts:
+        if isinstance(text, str):
+            blocks.append({"type": "text", "text": text})
+        elif text.get("type") in _REASONING:
+            blocks.append(dict(text))
     blocks += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": from_json(arguments_json(call.arguments))}
         for call in turn.calls
@@ -57,7 +82,7 @@ def _blocks(turn: Turn) -> list[dict[str, Any]]:
 
 
 def from_anthropic(answer: Mapping[str, Any] | Any) -> Message:
-    """Return the message of an answer, given as JSON data or as the client's object. Thinking blocks are dropped."""
+    """Return the message of an answer, given as JSON data or as the client's object, with its blocks of reasoning."""
     found = answer if isinstance(answer, Mapping) else answer.model_dump()
     content = found.get("content") or []
     if isinstance(content, str):
@@ -68,22 +93,32 @@ def from_anthropic(answer: Mapping[str, Any] | Any) -> Message:
         if block["type"] == "tool_use"
     )
     text = "".join(block["text"] for block in content if block["type"] == "text")
-    return Message(role="assistant", content=text, tool_calls=calls)
+    reasoning = tuple(dict(block) for block in content if block["type"] in _REASONING)
+    return Message(role="assistant", content=text, tool_calls=calls, reasoning=reasoning)
 
 
-def to_openai(prompt: Prompt | Sequence[Message]) -> list[dict[str, Any]]:
-    """Return `messages` of a request. Any conversation becomes valid, see `turns_of`."""
+def to_openai(prompt: Prompt | Sequence[Message], *, merge: bool = False) -> list[dict[str, Any]]:
+    """Return `messages` of a request. Any conversation becomes valid, see `turns_of`.
+
+    OpenAI caches equal starts of requests by itself. Pass `Prompt.cache_key` as `prompt_cache_key`, so that the
+    requests of a task reach the same cache.
+
+    Args:
+        merge: whether messages of one role in a row become one, for endpoints that demand alternating roles.
+    """
     messages = prompt.messages if isinstance(prompt, Prompt) else prompt
     system, rest = split_system(messages)
     texts = [one.content for one in system if one.content.strip()]
     out: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
     for turn in turns_of(rest):
         out += [{"role": "tool", "tool_call_id": name, "content": result} for name, result in turn.results]
-        text = "\n\n".join(turn.texts)
+        parts = [text for text in turn.texts if isinstance(text, str)]
+        parts = ["\n\n".join(parts)] if merge and parts else parts
         if turn.role == "user":
-            out += [{"role": "user", "content": text}] if turn.texts else []
+            out += [{"role": "user", "content": text} for text in parts]
             continue
-        entry: dict[str, Any] = {"role": "assistant", "content": text if turn.texts else None}
+        out += [{"role": "assistant", "content": text} for text in parts[:-1]]
+        entry: dict[str, Any] = {"role": "assistant", "content": parts[-1] if parts else None}
         if turn.calls:
             entry["tool_calls"] = [
                 {
@@ -115,7 +150,9 @@ def from_openai(answer: Mapping[str, Any] | Any) -> Message:
         )
         for call in found.get("tool_calls") or ()
     )
-    return Message(role="assistant", content=_text(found), tool_calls=calls)
+    thought = found.get("reasoning_content") or found.get("reasoning")  # of endpoints other than OpenAI's
+    reasoning = ({"type": "reasoning", "text": thought},) if isinstance(thought, str) else ()
+    return Message(role="assistant", content=_text(found), tool_calls=calls, reasoning=reasoning)
 
 
 def parse_arguments(written: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from ...journal import Message, estimated_tokens
 
-__all__ = ["Estimate", "Tiktoken", "TokenCounter", "default_counter", "message_tokens"]
+__all__ = ["Estimate", "Tiktoken", "TokenCounter", "cut", "default_counter", "message_tokens"]
 
 PER_MESSAGE: Final = 4
 """Tokens of a message besides its texts: its role and delimiters."""
@@ -84,8 +84,10 @@ def default_counter(encoding: str = "o200k_base") -> TokenCounter:
 
 
 def message_tokens(message: Message, counter: TokenCounter) -> int:
-    """Return the tokens of a message: text, delimiters, and the names and JSON arguments of its tool calls."""
+    """Return the tokens of a message: texts, delimiters, and the names and JSON arguments of its tool calls."""
     tokens = PER_MESSAGE + counter.count(message.content)
+    for block in message.reasoning:
+        tokens += sum(counter.count(text) for text in block.values() if isinstance(text, str))
     for call in message.tool_calls:
         tokens += PER_MESSAGE + counter.count(call.name) + counter.count(arguments_json(call.arguments))
     return tokens
@@ -94,3 +96,19 @@ def message_tokens(message: Message, counter: TokenCounter) -> int:
 def arguments_json(arguments: dict[str, Any]) -> str:
     """Return the arguments of a tool call as JSON."""
     return to_json(arguments, inf_nan_mode="null", fallback=str).decode()
+
+
+def cut(text: str, room: int, counter: TokenCounter) -> str:
+    """Return a text, cut to its start with a note of the rest if it takes more than `room` tokens."""
+    tokens = counter.count(text)
+    keep = len(text) * max(0, room - _NOTE) // max(tokens, 1)
+    while tokens > room:
+        short = f"{text[:keep]}\n[{len(text) - keep} more characters]"
+        if counter.count(short) <= room or not keep:
+            return short
+        keep = keep * 3 // 4
+    return text
+
+
+_NOTE: Final = 12
+"""About the tokens of the note in a text that is cut."""

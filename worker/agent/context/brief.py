@@ -1,0 +1,305 @@
+"""The brief: the last part of a prompt, computed from the state at each call. Pure functions.
+
+    # Brief
+    You are resuming audit after a crash (2026-03-01 12:00:07 UTC). Continue with step 3 of 9: `s3` Read the log. ...
+
+    ## Left by the former run           until the first step after the resume is recorded
+    ## Completed steps
+    ## Failed and dropped steps
+    ## Open steps
+    ## Decisions
+    ## Discoveries
+    ## Promises
+    ## Open questions
+    ## Artifacts
+    ## Changed files
+    ## In flight
+    ## Memories for this step
+
+Sections without entries are left out. Every entry is one line of quoted text. A section that does not fit keeps its
+latest entries (its first ones, if they are still to be done), and its last line says how many are missing, which, and
+how to get them. The completed steps are named in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from ...journal import AgentState, Archive, Commitment, PlanStep, StepStatus
+from ...journal.quoting import quoted_line, quoted_name
+from .sections import Count, Section, fitted
+
+__all__ = ["BriefText", "Interruption", "brief_text"]
+
+_SHORT: Final = 24
+"""Most characters of a step's result if the turns hold it too: it only has to be recognized there."""
+
+_FULL: Final = 600
+"""Most characters of a step's result if the turns may not hold it."""
+
+_NEXT: Final = 5
+"""Most open steps that are listed if nothing was interrupted: the plan was made in the turns."""
+
+_CUT: Final = "- Results that end with three dots are cut: `recall_step(KEY)` returns all of one."
+_TITLE: Final = 200
+_NAMES: Final = 8
+"""Most steps that are named one by one when they are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """The end of the former run, of which the brief speaks until the first step after it is recorded.
+
+    Attributes:
+        name: of the task or agent.
+        reason: as in "after a crash".
+        at: when the former run ended.
+        message: its note for this one.
+        in_doubt: keys of steps that may have taken effect, each with its idempotency key.
+        cut_off: calls that had no result yet.
+        attention: what to look at first.
+    """
+
+    name: str
+    reason: str
+    at: datetime | None = None
+    message: str = ""
+    in_doubt: Sequence[tuple[str, str]] = ()
+    cut_off: Sequence[str] = ()
+    attention: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BriefText:
+    """The text of the brief, which may be empty, the left-out entries by kind, and the tokens of all entries."""
+
+    text: str
+    left_out: dict[str, int] = field(default_factory=dict)
+    wanted: int = 0
+
+
+def brief_text(
+    state: AgentState,
+    count: Count,
+    budget: int,
+    *,
+    interruption: Interruption | None = None,
+    full: bool = False,
+    memories: Sequence[str] = (),
+    in_flight: Sequence[str] = (),
+) -> BriefText:
+    """Return the brief within a budget of tokens.
+
+    Args:
+        count: counts the tokens of a text.
+        full: whether results are shown at length, because the turns may not hold them.
+        memories: quoted lines.
+    """
+    headline = _headline(state, interruption)
+    sections = [one for one in _sections(state, interruption, full, memories, in_flight) if one.lines or one.always]
+    if not headline and not sections:
+        return BriefText("")
+    head = "\n\n".join(["# Brief", *([headline] if headline else [])])
+    texts, left_out, wanted = fitted(sections, budget - count(head), count)
+    return BriefText("\n\n".join([head, *texts]), left_out, wanted + count(head))
+
+
+def _headline(state: AgentState, interruption: Interruption | None) -> str:
+    place = _place(state)
+    if interruption is None:
+        return place and f"{place[0].upper()}{place[1:]}"
+    at = "" if interruption.at is None else f" ({_utc(interruption.at)})"
+    text = f"You are resuming {quoted_line(interruption.name, _TITLE)} after {interruption.reason}{at}."
+    if place:
+        text += f" {place[0].upper()}{place[1:]}" if place.startswith("all") else f" Continue with {place}"
+    return f"{text} Do not repeat completed steps."
+
+
+def _place(state: AgentState) -> str:
+    """Return which step of the plan is next."""
+    total = len(state.plan) + state.archive.steps
+    if not total:
+        return ""
+    at = next((at for at, step in enumerate(state.plan) if step.key == state.current and _is_open(step)), None)
+    if at is None:
+        at = next((at for at, step in enumerate(state.plan) if _is_open(step)), None)
+    if at is None:
+        return f"all {total} steps are closed."
+    step = state.plan[at]
+    notes = [f"attempt {step.attempts}"] if step.attempts > 1 else []
+    notes += [f"last error: {quoted_line(step.error)}"] if step.error else []
+    noted = f" ({'; '.join(notes)})" if notes else ""
+    return f"step {state.archive.steps + at + 1} of {total}: {_named(step)}{noted}."
+
+
+def _sections(
+    state: AgentState,
+    interruption: Interruption | None,
+    full: bool,
+    memories: Sequence[str],
+    in_flight: Sequence[str],
+) -> Iterable[Section]:
+    done = [step for step in state.plan if step.status is StepStatus.DONE]
+    gone = [step for step in state.plan if step.status in (StepStatus.FAILED, StepStatus.DROPPED)]
+    later = [step for step in state.plan if _is_open(step)]
+    events = [one.n for one in state.decisions], [one.n for one in state.discoveries]
+    searched = "`search_history` finds them"
+    if interruption is not None:
+        yield Section("Left by the former run", "former", list(_former(state, interruption)), lambda left: searched)
+    yield Section(
+        "Completed steps",
+        "steps",
+        [_done(step, state.results.get(step.key), _FULL if full else _SHORT) for step in done],
+        lambda left: f"{_ranges(state.archive, done[:left])}; `recall_step(KEY)` returns the result of one",
+        always=state.archive.steps,
+        required=True,
+        footer=_CUT,
+    )
+    yield Section(
+        "Failed and dropped steps",
+        "failed",
+        [_gone(step) for step in gone],
+        lambda left: f"{_keys(gone[:left])}; {searched}",
+    )
+    yield Section(
+        "Open steps",
+        "open",
+        [_open(step, state.current) for step in later],
+        lambda left: _keys(later[-left:]),
+        first=True,
+        most=None if full else _NEXT,
+    )
+    yield Section("Decisions", "decisions", list(_decisions(state)), lambda left: _events(events[0][:left], searched))
+    yield Section(
+        "Discoveries", "discoveries", list(_discoveries(state)), lambda left: _events(events[1][:left], searched)
+    )
+    yield Section("Promises", "promises", list(_promises(state.commitments)), lambda left: searched)
+    yield Section("Open questions", "questions", list(_questions(state)), lambda left: searched)
+    yield Section(
+        "Artifacts",
+        "artifacts",
+        [f"- {quoted_name(one.name)} ({one.size:,} bytes)" for one in state.artifacts],
+        lambda left: (
+            f"{_listed([one.name for one in state.artifacts[:left]])}; `read_artifact(NAME)` returns the content of one"
+        ),
+    )
+    yield Section(
+        "Changed files",
+        "files",
+        [f"- {quoted_name(one.path)}" for one in state.files],
+        lambda left: _listed([one.path for one in state.files[:left]]),
+    )
+    yield Section("In flight", "in_flight", [f"- {quoted_line(one)}" for one in in_flight], lambda left: "", first=True)
+    yield Section(
+        "Memories for this step",
+        "memories",
+        list(memories),
+        lambda left: "`search_memory` finds them",
+        first=True,
+    )
+
+
+def _is_open(step: PlanStep) -> bool:
+    return step.status in (StepStatus.PENDING, StepStatus.RUNNING)
+
+
+def _named(step: PlanStep) -> str:
+    title = "" if step.title in ("", step.key) else f" {quoted_line(step.title, _TITLE)}"
+    return f"{quoted_name(step.key)}{title}"
+
+
+def _done(step: PlanStep, result: Any, limit: int) -> str:
+    return f"- {_named(step)}: {'no result' if result is None else quoted_line(result, limit, brief=True)}"
+
+
+def _gone(step: PlanStep) -> str:
+    error = f": {quoted_line(step.error)}" if step.error else ""
+    return f"- {_named(step)} ({step.status.value}{error})"
+
+
+def _open(step: PlanStep, current: str | None) -> str:
+    return f"- {_named(step)} ({'now' if step.key == current else step.status.value})"
+
+
+def _former(state: AgentState, interruption: Interruption) -> Iterable[str]:
+    """Yield what the former run left, without what the state says."""
+    if interruption.message:
+        yield f"- its note: {quoted_line(interruption.message, 1000)}"
+    done = {step.key for step in state.plan if step.status is StepStatus.DONE}
+    for key, idempotency_key in interruption.in_doubt:
+        if key not in done:
+            yield (
+                f"- in doubt: {quoted_name(key)} started and has no result; look up {quoted_name(idempotency_key)} "
+                "before you repeat it"
+            )
+    for call in interruption.cut_off:
+        yield f"- it was waiting for {quoted_line(call)}"
+    known = [step.error for step in state.plan if step.error]
+    for one in interruption.attention:
+        if not any(error in one for error in known):
+            yield f"- {quoted_line(one)}"
+
+
+def _decisions(state: AgentState) -> Iterable[str]:
+    for one in state.decisions:
+        reasoning = f", because: {quoted_line(one.reasoning)}" if one.reasoning else ""
+        rejected = "; ".join(quoted_line(other) for other in one.alternatives)
+        yield f"- {quoted_line(one.choice)}{reasoning}{f' (rejected: {rejected})' if rejected else ''}"
+
+
+def _discoveries(state: AgentState) -> Iterable[str]:
+    for one in state.discoveries:
+        yield f"- {quoted_line(one.fact)}{f' (source: {quoted_line(one.source)})' if one.source else ''}"
+
+
+def _promises(commitments: Sequence[Commitment]) -> Iterable[str]:
+    """Yield the open promises: first the agent's own, then those made to it."""
+    found = [one for one in commitments if not one.done]
+    for one in sorted(found, key=lambda one: one.by != "me"):
+        by = "you" if one.by == "me" else quoted_line(one.by)
+        to = "" if not one.to else " to you" if one.to == "me" else f" to {quoted_line(one.to)}"
+        due = f" (due {_utc(one.due)})" if one.due is not None else ""
+        yield f"- promised by {by}{to}: {quoted_line(one.what)}{due}"
+
+
+def _questions(state: AgentState) -> Iterable[str]:
+    waiting = state.waiting_for
+    if waiting is not None:
+        on = f" from {quoted_line(waiting.on)}" if waiting.on else ""
+        why = f", because: {quoted_line(waiting.why)}" if waiting.why else ""
+        yield f"- waiting for {quoted_line(waiting.what or 'something')}{on}{why}"
+    for one in state.questions:
+        yield f"- {quoted_line(one.text)}{f' (to {quoted_line(one.to)})' if one.to else ''}"
+
+
+def _utc(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _ranges(archive: Archive, left: Sequence[PlanStep]) -> str:
+    """Name completed steps that are not shown: those that left the state by ranges, then those that do not fit."""
+    found = [_range(one.first, one.last, one.steps) for one in archive.ranges]
+    return ", ".join([*found, *([_keys(left)] if left else [])])
+
+
+def _range(first: str, last: str, steps: int) -> str:
+    return quoted_name(first) if steps == 1 else f"{quoted_name(first)} to {quoted_name(last)}"
+
+
+def _keys(steps: Sequence[PlanStep]) -> str:
+    if len(steps) > _NAMES:
+        return _range(steps[0].key, steps[-1].key, len(steps))
+    return ", ".join(quoted_name(step.key) for step in steps)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return ", ".join(quoted_name(name) for name in names[:_NAMES]) + more
+
+
+def _events(numbers: Sequence[int], remedy: str) -> str:
+    known = [number for number in numbers if number]
+    return f"events {known[0]} to {known[-1]}; {remedy}" if known else remedy
