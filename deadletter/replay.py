@@ -17,12 +17,14 @@ from ..queues import (
     Partition,
     UnreadableEnvelope,
     arguments_field,
+    contains_mask,
     is_encrypted,
     load_script,
     pairs,
     queue_partitions,
     restore_masked,
 )
+from ..queues.transport import read_arguments
 from .letters import DeadLetter
 
 __all__ = ["Replay", "purge", "purge_all", "replay", "replay_all", "trim_letters"]
@@ -59,7 +61,7 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
         UnreadableEnvelope: New arguments are given for a task of a newer version.
     """
     partition = letter.partition
-    args = b"" if how.args is None else _edited(gateway, letter, how.args)
+    args = b"" if how.args is None else await _edited(gateway, letter, how.args)
     keys = [
         partition.dead,
         partition.record(letter.id),
@@ -79,7 +81,7 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
     return bool(done)
 
 
-def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
+async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
     """Return new arguments as they are stored: with the stored secrets, and encrypted if the old ones were."""
     if letter.args is None or letter.raw:
         return edited
@@ -92,8 +94,9 @@ def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
     cipher = gateway.encryptor.of(letter.partition, letter.id)
     if is_encrypted(letter.args) and not gateway.encryptor.active:
         cipher.decrypt(kind, letter.args)  # raises: new arguments would be stored without encryption
-    if letter.secrets:
-        edited = restore_masked(edited, lambda: cipher.decrypt(kind, letter.args or b"{}", plain=True), letter.secrets)
+    if letter.secrets and contains_mask(edited):
+        former = await read_arguments(gateway, letter.partition, letter.id, letter.task, letter.args, plain=True)
+        edited = restore_masked(edited, lambda: former, letter.secrets)
     return cipher.encrypt(kind, edited)
 
 

@@ -12,12 +12,30 @@ import orjson
 from pydantic_core import from_json
 
 from .envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, TaskMessage
-from .errors import DecryptionError, HandOffRefused, Refused, TaskExists, TaskNotFound, UnreadableEnvelope
+from .errors import (
+    DecryptionError,
+    HandOffRefused,
+    LargeValueLost,
+    Refused,
+    TaskExists,
+    TaskNotFound,
+    UnreadableEnvelope,
+)
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions import PartitionRouter, spread
-from .security import TaskCipher, arguments_field, event_field, step_chunks
-from .transport import Argument, Gateway, LargeValue, cut, pairs, queue_script, read_large
+from .security import TaskCipher, event_field, step_chunks
+from .transport import (
+    Argument,
+    Gateway,
+    LargeValue,
+    cut,
+    pairs,
+    queue_script,
+    read_arguments,
+    read_large,
+    store_with_upload,
+)
 
 __all__ = [
     "MOST_HAND_OFFS",
@@ -67,9 +85,11 @@ async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: S
     task_id = successor.envelope.id
     name, value = successor.handoff
     cipher = gateway.encryptor.of(namespace.partition(successor.queue), task_id)
+    plain = TaskMessage(task_id, successor.envelope.encode(), successor.arguments, spread(task_id), own_id=True)
+    message = plain.encrypted(cipher)
     args = (
-        successor.envelope.encode(),
-        cipher.encrypt(arguments_field(successor.envelope.task), successor.arguments),
+        message.envelope,
+        message.arguments,
         successor.source,
         f"s:{name}",
         cipher.encrypt(f"s:{name}", value),
@@ -79,7 +99,9 @@ async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: S
     async def store(partition: Partition) -> bool:
         keys = [partition.ready, partition.closed, partition.record(task_id), partition.steps(task_id)]
         keys.append(partition.timeline)
-        answer = await gateway.run(_SUCCESSOR, keys, args)
+        answer = await store_with_upload(
+            gateway, partition, message.large, lambda uploads: gateway.run(_SUCCESSOR, [*keys, *uploads], args)
+        )
         if answer == -2:
             raise HandOffRefused(f"could not continue the task as {task_id}: this id belongs to another task")
         return bool(answer >= 0)
@@ -121,6 +143,7 @@ async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) 
     Raises:
         TaskNotFound: There is no such task.
         DecryptionError: The arguments cannot be decrypted.
+        LargeValueLost: A part of large arguments is missing.
         UnreadableEnvelope: This version cannot read the envelope.
     """
     record = partition.record(task_id)
@@ -134,20 +157,14 @@ async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) 
                 message = pairs(found[0][1]) if found else {}
                 fields |= {name: message.get(name.encode(), fields[name]) for name in ("env", "args")}
         if fields["args"] is not None and (fields["env"] or fields["task"]):
-            return _task_input(gateway, partition, task_id, fields)
+            stored = fields["env"] or Envelope(id=task_id, task=(fields["task"] or b"").decode()).encode()
+            envelope = Envelope.decode(stored)
+            arguments = await read_arguments(gateway, partition, task_id, envelope.task, fields["args"])
+            return TaskInput(partition, envelope, arguments, stored, fields["edited"] is not None)
     raise UnreadableEnvelope(f"could not read the message of task {task_id}: it was not in any place")
 
 
 _FIELDS: Final = ("state", "entry", "dead", "env", "args", "task", "edited")
-
-
-def _task_input(gateway: Gateway, partition: Partition, task_id: str, fields: Mapping[str, bytes | None]) -> TaskInput:
-    stored = fields["env"] or Envelope(id=task_id, task=(fields["task"] or b"").decode()).encode()
-    envelope = Envelope.decode(stored)
-    arguments = gateway.encryptor.of(partition, task_id).decrypt(
-        arguments_field(envelope.task), fields["args"] or b"{}"
-    )
-    return TaskInput(partition, envelope, arguments, stored, fields["edited"] is not None)
 
 
 async def find_conflicts(
@@ -180,14 +197,13 @@ async def _conflict(
         wanted = Envelope.decode(message.envelope)
         if stored.envelope.task != wanted.task:
             return f"as a task {stored.envelope.task!r}, not {wanted.task!r}"
-        cipher = gateway.encryptor.of(partition, message.id)
-        arguments = cipher.decrypt(arguments_field(wanted.task), message.arguments)
+        arguments = message.plain_arguments(gateway.encryptor.of(partition, message.id), wanted.task)
         if stored.edited or stored.arguments == arguments:
             return None
         names = _different(_members(stored.arguments), _members(arguments))
         if not names or (same is not None and same(stored.arguments, arguments)):
             return None
-    except (TaskNotFound, UnreadableEnvelope, DecryptionError, Refused, ValueError):
+    except (TaskNotFound, UnreadableEnvelope, DecryptionError, LargeValueLost, Refused, ValueError):
         return None
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
     return f"with other arguments ({', '.join(names[:_SHOWN_NAMES])}{more})"
@@ -276,9 +292,11 @@ async def store_fork(
     """
     queue = origin.partition.queue
     cipher = gateway.encryptor.of(namespace.partition(queue), task_id)
+    envelope = orjson.dumps(orjson.loads(origin.stored) | {"id": task_id})
+    message = TaskMessage(task_id, envelope, arguments, spread(task_id), own_id=True).encrypted(cipher)
     args: list[Argument] = [
-        orjson.dumps(orjson.loads(origin.stored) | {"id": task_id}),
-        cipher.encrypt(arguments_field(origin.envelope.task), arguments),
+        message.envelope,
+        message.arguments,
         at,
         cipher.encrypt(event_field(1), event),
         task_id,
@@ -294,7 +312,9 @@ async def store_fork(
         record = partition.record(task_id)
         keys = [partition.ready, partition.closed, record, partition.steps(task_id), partition.log(task_id)]
         keys.append(partition.timeline)
-        answer = await gateway.run(_FORK, keys, args)
+        answer = await store_with_upload(
+            gateway, partition, message.large, lambda uploads: gateway.run(_FORK, [*keys, *uploads], args)
+        )
         if answer == 0:
             raise TaskExists(task_id)
         return bool(answer == 1)

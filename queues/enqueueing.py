@@ -10,21 +10,30 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
-from typing import ClassVar, Final, cast
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
 from .keys import Partition
 from .partitions import PartitionRouter
-from .transport import Argument, Gateway, Script, queue_script
+from .transport import Argument, Gateway, Script, queue_script, store_with_upload
 
 __all__ = ["BatchEnqueuer", "BatchLimits"]
 
 _RESET = queue_script("reset_task")
 _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
+_ENQUEUE_LARGE = queue_script("enqueue_large")
 
 _SCRIPT_BYTES: Final = 4 * 1024 * 1024
 """Largest size of one script's messages, so that other clients do not wait long for it."""
@@ -122,10 +131,14 @@ class BatchEnqueuer:
         while answer == b"changed":  # another call replaced the task after it was read
             found = await self._gateway.command("HMGET", partition.record(message.id), "finished", "token", "replays")
             args = (message.envelope, message.arguments, token, message.id, *(value or b"" for value in found))
-            answer = await self._gateway.run(_RESET, keys, args)
+            reset = partial(self._replace, keys, args)
+            answer = await store_with_upload(self._gateway, partition, message.large, reset)
         if answer not in (b"stored", b"closed"):
             raise StillRunning(message.id, answer.decode())
         return answer == b"stored"
+
+    async def _replace(self, keys: Sequence[str], args: Sequence[Argument], uploads: Sequence[str]) -> Any:
+        return await self._gateway.run(_RESET, [*keys, *uploads], args)
 
     async def all(
         self, messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage]
@@ -237,6 +250,10 @@ class BatchEnqueuer:
             await self._group(partition, messages)
 
     async def _store(self, partition: Partition, messages: Sequence[TaskMessage]) -> list[int]:
+        """Store messages with one script; each with large arguments with one of its own."""
+        large = [position for position, message in enumerate(messages) if message.large is not None]
+        if large:
+            return await self._store_each(partition, messages, large)
         records = [partition.record(message.id) for message in messages]
         args: list[Argument] = []
         if self._delay_ms > 0:
@@ -251,9 +268,36 @@ class BatchEnqueuer:
             keys = [partition.ready, partition.closed, partition.timeline, *records]
             script = _ENQUEUE
         if self._replicated:
-            return await self._store_replicated(script, keys, args, partition, messages)
-        answers: list[int] = await self._gateway.run(script, keys, args)
+            answers: list[int] = await self._store_replicated(script, keys, args, partition, messages)
+        else:
+            answers = await self._gateway.run(script, keys, args)
         return answers
+
+    async def _store_each(
+        self, partition: Partition, messages: Sequence[TaskMessage], large: Sequence[int]
+    ) -> list[int]:
+        """Store messages of which some have large arguments, in order."""
+        answers: list[int] = []
+        start = 0
+        for position in large:
+            if start < position:
+                answers += await self._store(partition, messages[start:position])
+            answers += await self._store_large(partition, messages[position])
+            start = position + 1
+        return answers if start == len(messages) else answers + await self._store(partition, messages[start:])
+
+    async def _store_large(self, partition: Partition, message: TaskMessage) -> list[int]:
+        args = (message.id, message.envelope, message.arguments, max(0, self._delay_ms))
+        keys = [partition.ready, partition.closed, partition.timeline, partition.record(message.id)]
+
+        async def store(uploads: Sequence[str]) -> Any:
+            named = [*keys, *uploads, partition.due, partition.nudge]
+            if self._replicated:
+                return await self._store_replicated(_ENQUEUE_LARGE, named, args, partition, [message])
+            return await self._gateway.run(_ENQUEUE_LARGE, named, args)
+
+        answer: int = await store_with_upload(self._gateway, partition, message.large, store)
+        return [answer]
 
     async def _store_replicated(
         self,
@@ -262,13 +306,14 @@ class BatchEnqueuer:
         args: Sequence[Argument],
         partition: Partition,
         messages: Sequence[TaskMessage],
-    ) -> list[int]:
+    ) -> Any:
         try:
-            answers: list[int] = await self._gateway.run_replicated(script, keys, args, partition.mark)
+            answers = await self._gateway.run_replicated(script, keys, args, partition.mark)
         except NotReplicated as error:
-            answers = cast("list[int]", error.reply)
+            answers = error.reply
+            each = answers if isinstance(answers, list) else [-1 if answers is None else answers]
             # A closed partition has stored nothing; the router finds another one for these tasks.
-            stored = [message.id for message, answer in zip(messages, answers, strict=True) if answer >= 0]
+            stored = [message.id for message, answer in zip(messages, each, strict=True) if answer >= 0]
             if stored:
                 raise error.of_tasks(stored) from None
         return answers
@@ -306,6 +351,8 @@ class _Batch:
     def add(self, message: TaskMessage, most: int) -> list[TaskMessage] | None:
         """Add a message. If it does not fit into the batch, return the batch before it and start the next."""
         size = len(message.envelope) + len(message.arguments)
+        if message.large is not None:
+            size += message.large.reference.size
         self.size += size
         if self.messages and (self.size > _SCRIPT_BYTES or len(self.messages) >= most):
             full, self.messages, self.size = self.messages, [message], size

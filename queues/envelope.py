@@ -24,9 +24,20 @@ from .durations import Duration, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .keys import DATA_FORMAT
 from .partitions import spread
-from .security import DEEPEST, MOST_SECRET_PATHS, SECRET, SecretPaths, unwrap_secrets
+from .security import (
+    DEEPEST,
+    MOST_SECRET_PATHS,
+    SECRET,
+    SecretPaths,
+    TaskCipher,
+    argument_chunks,
+    arguments_field,
+    unwrap_secrets,
+)
+from .transport import LARGE_ARGUMENTS, LargeArguments, cut_arguments
 
 __all__ = [
+    "DEFAULT_LARGE_LIMIT",
     "DEFAULT_PAYLOAD_LIMIT",
     "FORMAT_VERSION",
     "Envelope",
@@ -44,6 +55,9 @@ FORMAT_VERSION: Final = 1
 
 DEFAULT_PAYLOAD_LIMIT: Final = 1024 * 1024
 """Largest size of envelope and arguments together, of a result, and of a step record, in bytes."""
+
+DEFAULT_LARGE_LIMIT: Final = 64 * 1024 * 1024
+"""Largest size of arguments and of results that are stored in chunks, in bytes."""
 
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
@@ -204,15 +218,15 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
         ) from None
 
 
-def check_size(what: str, size: int, limit: int) -> None:
+def check_size(what: str, size: int, limit: int, setting: str = "payload_limit") -> None:
     """Raise `PayloadTooLarge` if a size is over its limit."""
     if size > limit:
-        raise PayloadTooLarge(what, size, limit)
+        raise PayloadTooLarge(what, size, limit, setting)
 
 
 class TaskMessage(NamedTuple):
     """An encoded task. number: hash of its key, None for a task without a key. own_id: whether the caller chose the id,
-    so that the task may be stored already.
+    so that the task may be stored already. large: its arguments, if `arguments` is a reference to chunks.
     """
 
     id: str
@@ -220,6 +234,31 @@ class TaskMessage(NamedTuple):
     arguments: bytes
     number: int | None
     own_id: bool
+    large: LargeArguments | None = None
+
+    def check(self, payload_limit: int, large_limit: int) -> None:
+        """Raise `PayloadTooLarge` if the task is too large, also with its arguments in chunks."""
+        size = len(self.envelope) + len(self.arguments)
+        if size > payload_limit:
+            if large_limit <= payload_limit:
+                raise PayloadTooLarge("the task's envelope and arguments", size, payload_limit)
+            check_size("the task's envelope", len(self.envelope), payload_limit)
+            check_size("the task's arguments", len(self.arguments), large_limit, "large_limit")
+
+    def encrypted(self, cipher: TaskCipher, limit: int = DEFAULT_PAYLOAD_LIMIT) -> TaskMessage:
+        """Return the message as it is stored: encrypted if keys are set, and arguments over the limit in chunks."""
+        form = orjson.loads(self.envelope)
+        if len(self.envelope) + len(self.arguments) <= limit:
+            return self._replace(arguments=cipher.encrypt(arguments_field(form["task"]), self.arguments))
+        large = cut_arguments(cipher, self.id, form["task"], self.arguments)
+        form["requires"] = max(form.get("requires", 0), LARGE_ARGUMENTS)
+        return self._replace(envelope=orjson.dumps(form), arguments=large.reference.encode(), large=large)
+
+    def plain_arguments(self, cipher: TaskCipher, task: str) -> bytes:
+        """Return the arguments of an encrypted message as JSON. Raises `DecryptionError`."""
+        if self.large is not None:
+            return cipher.decrypt(argument_chunks(task), b"".join(self.large.chunks))
+        return cipher.decrypt(arguments_field(task), self.arguments)
 
     def placed_by_id(self) -> TaskMessage:
         """Return the message with a number from its id, so that an unconfirmed task is found when it is sent again."""

@@ -12,7 +12,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── BadAddress              the URL does not name a server that Perdure can use
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
 │   ├── PayloadTooLarge         arguments, result or record exceed the size limit
-│   ├── LargeValueLost          a chunk of a large result is missing or damaged
+│   ├── LargeValueLost          a chunk of a large value is missing or damaged
 │   ├── UnreadableEnvelope      a stream entry is not a task that this version can read
 │   ├── UnreadableCheckpoint    a task's checkpoint has content that no version has written
 │   ├── NewerVersionNeeded      a task needs a worker that knows a later data format
@@ -186,7 +186,7 @@ class PayloadTooLarge(QueueError, ValueError):
 
 
 class LargeValueLost(QueueError):
-    """A chunk of a large result is missing in Redis, or is not what was stored."""
+    """A chunk of large arguments or of a large result is missing in Redis, or is not what was stored."""
 
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"could not read {what}: {problem}; replay the task with --fresh, or enqueue it again")

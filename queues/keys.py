@@ -25,6 +25,8 @@ on one server.
     {ns:queue:n}:log:ID           stream  workers             like its record
     {ns:queue:n}:inbox:ID         hash    senders, workers    like its record; see inbox.py
     {ns:queue:n}:control:ID       hash    operators           while the task is live: what operators ask of its run
+    {ns:queue:n}:upload:ID:DIGEST hash    producers, workers  TTL of ten minutes: chunks of large arguments; it becomes
+                                                              the record of the task when that is stored
     {ns:~sessions:n}:session:ID   hash    producers, workers  until it is forgotten or idle for the retention
     {ns:~sessions:n}:history:ID   stream  producers, workers  like its session; at most about 10,000 turns
     {ns:~sessions:n}:timeline     zset    producers, workers  sessions by time of the last activity (ms)
@@ -63,6 +65,7 @@ from typing import Final, Literal
 __all__ = [
     "DATA_FORMAT",
     "GROUP",
+    "KEY_FORMAT",
     "RELEASED",
     "RESERVED",
     "SESSION_PARTITIONS",
@@ -75,8 +78,11 @@ __all__ = [
     "is_reserved",
 ]
 
-DATA_FORMAT: Final = 1
-"""Newest format of stored data that this version reads: key names, and what the keys hold."""
+DATA_FORMAT: Final = 2
+"""Newest format of stored data that this version reads: key names, and what the keys hold. Since 2: large arguments."""
+
+KEY_FORMAT: Final = 1
+"""Format of the key names and of their meaning. A process that does not know it cannot use the namespace."""
 
 GROUP = "workers"
 """The consumer group of every ready and nudge stream."""
@@ -162,6 +168,9 @@ class Partition:
 
     def control(self, task_id: str) -> str:
         return self._control + task_id
+
+    def upload(self, task_id: str, content: str) -> str:
+        return f"{{{self.namespace}:{self.queue}:{self.index}}}:upload:{task_id}:{content}"
 
     def run_keys(self, task_id: str) -> tuple[str, ...]:
         """Return what a run of a task writes to: `ready`, record, steps, log, inbox, control."""

@@ -9,7 +9,6 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-import orjson
 from pydantic_core import from_json
 
 from .catalog import Catalog, CatalogTask, read_catalog
@@ -18,10 +17,10 @@ from .derived_tasks import check_conflicts, find_conflicts
 from .durations import Duration, Moment, seconds_until, to_seconds
 from .enqueueing import BatchEnqueuer
 from .envelope import (
+    DEFAULT_LARGE_LIMIT,
     DEFAULT_PAYLOAD_LIMIT,
     EnvelopeTemplate,
     TaskMessage,
-    check_size,
     encode_arguments,
     make_options,
 )
@@ -32,7 +31,7 @@ from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions import PartitionRouter
 from .pubsub import TaskNotifications
-from .security import Encryptor, arguments_field
+from .security import Encryptor
 from .transport import Address, Gateway, Replicated, Replication, ServerRequirements
 
 __all__ = ["Key", "Producer", "key_of", "map_items"]
@@ -63,6 +62,7 @@ class Producer:
         namespace: str | None = None,
         address: Address | None = None,
         payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
+        large_limit: int = DEFAULT_LARGE_LIMIT,
         result_ttl: Duration = DEFAULT_RESULT_TTL,
         gateway: Gateway | None = None,
         replication: Replication | None = None,
@@ -75,7 +75,8 @@ class Producer:
             redis_url: Default: PERDURE_REDIS_URL, else the embedded server.
             namespace: Default: PERDURE_NAMESPACE, else `perdure`.
             address: In place of a URL.
-            payload_limit: Largest size of envelope and arguments of one task, in bytes.
+            payload_limit: Largest size of envelope and arguments of one task in one message, in bytes.
+            large_limit: Largest size of arguments that are stored in chunks; 0 for none.
             result_ttl: Seconds for which the record of a task is kept that is cancelled before it runs, unless
                 `perdure config set result_ttl` has stored another value.
             gateway: An open gateway to share. The producer does not close it.
@@ -88,7 +89,7 @@ class Producer:
         settings = read_settings(ConnectionSettings, {"redis_url": redis_url or None, "namespace": namespace or None})
         self.address = address or settings.address
         self.namespace = Namespace(settings.namespace)
-        self.payload_limit = payload_limit
+        self.payload_limit, self.large_limit = payload_limit, large_limit
         self.result_ttl = to_seconds(result_ttl)
         self.gateway = gateway or Gateway(
             self.address,
@@ -143,7 +144,7 @@ class Producer:
 
         Raises:
             CatalogError: No queue is named, and the catalog lists no such task, several, or other arguments.
-            PayloadTooLarge: The task is over the payload limit.
+            PayloadTooLarge: The arguments are over the limit of large ones.
             TaskExists: A stored task has this id, and another name or other arguments.
             TypeError: The arguments are not JSON.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
@@ -334,16 +335,13 @@ class Producer:
         return BatchEnqueuer(self.gateway, router, delay, replicated=durability is not None)
 
     def _ready(self, message: TaskMessage, queue: str) -> TaskMessage:
-        """Return the message, checked against the payload limit and encrypted."""
-        size = len(message.envelope) + len(message.arguments)
-        if size > self.payload_limit:
-            check_size("the task's envelope and arguments", size, self.payload_limit)
-        encryptor = self.gateway.encryptor
-        if not encryptor.active:
+        """Return the message as it is stored. Raises `PayloadTooLarge`."""
+        encryptor, limit = self.gateway.encryptor, self.payload_limit
+        if len(message.envelope) + len(message.arguments) > limit:
+            message.check(limit, self.large_limit)
+        elif not encryptor.active:
             return message
-        kind = arguments_field(orjson.loads(message.envelope)["task"])
-        cipher = encryptor.of(self.namespace.partition(queue), message.id)
-        return message._replace(arguments=cipher.encrypt(kind, message.arguments))
+        return message.encrypted(encryptor.of(self.namespace.partition(queue), message.id), limit)
 
     def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
         return TaskHandle(

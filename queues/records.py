@@ -199,12 +199,14 @@ class Record:
 
 
 def shown_arguments(cipher: TaskCipher, task: str | None, data: bytes | None, secrets: SecretPaths) -> bytes | None:
-    """Return arguments for display: decrypted and with masked secrets, or why they cannot be decrypted."""
+    """Return arguments for display: with masked secrets, the size of large ones, or why they cannot be read."""
     if data is None:
         return None
     try:
+        if (large := LargeValue.decode(data)) is not None:
+            return large.shown.encode()
         return mask(cipher.decrypt(arguments_field(task or "?"), data, plain=True), secrets)
-    except DecryptionError as error:
+    except (DecryptionError, LargeValueLost) as error:
         return f"({error})".encode()
 
 

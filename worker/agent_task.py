@@ -9,7 +9,7 @@ from typing import Any, Generic
 import orjson
 from pydantic import ValidationError
 
-from ..queues import EnvelopeTemplate, TaskHandle
+from ..queues import EnvelopeTemplate, TaskHandle, check_size
 from .agent import Agent, S, StateType, problem_of
 from .arguments import Arguments
 from .durable import EnqueueCall
@@ -72,6 +72,8 @@ class AgentTask(Generic[S]):
             self.state_type.kind(**task.arguments.decode(arguments))
         except ValidationError as error:
             raise InvalidArguments(task.name, problem_of(error)) from None
+        producer = task.app.producer
+        check_size("the arguments of an agent", len(arguments), producer.payload_limit)  # they are a part of its state
         task_id = self._id(arguments, key)
         if (chain := task.app.enqueue_chain) is None:
             message = task.template.message(arguments, secrets, task_id=task_id)
@@ -82,7 +84,6 @@ class AgentTask(Generic[S]):
                 call,
                 lambda: EnvelopeTemplate(task.name, call.headers).message(arguments, secrets, task_id=task_id),
             )
-        producer = task.app.producer
         if fresh:
             return await producer.enqueue_fresh(message, queue=task.queue, decode=task.decode)
         # The id stands for the goal: a key may stand for several texts, and some inputs are not part of a goal.

@@ -163,6 +163,7 @@ class App:
                 address=self.settings.address,
                 namespace=self.settings.namespace,
                 payload_limit=self.settings.payload_limit,
+                large_limit=self.settings.large_limit,
                 result_ttl=self.settings.result_ttl,
                 encryptor=self.encryptor,
                 replication=self.settings.replication,

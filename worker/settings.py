@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 
 from ..deadletter import DEFAULT_RETENTION, Retry
 from ..queues import DEFAULT_PAYLOAD_LIMIT, ConnectionSettings, Seconds, read_settings
+from ..queues.envelope import DEFAULT_LARGE_LIMIT
 
 __all__ = ["Settings", "load_settings"]
 
@@ -36,8 +37,8 @@ class Settings(ConnectionSettings):
         dead_letter_ttl: Retention of dead letters.
         session_ttl: Retention of sessions after their last message.
         partitions: Read all partitions of the queues ("all"), or share them with other workers ("share").
-        payload_limit: Limit of arguments and records in bytes; a larger result of a step or a task is stored in chunks.
-        large_limit: Limit of results that are stored in chunks, in bytes; 0 for none.
+        payload_limit: Limit of messages and records in bytes; larger arguments and results are stored in chunks.
+        large_limit: Limit of arguments and results that are stored in chunks, in bytes; 0 for none.
         artifacts: Artifact store: a folder or an fsspec URL; empty for a folder in data_dir.
         artifact_limit: Limit of one artifact in bytes, and of one file of a workspace.
         workspaces: Folder of the workspaces of running tasks; empty for the system's temporary folder.
@@ -73,7 +74,7 @@ class Settings(ConnectionSettings):
     session_ttl: Seconds = 365 * 86_400.0
     partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
-    large_limit: Annotated[int, Field(ge=0)] = 64 << 20
+    large_limit: Annotated[int, Field(ge=0)] = DEFAULT_LARGE_LIMIT
     artifacts: str = ""
     artifact_limit: Annotated[int, Field(ge=1)] = 1 << 30
     workspaces: str = ""

@@ -6,7 +6,8 @@
 --          expired; 1 replayed; -1 the record has expired: first find out whether the id was enqueued again in another
 --          partition
 -- Atomic: the task leaves the dead-letter stream in the script that adds it to the ready stream. A message that is not
--- a task was buried under a made-up id (unreadable-...): its record is deleted.
+-- a task was buried under a made-up id (unreadable-...): its record is deleted. New arguments replace the chunks of large
+-- ones, too.
 local found = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not found then
   return 0
@@ -18,10 +19,11 @@ end
 if not holder[1] and ARGV[4] ~= '1' then
   return -1
 end
-local message, nameless = {'again', '1'}, false
+local message, nameless, former = {'again', '1'}, false, nil
 for i = 1, #found[2], 2 do
   local name, value = found[2][i], found[2][i + 1]
   local raw = string.match(name, '^raw:(.*)$')
+  former = (raw or name) == 'args' and value or former
   nameless = nameless or (name == 'id' and string.sub(value, 1, 11) == 'unreadable-')
   if raw and raw ~= 'again' then
     message[#message + 1] = raw
@@ -32,6 +34,12 @@ for i = 1, #found[2], 2 do
   elseif name == 'args' then
     message[#message + 1] = 'args'
     message[#message + 1] = ARGV[3] ~= '' and ARGV[3] or value
+  end
+end
+if ARGV[3] ~= '' and former then
+  local digest, chunks = string.match(former, '^#.*"digest":"(%x+)".*"chunks":(%d+)')
+  for chunk = 0, (chunks or 0) - 1 do
+    redis.call('HDEL', KEYS[2], 'args:' .. digest .. ':' .. chunk)
   end
 end
 local entry = redis.call('XADD', KEYS[5], '*', unpack(message))

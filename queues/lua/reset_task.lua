@@ -1,10 +1,12 @@
+-- include: upload
 -- Store a task in the place of an ended one with the same id.
--- KEYS  ready stream, mark of a closed partition, record, steps, log, dead-letter stream, inbox, timeline
+-- KEYS  ready stream, mark of a closed partition, record, steps, log, dead-letter stream, inbox, timeline, upload
 -- ARGV  envelope, arguments, token of this call, id, then what the caller has read of the record: finished, token,
 --       replays
 -- returns  the state of a task that has not ended; 'stored'; 'closed' if the partition is closed: what an ended task
---          left here was deleted, and the caller stores the task in another partition; or 'changed': the record is not
---          that of the task that the caller has read
+--          left here was deleted, and the caller stores the task in another partition; 'changed': the record is not that
+--          of the task that the caller has read; or nil: the upload of large arguments, if
+--          the caller names one, is not complete (see upload.lua)
 -- Atomic: what the earlier task left, a dead letter included, is deleted in the script that adds the new message.
 -- Idempotent: after a lost reply, the token in the record shows that the task is stored. A command that arrives late
 -- does not replace a task that was stored since.
@@ -18,11 +20,20 @@ end
 if (held[4] or '') ~= ARGV[5] or (held[3] or '') ~= ARGV[6] or (held[5] or '') ~= ARGV[7] then
   return 'changed'
 end
+if KEYS[9] and not complete(KEYS[9], ARGV[2]) then
+  return false
+end
+local closed = redis.call('EXISTS', KEYS[2]) == 1
+if KEYS[9] and not closed then
+  take_upload(KEYS[9], KEYS[3])
+else
+  redis.call('DEL', KEYS[3])
+end
 if held[2] then
   redis.call('XDEL', KEYS[6], held[2])
 end
-redis.call('DEL', KEYS[3], KEYS[4], KEYS[5], KEYS[7])
-if redis.call('EXISTS', KEYS[2]) == 1 then
+redis.call('DEL', KEYS[4], KEYS[5], KEYS[7])
+if closed then
   redis.call('ZREM', KEYS[8], ARGV[4])
   return 'closed'
 end

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Final
 
 from ..errors import Refused
-from ..keys import DATA_FORMAT, GROUP, Namespace, Partition
+from ..keys import DATA_FORMAT, GROUP, KEY_FORMAT, Namespace, Partition
 from ..transport import Gateway, pairs, queue_script
 from .route import SINGLE, Generation, Route, UnreadableRoute
 
@@ -166,7 +166,7 @@ async def retire_generation(
 async def _set_route(gateway: Gateway, namespace: Namespace, queue: str, known: bytes, new: bytes) -> bool:
     """Replace the route that was read, and store the data format. Return False if the route is another one by now."""
     keys = [namespace.queues, namespace.deployment]
-    return bool(await gateway.run(_SET_ROUTE, keys, [queue, known, new, DATA_FORMAT]))
+    return bool(await gateway.run(_SET_ROUTE, keys, [queue, known, new, KEY_FORMAT]))
 
 
 def _check_format(namespace: Namespace, stored: bytes | None) -> None:

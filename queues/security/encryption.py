@@ -49,6 +49,7 @@ __all__ = [
     "RESULT_CHUNKS",
     "Encryptor",
     "TaskCipher",
+    "argument_chunks",
     "arguments_field",
     "event_field",
     "is_encrypted",
@@ -74,6 +75,11 @@ _NEWEST: Final = 15
 def arguments_field(task: str) -> str:
     """Return the kind of a task's arguments. An envelope that is changed to another name cannot decrypt them."""
     return f"args:{task}"
+
+
+def argument_chunks(task: str) -> str:
+    """Return the kind of arguments that are stored in chunks."""
+    return f"chunks:{task}"
 
 
 def event_field(number: int) -> str:
@@ -191,7 +197,7 @@ class TaskCipher:
         steps = {"c": "a step", "d": "a step", "i": "the intent of a step", "s": "the progress of a step"}
         if name in steps:
             return f"{steps[name]} {rest!r} of task {self._task_id}"
-        return f"the {'arguments' if name == 'args' else name} of task {self._task_id}"
+        return f"the {'arguments' if name in ('args', 'chunks') else name} of task {self._task_id}"
 
 
 @lru_cache(maxsize=8)

@@ -12,6 +12,7 @@
     cluster       the same gateway over the nodes of a Redis Cluster
     scripts       Lua scripts, called by digest
     large_values  values that are stored in chunks
+    large_arguments  arguments that are, from before their task is stored
     backoff       delays between attempts; the loop that waits while Redis is unavailable
 
 The gateway repeats a command whose reply was lost only if it is repeatable: a script must have the same effect when it
@@ -26,6 +27,7 @@ from .address import Address
 from .backoff import Backoff, jittered, retry_while_unavailable
 from .clients import COMMAND_TIMEOUT, is_missing_group, is_read_only, sync_client, translated
 from .gateway import Argument, BlockingConnection, Command, Gateway, GatewayTimings
+from .large_arguments import LARGE_ARGUMENTS, LargeArguments, cut_arguments, read_arguments, store_with_upload
 from .large_values import CHUNK_BYTES, REFERENCE, LargeValue, bytes_as_json, cut, read_large
 from .replication import Replicated, Replication
 from .scripts import Script, load_script, pairs, queue_script
@@ -34,6 +36,7 @@ from .server_check import ServerRequirements
 __all__ = [
     "CHUNK_BYTES",
     "COMMAND_TIMEOUT",
+    "LARGE_ARGUMENTS",
     "REFERENCE",
     "Address",
     "Argument",
@@ -42,6 +45,7 @@ __all__ = [
     "Command",
     "Gateway",
     "GatewayTimings",
+    "LargeArguments",
     "LargeValue",
     "Replicated",
     "Replication",
@@ -49,14 +53,17 @@ __all__ = [
     "ServerRequirements",
     "bytes_as_json",
     "cut",
+    "cut_arguments",
     "is_missing_group",
     "is_read_only",
     "jittered",
     "load_script",
     "pairs",
     "queue_script",
+    "read_arguments",
     "read_large",
     "retry_while_unavailable",
+    "store_with_upload",
     "sync_client",
     "translated",
 ]

@@ -12,6 +12,7 @@ holds for all scripts.
 | `delivery/test_due_set` | due, promote, schedule |
 | `test_enqueue` | enqueue |
 | `test_inbox` | park, send_message |
+| `delivery/test_large_arguments` | enqueue_large, upload_chunk |
 | `delivery/test_leases` | raise_count, renew_leases |
 | `delivery/test_quarantine` | clear_quarantined, excuse_crashes, quarantine, report_crash, take_quarantined |
 | `test_queue_rates` | read_workers, register_worker |

@@ -22,7 +22,7 @@ from perdure.queues import (
     TaskNotFound,
     succeed,
 )
-from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.keys import KEY_FORMAT
 from perdure.queues.transport import Argument
 from perdure.queues.transport.scripts import queue_script
 
@@ -173,14 +173,14 @@ async def test_none_is_no_work(gateway: Gateway, namespace: Namespace, producer:
     assert await producer.enqueue_many("t", [], queue="default") == []
     assert await dump(gateway, namespace) == {
         namespace.queues.encode(): (True, {b"default": b"1"}),
-        namespace.deployment.encode(): (True, {b"format": str(DATA_FORMAT).encode()}),
+        namespace.deployment.encode(): (True, {b"format": str(KEY_FORMAT).encode()}),
     }
 
 
 async def test_what_is_too_large_keeps_the_whole_batch_back(
     gateway: Gateway, namespace: Namespace, namespace_name: str
 ) -> None:
-    async with Producer(namespace=namespace_name, gateway=gateway, payload_limit=200) as producer:
+    async with Producer(namespace=namespace_name, gateway=gateway, payload_limit=200, large_limit=0) as producer:
         with pytest.raises(PayloadTooLarge, match="over the limit of 200 bytes") as refused:
             await producer.enqueue_many("t", [{"n": 1}, {"text": "x" * 200}], queue="default")
     assert refused.value.size > refused.value.limit == 200
@@ -192,7 +192,7 @@ async def test_the_limit_itself_is_allowed(gateway: Gateway, namespace_name: str
     size = len(exactly.envelope) + len(b"{}")
     async with Producer(namespace=namespace_name, gateway=gateway, payload_limit=size) as exact:
         await exact.send([exactly], queue="default")
-    async with Producer(namespace=namespace_name, gateway=gateway, payload_limit=size - 1) as short:
+    async with Producer(namespace=namespace_name, gateway=gateway, payload_limit=size - 1, large_limit=0) as short:
         with pytest.raises(PayloadTooLarge):
             await short.send([exactly], queue="default")
 

@@ -34,7 +34,7 @@ from perdure.queues import (
     set_partitions,
     succeed,
 )
-from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.keys import DATA_FORMAT, KEY_FORMAT
 from perdure.queues.partitions.resharding import PartitionStatus, close_partition, partition_status, sync_route
 from perdure.queues.partitions.route import SINGLE, spread
 from perdure.queues.transport.gateway import Argument
@@ -93,7 +93,7 @@ async def test_a_queue_in_use_gets_new_partitions(gateway: Gateway, namespace: N
 
 async def test_data_of_a_newer_format_is_refused(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
     await producer.enqueue("t", queue="default")
-    assert await gateway.command("HGET", namespace.deployment, "format") == str(DATA_FORMAT).encode()
+    assert await gateway.command("HGET", namespace.deployment, "format") == str(KEY_FORMAT).encode()
     await gateway.command("HSET", namespace.deployment, "format", DATA_FORMAT + 1)
     refused = rf"namespace '{namespace.name}': its data has format {DATA_FORMAT + 1}.*upgrade"
     async with Producer(namespace=namespace.name, gateway=gateway) as later:

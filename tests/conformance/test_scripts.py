@@ -54,6 +54,7 @@ from perdure.queues import (
     take_quarantined,
     wake_version,
 )
+from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT
 from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.partitions.assignment import join_group
@@ -79,7 +80,7 @@ from tests.support.servers.every_node import on_every_node
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
-PRELUDES = {"fence", "retention", "seen"}
+PRELUDES = {"fence", "retention", "seen", "upload"}
 
 
 def header(path: Path) -> str:
@@ -223,6 +224,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await enqueue_successor(gateway, namespace, following) == partition
         await confirm_successor(gateway, namespace, "next token")
         assert await (await known(producer, "next")).cancel() is State.CANCELLED
+        large = await producer.enqueue("t", {"text": "x" * DEFAULT_PAYLOAD_LIMIT}, queue="default")
+        assert await large.cancel() is State.CANCELLED
         dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
         assert await replay(gateway, kept, Replay())
         assert await purge(gateway, dropped)

@@ -57,7 +57,7 @@ from perdure.queues.delivery.quarantine_store import (
 )
 from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.inspection import trim_timeline
-from perdure.queues.keys import DATA_FORMAT, GROUP, RELEASED, SUSPECTS, is_reserved
+from perdure.queues.keys import DATA_FORMAT, GROUP, KEY_FORMAT, RELEASED, SUSPECTS, is_reserved
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
@@ -281,7 +281,7 @@ class Queues(RuleBasedStateMachine):
             self.crew[name] = self.ground.run(made)
             self.ledger.join(name)
             self.ledger.held.put_new(self.namespace.queues, "default", b"1")
-            self.ledger.held.put_new(self.namespace.deployment, "format", str(DATA_FORMAT).encode())
+            self.ledger.held.put_new(self.namespace.deployment, "format", str(KEY_FORMAT).encode())
         return self.crew[name]
 
     def begin(self, name: str, deliveries: list[Delivery], expected: list[Handed], *, heard: bool = True) -> None:
@@ -1024,11 +1024,11 @@ class Queues(RuleBasedStateMachine):
         for _ in range(2):
             keys = [self.namespace.queues, self.namespace.deployment]
             answer = self.ground.run(
-                self.ground.gateway.run(queue_script("set_route"), keys, ["other", was, new, DATA_FORMAT])
+                self.ground.gateway.run(queue_script("set_route"), keys, ["other", was, new, KEY_FORMAT])
             )
             if done:
                 if known != new:
-                    self.ledger.held.put_new(self.namespace.deployment, "format", str(DATA_FORMAT).encode())
+                    self.ledger.held.put_new(self.namespace.deployment, "format", str(KEY_FORMAT).encode())
                 known = new
                 self.ledger.held.put(self.namespace.queues, {"other": new})
             self.same(bool(answer), done)

@@ -178,6 +178,7 @@ PLACEHOLDERS = {
     "version": "VERSION",
     "task": "TASK",
     "digest": "ID",
+    "content": "DIGEST",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
 NO_KEYS |= {"session_partition", "session_partitions"}

@@ -20,14 +20,14 @@ from tests.conftest import watched
 SCRIPTS = sorted(Path(perdure.__file__).parent.glob("*/lua/*.lua"))
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
-PRELUDES = {"fence", "retention", "seen"}
+PRELUDES = {"fence", "retention", "seen", "upload"}
 KEYLESS = {"TIME"}
 FIRST = {"XPENDING", "XCLAIM", "XACK", "XDEL", "XADD", "XRANGE", "XTRIM", "SET", "EXISTS", "DEL", "PEXPIRE", "PERSIST"}
 FIRST |= {"GET", "HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "PUBLISH"}
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
-FIRST |= {"HKEYS", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE"}
+FIRST |= {"HKEYS", "HLEN", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE"}
 SECOND = {"XGROUP", "XINFO"}
-EVERY = {"DEL", "EXISTS"}
+EVERY = {"DEL", "EXISTS", "RENAME"}
 """Where a command has its keys: nowhere, first, after a subcommand, everywhere."""
 
 
@@ -198,7 +198,8 @@ def test_scripts_build_no_key_names(path: Path) -> None:
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
         around = source[max(0, found.start() - 4) : found.end() + 4]
         assert ".." not in around, f"{path.name}: {around}"
-    assert not re.search(r"[{}]:|:(ready|nudge|due|seen|dead|closed|lock|record|steps|log|inbox|control)\b", source)
+    kinds = "ready|nudge|due|seen|dead|closed|lock|record|steps|log|inbox|control|upload"
+    assert not re.search(rf"[{{}}]:|:({kinds})\b", source)
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)

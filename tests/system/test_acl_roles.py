@@ -291,6 +291,25 @@ async def test_no_role_may_do_what_is_not_its_own(
 
 
 @pytest.mark.parametrize("role", ROLES)
+async def test_large_arguments_need_the_documented_rights(
+    users: dict[str, Settings], node: Node, namespace_name: str, role: str
+) -> None:
+    text = {"text": "x" * 1_100_000}
+    async with App("roles", settings=users[role]) as app:
+        with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
+            await app.producer.enqueue("large", text, task_id="x", queue="roles")
+        partition = app.producer.namespace.partition("roles")
+        assert node.command("EXISTS", partition.record("x"), partition.ready) == 0, "refused before anything changes"
+        upload = f"~{{{namespace_name}:*}}:upload:*"
+        granted = ["+rename", "+persist", "+pexpire", "+hlen", *([upload] if role == "producer" else [])]
+        node.command("ACL", "SETUSER", role, *granted)
+        node.command("ACL", "LOG", "RESET")
+        handle = await app.producer.enqueue("large", text, task_id="x", queue="roles")
+        assert node.command("PTTL", handle.partition.record("x")) == -1
+    assert refused(node) == []
+
+
+@pytest.mark.parametrize("role", ROLES)
 async def test_no_role_reaches_another_namespace(users: dict[str, Settings], node: Node, role: str) -> None:
     node.command("HSET", "{elsewhere:default:0}:record:x", "result", "1")
     node.command("HSET", "session:of-another-program", "a", "1")

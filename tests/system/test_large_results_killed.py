@@ -1,7 +1,9 @@
-"""kill -9 around the record of a large step result: before it, the step runs again; after it, the chunks are read."""
+"""kill -9 around the record of a large step result, and of a worker and a producer of a task with large arguments."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -57,3 +59,57 @@ async def test_a_worker_killed_before_and_after_the_record_of_a_large_result(
     assert await bounded(handle.result()) == "<" + "x" * SIZE + ">"
     lifetimes = await producer.gateway.pipeline([("TTL", steps), ("TTL", record)])
     assert all(0 < ttl <= 600 for ttl in lifetimes)
+
+
+PRODUCER = """
+import asyncio, sys
+from perdure import Producer
+from perdure.queues import Gateway
+
+run = Gateway.run
+
+
+async def until_enqueue(gateway, script, keys, args):
+    if script.name == "enqueue_large":
+        print("uploaded", flush=True)
+        await asyncio.sleep(3600)
+    return await run(gateway, script, keys, args)
+
+
+async def main(url, namespace, size):
+    Gateway.run = until_enqueue
+    async with Producer(url, namespace=namespace) as producer:
+        await producer.enqueue("count", {"text": "x" * int(size)}, queue="large")
+
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_worker_and_a_producer_of_a_task_with_large_arguments_killed(
+    workers: WorkerProcesses, producer: Producer, settings: Settings, tmp_path: Path
+) -> None:
+    size = 20_000_000
+    arguments = {"text": "x" * size, "path": str(tmp_path / "go")}
+    handle = await producer.enqueue("count", arguments, queue="large", result_ttl=600)
+    first = await workers.start().ready()
+    await workers.line("waits", pid=first.pid)
+    second = workers.start()
+    first.kill()
+    await workers.line("waits", pid=second.pid)
+    assert [line.key for line in workers.lines("takes")] == [str(size)] * 2
+
+    command = (sys.executable, "-c", PRODUCER, settings.redis_url, settings.namespace, str(SIZE))
+    dying = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert dying.stdout is not None
+    assert await bounded(dying.stdout.readline()) == b"uploaded\n"
+    dying.kill()
+    await dying.wait()
+    pattern = handle.partition.upload("*", "*").replace("{", "[{]").replace("}", "[}]")
+    (upload,) = await producer.gateway.command("KEYS", pattern)
+    assert 0 < await producer.gateway.command("TTL", upload) <= 600
+    assert await producer.gateway.command("XLEN", handle.partition.ready) == 1, "the first task alone"
+
+    (tmp_path / "go").touch()
+    assert await bounded(handle.result()) == 2 * size
+    assert 0 < await producer.gateway.command("TTL", handle.partition.record(handle.id)) <= 600

@@ -257,7 +257,7 @@ async def test_of_many_all_are_checked_before_any_is_sent(opened: App) -> None:
 
 @pytest.mark.integration
 async def test_a_payload_over_the_limit_is_refused_with_both_sizes(settings: Settings) -> None:
-    app = App("shop", settings=settings.model_copy(update={"payload_limit": 2000}))
+    app = App("shop", settings=settings.model_copy(update={"payload_limit": 2000, "large_limit": 0}))
 
     @app.task
     async def job(ctx: Context, text: str) -> None: ...

@@ -41,7 +41,6 @@ from ...queues import (
     TaskHandle,
     TaskMessage,
     check_name,
-    check_size,
     list_workers,
     spread,
 )
@@ -65,6 +64,7 @@ class Defaults:
     key: str | None
     options: Options
     payload_limit: int
+    large_limit: int
     catalog: Catalog
     secrets: SecretPaths = ()
 
@@ -173,8 +173,7 @@ def make_message(
     message = EnvelopeTemplate(task, headers, defaults.options).message(
         to_json(args), defaults.secrets, key=key, task_id=task_id
     )
-    size = len(message.envelope) + len(message.arguments)
-    check_size("the task's envelope and arguments", size, defaults.payload_limit)
+    message.check(defaults.payload_limit, defaults.large_limit)
     return message
 
 
@@ -301,7 +300,8 @@ async def enqueue(
     except ValueError as error:
         raise Misuse(problem(error)) from None
     secrets = tuple(tuple(name.split(".")) for name in secret or ())
-    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit, await producer.catalog(), secrets)
+    limits = producer.payload_limit, producer.large_limit
+    defaults = Defaults(task, queue, delay, key, options, *limits, await producer.catalog(), secrets)
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
         await _send_one(producer, defaults, args, task_id, replicated, json)

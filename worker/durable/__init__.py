@@ -26,7 +26,7 @@ through `run.recorder`, which is fenced. worker/journal/step_record.py has the s
 """
 
 from .context import Context, current_context
-from .continuation import HANDING, successor_of
+from .continuation import HANDING, complete_successor, successor_of
 from .goal import goal_of
 from .log_calls import log_orphans
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
@@ -74,6 +74,7 @@ __all__ = [
     "artifact_store",
     "build_chain",
     "codec_of",
+    "complete_successor",
     "counters_after",
     "current_context",
     "current_step",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, NoReturn, Protocol
 
 import orjson
@@ -22,7 +23,6 @@ from ...queues import (
     Namespace,
     SecretPaths,
     Successor,
-    arguments_field,
     check_name,
     check_size,
     check_task_id,
@@ -31,13 +31,15 @@ from ...queues import (
     new_task_id,
     read_log_tail,
 )
+from ...queues.transport import read_arguments
 from ..journal import HANDOFF, handoff_of
 from ..journal.handoff import RECEIVED
 from ..journal.run_events import HandedOff
 from .run import Run
 from .steps.current import check_place
+from .steps.large import read_step_result, store_step_result
 
-__all__ = ["HANDING", "Receiver", "continue_as", "successor_of"]
+__all__ = ["HANDING", "Receiver", "complete_successor", "continue_as", "successor_of"]
 
 HANDING: Final = "#handing"
 """Checkpoint key of the plan."""
@@ -81,10 +83,14 @@ async def continue_as(
     name = own.task if to is None else to if isinstance(to, str) else to.name
     target_queue = queue or (run.delivery.partition.queue if to is None or isinstance(to, str) else to.queue)
     check_name("queue", target_queue)
-    data, marks = _arguments(run, None if isinstance(to, str) else to, arguments)
-    check_size("the arguments of the successor", len(data), run.payload_limit)
+    data, marks = await _arguments(run, None if isinstance(to, str) else to, arguments)
+    limit = max(run.settings.large_limit, run.payload_limit)
+    check_size("the arguments of the successor", len(data), limit, "large_limit")
     task_id = await _free_id(run)
     await run.flush()
+    stored = data
+    if len(data) > run.payload_limit:
+        stored = await store_step_result(run, HANDING, data, None, len(data))
     event = HandedOff(why=why, to=task_id, steps=run.history.records + run.steps_recorded)
     tail = await read_log_tail(run.gateway, run.delivery.partition, run.id)
     event_entry = run.next_entry(event)
@@ -99,7 +105,7 @@ async def continue_as(
         "v": 1,
         "envelope": envelope.encode().decode(),
         "queue": target_queue,
-        "arguments": data.decode(),
+        "arguments": stored.decode(),
         "handoff": handoff.to_json().decode(),
         "source": f"{run.id} {new_task_id()}",
     }
@@ -128,13 +134,21 @@ def successor_of(run: Run) -> Successor | None:
     )
 
 
-def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -> tuple[bytes, SecretPaths]:
+async def complete_successor(run: Run, successor: Successor) -> Successor:
+    """Return the successor with its arguments, which are in chunks if they are large.
+
+    Raises `LargeValueLost`, `DecryptionError`.
+    """
+    return replace(successor, arguments=await read_step_result(run, HANDING, successor.arguments))
+
+
+async def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -> tuple[bytes, SecretPaths]:
     """Return the given arguments, or this task's, as JSON with the paths of their secrets; validated if possible."""
     schema: _Arguments | None = getattr(to, "arguments", None)
     if given is not None:
         return encode_arguments(given) if schema is None else schema.encode_call((), given)
-    cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
-    data = cipher.decrypt(arguments_field(run.envelope.task), run.delivery.fields.get(b"args", b"{}"), plain=True)
+    stored = run.delivery.fields.get(b"args", b"{}")
+    data = await read_arguments(run.gateway, run.delivery.partition, run.id, run.envelope.task, stored, plain=True)
     if schema is not None:
         schema.decode(data)
     return data, run.envelope.secrets

@@ -111,7 +111,7 @@ async def fork(
         known.state, from_json(origin.arguments), edit or {}, agent=known.agent is not None, secret=secret
     )
     data = to_json(arguments) if edit else origin.arguments
-    check_size("the task's arguments", len(data), producer.payload_limit)
+    check_size("the task's arguments", len(data), max(producer.large_limit, producer.payload_limit), "large_limit")
     recorded = await recorded_results(gateway, partition, task_id)
     last = await read_last_events(gateway, partition, task_id, 1)
     if last and last[0].id != known.entry:  # the source runs: its newer records are not part of the state read

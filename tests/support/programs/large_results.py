@@ -1,4 +1,4 @@
-"""A worker whose task has a large step result. With HELD, it never stores the reference to the stored chunks."""
+"""A worker whose tasks have large results or arguments. With HELD, it never stores the reference to stored chunks."""
 
 from __future__ import annotations
 
@@ -51,6 +51,14 @@ async def report(ctx: Context, size: int, path: str) -> str:
     text = await ctx.step("make", make, size)
     await ctx.step("wait", wait_for, path)
     return f"<{text}>"
+
+
+@app.task(retry=Retry(max_attempts=1, max_crashes=1000))
+async def count(ctx: Context, text: str, path: str) -> int:
+    note("takes", str(len(text)))
+    first = await ctx.step("count", text.count, "x")
+    await ctx.step("wait", wait_for, path)
+    return first + text.count("x")
 
 
 async def main() -> None:

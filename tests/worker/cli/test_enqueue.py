@@ -150,6 +150,7 @@ def test_misuse_sends_nothing(args: tuple[str, ...], said: str) -> None:
 
 def test_arguments_over_the_size_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
+    monkeypatch.setenv("PERDURE_LARGE_LIMIT", "0")
     answer = call("enqueue", "audit", "--queue", "default", "--args", json.dumps({"text": "x" * 1024}))
     assert answer.code == 2
     assert "over the limit of 1,024 bytes" in answer.err
@@ -226,6 +227,7 @@ def test_a_large_file_is_sent_in_full_and_in_order(redis_url: str, namespace_nam
 )
 def test_one_invalid_line_prevents_the_whole_file(line: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
+    monkeypatch.setenv("PERDURE_LARGE_LIMIT", "0")
     answer = from_lines({"args": {}, "id": "first"}, line, {"args": {}})
     assert (answer.code, answer.out) == (2, "")
     assert "nothing was sent, 1 of 3 lines are invalid" in answer.err

@@ -81,6 +81,7 @@ class ConnectionOptions:
             address=settings.address,
             namespace=settings.namespace,
             payload_limit=settings.payload_limit,
+            large_limit=settings.large_limit,
             result_ttl=settings.result_ttl,
             encryptor=settings.encryptor,
             replication=settings.replication,

@@ -7,6 +7,7 @@ from functools import partial
 
 from ....deadletter import Reason
 from ....queues import (
+    DecryptionError,
     Entry,
     Gateway,
     HandOffRefused,
@@ -19,7 +20,8 @@ from ....queues import (
     forward_messages,
     retry_while_unavailable,
 )
-from ...durable import Run, StopReason, counters_after, successor_of
+from ....queues.errors import LargeValueLost
+from ...durable import Run, StopReason, complete_successor, counters_after, successor_of
 from ...log import log_wait, logger
 from ..outcome import Burial, Outcome, Success
 from .execution import Execution
@@ -47,13 +49,19 @@ async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
     counters = counters_after(StopReason.CONTINUED, run.history.counters)
     namespace = Namespace(run.delivery.partition.namespace)
     handed_to = successor.envelope.id
-    store: Callable[[], Awaitable[Partition | None]] = partial(enqueue_successor, gateway, namespace, successor)
-    if run.history.continued == successor.source:  # a worker has read it; it may have ended and expired since
-        store = partial(find_task, gateway, namespace, handed_to)
+    store: Callable[[], Awaitable[Partition | None]]
     try:
+        if run.history.continued == successor.source:  # a worker has read it; it may have ended and expired since
+            store = partial(find_task, gateway, namespace, handed_to)
+        else:
+            store = partial(enqueue_successor, gateway, namespace, await complete_successor(run, successor))
         to = await retry_while_unavailable(store, on_wait=log_wait(f"task {run.id}", run.touch))
     except HandOffRefused as refused:
         return Burial(Reason.NOT_RETRYABLE, counters, refused)
+    except LargeValueLost as lost:
+        return Burial(Reason.UNREADABLE, counters, lost)
+    except DecryptionError as error:
+        return Burial(Reason.UNDECRYPTABLE, counters, error)
     if to is not None:
         await _forward(gateway, run, to, handed_to)
     logger.bind(task=run.envelope.task, id=run.id).info(

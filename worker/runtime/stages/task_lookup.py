@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from ....deadletter import Reason
 from ....queues import MARK, DecryptionError, KeyMissing, Redaction, arguments_field, secret_values
+from ....queues.errors import LargeValueLost
+from ....queues.transport import REFERENCE, read_arguments
 from ...durable import Run
 from ...errors import InvalidArguments, UnknownTask
 from ...registry import Registry, Task
@@ -61,13 +65,35 @@ class DecodeArguments:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def __call__(self, execution: Execution) -> Outcome | None:
+    def __call__(self, execution: Execution) -> Outcome | Coroutine[Any, Any, Outcome | None] | None:
+        run, task = execution.run, execution.task
+        data = run.delivery.fields.get(b"args", b"{}")
+        if data[:1] == REFERENCE:
+            return self._decode_large(execution, data)
         try:
-            execution.arguments = decode_arguments(execution.run, execution.task)
+            encryptor = run.gateway.encryptor
+            if data[:1] == MARK or encryptor.required:
+                data = encryptor.of(run.delivery.partition, run.id).decrypt(arguments_field(task.name), data)
+            execution.arguments = decode_arguments(run, task, data)
         except DecryptionError as error:
             return _undecryptable(execution, self._settings, error)
         except InvalidArguments as invalid:
-            return Burial(Reason.INVALID_ARGUMENTS, execution.run.history.counters, invalid)
+            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+        return None
+
+    async def _decode_large(self, execution: Execution, reference: bytes) -> Outcome | None:
+        """Read the chunks of large arguments, and decode them in a thread: the event loop has other tasks."""
+        run, task = execution.run, execution.task
+        try:
+            data = await read_arguments(run.gateway, run.delivery.partition, run.id, task.name, reference)
+            execution.arguments = await asyncio.to_thread(decode_arguments, run, task, data)
+        except DecryptionError as error:
+            return _undecryptable(execution, self._settings, error)
+        except LargeValueLost as lost:
+            return Burial(Reason.UNREADABLE, run.history.counters, lost)
+        except InvalidArguments as invalid:
+            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+        run.touch()
         return None
 
 
@@ -77,17 +103,11 @@ def _undecryptable(execution: Execution, settings: Settings, error: DecryptionEr
     return Burial(Reason.UNDECRYPTABLE, execution.run.history.counters, error)
 
 
-def decode_arguments(run: Run, task: Task[Any, Any]) -> dict[str, Any]:
+def decode_arguments(run: Run, task: Task[Any, Any], data: bytes) -> dict[str, Any]:
     """Return the arguments by name; from now on the run keeps their secrets out of logs and events.
 
-    Raises:
-        DecryptionError: they are encrypted, and cannot be decrypted.
-        InvalidArguments: they do not fit the handler.
+    Raises `InvalidArguments` if they do not fit the handler.
     """
-    data = run.delivery.fields.get(b"args", b"{}")
-    encryptor = run.gateway.encryptor
-    if data[:1] == MARK or encryptor.required:
-        data = encryptor.of(run.delivery.partition, run.id).decrypt(arguments_field(task.name), data)
     paths, known = run.envelope.secrets, task.arguments
     if paths:
         run.keep_secret(Redaction(secret_values(data, paths)))

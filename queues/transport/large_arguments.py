@@ -1,0 +1,105 @@
+"""Large arguments: stored in chunks before their task, whose record they become part of when it is stored.
+
+The chunks are written to a key with a TTL, the upload. The script that stores the task renames the upload to the task's
+record, so the chunks belong to the task from then on, and expire with it. The message has a reference in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from ..errors import LargeValueLost
+from ..keys import Partition
+from ..security import TaskCipher, argument_chunks, arguments_field
+from .gateway import Gateway
+from .large_values import LargeValue, cut, read_large
+from .scripts import queue_script
+
+__all__ = ["LARGE_ARGUMENTS", "LargeArguments", "cut_arguments", "read_arguments", "store_with_upload"]
+
+LARGE_ARGUMENTS: Final = 2
+"""Data format that a worker must know to read large arguments."""
+
+_UPLOAD = queue_script("upload_chunk")
+
+_TTL: Final = 600_000
+"""Milliseconds for which an upload is kept after its last chunk."""
+
+_UPLOADS: Final = 3
+"""Attempts to store a task before its upload is gone."""
+
+_PLACE: Final = "args"
+
+
+class LargeArguments(NamedTuple):
+    """Chunks of the arguments of a task that is not stored yet, and the reference to them."""
+
+    task_id: str
+    reference: LargeValue
+    chunks: Sequence[bytes]
+
+    async def upload(self, gateway: Gateway, key: str) -> None:
+        """Store the chunks one by one."""
+        for number, chunk in enumerate(self.chunks):
+            await gateway.run(_UPLOAD, [key], [_field(self.reference, number), chunk, _TTL])
+
+
+def cut_arguments(cipher: TaskCipher, task_id: str, task: str, arguments: bytes) -> LargeArguments:
+    """Cut arguments, as JSON, into chunks, encrypted if keys are set."""
+    reference, chunks = cut(_PLACE, cipher.encrypt(argument_chunks(task), arguments), size=len(arguments))
+    return LargeArguments(task_id, reference, chunks)
+
+
+async def store_with_upload(
+    gateway: Gateway,
+    partition: Partition,
+    large: LargeArguments | None,
+    store: Callable[[Sequence[str]], Awaitable[Any]],
+) -> Any:
+    """Store one task, after the upload of its large arguments if it has any; return the answer of its script.
+
+    Args:
+        store: Runs the script with the upload among its keys. The answer is None if the upload is not complete.
+
+    Raises:
+        LargeValueLost: The upload expired, again and again, before the task was stored.
+    """
+    if large is None:
+        return await store(())
+    upload = partition.upload(large.task_id, large.reference.digest)
+    for attempt in range(_UPLOADS):
+        # Most scripts leave a task alone that is stored already; one that replaces it asks for the upload.
+        if attempt or not await gateway.command("EXISTS", partition.record(large.task_id)):
+            await large.upload(gateway, upload)
+        answer = await store([upload])
+        if answer is not None:
+            return answer
+    raise LargeValueLost(f"the arguments of task {large.task_id}", "their chunks expired before the task was stored")
+
+
+async def read_arguments(
+    gateway: Gateway, partition: Partition, task_id: str, task: str, stored: bytes, *, plain: bool | None = None
+) -> bytes:
+    """Return stored arguments as decrypted JSON, large ones from their chunks.
+
+    Args:
+        task: Name of the task.
+        plain: Whether arguments that are not encrypted are accepted; see `TaskCipher.decrypt`.
+
+    Raises:
+        DecryptionError: They cannot be decrypted.
+        LargeValueLost: A chunk is missing or damaged.
+    """
+    cipher = gateway.encryptor.of(partition, task_id)
+    reference = LargeValue.decode(stored)
+    if reference is None:
+        return cipher.decrypt(arguments_field(task), stored, plain=plain)
+    decrypt = partial(cipher.decrypt, argument_chunks(task), plain=plain)
+    what = f"the arguments of task {task_id}"
+    return await read_large(gateway, partition.record(task_id), _field(reference, ""), _PLACE, reference, decrypt, what)
+
+
+def _field(reference: LargeValue, number: int | str) -> str:
+    return f"args:{reference.digest}:{number}"
