@@ -215,6 +215,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
             "event": b"{}",
             "done": {"a": b"1"},
             "saved": {},
+            "other": {},
         }
         assert await store_fork(gateway, namespace, origin, "forked", **copied) == partition
         forked = await producer.find("forked")
