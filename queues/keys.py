@@ -42,6 +42,9 @@ on one server.
     {ns}:registry:catalog         zset    workers             TTL of 30 days: published apps (score: ms of the start)
     {ns}:registry:catalog:APP:VERSION  string  workers        TTL of 30 days: tasks of one version of an app, catalog.py
     {ns}:registry:crashes:NAME    zset    supervisors         TTL of the window; one member per crash (score: ms)
+    {ns}:workspace:NAME           hash    workers             files of a shared workspace; TTL, renewed by each write
+    {ns}:registry:workspaces      zset    workers             shared workspaces by the end of their TTL (ms)
+    {ns}:control:identity:AGENT   hash    operators           for ever: the identity of an agent, the last 100 versions
     {ns}:control:config           hash    operators           for ever: settings that all workers share
     {ns}:control:paused           zset    supervisors         TTL of 30 days (score: ms at which a pause is dropped)
     {ns}:control:pause:NAME       hash    supervisors         until it is lifted; TTL of 30 days
@@ -279,6 +282,16 @@ class Namespace:
 
     def catalog_entry(self, app: str, version: str) -> str:
         return f"{{{self.name}}}:registry:catalog:{app}:{version}"
+
+    def workspace(self, name: str) -> str:
+        return f"{{{self.name}}}:workspace:{check_name('workspace', name)}"
+
+    @property
+    def workspaces(self) -> str:
+        return f"{{{self.name}}}:registry:workspaces"
+
+    def identity(self, agent: str) -> str:
+        return f"{{{self.name}}}:control:identity:{agent}"
 
     def crashes(self, supervisor: str) -> str:
         return f"{{{self.name}}}:registry:crashes:{supervisor}"

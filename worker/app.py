@@ -14,7 +14,7 @@ from ..queues.sessions import check_session_id
 from .agent import Agent, S, StateType, make_handler
 from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp
-from .durable import Chain, Durability, Middleware, build_chain
+from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain
 from .errors import ConfigurationError, LifespanError
 from .handlers import Handler, P, R, SyncHandler
 from .journal import AgentState
@@ -130,6 +130,13 @@ class App:
         lifespan.
         """
         return self._sync
+
+    def shared_workspace(self, name: str, *, by: str = "") -> SharedWorkspace:
+        """Return files that several tasks and programs change, while the app is open; see docs/how-to/workspaces.md.
+
+        by: writer that the files name.
+        """
+        return SharedWorkspace(self.producer.gateway, self.settings, name, by=by)
 
     @property
     def enqueue_chain(self) -> Chain | None:

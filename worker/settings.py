@@ -43,7 +43,8 @@ class Settings(ConnectionSettings):
         artifact_limit: Limit of one artifact in bytes, and of one file of a workspace.
         workspaces: Folder of the workspaces of running tasks; empty for the system's temporary folder.
         workspace_limit: Limit of the saved files of one workspace in bytes.
-        workspace_files: Limit of their number.
+        workspace_files: Limit of their number, and of the files of a shared workspace.
+        workspace_ttl: Retention of a shared workspace after its last change.
         log_level: Lowest level that is logged.
         log_json: Log as JSON.
         log_tasks: Log the start and the end of each run.
@@ -80,6 +81,7 @@ class Settings(ConnectionSettings):
     workspaces: str = ""
     workspace_limit: Annotated[int, Field(ge=1)] = 1 << 30
     workspace_files: Annotated[int, Field(ge=1)] = 10_000
+    workspace_ttl: Seconds = 30 * 86_400.0
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
     log_tasks: bool = False

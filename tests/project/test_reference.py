@@ -179,6 +179,8 @@ PLACEHOLDERS = {
     "task": "TASK",
     "digest": "ID",
     "content": "DIGEST",
+    "name": "NAME",
+    "agent": "AGENT",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
 NO_KEYS |= {"session_partition", "session_partitions"}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
 from ..durable import AlreadyDone, Context
+from ..identity import Identity
 from ..journal import AgentState, PlanStep
 from ..memory import NewMemory
 from .coherence import Coherence
@@ -37,6 +38,8 @@ class Agent(Generic[S]):
         keep_messages: messages that stay in the state; None: all. Older ones remain in the event log.
         save_every: seconds between two saves of a step's `progress`.
         wake_when_due: whether an idle session of the agent gets a turn when a commitment in its state falls due.
+        identity: who the agent is, apart from its work, until `perdure identity set` stores another one; None for an
+            agent without one. See docs/how-to/identity.md.
         coherence: checks whether the agent still works on its goal, see docs/explanation/coherence.md.
     """
 
@@ -47,6 +50,7 @@ class Agent(Generic[S]):
     keep_messages: ClassVar[int | None] = 500
     save_every: ClassVar[float] = 60.0
     wake_when_due: ClassVar[bool] = False
+    identity: ClassVar[Identity | None] = None
     coherence: ClassVar[Coherence] = Coherence()
 
     def __init_subclass__(cls, **keywords: Any) -> None:

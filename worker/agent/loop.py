@@ -21,6 +21,7 @@ from ..log import log_wait, logger
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
 from .background import in_background
+from .chosen_identity import read_identity
 from .coherence import CoherenceMonitor
 from .context.tokens import Estimate, message_tokens
 from .live_state import LiveState
@@ -56,6 +57,8 @@ class Loop(Generic[S]):
         if recorded is not None:
             return codec_of(self._agent.finish).decode_record(_FINISH, StepRecord.decode(recorded).result)
         await self._live.open(goal, inputs)
+        if self._agent.identity is not None:
+            await read_identity(self._run, self._agent.identity)
         if self._live.gap is not None:
             await self._rewind(*self._live.gap)
         if archived := self._live.archive_due():  # a version without an archive, or a larger one, wrote the state

@@ -10,6 +10,7 @@
     dlq.py                  dlq list, show, replay, purge, export
     artifacts.py            artifacts list, gc
     memory/                 perdure memory
+    identity.py             identity show, set, log
     encryption_keys.py      keys generate, list
     config.py               config set, unset, show
     server.py               server start, stop, status
@@ -50,6 +51,7 @@ COMMANDS = (
     LazyCommand("dlq", ".dlq:app", "List, show, replay, purge and export dead letters."),
     LazyCommand("artifacts", ".artifacts:app", "List artifacts, and delete unlinked ones."),
     LazyCommand("memory", ".memory.commands:app", "Manage the long-term memories of agents."),
+    LazyCommand("identity", ".identity:app", "Show and change the identity of agents."),
     LazyCommand("keys", ".encryption_keys:app", "Generate encryption keys, and list those in use."),
     LazyCommand("config", ".config:app", "Store the settings that all workers must share."),
     LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server."),

@@ -16,7 +16,7 @@ import typer
 
 from ...queues import Producer
 from ..artifacts import ArtifactLink, ArtifactStore, all_links, orphans, task_links
-from ..durable import artifact_store, workspace_hashes
+from ..durable import artifact_store, shared_hashes, workspace_hashes
 from ..settings import load_settings
 from .support.connection import ConnectionOptions, connected, find_handle, with_connection_options
 from .support.errors import Failed, Misuse
@@ -230,12 +230,14 @@ async def _collect(place: ConnectionOptions, grace: float, dry_run: bool, json: 
 
 
 async def _linked(producer: Producer, store: ArtifactStore, bar: Bar) -> AsyncIterator[str]:
-    """Yield the hashes that tasks link: of their artifacts, and of the files of their workspaces."""
+    """Yield the hashes that are linked: by artifacts of tasks, by their workspaces and by shared ones."""
     async for _, _, links in all_links(producer.gateway, producer.namespace):
         bar.advance()
         for link in links:
             yield link.hash
     async for digest in workspace_hashes(producer.gateway, producer.namespace, store):
+        yield digest
+    async for digest in shared_hashes(producer.gateway, producer.namespace):
         yield digest
 
 

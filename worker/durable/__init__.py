@@ -13,6 +13,7 @@
     messaging.py          ctx.inbox, ask, send
     task_artifacts.py     ctx.artifacts
     task_workspace.py     ctx.workspace
+    shared_workspace.py   files of several tasks, with compare-and-set
     task_memory.py        ctx.memory
     recall.py             ctx.recall_step
     resume_info.py        ctx.resume_info
@@ -33,6 +34,7 @@ from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, bu
 from .observer import RunObserver
 from .recall import RecalledStep, recall_step
 from .run import Run
+from .shared_workspace import SharedFile, SharedWorkspace, shared_hashes
 from .steps.codec import Codec, codec_of, make_codec
 from .steps.current import CURRENT_RUN, Step, StepCall, current_step
 from .steps.keys import forget_steps
@@ -63,6 +65,8 @@ __all__ = [
     "Run",
     "RunObserver",
     "Settlement",
+    "SharedFile",
+    "SharedWorkspace",
     "Step",
     "StepCall",
     "StepOptions",
@@ -84,6 +88,7 @@ __all__ = [
     "make_codec",
     "recall_step",
     "restore_workspace",
+    "shared_hashes",
     "stop_of_event",
     "store_findings",
     "store_task_result",

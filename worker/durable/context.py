@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from ...deadletter import Retry
 from ...queues import Duration, InboxMessage, Moment, Sent, TaskHandle, to_seconds
 from ..errors import StepOutsideTask
+from ..identity import IdentityVersion
 from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.agent_events import Decided, Discovered, MessageAdded
 from ..log import logger
@@ -21,6 +22,7 @@ from .progress import report_progress
 from .recall import RecalledStep, recall_step
 from .resume_info import ResumeInfo
 from .run import Run
+from .shared_workspace import SharedWorkspace
 from .step_caller import StepCaller
 from .steps.current import CURRENT_RUN, step_here
 from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
@@ -89,6 +91,12 @@ class TaskInfo:
         return self._run.resumption
 
     @property
+    def identity(self) -> IdentityVersion | None:
+        """The identity of the agent, as it was stored when this run began; None for tasks without one."""
+        found: IdentityVersion | None = self._run.identity
+        return found
+
+    @property
     def log(self) -> Logger:
         """A logger with the task's name and id bound, and within a step its name."""
         step, bound = step_here(), logger.bind(task=self.task, id=self.task_id)
@@ -130,6 +138,10 @@ class Context(TaskInfo, StepCaller):
     def workspace(self) -> Workspace:
         """A folder whose files are saved with each step and restored with the task; see docs/how-to/workspaces.md."""
         return workspace_of(self._run)
+
+    def shared_workspace(self, name: str) -> SharedWorkspace:
+        """Return files that several tasks change, with compare-and-set; see docs/how-to/workspaces.md."""
+        return SharedWorkspace(self._run.gateway, self._run.settings, name, by=self._run.id)
 
     @property
     def artifacts(self) -> Artifacts:

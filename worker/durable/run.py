@@ -48,6 +48,7 @@ class Run(HandlerTask):
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
         context: the `Context` of the handler and its middleware while the handler runs, else None.
         workspace: the `Workspace` of the task, None if nothing has used it.
+        identity: the `IdentityVersion` of the agent, None for tasks without one.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class Run(HandlerTask):
         "gateway",
         "history",
         "id",
+        "identity",
         "keys",
         "memory",
         "payload_limit",
@@ -124,6 +126,7 @@ class Run(HandlerTask):
         self.around_step: Callable[..., Awaitable[Any]] | None = None
         self.context: Any = None
         self.workspace: Any = None
+        self.identity: Any = None
         self._observers: tuple[RunObserver, ...] = ()
         self._used_messages: set[int] | None = None
         self._quiet: anyio.Event | None = None

@@ -39,6 +39,8 @@ PerdureError
 │   ├── StateTooLarge           the state exceeds the size limit
 │   ├── StateUnstorable         a field has no JSON form or has the wrong type
 │   └── StateDrift              the state differs from the reduction of its log
+├── IdentityError               the identity of an agent is too large or cannot be read
+│   └── IdentityConflict        it has another version than the caller expected
 ├── BadHandoff                  a stored handoff document cannot be read
 ├── Reschedule                  raised by a handler to run the task again later
 │   ├── RetryLater              counts as an attempt
@@ -59,6 +61,8 @@ from .agents import (
     CompactionFailed,
     ContextError,
     ContextTooLarge,
+    IdentityConflict,
+    IdentityError,
     StateDrift,
     StateError,
     StateMismatch,
@@ -117,6 +121,8 @@ __all__ = [
     "ContextTooLarge",
     "CrashLoop",
     "FileConflict",
+    "IdentityConflict",
+    "IdentityError",
     "Incoherent",
     "InvalidArguments",
     "LifespanError",

@@ -13,6 +13,8 @@ __all__ = [
     "CompactionFailed",
     "ContextError",
     "ContextTooLarge",
+    "IdentityConflict",
+    "IdentityError",
     "StateDrift",
     "StateError",
     "StateMismatch",
@@ -116,3 +118,24 @@ class BadHandoff(PerdureError):
     def __init__(self, task_id: str, problem: str) -> None:
         super().__init__(f"the handoff document of task {task_id} cannot be read: {problem}; it was not changed")
         self.task_id, self.problem = task_id, problem
+
+
+class IdentityError(PerdureError):
+    """The identity of an agent is too large, or its stored form cannot be read."""
+
+
+class IdentityConflict(IdentityError):
+    """The stored identity has another version than the caller expected; nothing was changed.
+
+    Attributes:
+        expected: Version that the caller expected; 0 for none.
+        version: Version that is stored; 0 for none.
+    """
+
+    def __init__(self, agent: str, expected: int, version: int) -> None:
+        super().__init__(
+            f"the identity of agent {agent!r} was expected to have version {expected} and has {version}; read it again "
+            "and repeat the change"
+        )
+        self.expected = expected
+        self.version = version

@@ -17,6 +17,7 @@ __all__ = [
     "Decided",
     "Discovered",
     "Finished",
+    "IdentityRead",
     "IncoherenceFound",
     "MessageAdded",
     "Planned",
@@ -158,6 +159,17 @@ class WorkspaceSaved(Event):
     more: Count = 0
     files: Count = 0
     size: Count = 0
+
+
+@built_in
+class IdentityRead(Event):
+    """Identity with which the agent works from here on. number: its version, 0 for that of its class."""
+
+    type: Literal["identity_read"] = "identity_read"
+    agent: str
+    number: Count = 0
+    former: Count | None = None
+    by: str = ""
 
 
 @built_in

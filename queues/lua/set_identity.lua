@@ -1,0 +1,20 @@
+-- Store an agent's identity as a new version.
+-- KEYS  identities of the agent
+-- ARGV  expected version ('' for any), the identity, who changed it and why, most versions that are kept
+-- returns  {1, version}, {0, version that is there}
+-- Atomic: of two changes that expect one version, the second is refused. An identity equal to the last one makes no new
+-- version, so that a repeated call has no effect.
+local version = tonumber(redis.call('HGET', KEYS[1], 'version') or 0)
+if version > 0 and redis.call('HGET', KEYS[1], 'v:' .. version) == ARGV[2] then
+  return {1, version}
+elseif ARGV[1] ~= '' and tonumber(ARGV[1]) ~= version then
+  return {0, version}
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+version = version + 1
+local former = version - tonumber(ARGV[4])
+redis.call('HSET', KEYS[1], 'version', version, 'v:' .. version, ARGV[2],
+  'm:' .. version, string.format('%.0f', now) .. ' ' .. ARGV[3])
+redis.call('HDEL', KEYS[1], 'v:' .. former, 'm:' .. former)
+return {1, version}

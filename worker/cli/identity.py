@@ -1,0 +1,142 @@
+"""`perdure identity`: who the agents are, apart from the state of their work."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from pydantic import ValidationError
+
+from ...queues import Producer
+from ..identity import Identity, IdentityVersion, identity_versions, set_identity
+from .support.connection import connected
+from .support.errors import Failed, Misuse
+from .support.output import AsJson, note, print_data, print_json, print_table
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent.", show_default=False)]
+
+
+@app.callback()
+def identity() -> None:
+    """Show and change the identity of an agent: role, policies, parameters, goals.
+
+    It is stored apart from the state of any task, in versions, and changes only
+    by 'perdure identity set'. An agent whose class has an 'identity' reads it at
+    the start of each run; that of the class holds until one is stored.
+    """
+
+
+@app.command()
+@connected
+async def show(
+    producer: Producer,
+    agent: Agent,
+    *,
+    version: Annotated[int | None, typer.Option("--version", metavar="N", help="An earlier version.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Print the stored identity, in the form that 'set' reads.
+
+    Example: perdure identity show assistant > identity.json
+    """
+    found = await identity_versions(producer.gateway, producer.namespace, agent)
+    shown = next((one for one in reversed(found) if version in (None, one.version)), None)
+    if shown is None:
+        which = "no identity" if version is None else f"no version {version} of an identity"
+        raise Failed(f"agent {agent!r} has {which} stored; store one with 'perdure identity set {agent} FILE'")
+    if json:
+        print_json(_described(shown))
+    else:
+        note(f"version {shown.version}{_changed(shown)}")
+        print_data(orjson.dumps(shown.identity.model_dump(mode="json"), option=orjson.OPT_INDENT_2).decode())
+
+
+@app.command("set")
+@connected
+async def set_(
+    producer: Producer,
+    agent: Agent,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON file; - for stdin.", show_default=False)],
+    *,
+    why: Annotated[str, typer.Option("--why", help="Reason of the change, kept with the version.")] = "",
+    by: Annotated[str, typer.Option("--by", help="Who changes it. Default: the user of this process.")] = "",
+    expected: Annotated[
+        int | None, typer.Option("--expect", metavar="N", help="Version that is to be changed; 0 for none.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Store an identity as a new version.
+
+    FILE has the fields role (text), policies (list of texts), parameters
+    (object) and goals (list of texts). Tasks that run keep theirs until their
+    next run.
+
+    Example: perdure identity set assistant identity.json --why "new refund limit"
+    """
+    wanted = _read(file)
+    version = await set_identity(
+        producer.gateway, producer.namespace, agent, wanted, expected=expected, by=by or _user(), why=why
+    )
+    if json:
+        print_json({"agent": agent, "version": version})
+    else:
+        print_data(str(version))
+
+
+@app.command()
+@connected
+async def log(producer: Producer, agent: Agent, *, json: AsJson = False) -> None:
+    """List the versions of an identity, the newest first: when, by whom, why."""
+    found = await identity_versions(producer.gateway, producer.namespace, agent)
+    if json:
+        print_json([_described(one) for one in reversed(found)])
+    elif found:
+        rows = [(str(one.version), _time(one), one.by, one.why) for one in reversed(found)]
+        print_table(("version#", "changed", "by", "why"), rows)
+    else:
+        note(f"agent {agent!r} has no identity stored")
+
+
+def _read(file: str) -> Identity:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+    except OSError as error:
+        raise Misuse(f"could not read {file}: {error.strerror}") from None
+    try:
+        return Identity.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Misuse(f"{file} is not an identity: {where}{': ' if where else ''}{first['msg']}") from None
+
+
+def _described(one: IdentityVersion) -> dict[str, Any]:
+    return {"version": one.version, "changed": _time(one), "by": one.by, "why": one.why} | {
+        "identity": one.identity.model_dump(mode="json")
+    }
+
+
+def _time(one: IdentityVersion) -> str:
+    return "" if one.at is None else datetime.fromtimestamp(one.at / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _changed(one: IdentityVersion) -> str:
+    who = f" by {one.by}" if one.by else ""
+    why = f": {one.why}" if one.why else ""
+    return f", changed {_time(one)}{who}{why}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a process without a user name, as in some containers
+        return ""

@@ -1,0 +1,174 @@
+"""Shared workspace: files that several tasks and programs change, each with a version that a change can require.
+
+The bytes are in the artifact store under their hash; Redis has path, version and hash. Bytes are stored first, so a
+writer that dies in between leaves bytes without a link, which the collector removes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Final
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ...queues import Gateway, Namespace
+from ...queues.transport import pairs, queue_script
+from ..artifacts import Data
+from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge
+from ..settings import Settings
+from ..workspace.manifest import check_path
+from .steps.current import step_here
+from .task_artifacts import artifact_store
+
+__all__ = ["SharedFile", "SharedWorkspace", "shared_hashes"]
+
+_PUT: Final = queue_script("put_file")
+
+
+class SharedFile(BaseModel):
+    """File of a shared workspace.
+
+    Attributes:
+        path: From the workspace, with `/` between names.
+        version: Grows with each write; a version is never used again.
+        hash: SHA-256 of the bytes, in hexadecimal.
+        size: Bytes.
+        by: Who wrote it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    path: str
+    version: int = 0
+    hash: str
+    size: int
+    by: str = ""
+
+    @property
+    def at(self) -> datetime:
+        """When it was written, by the Redis clock: versions follow it."""
+        return datetime.fromtimestamp(self.version / 1000, UTC)
+
+
+class SharedWorkspace:
+    """Files by path, with compare-and-set per file: a write can require the version that its writer has read."""
+
+    def __init__(self, gateway: Gateway, settings: Settings, name: str, *, by: str = "") -> None:
+        """Name a workspace; nothing is sent. by: writer that its files name. Raises `ValueError`."""
+        namespace = Namespace(settings.namespace)
+        self.name = name
+        self._key = namespace.workspace(name)
+        self._index = namespace.workspaces
+        self._gateway = gateway
+        self._settings = settings
+        self._by = by
+
+    async def write(self, path: str, data: Data, *, expected: int | None = None) -> SharedFile:
+        """Write a file; return it with its new version.
+
+        Within a step, a call that is repeated because the step was cut off has no effect if it was done.
+
+        Args:
+            path: From the workspace, with `/` between names.
+            data: As for an artifact: bytes, text (UTF-8), a `Path` or a stream.
+            expected: The version that the file must have; 0 if it must not exist; None for any.
+
+        Raises:
+            FileConflict: The file has another version.
+            WorkspaceTooLarge: The workspace has too many files.
+            WorkspaceError: The path is not valid.
+            ArtifactTooLarge, StoreUnavailable
+        """
+        self._check(path)
+        store = await artifact_store(self._gateway, self._settings)
+        stored = await store.save(self._what(path), data)
+        file = SharedFile(path=path, hash=stored.hash, size=stored.size, by=self._by)
+        step = step_here()
+        act = uuid.uuid4() if step is None else uuid.uuid5(_ACTS, f"{step.idempotency_key}/{path}/{stored.hash}")
+        version = await self._put(path, expected, str(act), file.model_dump_json(exclude={"version"}))
+        return file.model_copy(update={"version": version})
+
+    async def remove(self, path: str, *, expected: int | None = None) -> None:
+        """Remove a file. One that does not exist is no error. Raises `FileConflict`, `WorkspaceError`."""
+        self._check(path)
+        await self._put(path, expected, "", "")
+
+    async def find(self, path: str) -> SharedFile | None:
+        """Return a file with its version, None if it does not exist."""
+        self._check(path)
+        held = await self._gateway.command("HGET", self._key, f"f:{path}")
+        return None if held is None else _decode(self.name, path, held)
+
+    async def read(self, path: str | SharedFile) -> bytes:
+        """Return the bytes of a file, verified by their hash. Raises `WorkspaceError` if there is no such file."""
+        found = await self.find(path) if isinstance(path, str) else path
+        if found is None:
+            raise WorkspaceError(f"shared workspace {self.name!r} has no file {path!r}")
+        store = await artifact_store(self._gateway, self._settings)
+        return await store.read(self._what(found.path), found.hash, found.size)
+
+    async def list(self) -> list[SharedFile]:
+        """Return the files, sorted by path."""
+        fields = pairs(await self._gateway.command("HGETALL", self._key))
+        found = [
+            _decode(self.name, path, held)
+            for name, held in fields.items()
+            if (path := name.decode().removeprefix("f:")) != name.decode()
+        ]
+        return sorted(found, key=lambda file: file.path)
+
+    async def _put(self, path: str, expected: int | None, act: str, file: str) -> int:
+        settings = self._settings
+        answer, number, *held = await self._gateway.run(
+            _PUT,
+            [self._key, self._index],
+            [
+                path,
+                "" if expected is None else str(expected),
+                act,
+                settings.workspace_files,
+                round(settings.workspace_ttl * 1000),
+                self.name,
+                file,
+            ],
+        )
+        if answer == b"conflict":
+            by = SharedFile.model_validate_json(held[0]).by if held and held[0] else ""
+            raise FileConflict(self.name, path, expected or 0, int(number), by)
+        if answer == b"full":
+            raise WorkspaceTooLarge(
+                f"shared workspace {self.name!r} has {int(number):,} files, the most that it may have: remove some, "
+                "or raise PERDURE_WORKSPACE_FILES"
+            )
+        return int(number)
+
+    def _check(self, path: str) -> None:
+        if (problem := check_path(path)) is not None:
+            raise WorkspaceError(f"{self._what(path)} cannot be used: {problem}")
+
+    def _what(self, path: str) -> str:
+        return f"file {path!r} of shared workspace {self.name!r}"
+
+
+_ACTS: Final = uuid.UUID("8f0c2f9e-4f1b-4d5e-9c57-0f6f7f6f3b52")
+"""Name space of the ids of writes within steps (RFC 9562, version 5)."""
+
+
+async def shared_hashes(gateway: Gateway, namespace: Namespace) -> AsyncIterator[str]:
+    """Yield the hashes of the files of all shared workspaces. Raises `WorkspaceError`."""
+    for name in await gateway.command("ZRANGE", namespace.workspaces, 0, -1):
+        shown = name.decode()
+        for field, held in pairs(await gateway.command("HGETALL", namespace.workspace(shown))).items():
+            if field.startswith(b"f:"):
+                yield _decode(shown, field.decode()[2:], held).hash
+
+
+def _decode(workspace: str, path: str, held: bytes) -> SharedFile:
+    try:
+        version, _, data = held.split(b" ", 2)
+        return SharedFile.model_validate({**orjson.loads(data), "path": path, "version": int(version)})
+    except (ValueError, TypeError, ValidationError) as error:
+        raise WorkspaceError(f"could not read file {path!r} of shared workspace {workspace!r}: {error}") from None

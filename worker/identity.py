@@ -1,0 +1,139 @@
+"""Identity of an agent: who it is and what it must keep to, apart from the state of its work.
+
+It is stored per agent in versions, and changes only by an explicit act: `perdure identity set`, or `set_identity`. A
+run reads it at its start. An agent takes part if its class has an `identity`, which holds until one is stored.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from ..queues import Gateway, Namespace
+from ..queues.transport import pairs, queue_script
+from .errors import IdentityConflict, IdentityError
+
+__all__ = ["Identity", "IdentityVersion", "identity_versions", "load_identity", "set_identity"]
+
+_SET: Final = queue_script("set_identity")
+
+KEPT: Final = 100
+"""Number of versions that are kept."""
+
+_LIMIT: Final = 64 * 1024
+"""Largest identity in bytes: it is a part of each prompt."""
+
+
+class Identity(BaseModel):
+    """Description of an agent, apart from its work.
+
+    Attributes:
+        role: What the agent is, in a few sentences.
+        policies: Rules that it keeps to, in every task.
+        parameters: Values that its code reads, such as limits.
+        goals: Long-term goals, beyond a single task.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: str = ""
+    policies: tuple[str, ...] = ()
+    parameters: dict[Annotated[str, Field(min_length=1, max_length=200)], JsonValue] = {}
+    goals: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return the form for a model. It has no parameters: those are for code."""
+        parts = [self.role.strip()] if self.role.strip() else []
+        if self.policies:
+            parts.append("# Policies\n\n" + "\n".join(f"- {policy}" for policy in self.policies))
+        if self.goals:
+            parts.append("# Long-term goals\n\n" + "\n".join(f"- {goal}" for goal in self.goals))
+        return "\n\n".join(parts)
+
+
+class IdentityVersion(BaseModel):
+    """Stored identity.
+
+    Attributes:
+        version: Number from 1; 0 for the one of the agent's class.
+        at: Time of the change in milliseconds, by the Redis clock.
+        by: Who changed it.
+        why: Reason of the change.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    identity: Identity
+    version: int = 0
+    at: int | None = None
+    by: str = ""
+    why: str = ""
+
+    @property
+    def changed(self) -> datetime | None:
+        """When it was changed."""
+        return None if self.at is None else datetime.fromtimestamp(self.at / 1000, UTC)
+
+
+async def load_identity(gateway: Gateway, namespace: Namespace, agent: str) -> IdentityVersion | None:
+    """Return the stored identity of an agent, None if none is stored. Raises `IdentityError`."""
+    found = await identity_versions(gateway, namespace, agent)
+    return found[-1] if found else None
+
+
+async def identity_versions(gateway: Gateway, namespace: Namespace, agent: str) -> list[IdentityVersion]:
+    """Return the stored versions of an agent's identity, the oldest first. Raises `IdentityError`."""
+    fields = pairs(await gateway.command("HGETALL", namespace.identity(agent)))
+    numbers = sorted(int(name[2:]) for name in fields if name.startswith(b"v:"))
+    return [_decode(agent, number, fields[b"v:%d" % number], fields.get(b"m:%d" % number, b"")) for number in numbers]
+
+
+async def set_identity(
+    gateway: Gateway,
+    namespace: Namespace,
+    agent: str,
+    identity: Identity,
+    *,
+    expected: int | None = None,
+    by: str = "",
+    why: str = "",
+) -> int:
+    """Store an identity; return its version. One that is equal to the last makes no new version.
+
+    Args:
+        expected: The version that is to be changed, 0 for none; None for any.
+        by, why: Who changes it, and the reason; kept with the version.
+
+    Raises:
+        IdentityConflict: Another version is stored than the expected one.
+        IdentityError: The identity has more than 64 KiB.
+    """
+    data = orjson.dumps(identity.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
+    if len(data) > _LIMIT:
+        raise IdentityError(
+            f"the identity of agent {agent!r} must have at most {_LIMIT:,} bytes, got {len(data):,}: shorten it, since "
+            "each prompt has it"
+        )
+    meta = orjson.dumps({"by": by[:200], "why": why[:2000]})
+    stored, version = await gateway.run(
+        _SET, [namespace.identity(agent)], ["" if expected is None else str(expected), data, meta, KEPT]
+    )
+    if not stored:
+        raise IdentityConflict(agent, expected or 0, version)
+    return int(version)
+
+
+def _decode(agent: str, version: int, data: bytes, meta: bytes) -> IdentityVersion:
+    try:
+        at, _, more = meta.partition(b" ")
+        known = orjson.loads(more) if more else {}
+        identity = Identity.model_validate_json(data)
+        changed = int(at) if at else None
+        return IdentityVersion(
+            identity=identity, version=version, at=changed, by=known.get("by", ""), why=known.get("why", "")
+        )
+    except (ValidationError, ValueError, AttributeError) as error:
+        raise IdentityError(f"could not read version {version} of the identity of agent {agent!r}: {error}") from None
