@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
+from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings
 from perdure.worker.identity import Identity, set_identity
 
 from tests.support.command_line import call
@@ -38,6 +38,8 @@ async def test_a_stored_identity_replaces_that_of_the_class_from_the_next_run_on
 
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
             assert ctx.identity is not None
+            prompt = await ContextBuilder(window=8000, identity="Answer in one line.").build(ctx, state)
+            assert prompt.messages[0].content == f"{OWN.text()}\n\nAnswer in one line."
             seen.append((ctx.identity.version, ctx.identity.identity.parameters["limit"]))
             if step.key == "b" and ctx.attempt == 1:
                 changed = OWN.model_copy(update={"parameters": {"limit": 2}})

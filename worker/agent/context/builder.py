@@ -50,7 +50,7 @@ class ContextBuilder:
 
     Attributes:
         window: tokens that the model accepts.
-        identity: the start of every prompt.
+        identity: the start of every prompt, after the stored identity of the agent if it has one.
         rules: follow the identity, the same in every prompt.
         profile: lines about the user, or a function that returns them, which is called once per task.
         memory: a store or function that is searched for the goal and for each step; True for the task's own store, if
@@ -169,7 +169,7 @@ class ContextBuilder:
             found = [f"- not available, the search failed: {quoted_line(problem)}"]
         layers = Layers(
             state=state,
-            identity=self.identity,
+            identity=_identity(ctx, self.identity),
             rules=self.rules,
             background=background,
             received=_received(run),
@@ -240,6 +240,12 @@ def _run_of(ctx: Context) -> Run:
             "are recorded by its run"
         )
     return run
+
+
+def _identity(ctx: Context, own: str) -> str:
+    """Return the stored identity of the agent, and that of the builder after it."""
+    stored = "" if ctx.identity is None else ctx.identity.identity.text()
+    return f"{stored}\n\n{own}" if stored and own else stored or own
 
 
 _REASONS: Final[dict[After, str]] = {
