@@ -11,22 +11,27 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Final
 
-from .errors import DecryptionError
+import orjson
+
+from .errors import DecryptionError, TaskEnded, TaskNotFound
 from .keys import Partition
 from .records import opened_error, plain_data
 from .security import TaskCipher, event_field, is_encrypted
-from .transport import Gateway, pairs
+from .transport import Gateway, pairs, queue_script
 
 __all__ = [
     "LATEST_EVENTS",
     "LogTail",
     "TaskEvent",
+    "dismiss_finding",
     "opened_events",
     "read_events",
     "read_last_events",
     "read_log_tail",
     "walk_events",
 ]
+
+_DISMISS = queue_script("dismiss")
 
 _PAGE: Final = 200
 """Events that are read at once: each may be as large as the payload limit."""
@@ -90,6 +95,31 @@ async def read_last_events(
     newest = "+" if before is None else f"({before}"
     entries = await gateway.command("XREVRANGE", partition.log(task_id), newest, "-", "COUNT", limit)
     return opened_events(entries, task_id, gateway.encryptor.of(partition, task_id))
+
+
+async def dismiss_finding(gateway: Gateway, partition: Partition, task_id: str, number: int) -> None:
+    """Log that a person dismissed the finding of a coherence check whose event has this number.
+
+    Raises:
+        ValueError: The event is no finding.
+        TaskNotFound, TaskEnded
+    """
+    before, found = None, None
+    while found is None:
+        page = await read_last_events(gateway, partition, task_id, _PAGE, before=before)
+        found = next((event for event in page if event.number is not None and event.number <= number), None)
+        if len(page) < _PAGE:
+            break
+        before = page[-1].id
+    data = found.data if found is not None and found.number == number and found.type == "incoherent" else None
+    if not isinstance(data, dict) or not data.get("key"):
+        raise ValueError(f"event must be that of a finding of task {task_id}, got {number}")
+    log = orjson.dumps({"event": number, "finding": data["key"]})
+    answer = await gateway.run(_DISMISS, [partition.record(task_id), partition.log(task_id)], [log])
+    if answer == b"missing":
+        raise TaskNotFound(task_id, f"queue {partition.queue!r}")
+    if answer != b"dismissed":
+        raise TaskEnded(task_id, answer.decode())
 
 
 def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, cipher: TaskCipher) -> list[TaskEvent]:

@@ -18,7 +18,7 @@ from .derived_tasks import MOST_HAND_OFFS, confirm_successor
 from .durations import Moment, seconds_until
 from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import HandOffRefused, NotOpen, QueueError, TaskCancelled, TaskFailed, TaskNotFound
-from .event_log import TaskEvent, read_events, walk_events
+from .event_log import TaskEvent, dismiss_finding, read_events, walk_events
 from .explanation import Explanation, explain_task
 from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .inspection import find_task
@@ -246,24 +246,15 @@ class TaskHandle(Generic[R]):
             TaskNotFound: There is no record.
         """
         partition = self.partition
-        keys = [
-            partition.ready,
-            partition.record(self.id),
-            partition.steps(self.id),
-            partition.log(self.id),
-            partition.due,
-            partition.retentions,
-            partition.inbox(self.id),
-            partition.control(self.id),
-            partition.timeline,
-        ]
+        ready, record, steps, log, inbox, control = partition.run_keys(self.id)
+        keys = [ready, record, steps, log, partition.due, partition.retentions, inbox, control, partition.timeline]
         namespace = Namespace(partition.namespace)
         answer = b"changed"
         while answer == b"changed":  # the task was replaced or replayed after it was read
             stored, (source, *read) = await self._gateway.pipeline(
                 [
                     ("HGET", namespace.config, "result_ttl"),
-                    ("HMGET", partition.record(self.id), "handed_from", "at", "entry", "token", "replays"),
+                    ("HMGET", record, "handed_from", "at", "entry", "token", "replays"),
                 ]
             )
             ttl = read_seconds(stored) or self._retention
@@ -301,6 +292,10 @@ class TaskHandle(Generic[R]):
             message_id=message_id,
             limit=self._payload_limit,
         )
+
+    async def dismiss(self, event: int) -> None:
+        """Dismiss the coherence finding that has this event, and equal ones from now on. Raises `ValueError`."""
+        await dismiss_finding(self._gateway, self.partition, self.id, event)
 
     async def pending_messages(self) -> list[InboxMessage]:
         """Return the messages in the task's inbox that it has not used yet, in order. They stay there."""
@@ -378,6 +373,10 @@ class TaskHandle(Generic[R]):
     def send_sync(self, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
         """See `send`."""
         return self._sync(lambda: self.send(content, sender=sender, message_id=message_id), "send(...)")
+
+    def dismiss_sync(self, event: int) -> None:
+        """See `dismiss`."""
+        self._sync(lambda: self.dismiss(event), "dismiss(...)")
 
     def pending_messages_sync(self) -> list[InboxMessage]:
         """See `pending_messages`."""

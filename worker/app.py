@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, overload
 from ..deadletter import Retry
 from ..queues import Duration, Encryptor, Producer, check_name
 from ..queues.sessions import check_session_id
-from .agent import Agent, S, StateType, make_handler
+from .agent import Agent, Coherence, S, StateType, make_handler
 from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp
 from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain
@@ -210,6 +210,7 @@ class App:
         on_orphan: OnOrphan = "warn",
         version: int = 1,
         strict_order: bool = False,
+        coherence: Coherence | None = None,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -225,6 +226,7 @@ class App:
         on_orphan: OnOrphan = "warn",
         version: int = 1,
         strict_order: bool = False,
+        coherence: Coherence | None = None,
     ) -> Any:
         """Register a function as a task. Raises `TaskDefinitionError`.
 
@@ -246,6 +248,7 @@ class App:
                 began with. A worker leaves a task that began with a later one to newer workers.
             strict_order: refuse a new step that comes before recorded ones of its scope, before it runs
                 (`StepOutOfOrder`). Concurrent branches need a scope each.
+            coherence: checks while the task runs, see docs/explanation/coherence.md; None for none.
         """
         queue = self._queue(queue)
 
@@ -262,6 +265,7 @@ class App:
                 on_orphan=on_orphan,
                 version=version,
                 strict_order=strict_order,
+                coherence=coherence,
             )
 
         return register if handler is None else register(handler)

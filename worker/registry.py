@@ -37,6 +37,7 @@ from ..queues import (
     seconds_until,
     to_seconds,
 )
+from .agent import Coherence, watched
 from .arguments import Arguments, type_hints
 from .durable import Chain, Codec, Context, Durability, EnqueueCall, make_codec
 from .errors import InvalidArguments, TaskDefinitionError
@@ -322,6 +323,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         on_orphan: OnOrphan = "warn",
         version: int = 1,
         strict_order: bool = False,
+        coherence: Coherence | None = None,
     ) -> Task[Any, Any]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
         name = name or getattr(handler, "__name__", "")
@@ -347,7 +349,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             raise TaskDefinitionError(f"task {name!r}: its result: {error.message}") from None
         task = Task(
             name=name,
-            handler=function,
+            handler=function if coherence is None else watched(function, coherence),
             queue=queue,
             retry=retry,
             timeout=times["timeout"],

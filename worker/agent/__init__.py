@@ -24,9 +24,19 @@ except through an event.
 """
 
 from .agent import Agent, S
-from .coherence import Coherence, CoherenceMonitor
+from .coherence import Coherence, CoherenceMonitor, watched
 from .handler import make_handler
 from .live_state import LiveState
 from .state_type import StateType, problem_of
 
-__all__ = ["Agent", "Coherence", "CoherenceMonitor", "LiveState", "S", "StateType", "make_handler", "problem_of"]
+__all__ = [
+    "Agent",
+    "Coherence",
+    "CoherenceMonitor",
+    "LiveState",
+    "S",
+    "StateType",
+    "make_handler",
+    "problem_of",
+    "watched",
+]

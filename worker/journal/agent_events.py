@@ -16,9 +16,11 @@ __all__ = [
     "Compacted",
     "Decided",
     "Discovered",
+    "Dismissed",
     "Finished",
     "IdentityRead",
     "IncoherenceFound",
+    "Judged",
     "MessageAdded",
     "Planned",
     "PlannedStep",
@@ -174,12 +176,36 @@ class IdentityRead(Event):
 
 @built_in
 class IncoherenceFound(Event):
-    """Finding of a coherence check. policy: the action that the agent's settings prescribe."""
+    """Finding of a coherence check.
+
+    Attributes:
+        policy: Action that the settings prescribe.
+        key: Hash that equal findings share, by which a person dismisses them.
+    """
 
     type: Literal["incoherent"] = "incoherent"
     check: str
     detail: str = ""
     policy: str = "warn"
+    key: str = ""
+
+
+@built_in
+class Judged(Event):
+    """Verdict of the judge of a coherence policy. work: tool calls and steps until then. objection: empty if none."""
+
+    type: Literal["judged"] = "judged"
+    work: Count = 0
+    objection: str = ""
+
+
+@built_in
+class Dismissed(Event):
+    """Dismissal of a finding by a person. event: number of the finding's event. finding: its key."""
+
+    type: Literal["dismissed"] = "dismissed"
+    event: Count = 0
+    finding: str = ""
 
 
 @built_in

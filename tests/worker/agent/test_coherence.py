@@ -11,7 +11,7 @@ import pytest
 from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, Snooze, State, TaskHandle
 from perdure.queues import Entry
 from perdure.worker.agent.coherence import FINDINGS, StoredFindings, View, run_checks
-from perdure.worker.agent.coherence.checks import Call
+from perdure.worker.agent.coherence.calls import Call
 from perdure.worker.durable import Run
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.journal.run_events import WaitStarted
@@ -80,7 +80,7 @@ def test_repeated_calls_are_found() -> None:
     assert wrong(calls=[same] * 4) == {}
     reported = 'search({"q":1}) was called 5 times in the last 5 calls'
     assert wrong(calls=[same] * 5) == {"repetition": reported}
-    assert "5 times in the last 9" in wrong(calls=[same, other] * 4 + [same])["repetition"]
+    assert "5 times in the last 9" in wrong(calls=[same, same, other, other] * 2 + [same])["repetition"]
     assert wrong(calls=[same] * 5 + [Call("read", str(number)) for number in range(16)]) == {}  # beyond the window
     assert wrong(calls=[same] * 2, coherence=Coherence(repeats=2, window=2)).keys() == {"repetition"}
 

@@ -1,11 +1,13 @@
-"""Coherence of agents: checks of the state and of recent tool calls, and the policies that follow a finding.
+"""Coherence of agents and functions: checks of the state and of recent calls, and the policies that follow.
 
 | module | content |
 |---|---|
-| `settings.py` | `Coherence`: limits of the checks, and a policy for each |
-| `checks.py` | six pure checks, and the `View` that they read |
+| `settings.py` | `Coherence`: limits of the checks, and a policy for each; `Finding` |
+| `calls.py` | recent calls and sentences; repetitions and loops |
+| `checks.py` | the pure checks, and the `View` that they read |
 | `findings.py` | findings that hold, as stored in the checkpoint |
-| `monitor.py` | runs the checks at step boundaries and in between, and carries out policies |
+| `monitor.py` | runs the checks at step boundaries and in between, asks the judge, and carries out policies |
+| `functions.py` | the checks of a function |
 
 Checks read the reduction of the event log, never the state that the agent is changing. A finding is logged once for as
 long as it holds, in the write that stores it. See docs/explanation/coherence.md.
@@ -13,16 +15,19 @@ long as it holds, in the write that stores it. See docs/explanation/coherence.md
 
 from .checks import View, run_checks
 from .findings import FINDINGS, StoredFinding, StoredFindings, stored_findings
+from .functions import watched
 from .monitor import CoherenceMonitor
-from .settings import Coherence
+from .settings import Coherence, Finding
 
 __all__ = [
     "FINDINGS",
     "Coherence",
     "CoherenceMonitor",
+    "Finding",
     "StoredFinding",
     "StoredFindings",
     "View",
     "run_checks",
     "stored_findings",
+    "watched",
 ]

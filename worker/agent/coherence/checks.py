@@ -1,64 +1,44 @@
-"""The six coherence checks: pure functions of a `View` of an agent."""
+"""The coherence checks: pure functions of a `View` of an agent or a function."""
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
-
-import orjson
+from typing import Any, Final
 
 from ...journal import Event
-from ...journal.agent_events import ToolCalled
-from .settings import Coherence
+from ...log import logger
+from .calls import Call, find_loop, find_repeated, normal_form
+from .settings import Coherence, Finding, check_name
 
 __all__ = [
     "CHECKS",
-    "Call",
-    "Finding",
-    "RecentCalls",
     "View",
     "check_context",
     "check_goal",
     "check_plan",
     "check_progress",
     "check_repetition",
+    "check_verdict",
     "check_waiting",
     "run_checks",
 ]
 
-_SHOWN: Final = 120
-"""Characters of a call's arguments that are kept."""
-
-
-class Call(NamedTuple):
-    """A tool call. `arguments` is canonical JSON; if it is cut, `digest` is the hash of all of it."""
-
-    tool: str
-    arguments: str
-    digest: str = ""
-
-    @classmethod
-    def of(cls, tool: str, arguments: Mapping[str, Any]) -> Call:
-        """Return a call of bounded size, equal for arguments in another order."""
-        data = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
-        text = data.decode()
-        if len(text) <= _SHOWN:
-            return cls(tool, text)
-        return cls(tool, f"{text[:_SHOWN]}...", hashlib.blake2b(data, digest_size=12).hexdigest())
-
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An agent at one moment.
+    """An agent or a function at one moment.
 
     Attributes:
-        state: the reduction of its event log, as JSON.
-        goal: the goal that was enqueued.
+        state: the reduction of the event log, as JSON, with the fields of `AgentState`; of a function, its decisions,
+            discoveries and artifacts.
+        goal: the goal that was enqueued; of a function, its call.
         calls: recent tool calls, the latest last.
+        sentences: recent messages of the assistant, the latest last.
+        events: recent events, the latest last.
+        prompt: the last prompt that a `ContextBuilder` built in this run, if any.
+        verdict: the objection in the last verdict of the judge, empty without one.
         idle: seconds since the last progress.
         tokens: tokens of its messages.
         ignored: steps done while the awaited message was in the inbox.
@@ -67,6 +47,10 @@ class View:
     state: Mapping[str, Any]
     goal: str
     calls: Sequence[Call] = ()
+    sentences: Sequence[Call] = ()
+    events: Sequence[Event] = ()
+    prompt: Any = None
+    verdict: str = ""
     idle: float = 0.0
     tokens: int = 0
     ignored: int = 0
@@ -141,22 +125,23 @@ def check_waiting(view: View, coherence: Coherence) -> tuple[str, str] | None:
 
 
 def check_repetition(view: View, coherence: Coherence) -> tuple[str, str] | None:
-    calls = view.calls[-coherence.window :]
-    if not calls:
-        return None
-    call, times = Counter(calls).most_common(1)[0]
-    if times < coherence.repeats:
-        return None
-    text = f"{call.tool}({call.arguments})"
-    return f"{text} was called {times} times in the last {len(calls)} calls", f"{text} {call.digest}".rstrip()
+    for items, kind in ((view.calls, "calls"), (view.sentences, "messages")):
+        latest = items[-coherence.window :]
+        if loop := find_loop(latest, coherence.loops):
+            cycle, times = loop
+            order = [call.identity for call in cycle]
+            first = min(order[start:] + order[:start] for start in range(len(order)))
+            listed = ", ".join(map(str, cycle))
+            return f"{listed} followed each other {times} times", f"loop {' '.join(first)}"
+        if repeated := find_repeated(latest, coherence.repeats):
+            call, times = repeated
+            verb = "called" if call.tool else "said"
+            return f"{call} was {verb} {times} times in the last {len(latest)} {kind}", call.identity
+    return None
 
 
-class Finding(NamedTuple):
-    """A finding of a check. `detail` is for people, `about` identifies the finding for as long as it holds."""
-
-    check: str
-    detail: str
-    about: str = ""
+def check_verdict(view: View, coherence: Coherence) -> tuple[str, str] | None:
+    return (view.verdict, normal_form(view.verdict)) if view.verdict else None
 
 
 CHECKS: Final[dict[str, Callable[[View, Coherence], tuple[str, str] | None]]] = {
@@ -166,6 +151,7 @@ CHECKS: Final[dict[str, Callable[[View, Coherence], tuple[str, str] | None]]] = 
     "repetition": check_repetition,
     "context": check_context,
     "waiting": check_waiting,
+    "judge": check_verdict,
 }
 """The checks by name. A check returns `detail` and `about` of its finding, or None."""
 
@@ -176,45 +162,19 @@ def run_checks(view: View, coherence: Coherence) -> list[Finding]:
     for name, check in CHECKS.items():
         if coherence.policy(name) != "off" and (wrong := check(view, coherence)) is not None:
             found.append(Finding(name, *wrong))
+    if coherence.custom != "off":
+        found += [finding for own in coherence.checks if (finding := _run_own(own, view)) is not None]
     return found
 
 
-_PROGRESS: Final = frozenset(
-    {
-        "started",
-        "planned",
-        "step_completed",
-        "decided",
-        "discovered",
-        "artifact_saved",
-        "received",
-        "compacted",
-        "finished",
-    }
-)
-"""Types of events that count as progress. Messages and repeated tool calls do not."""
-
-
-class RecentCalls:
-    """The last tool calls, and the time of the last progress."""
-
-    def __init__(self, window: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """window: number of the latest calls that are kept."""
-        self._clock = clock
-        self.calls: deque[Call] = deque(maxlen=window)
-        self.progressed = clock()
-
-    @property
-    def idle(self) -> float:
-        """Return the seconds since the last progress."""
-        return self._clock() - self.progressed
-
-    def record(self, event: Event, *, from_earlier_run: bool = False) -> None:
-        """Record an event. One of an earlier run does not count as progress: its time is not on this clock."""
-        progress = event.type in _PROGRESS
-        if isinstance(event, ToolCalled):
-            call = Call.of(event.tool, event.arguments)
-            progress = call not in self.calls
-            self.calls.append(call)
-        if progress and not from_earlier_run:
-            self.progressed = self._clock()
+def _run_own(check: Callable[[Any], Any], view: View) -> Finding | None:
+    """Run a check of the application. One that raises is logged and finds nothing: a check must not end a run."""
+    name = check_name(check)
+    try:
+        found = check(view)
+    except Exception:  # noqa: BLE001 - it may raise anything
+        logger.exception("coherence check {!r} failed", name)
+        return None
+    if found is None or isinstance(found, Finding):
+        return None if found is None else found._replace(check=name)
+    return Finding(name, str(found), str(found))

@@ -1,21 +1,33 @@
-"""Findings that hold, stored in the checkpoint so that each is reported once."""
+"""Findings that hold, stored in the checkpoint so that each is reported once, and the verdict of the judge."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ....queues import Gateway, Partition, checkpoint_fields
-from .settings import Policy
+from .settings import Finding, Policy
 
-__all__ = ["FINDINGS", "StoredFinding", "StoredFindings", "stored_findings"]
+__all__ = ["FINDINGS", "VERDICT", "StoredFinding", "StoredFindings", "StoredVerdict", "key_of", "stored_findings"]
 
 FINDINGS: Final = "#coherence"
 """Checkpoint field of the stored findings."""
 
+VERDICT: Final = "#judge"
+"""Checkpoint field of the last verdict of the judge."""
+
+MOST_DISMISSED: Final = 100
+"""Dismissed findings that are kept, the latest."""
+
 VERSION: Final = 1
 """Latest version of the stored form that this code reads."""
+
+
+def key_of(finding: Finding | StoredFinding) -> str:
+    """Return the hash that equal findings of a task share."""
+    return hashlib.blake2b(f"{finding.check}\0{finding.about}".encode(), digest_size=12).hexdigest()
 
 
 class StoredFinding(BaseModel):
@@ -38,13 +50,19 @@ class StoredFinding(BaseModel):
 
 
 class StoredFindings(BaseModel):
-    """All findings that hold. `mail` is the number of the last inbox message when the latest finding was made."""
+    """All findings that hold.
+
+    Attributes:
+        mail: the number of the last inbox message when the latest finding was made.
+        dismissed: keys of findings that a person has dismissed.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     v: int = VERSION
     mail: int = 0
     findings: tuple[StoredFinding, ...] = ()
+    dismissed: tuple[str, ...] = ()
 
     @classmethod
     def decode(cls, data: bytes | None) -> StoredFindings:
@@ -59,6 +77,23 @@ class StoredFindings(BaseModel):
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()
+
+
+class StoredVerdict(BaseModel):
+    """The last verdict of the judge. work: tool calls and steps until then. objection: empty if there was none."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    work: int = 0
+    objection: str = ""
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> StoredVerdict:
+        """Read a stored verdict. Unreadable data counts as none: the judge is asked again."""
+        try:
+            return cls() if data is None else cls.model_validate_json(data)
+        except ValidationError:
+            return cls()
 
 
 async def stored_findings(gateway: Gateway, partition: Partition, task_id: str) -> tuple[StoredFinding, ...]:

@@ -8,6 +8,7 @@ or replayed the task in the meantime.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final
@@ -29,16 +30,28 @@ from ....queues import (
 from ...durable import ParkReason, Run, RunObserver
 from ...errors import Incoherent
 from ...journal import Event, parse_event
-from ...journal.agent_events import IncoherenceFound
+from ...journal.agent_events import IncoherenceFound, Judged
 from ...log import log_wait, logger
-from .checks import Finding, RecentCalls, View, check_repetition, run_checks
-from .findings import FINDINGS, StoredFinding, StoredFindings
-from .settings import Coherence, Policy
+from .calls import RecentCalls
+from .checks import View, check_repetition, run_checks
+from .findings import (
+    FINDINGS,
+    MOST_DISMISSED,
+    VERDICT,
+    StoredFinding,
+    StoredFindings,
+    StoredVerdict,
+    key_of,
+)
+from .settings import Coherence, Finding, Policy
 
 __all__ = ["CoherenceMonitor"]
 
 _SHORTEST: Final = 0.05
 """Least seconds between two checks of progress."""
+
+_DISMISSALS_EVERY: Final = 5.0
+"""Least seconds between two reads of dismissals while a finding holds."""
 
 _BY_PERSONS: Final = ("replayed", "forked")
 """Types of events by which a person lets the task continue."""
@@ -74,6 +87,12 @@ class CoherenceMonitor(RunObserver):
         self._ignored = 0
         self._lock = asyncio.Lock()
         self._check_due = asyncio.Event()
+        self._dismissals_read = 0.0
+        self._verdict = StoredVerdict.decode(run.history.saved.get(VERDICT))
+        self._work = self._verdict.work
+        self._judging: asyncio.Task[None] | None = None
+        self.prompt: object = None
+        """The last prompt that was built in this run, for the judge."""
 
     @property
     def findings(self) -> Sequence[StoredFinding]:
@@ -89,19 +108,39 @@ class CoherenceMonitor(RunObserver):
             lambda: read_last_events(run.gateway, run.delivery.partition, run.id, 4 * self._coherence.window),
             on_wait=log_wait(f"task {run.id}", run.touch),
         )
+        dismissed = self._merged(events)
+        if dismissed != self._stored.dismissed:
+            await self._store(self._stored.mail, self.findings, dismissed=dismissed)
         if self.findings and (run.history.mail > self._stored.mail or _continued_by_person(events)):
             known = tuple([one.model_copy(update={"known": True}) for one in self.findings])
-            await self._store(self._stored.mail, known)
+            await self._store(self._stored.mail, known, dismissed=dismissed)
         for event in reversed([*takewhile(lambda one: not one.restarts, events)]):
             self._recent.record(parse_event(event), from_earlier_run=True)
 
     def on_event(self, event: Event, number: int) -> None:
         """Record an event. A repeated call triggers a check at once; all else is checked at the next boundary."""
         self._recent.record(event)
-        if event.type == "tool_called" and self._coherence.repetition != "off":
-            view = View(self._state(), self._goal, tuple(self._recent.calls))
+        if event.type in ("tool_called", "step_completed"):
+            self._count_work()
+        if event.type in ("tool_called", "message_added") and self._coherence.repetition != "off":
+            recent = self._recent
+            view = View(self._state(), self._goal, tuple(recent.calls), tuple(recent.sentences))
             if check_repetition(view, self._coherence) is not None:
                 self._check_due.set()
+
+    def _count_work(self) -> None:
+        self._work += 1
+        if self._coherence.judge is not None and self._work - self._verdict.work >= self._coherence.judge_every:
+            self._check_due.set()
+
+    def note_work(self) -> None:
+        """Count work that no event reports as progress."""
+        self._recent.note_progress()
+        self._count_work()
+
+    def request_check(self) -> None:
+        """Run the checks soon."""
+        self._check_due.set()
 
     async def on_boundary(self) -> None:
         """Check before the next step of the plan."""
@@ -125,8 +164,17 @@ class CoherenceMonitor(RunObserver):
 
     async def run(self) -> None:
         """Run the checks after repeated calls, and after too long a time without progress."""
+        try:
+            await self._run_checks()
+        finally:
+            if self._judging is not None:
+                self._judging.cancel()
+                await asyncio.gather(self._judging, return_exceptions=True)
+
+    async def _run_checks(self) -> None:
         longest = self._coherence.stuck_minutes * 60
         while True:
+            self._ask_judge()
             stuck = any(one.check == "progress" for one in self.findings)
             remaining = longest if stuck else longest - self._recent.idle
             with anyio.move_on_after(max(_SHORTEST, min(remaining + _SHORTEST, LONGEST))):
@@ -140,11 +188,48 @@ class CoherenceMonitor(RunObserver):
                 logger.bind(task=self._run.envelope.task, id=self._run.id).exception("coherence check failed")
                 return
 
+    def _ask_judge(self) -> None:
+        """Ask the judge if it is due, beside the run."""
+        due = self._work - self._verdict.work >= self._coherence.judge_every
+        if self._coherence.judge is not None and due and (self._judging is None or self._judging.done()):
+            self._judging = asyncio.create_task(self._judge(), name=f"perdure judge {self._run.id}")
+
+    async def _judge(self) -> None:
+        """Record the verdict of the judge: an event and a field of the checkpoint in one write.
+
+        A run that dies before that asks again; one that dies later does not.
+        """
+        run, work, judge = self._run, self._work, self._coherence.judge
+        if judge is None:
+            return
+        objection = ""
+        try:
+            objection = str(await judge(self._view()) or "")
+        except Exception:  # noqa: BLE001 - it may raise anything; it is asked again later
+            logger.bind(task=run.envelope.task, id=run.id).exception("the judge of coherence failed")
+            self._verdict = self._verdict.model_copy(update={"work": work})
+            return
+        if run.redact is not None:
+            objection = run.redact(objection)
+        self._verdict = StoredVerdict(work=work, objection=objection)
+        entry = run.next_entry(Judged(work=work, objection=objection))
+        await run.recorder.put(entry, Entry(Kind.SAVED, VERDICT, self._verdict.model_dump_json().encode()), wait=False)
+        self._check_due.set()
+
     def _view(self) -> View:
-        coherence = self._coherence
-        tokens = 0 if coherence.context == "off" else self._tokens()
-        calls = tuple(self._recent.calls)
-        return View(self._state(), self._goal, calls, idle=self._recent.idle, tokens=tokens, ignored=self._ignored)
+        coherence, recent = self._coherence, self._recent
+        return View(
+            self._state(),
+            self._goal,
+            tuple(recent.calls),
+            tuple(recent.sentences),
+            tuple(recent.events),
+            self.prompt,
+            self._verdict.objection,
+            idle=recent.idle,
+            tokens=0 if coherence.context == "off" else self._tokens(),
+            ignored=self._ignored,
+        )
 
     def _redacted(self, finding: Finding) -> Finding:
         redact = self._run.redact
@@ -178,26 +263,55 @@ class CoherenceMonitor(RunObserver):
         """Log new findings and store those that hold. A finding that no longer holds is logged again if it returns."""
         run, stored = self._run, self._stored
         known = {(one.check, one.about): one for one in stored.findings}
+        if any((one.check, one.about) not in known for one in found) or self._dismissals_due():
+            dismissed = await self._read_dismissals()
+        else:
+            dismissed = stored.dismissed
+        found = [one for one in found if key_of(one) not in dismissed]
         kept = [known[one.check, one.about] for one in found if (one.check, one.about) in known]
         new = [one for one in found if (one.check, one.about) not in known]
-        if not new and len(kept) == len(known):
+        if not new and len(kept) == len(known) and dismissed == stored.dismissed:
             return
         mail = await self._last_message() if new else stored.mail
         entries: list[Entry] = []
         for one in new:
             policy = self._coherence.policy(one.check)
-            event = run.next_entry(IncoherenceFound(check=one.check, detail=one.detail, policy=policy))
+            found_now = IncoherenceFound(check=one.check, detail=one.detail, policy=policy, key=key_of(one))
+            event = run.next_entry(found_now)
             entries.append(event)
             number = int(event.value)
             kept.append(StoredFinding(check=one.check, detail=one.detail, about=one.about, policy=policy, n=number))
             self._log(one, policy)
-        await self._store(mail, tuple(kept), *entries)
+        await self._store(mail, tuple(kept), *entries, dismissed=dismissed)
 
-    async def _store(self, mail: int, findings: tuple[StoredFinding, ...], *events: Entry) -> None:
+    def _dismissals_due(self) -> bool:
+        return bool(self.findings) and time.monotonic() - self._dismissals_read >= _DISMISSALS_EVERY
+
+    async def _read_dismissals(self) -> tuple[str, ...]:
+        """Return the keys of dismissed findings: those that are stored, and what persons have dismissed since."""
+        run = self._run
+        self._dismissals_read = time.monotonic()
+        return self._merged(
+            await retry_while_unavailable(
+                lambda: read_last_events(run.gateway, run.delivery.partition, run.id, 4 * self._coherence.window),
+                on_wait=log_wait(f"task {run.id}", run.touch),
+            )
+        )
+
+    def _merged(self, events: Sequence[TaskEvent]) -> tuple[str, ...]:
+        """Return the keys of dismissed findings with those that the latest events add, newest first."""
+        data = [one.data for one in reversed(events) if one.type == "dismissed" and isinstance(one.data, dict)]
+        keys = dict.fromkeys([*self._stored.dismissed, *(str(one.get("finding")) for one in data)])
+        return tuple(keys)[-MOST_DISMISSED:]
+
+    async def _store(
+        self, mail: int, findings: Sequence[StoredFinding], *events: Entry, dismissed: tuple[str, ...]
+    ) -> None:
         """Store findings and their events in one write, and wait for it if a policy follows."""
-        self._stored = StoredFindings(mail=mail, findings=findings)
+        self._stored = StoredFindings(mail=mail, findings=tuple(findings), dismissed=dismissed)
         data = self._stored.encode()
-        saved = Entry(Kind.SAVED, FINDINGS, data) if findings else Entry(Kind.DROP, FINDINGS, b"")
+        empty = not (findings or dismissed)
+        saved = Entry(Kind.DROP, FINDINGS, b"") if empty else Entry(Kind.SAVED, FINDINGS, data)
         await self._run.recorder.put(*events, saved, wait=any(one.policy != "warn" for one in findings))
 
     def _log(self, finding: Finding, policy: Policy) -> None:

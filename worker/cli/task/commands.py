@@ -117,6 +117,7 @@ _OTHER_MODULES = {
     "events": (".task.events:events", "Print the events of a task, or of the tasks of a queue."),
     "state": (".task.history:state", "Show the state of a task after one of its events."),
     "fork": (".task.history:fork", "Start a new task from an event of another task."),
+    "dismiss": (".task.dismiss:dismiss", "Dismiss a finding of a coherence check, and print the task's id."),
     "catalog": (".queue:catalog", "List the tasks that workers have published."),
     "handoff": (".task.history:handoff", "Print the handoff document of a task."),
     "versions": (".task.versions:versions", "List the versions of code that tasks began with."),

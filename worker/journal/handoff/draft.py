@@ -186,8 +186,8 @@ def build_handoff(
         goal=_text(state.get("goal")) or goal,
         message=message,
         summary=_summary(state, parsed),
-        steps=len(finished) if plan else len(steps),
-        messages=len(_objects(state.get("messages"))),
+        steps=len(finished) + _archived(state, "steps") if plan else len(steps),
+        messages=len(_objects(state.get("messages"))) + _archived(state, "messages"),
         last_completed=next((key for key in reversed(status) if status[key] == "done"), None)
         or _last_completed(parsed),
         in_progress=tuple(running),
@@ -236,6 +236,13 @@ def _failed_step(events: Sequence[TaskEvent], error: str, message: str) -> str |
         if data.get("error") == error and data.get("message") == message:
             return event.step
     return None
+
+
+def _archived(state: Mapping[str, Any], kind: str) -> int:
+    """Return how many steps or messages have left the state."""
+    archive = state.get("archive")
+    count = archive.get(kind) if isinstance(archive, dict) else 0
+    return count if isinstance(count, int) else 0
 
 
 def _is_event(key: str) -> bool:
