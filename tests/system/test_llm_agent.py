@@ -137,14 +137,20 @@ def test_tools_stay_in_their_folder(example: ModuleType, tmp_path: Path) -> None
 READS = 15
 
 
+def last_turn(messages: Messages) -> str:
+    """Return the text of the last message before the brief, which a prompt after a resume ends with."""
+    texts = [one["content"] or "" for one in messages]
+    return next(text for text in reversed(texts) if not text.startswith("# Brief"))
+
+
 def says(words: str) -> Callable[[Messages], bool]:
-    """Return a predicate for requests whose last message contains these words."""
-    return lambda messages: words in (messages[-1]["content"] or "")
+    """Return a predicate for requests whose last turn contains these words."""
+    return lambda messages: words in last_turn(messages)
 
 
 def chain(messages: Messages) -> Reply:
     """Act as a model that follows the files from one to the next, notes one, and answers at the end."""
-    last = messages[-1]["content"]
+    last = last_turn(messages)
     if "Summarize the work so far" in last:
         return Reply("The files are a chain; the first says alpha.")
     if "omega" in last:

@@ -135,7 +135,7 @@ def test_long_results_are_cut_and_name_the_way_to_all_of_them() -> None:
 
 
 def test_of_a_long_plan_the_next_steps_are_listed() -> None:
-    assert brief(state_of(1, 30)).endswith("- `s6` Read page 6 (pending)\n- 24 more not shown: `s7` to `s30`.")
+    assert brief(state_of(1, 30)).endswith("- `s4` Read page 4 (pending)\n- 26 more not shown: `s5` to `s30`.")
     assert brief(state_of(1, 30), full=True).endswith("- `s30` Read page 30 (pending)")
 
 

@@ -40,7 +40,7 @@ _SHORT: Final = 24
 _FULL: Final = 600
 """Most characters of a step's result if the turns may not hold it."""
 
-_NEXT: Final = 5
+_NEXT: Final = 3
 """Most open steps that are listed if nothing was interrupted: the plan was made in the turns."""
 
 _CUT: Final = "- Results that end with three dots are cut: `recall_step(KEY)` returns all of one."
