@@ -12,7 +12,7 @@ older workers leave such a task to newer ones as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
@@ -103,9 +103,15 @@ def make_options(timeout: Duration | None, max_attempts: int | None, result_ttl:
     )
 
 
+MOST_TAGS: Final = 16
+LONGEST_TAG: Final = 64
+LONGEST_KEY: Final = 256
+"""Tags of a task, and characters of a tag and of a key. Each is a part of the message."""
+
 _MOST_FORMATS: Final = 1_000_000
 """Largest number of a data format."""
 
+_Tag = Annotated[str, Field(min_length=1, max_length=LONGEST_TAG)]
 _Mark = Annotated[tuple[str, ...], Field(max_length=DEEPEST)]
 
 
@@ -114,6 +120,7 @@ class Envelope(BaseModel):
 
     secrets: paths of secret values in the arguments, see security/secret_arguments.py. tenant: whose task it is, if the
     deployment has tenants. requires: oldest data format that a worker must know to run the task; older workers park it.
+    key: the ordering key that the producer named. tags: words by which people find the task.
     """
 
     # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
@@ -127,12 +134,14 @@ class Envelope(BaseModel):
     secrets: Annotated[tuple[_Mark, ...], Field(max_length=MOST_SECRET_PATHS)] = ()
     tenant: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     requires: Annotated[int, Field(ge=0, le=_MOST_FORMATS)] = 0
+    key: Annotated[str, Field(max_length=LONGEST_KEY)] | None = None
+    tags: Annotated[tuple[_Tag, ...], Field(max_length=MOST_TAGS)] = ()
 
     @property
     def plain(self) -> bool:
         """Whether it holds only the id and the name of the task."""
-        special = self.headers or self.secrets or self.tenant or self.requires
-        return not special and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
+        special = self.headers or self.secrets or self.tenant or self.requires or self.tags
+        return not special and self.key is None and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {"v": self.v, "id": self.id, "task": self.task}
@@ -148,6 +157,10 @@ class Envelope(BaseModel):
             fields["tenant"] = self.tenant
         if self.requires:
             fields["requires"] = self.requires
+        if self.key is not None:
+            fields["key"] = self.key
+        if self.tags:
+            fields["tags"] = self.tags
         return orjson.dumps(fields)
 
     @classmethod
@@ -269,13 +282,22 @@ _PLACEHOLDER = "0"
 
 
 class EnvelopeTemplate:
-    """An encoded envelope without its id. Raises `ValueError` for an invalid task, headers or options."""
+    """An encoded envelope without its id. Raises `ValueError` for an invalid task, headers, options or tags."""
 
     __slots__ = ("_after", "_before")
 
-    def __init__(self, task: str, headers: Mapping[str, str] | None = None, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        task: str,
+        headers: Mapping[str, str] | None = None,
+        options: Options | None = None,
+        tags: Collection[str] = (),
+    ) -> None:
         given: dict[str, Any] = {} if options is None else {"options": options}
+        if isinstance(tags, str):
+            raise ValueError(f"tags must be a list of texts, got {tags!r}")
         try:
+            given["tags"] = tuple(dict.fromkeys(tags))
             blank = Envelope(id=_PLACEHOLDER, task=task, headers=dict(headers or {}), **given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
@@ -290,8 +312,12 @@ class EnvelopeTemplate:
         """Return the message of one task. secrets: paths of secrets in the arguments. task_id: chosen by the caller."""
         own_id = task_id is not None
         known = new_task_id() if task_id is None else check_task_id(task_id)
-        key = task_id if key is None else key
         envelope = b"%b%b%b" % (self._before, known.encode(), self._after)
+        if key is not None:
+            if len(key) > LONGEST_KEY:
+                raise ValueError(f"key must have at most {LONGEST_KEY} characters, got {len(key)}")
+            envelope = b'%b,"key":%b}' % (envelope[:-1], orjson.dumps(key))
+        key = task_id if key is None else key
         if secrets:
             envelope = b'%b,"secrets":%b}' % (envelope[:-1], orjson.dumps(secrets))
         return TaskMessage(known, envelope, arguments, None if key is None else spread(key), own_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from functools import lru_cache
 from types import TracebackType
@@ -128,6 +128,7 @@ class Producer:
         max_attempts: int | None = None,
         result_ttl: Duration | None = None,
         durability: Replicated | None = None,
+        tags: Collection[str] = (),
     ) -> TaskHandle[Any]:
         """Enqueue one task by name. Once this returns, the task is never lost.
 
@@ -141,6 +142,7 @@ class Producer:
                 same key, is left alone if it has the same name and arguments.
             timeout, max_attempts, result_ttl: See `Options`.
             durability: "replicated" waits until replicas have the task.
+            tags: Words by which people find the task in lists.
 
         Raises:
             CatalogError: No queue is named, and the catalog lists no such task, several, or other arguments.
@@ -149,8 +151,8 @@ class Producer:
             TypeError: The arguments are not JSON.
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
-        if headers or (timeout, max_attempts, result_ttl) != (None, None, None):
-            form = EnvelopeTemplate(task, headers, make_options(timeout, max_attempts, result_ttl))
+        if headers or tags or (timeout, max_attempts, result_ttl) != (None, None, None):
+            form = EnvelopeTemplate(task, headers, make_options(timeout, max_attempts, result_ttl), tags)
         else:
             form = _plain(task)
         message = form.message(*encode_arguments(args or {}), key=key, task_id=task_id)

@@ -131,6 +131,8 @@ class Record:
     unused: int = 0
     handed_to: str | None = None
     secrets: SecretPaths = ()
+    key: str | None = None
+    tags: Sequence[str] = ()
     cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
@@ -189,13 +191,8 @@ class Record:
         }
         if (progress := self.shown_progress()) is not None:
             shown["progress"] = progress.summary()
-        if self.waits is not None:
-            shown["waits"] = self.waits
-        if self.handed_to is not None:
-            shown["handed_to"] = self.handed_to
-        if self.unused:
-            shown["unused"] = self.unused
-        return shown
+        more = {"waits": self.waits, "handed_to": self.handed_to, "unused": self.unused, "key": self.key}
+        return shown | {name: value for name, value in (more | {"tags": list(self.tags)}).items() if value}
 
 
 def shown_arguments(cipher: TaskCipher, task: str | None, data: bytes | None, secrets: SecretPaths) -> bytes | None:
@@ -364,6 +361,8 @@ def _record(
         handed_to=_text(fields, b"handed_to"),
         unused=place.unused,
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
+        key=envelope.key if envelope else None,
+        tags=envelope.tags if envelope else (),
         cipher=cipher,
     )
 

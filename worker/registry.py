@@ -8,6 +8,7 @@ from collections.abc import (
     AsyncIterable,
     AsyncIterator,
     Callable,
+    Collection,
     Iterable,
     Iterator,
     Mapping,
@@ -151,6 +152,7 @@ class Task(Generic[P, R]):
         max_attempts: int | None = None,
         result_ttl: Duration | None = None,
         durability: Replicated | None = None,
+        tags: Collection[str] = (),
     ) -> TaskCall[P, R]:
         """Return the task with options for one call: `await audit.options(delay=60).enqueue("src")`.
 
@@ -165,10 +167,12 @@ class Task(Generic[P, R]):
             timeout, max_attempts, result_ttl: in place of the task's.
             durability: "replicated" waits until replicas have the task, and raises `NotReplicated` if too few have it
                 in time, see docs/how-to/durability.md.
+            tags: words by which `perdure task list --tag` finds the task.
         """
         wish = make_options(timeout, max_attempts, result_ttl)
-        form = EnvelopeTemplate(self.name, headers, wish) if headers or wish != _NO_WISH else self.template
-        return TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish)
+        special = headers or tags or wish != _NO_WISH
+        form = EnvelopeTemplate(self.name, headers, wish, tags) if special else self.template
+        return TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,7 @@ class TaskCall(Generic[P, R]):
     durability: Replicated | None = None
     headers: Mapping[str, str] | None = None
     limits: Options = _NO_WISH
+    tags: Collection[str] = ()
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
@@ -258,7 +263,7 @@ class TaskCall(Generic[P, R]):
         """Build one message within the enqueue hooks, which may add headers."""
         task, limits = self.task, self.limits
         options: dict[str, Any] = {"key": key, "task_id": self.task_id, "durability": self.durability}
-        options |= {"delay": seconds_until(self.delay) or None}
+        options |= {"delay": seconds_until(self.delay) or None, "tags": self.tags or None}
         options |= {"timeout": limits.timeout, "max_attempts": limits.max_attempts, "result_ttl": limits.result_ttl}
         call = EnqueueCall(
             task=task.name,
@@ -270,7 +275,7 @@ class TaskCall(Generic[P, R]):
 
         def build() -> TaskMessage:
             arguments, secrets = task.arguments.encode_call(args, kwargs)
-            template = EnvelopeTemplate(task.name, call.headers, limits) if call.headers else self.template
+            template = EnvelopeTemplate(task.name, call.headers, limits, self.tags) if call.headers else self.template
             return template.message(arguments, secrets, key=key, task_id=self.task_id)
 
         return await hooked_message(chain, call, build)

@@ -47,6 +47,8 @@ class TaskFilter:
         states: Any of them; empty for all.
         since, until: Bounds of the time of enqueueing, in milliseconds of Redis' clock.
         error: Text in the reason, the name or the message of the error, in any case.
+        key: The ordering key of the task.
+        tags: All of them.
     """
 
     states: Collection[State] = ()
@@ -54,12 +56,16 @@ class TaskFilter:
     since: int | None = None
     until: int | None = None
     error: str | None = None
+    key: str | None = None
+    tags: Collection[str] = ()
 
     def matches(self, record: Record) -> bool:
         """Return whether a record matches, apart from its time."""
         return (
             (not self.states or record.state in self.states)
             and self.task in (None, record.task)
+            and self.key in (None, record.key)
+            and all(tag in record.tags for tag in self.tags)
             and (self.error is None or self.error.casefold() in _error_text(record))
         )
 

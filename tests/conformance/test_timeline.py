@@ -103,6 +103,23 @@ async def test_filters(gateway: Gateway, namespace: Namespace, partition: Partit
     assert await found(TaskFilter(error="no such text")) == set()
 
 
+async def test_filters_by_key_and_tag(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await enqueue(producer, "plain")
+    await producer.enqueue("t", task_id="a", queue="default", key="customer-9", tags=["nightly", "eu"])
+    await producer.enqueue("t", task_id="b", queue="default", tags=["nightly"], delay=60)
+
+    async def found(wanted: TaskFilter) -> set[str]:
+        return {name for page in await listed(gateway, namespace, 2, wanted) for name in page}
+
+    assert await found(TaskFilter(key="customer-9")) == {"a"}
+    assert await found(TaskFilter(tags=["nightly"])) == {"a", "b"}
+    assert await found(TaskFilter(tags=["nightly", "eu"])) == {"a"}
+    assert await found(TaskFilter(key="customer-9", tags=["us"])) == set()
+    shown = (await read(producer, "a")).summary()
+    assert (shown["key"], shown["tags"]) == ("customer-9", ["nightly", "eu"])
+    assert not {"key", "tags"} & (await read(producer, "plain")).summary().keys()
+
+
 async def read(producer: Producer, task_id: str) -> Record:
     handle = await producer.find(task_id)
     assert handle is not None

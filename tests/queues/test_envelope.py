@@ -21,6 +21,7 @@ from perdure.queues import (
     new_task_id,
     newer_envelope,
 )
+from perdure.queues.envelope import LONGEST_KEY, LONGEST_TAG, MOST_TAGS
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.partitions.route import spread
 
@@ -166,13 +167,16 @@ def test_a_size_is_refused_above_the_limit_only(size: int, limit: int) -> None:
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
     st.dictionaries(TEXT, TEXT, max_size=3),
     st.none() | OPTIONS,
+    st.none() | st.text(st.characters(codec="utf-8"), max_size=LONGEST_KEY),
+    st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=LONGEST_TAG), max_size=MOST_TAGS, unique=True),
 )
 def test_a_form_makes_the_envelopes_that_it_stands_for(
-    task: str, headers: dict[str, str], options: Options | None
+    task: str, headers: dict[str, str], options: Options | None, key: str | None, tags: list[str]
 ) -> None:
-    message = EnvelopeTemplate(task, headers, options).message(b"{}", task_id="order-7")
-    envelope = Envelope(id="order-7", task=task, headers=headers, options=options or Options())
-    assert message.envelope == envelope.encode()
+    message = EnvelopeTemplate(task, headers, options, tags).message(b"{}", task_id="order-7", key=key)
+    known: dict[str, Any] = {"task": task, "headers": headers, "options": options or Options()}
+    envelope = Envelope(id="order-7", key=key, tags=tuple(tags), **known)
+    assert orjson.loads(message.envelope) == orjson.loads(envelope.encode())
     assert Envelope.decode(message.envelope) == envelope
 
 
@@ -189,3 +193,17 @@ def test_the_number_of_a_task_is_that_of_its_key_or_of_its_own_id() -> None:
 def test_what_no_envelope_can_have_makes_no_form(task: str, headers: Any) -> None:
     with pytest.raises(ValueError, match=r"task|headers"):
         EnvelopeTemplate(task, headers)
+
+
+@pytest.mark.parametrize(
+    "tags", ["nightly", [""], ["t" * (LONGEST_TAG + 1)], list(map(str, range(MOST_TAGS + 1))), [1]]
+)
+def test_tags_are_few_and_short(tags: Any) -> None:
+    with pytest.raises(ValueError, match="tags"):
+        EnvelopeTemplate("t", tags=tags)
+    assert Envelope.decode(EnvelopeTemplate("t", tags=["a", "b", "a"]).message(b"{}").envelope).tags == ("a", "b")
+
+
+def test_a_key_is_short() -> None:
+    with pytest.raises(ValueError, match="key must have at most 256 characters, got 257"):
+        EnvelopeTemplate("t").message(b"{}", key="k" * 257)

@@ -3,7 +3,7 @@
 Each line of a file is a JSON object:
 
     {"task": "audit", "args": {"root": "src"}, "queue": "audit", "delay": 60, "id": "audit-src",
-     "key": "src", "headers": {}}
+     "key": "src", "headers": {}, "tags": []}
 
 `args` is required; the command line has the defaults for the other fields. The file is read twice, line by line, to
 check all lines before the first task is sent, without holding the file in memory.
@@ -67,6 +67,7 @@ class Defaults:
     large_limit: int
     catalog: Catalog
     secrets: SecretPaths = ()
+    tags: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class _Line(BaseModel):
     id: str | None = None
     key: str | None = None
     headers: dict[str, str] = {}
+    tags: list[str] | None = None
 
 
 @contextmanager
@@ -164,13 +166,14 @@ def make_message(
     task_id: str | None,
     key: str | None,
     headers: dict[str, str] | None = None,
+    tags: Sequence[str] | None = None,
 ) -> TaskMessage:
     """Return a task ready to be sent.
 
     Raises:
         ValueError: The task is invalid; see `problem` for the text.
     """
-    message = EnvelopeTemplate(task, headers, defaults.options).message(
+    message = EnvelopeTemplate(task, headers, defaults.options, defaults.tags if tags is None else tags).message(
         to_json(args), defaults.secrets, key=key, task_id=task_id
     )
     message.check(defaults.payload_limit, defaults.large_limit)
@@ -216,7 +219,7 @@ def _item(text: bytes, defaults: Defaults) -> Item:
     if task is None:
         raise ValueError("task is missing, and the command line has no default for it")
     key = defaults.key if line.key is None else line.key
-    message = make_message(task, line.args, defaults, task_id=line.id, key=key, headers=line.headers)
+    message = make_message(task, line.args, defaults, task_id=line.id, key=key, headers=line.headers, tags=line.tags)
     queue = resolve_queue(task, line.queue or defaults.queue, message.arguments, defaults.catalog)
     return Item(queue, defaults.delay if line.delay is None else line.delay, message)
 
@@ -258,6 +261,9 @@ async def enqueue(
         str | None,
         typer.Option(metavar="KEY", help="Ordering key: tasks with the same key start in the order of enqueuing."),
     ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(metavar="TAG", help="Word by which lists find the task. Repeatable.")
+    ] = None,
     timeout: Annotated[
         float | None,
         in_seconds("Time limit of one attempt."),
@@ -286,8 +292,8 @@ async def enqueue(
     Example: perdure enqueue audit --args '{"root": "src"}' --delay 60
 
     With --file, each line is one task: {"args": {...}, "task"?, "queue"?,
-    "delay"?, "id"?, "key"?, "headers"?}. The command line has the defaults
-    for missing fields. All lines are checked before the first is sent.
+    "delay"?, "id"?, "key"?, "headers"?, "tags"?}. The command line has the
+    defaults for missing fields. All lines are checked before the first is sent.
 
     Workers publish the queue and the arguments of their tasks (perdure task
     catalog), so arguments are checked, and --queue is needed only before the
@@ -301,7 +307,7 @@ async def enqueue(
         raise Misuse(problem(error)) from None
     secrets = tuple(tuple(name.split(".")) for name in secret or ())
     limits = producer.payload_limit, producer.large_limit
-    defaults = Defaults(task, queue, delay, key, options, *limits, await producer.catalog(), secrets)
+    defaults = Defaults(task, queue, delay, key, options, *limits, await producer.catalog(), secrets, tag or ())
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
         await _send_one(producer, defaults, args, task_id, replicated, json)

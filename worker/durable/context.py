@@ -66,6 +66,11 @@ class TaskInfo:
         return self._run.envelope.headers
 
     @property
+    def tags(self) -> Sequence[str]:
+        """Tags that the producer set."""
+        return self._run.envelope.tags
+
+    @property
     def attempt(self) -> int:
         """The number of this attempt, from 1. A run that resumes after a crash belongs to the same attempt."""
         return self._run.history.counters.attempts + 1

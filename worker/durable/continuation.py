@@ -99,7 +99,7 @@ async def continue_as(
         message=_shown(run, message), number=run.events,
     )  # fmt: skip
     options = own.options if name == own.task else type(own.options)()
-    kept: dict[str, Any] = {"headers": own.headers, "tenant": own.tenant, "requires": own.requires}
+    kept: dict[str, Any] = {"headers": own.headers, "tenant": own.tenant, "requires": own.requires, "tags": own.tags}
     envelope = Envelope(id=task_id, task=name, options=options, secrets=marks, **kept)
     plan = {
         "v": 1,

@@ -32,6 +32,8 @@ async def list_(
     error: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only tasks with this text in their reason or last error.")
     ] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Only tasks with this ordering key.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Only tasks with this tag. Repeatable.")] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N tasks.")] = 100,
     cursor: Annotated[
         str | None, typer.Option(metavar="CURSOR", help="Continue the list after the page that ended with this cursor.")
@@ -57,6 +59,8 @@ async def list_(
             None if since is None else since.at(now),
             None if until is None else until.at(now),
             error,
+            key,
+            tag or (),
         )
         try:
             return await page_tasks(

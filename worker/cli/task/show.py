@@ -64,6 +64,8 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "partition": str(record.partition),
             "arguments": _text(record.shown_arguments()),
             "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
+            "key": record.key,
+            "tags": ", ".join(record.tags) or None,
             "attempts": _of(record.attempts, explained.max_attempts),
             "crashes": _of(explained.crashes, explained.max_crashes),
             "replays": str(record.replays) if record.replays else None,

@@ -254,6 +254,20 @@ def test_list_narrows_by_queue_state_and_name(work: Any) -> None:
     assert listed("--task", "add", "--state", "dead") == set()
 
 
+def test_list_narrows_by_key_and_tag(work: Any) -> None:
+    keyed, tagged = enqueue(*ADD, "--key", "customer-9"), enqueue(*ADD, "--tag", "nightly", "--tag", "eu")
+    enqueue(*ADD)
+
+    def listed(*args: str) -> set[str]:
+        return {task["id"] for task in call("task", "list", "--json", *args).json}
+
+    assert listed("--key", "customer-9") == {keyed}
+    assert listed("--tag", "nightly") == listed("--tag", "eu", "--tag", "nightly") == {tagged}
+    assert listed("--tag", "us") == set()
+    assert "tags" in call("task", "show", tagged).out
+    assert call("task", "show", keyed, "--json").json["key"] == "customer-9"
+
+
 def test_list_continues_after_the_limit_with_a_cursor() -> None:
     for _ in range(3):
         enqueue(*ADD)
