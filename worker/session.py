@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
+import orjson
 from pydantic import ValidationError
 
 from ..queues import (
     Moment,
+    Producer,
     State,
     TaskCancelled,
     TaskFailed,
@@ -19,6 +21,7 @@ from ..queues import (
     retry_while_unavailable,
     seconds_until,
 )
+from ..queues.errors import NotOpen
 from ..queues.sessions import (
     SessionAddress,
     SessionFailed,
@@ -108,7 +111,7 @@ class Session(Generic[S]):
             skip_failed=skip_failed,
             limit=producer.payload_limit,
         )
-        return TurnHandle(self._agent, self._address, turn)
+        return TurnHandle(producer, self._address, turn, task.decode)
 
     async def record(self) -> SessionRecord:
         """Return the record: status, turns, times. Raises `SessionNotFound`."""
@@ -200,11 +203,18 @@ class TurnHandle:
         task_id: Id of its task, which exists from the end of the turn before it until a day after its own end.
     """
 
-    def __init__(self, agent: AgentTask[Any], address: SessionAddress, turn: TurnId) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        address: SessionAddress,
+        turn: TurnId,
+        decode: Callable[[bytes], Any] = orjson.loads,
+    ) -> None:
         self.number = turn.number
         self.task_id = str(turn)
-        self._agent = agent
+        self._producer = producer
         self._address = address
+        self._decode = decode
         self._born = int(turn.born)
 
     def __repr__(self) -> str:
@@ -224,7 +234,7 @@ class TurnHandle:
             SessionNotFound: The session was forgotten.
         """
         left = None if timeout is None else max(1.0, seconds_until(timeout))
-        producer = self._agent.task.app.producer
+        producer = self._producer
         started = time.monotonic()
         try:
             with anyio.fail_after(left):
@@ -242,20 +252,20 @@ class TurnHandle:
         found = await retry_while_unavailable(lambda: read_turn(producer.gateway, self._address, self.number))
         answer, reason = (None, "no longer in the history") if found is None else found
         if answer is not None:
-            return self._agent.task.decode(answer)
+            return self._decode(answer)
         if reason == "cancelled":
             raise TaskCancelled(self.task_id)
         raise TaskFailed(self.task_id, reason, {})
 
     async def _read(self) -> SessionRecord:
-        record = await read_session(self._agent.task.app.producer.gateway, self._address)
+        record = await read_session(self._producer.gateway, self._address)
         if record is None or record.born != self._born:
             raise SessionNotFound(f"of turn {self.task_id}")
         return record
 
     async def _raise_failure(self, record: SessionRecord) -> None:
         """Raise the error of a failed session, unless its dead letter was replayed and will run."""
-        producer, reason = self._agent.task.app.producer, record.failed or "unknown"
+        producer, reason = self._producer, record.failed or "unknown"
         task_id = record.task_id(record.turn)
         partition = await find_task(producer.gateway, producer.namespace, task_id)
         task = None if partition is None else await read_record(producer.gateway, partition, task_id)
@@ -267,4 +277,6 @@ class TurnHandle:
 
     def result_sync(self, timeout: Moment | None = None) -> Any:
         """See `result`."""
-        return self._agent.task.app.sync().call(lambda _: self.result(timeout), "await turn.result()")
+        if (caller := self._producer.gateway.caller) is None:
+            raise NotOpen(f"the connection to {self._producer.address.shown} is not open")
+        return caller.call(lambda: self.result(timeout), "await turn.result()")

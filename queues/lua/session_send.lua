@@ -1,11 +1,12 @@
 -- Add a message to a session once, and claim a turn for the first waiting message unless a turn runs or has failed.
 -- KEYS  session, history, due, timeline
 -- ARGV  digest of the session, digest of the message id, message, largest number of waiting messages, number of a failed
---       turn to pass over or '', agent, id, queue, inputs, paths of their secrets
+--       turn to pass over or '', agent, id, queue, inputs or '' to keep them, paths of their secrets, number of message
+--       ids that are remembered
 -- returns  {'sent', its number, last claimed turn, last ended turn, time of the first message}; {'full', waiting messages};
 --          {'failed', failed turn, reason, time of the first message}
 -- Atomic: the message is stored, its id is known, and a turn is claimed, all or none. Idempotent: after a lost reply it
--- answers with the first number, as long as no more messages followed than a session holds. The task of a claimed turn is
+-- answers with the first number, as long as no more messages followed than it remembers ids. The task of a claimed turn is
 -- stored by the caller; until the turn has ended, the session is due, so that a worker stores the task if the caller died.
 local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended', 'failed', 'id:' .. ARGV[2])
 local time = redis.call('TIME')
@@ -24,9 +25,11 @@ if sent - ended >= most then
 end
 sent = sent + 1
 redis.call('HSET', KEYS[1], 'm:' .. sent, now .. ' ' .. ARGV[3], 'id:' .. ARGV[2], sent, 'n:' .. sent, ARGV[2],
-  'sent', sent, 'born', born, 'at', now, 'agent', ARGV[6], 'id', ARGV[7], 'queue', ARGV[8], 'inputs', ARGV[9],
-  'secrets', ARGV[10])
-local oldest = 'n:' .. sent - most
+  'sent', sent, 'born', born, 'at', now, 'agent', ARGV[6], 'id', ARGV[7], 'queue', ARGV[8])
+if ARGV[9] ~= '' then
+  redis.call('HSET', KEYS[1], 'inputs', ARGV[9], 'secrets', ARGV[10])
+end
+local oldest = 'n:' .. sent - tonumber(ARGV[11])
 local digest = redis.call('HGET', KEYS[1], oldest)
 if digest then
   redis.call('HDEL', KEYS[1], 'id:' .. digest, oldest)

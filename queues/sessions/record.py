@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -21,6 +22,8 @@ __all__ = ["SessionMessage", "SessionRecord", "list_sessions", "read_history", "
 
 _PAGE: Final = 100
 """Turns of the history that are read at once."""
+
+_CURSOR: Final = re.compile(r"[0-9]{1,16}-[0-9a-f]{32}")
 
 INPUTS: Final = "inputs"
 STATE: Final = "state"
@@ -249,7 +252,12 @@ async def list_sessions(
     Args:
         before: Cursor of an earlier page.
         agent: Only those of this agent.
+
+    Raises:
+        ValueError: The cursor is not one that this function returned.
     """
+    if before and not _CURSOR.fullmatch(before):
+        raise ValueError(f"cursor must be one that an earlier page ended with, got {before!r}")
     found: list[SessionRecord] = []
     partitions = namespace.session_partitions
     while len(found) < limit:

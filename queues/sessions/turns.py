@@ -43,7 +43,10 @@ _LOOK = queue_script("session_look")
 _FORGET = queue_script("session_forget")
 
 MOST_WAITING: Final = 1000
-"""Messages of a session that wait for their turn, and message ids that it remembers."""
+"""Messages of a session that wait for their turn."""
+
+MOST_IDS: Final = 100
+"""Message ids that a session remembers, those of its last messages."""
 
 MOST_TURNS: Final = 10_000
 """Turns in the history of a session; up to some 100 more, since Redis trims whole nodes of a stream."""
@@ -65,7 +68,7 @@ async def send_to_session(
     queue: str,
     sender: str = "",
     message_id: str | None = None,
-    inputs: tuple[bytes, SecretPaths] = (b"{}", ()),
+    inputs: tuple[bytes, SecretPaths] | None = None,
     skip_failed: bool = False,
     limit: int = DEFAULT_PAYLOAD_LIMIT,
 ) -> TurnId:
@@ -74,7 +77,8 @@ async def send_to_session(
     Args:
         queue: Queue of the agent.
         message_id: A message that is sent again under the same id is stored once.
-        inputs: JSON object of the inputs of the agent, and the paths of its secrets. They replace earlier ones.
+        inputs: JSON object of the inputs of the agent, and the paths of its secrets; None to keep those of the
+            message before.
         skip_failed: Pass over a turn that is a dead letter.
         limit: Largest size of message and inputs in bytes.
 
@@ -89,9 +93,17 @@ async def send_to_session(
         raise ValueError(f"sender must not start with '~', got {sender!r}")
     address, cipher = (found := SessionAddress.of(namespace, agent, session_id)), found.cipher(gateway)
     data = to_json({"sender": sender, "content": text})
-    check_size("the message and the inputs", len(data) + len(inputs[0]), limit)
+    given, secrets = inputs or (b"", ())
+    check_size("the message and the inputs", len(data) + len(given), limit)
     digest = hashlib.blake2b((message_id or new_task_id()).encode(), digest_size=12).hexdigest()
-    args: list[Argument] = [agent, session_id, queue, cipher.encrypt(INPUTS, inputs[0]), orjson.dumps(inputs[1])]
+    args: list[Argument] = [
+        agent,
+        session_id,
+        queue,
+        cipher.encrypt(INPUTS, given) if given else b"",
+        orjson.dumps(secrets),
+        MOST_IDS,
+    ]
     message, passed = cipher.encrypt(MESSAGE, data), ""
     while True:
         answer, *rest = await gateway.run(
@@ -122,9 +134,10 @@ async def enqueue_turn(gateway: Gateway, address: SessionAddress, turn: TurnId) 
     agent, session_id, queue, inputs, secrets, stored = rest
     cipher, name = address.cipher(gateway), agent.decode()
     _, _, text = decode_message(cipher, stored)
-    arguments = orjson.dumps({**orjson.loads(cipher.decrypt(INPUTS, inputs)), "goal": text})
+    known = {} if inputs is None else orjson.loads(cipher.decrypt(INPUTS, inputs))
+    arguments = orjson.dumps({**known, "goal": text})
     template = EnvelopeTemplate(name, {"session": session_id.decode()}, Options(result_ttl=_TURN_TTL))
-    message = template.message(arguments, tuple(map(tuple, orjson.loads(secrets))), task_id=str(turn))
+    message = template.message(arguments, tuple(map(tuple, orjson.loads(secrets or b"[]"))), task_id=str(turn))
     await _store(gateway, Namespace(address.partition.namespace), queue.decode(), name, message)
 
 

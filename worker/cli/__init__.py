@@ -8,6 +8,7 @@
     queue_metrics.py        the Prometheus metrics
     top.py                  top: queues, workers and running tasks on a live screen
     dlq.py                  dlq list, show, replay, purge, export
+    session.py              session list, show, send, export, forget
     artifacts.py            artifacts list, gc
     memory/                 perdure memory
     identity.py             identity show, set, log
@@ -49,6 +50,7 @@ COMMANDS = (
     LazyCommand("queue", ".queue:app", "List queues, export metrics, set partitions."),
     LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),
     LazyCommand("dlq", ".dlq:app", "List, show, replay, purge and export dead letters."),
+    LazyCommand("session", ".session:app", "List sessions of agents, talk in them, export and forget them."),
     LazyCommand("artifacts", ".artifacts:app", "List artifacts, and delete unlinked ones."),
     LazyCommand("memory", ".memory.commands:app", "Manage the long-term memories of agents."),
     LazyCommand("identity", ".identity:app", "Show and change the identity of agents."),

@@ -1,0 +1,195 @@
+"""Sessions under deaths: any caller may die before or after each of its commands, in any order of calls.
+
+The model keeps what a fenced checkpoint keeps, the recorded result of each turn, and checks the rest against Redis:
+each message gets one turn, in order, with the state of the turn before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import fakeredis
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perdure.queues import Gateway, Namespace, Script
+from perdure.queues.sessions import (
+    SessionAddress,
+    SessionTurnEnd,
+    TurnId,
+    TurnRefused,
+    begin_turn,
+    check_session,
+    end_turn,
+    read_history,
+    read_session,
+    send_to_session,
+)
+from perdure.queues.transport import Argument, Command
+
+
+class Died(BaseException):
+    """The process of the caller died."""
+
+
+class Mortal(Gateway):
+    """A gateway whose caller dies at its n-th command: before it is executed, or before its reply arrives."""
+
+    left: int | None = None
+    executed = False
+
+    async def _mortal(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        if self.left is None:
+            return await call()
+        self.left -= 1
+        if self.left < 0 and not self.executed:
+            raise Died
+        reply = await call()
+        if self.left < 0:
+            raise Died
+        return reply
+
+    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
+        call = super().command
+        return await self._mortal(lambda: call(*command, repeatable=repeatable, node_of=node_of))
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        call = super().run
+        return await self._mortal(lambda: call(script, keys, args))
+
+    async def pipeline(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
+        call = super().pipeline
+        found: list[Any] = await self._mortal(lambda: call(commands, node_of=node_of))
+        return found
+
+
+class Play:
+    """One session, its senders and its workers."""
+
+    def __init__(self, gateway: Mortal) -> None:
+        self.gateway = gateway
+        self.namespace = Namespace("model")
+        self.address = SessionAddress.of(self.namespace, "bot", "ada")
+        self.partition = self.namespace.partition("q")
+        self.recorded: dict[str, list[str]] = {}
+        self.sent: list[str] = []
+
+    async def send(self, text: str) -> None:
+        """Send a message, again under the same id until the sender lives."""
+        self.sent.append(text)
+        await send_to_session(
+            self.gateway, self.namespace, "bot", "ada", text, queue="q", message_id=text, inputs=(b"{}", ())
+        )
+
+    async def queued(self) -> list[TurnId]:
+        found = []
+        for _, flat in await self.gateway.command("XRANGE", self.partition.ready, "-", "+"):
+            digest, born, number = orjson.loads(flat[1])["id"].removeprefix("turn-").replace(".", "-").split("-")
+            found.append(TurnId(digest, born, int(number)))
+        return found
+
+    async def run(self, which: int) -> None:
+        """Run the task of a turn as a worker does; if it died before, from the recorded result on."""
+        if not (tasks := await self.queued()):
+            return
+        turn = tasks[which % len(tasks)]
+        if str(turn) not in self.recorded:
+            try:
+                start = await begin_turn(self.gateway, self.address, turn, str(turn))
+            except TurnRefused:
+                await self.settle(turn)
+                return
+            state = [] if start.state is None else orjson.loads(start.state)
+            self.recorded[str(turn)] = [*state, start.text]
+        state = self.recorded[str(turn)]
+        end = SessionTurnEnd("answered", orjson.dumps(len(state)), orjson.dumps(state))
+        assert await end_turn(self.gateway, self.address, turn, end)
+        await self.settle(turn)
+
+    async def settle(self, turn: TurnId) -> None:
+        for entry, flat in await self.gateway.command("XRANGE", self.partition.ready, "-", "+"):
+            if orjson.loads(flat[1])["id"] == str(turn):
+                await self.gateway.command("HSET", self.partition.record(str(turn)), "state", "succeeded")
+                await self.gateway.command("XDEL", self.partition.ready, entry)
+
+    async def expire(self, _: int) -> None:
+        """Let the records of settled tasks expire."""
+        live = {str(turn) for turn in await self.queued()}
+        for task_id in set(self.recorded) - live:
+            await self.gateway.command("DEL", self.partition.record(task_id))
+
+    async def look(self, _: int) -> None:
+        await self.gateway.command("ZADD", self.address.partition.due, "XX", 1, self.address.digest)
+        await check_session(self.gateway, self.address)
+
+    async def late(self, which: int) -> None:
+        """Let bytes of an earlier run arrive once more: a begin and an end of a turn."""
+        if self.recorded:
+            task_id = sorted(self.recorded)[which % len(self.recorded)]
+            digest, born, number = task_id.removeprefix("turn-").replace(".", "-").split("-")
+            turn = TurnId(digest, born, int(number))
+            state = self.recorded[task_id]
+            end = SessionTurnEnd("answered", orjson.dumps(len(state)), orjson.dumps(state))
+            await end_turn(self.gateway, self.address, turn, end)
+
+
+ACTS = st.sampled_from(["send", "send", "run", "run", "run", "look", "expire", "late"])
+STEPS = st.lists(st.tuples(ACTS, st.integers(0, 5), st.none() | st.integers(0, 9), st.booleans()), max_size=25)
+
+
+@settings(max_examples=40)
+@given(STEPS)
+def test_each_message_has_one_turn_in_order_wherever_callers_die(
+    steps: list[tuple[str, int, int | None, bool]],
+) -> None:
+    asyncio.run(play(steps))
+
+
+async def play(steps: list[tuple[str, int, int | None, bool]]) -> None:
+    gateway = Mortal.over(fakeredis.FakeAsyncRedis(version=(7,), protocol=2))
+    assert isinstance(gateway, Mortal)
+    game = Play(gateway)
+    for act, which, dies_at, executed in steps:
+        gateway.left, gateway.executed = dies_at, executed
+        try:
+            await (game.send(f"m{len(game.sent)}") if act == "send" else getattr(game, act)(which))
+        except Died:
+            gateway.left = None
+            if act == "send":
+                text = game.sent.pop()
+                if which % 2:  # the caller sends it again; otherwise it is stored or not, and it may never know
+                    await game.send(text)
+                elif await gateway.command("HEXISTS", game.address.session, "born"):
+                    record = await read_session(gateway, game.address)
+                    assert record is not None
+                    game.sent += [text] * (record.sent - len(game.sent))
+        gateway.left = None
+        await check(game)
+    for _ in range(2 * len(game.sent) + 2):
+        await game.look(0)
+        await game.run(0)
+    record = await read_session(gateway, game.address)
+    if game.sent:
+        assert record is not None
+        assert (record.status, record.ended) == ("idle", len(game.sent))
+        assert orjson.loads(record.state or b"[]") == game.sent
+        found = [(one.turn, one.role, one.content) async for one in read_history(gateway, game.address)]
+        expected = [
+            (number, role, content)
+            for number, text in enumerate(game.sent, 1)
+            for role, content in (("user", text), ("assistant", str(number)))
+        ]
+        assert found == expected
+    await gateway.close()
+
+
+async def check(game: Play) -> None:
+    """Check what holds at every moment: at most one turn is open, and the state is that of the last one that ended."""
+    record = await read_session(game.gateway, game.address)
+    if record is not None:
+        assert record.ended <= record.turn <= min(record.ended + 1, record.sent)
+        assert orjson.loads(record.state or b"[]") == game.sent[: record.ended]
+        unsettled = [turn.number for turn in await game.queued()]
+        assert len(set(unsettled)) == len(unsettled)

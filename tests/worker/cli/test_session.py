@@ -1,0 +1,123 @@
+"""`perdure session`: list, show, send, export, forget."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import anyio
+import pytest
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
+
+from tests.support.command_line import call
+from tests.support.workers import running_worker, work_off
+
+pytestmark = pytest.mark.integration
+
+
+class Echo(Agent[AgentState]):
+    """Answers with what it was sent; fails for 'bad'."""
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return []
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
+        raise NotImplementedError
+
+    async def finish(self, ctx: Context, state: AgentState) -> str:
+        if state.goal == "bad":
+            raise ValueError("bad message")
+        return f"echo {state.goal} {len(state.messages)}"
+
+
+def make_app(settings: Settings) -> App:
+    app = App("test", settings=settings)
+    app.agent(Echo, retry=Retry(max_attempts=1))
+    return app
+
+
+@pytest.fixture
+def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Function that runs all queued tasks."""
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+
+    async def run() -> None:
+        async with make_app(settings) as app:
+            await work_off(app)
+
+    return lambda: anyio.run(run)
+
+
+def test_a_session_from_its_first_message_until_it_is_forgotten(work: Callable[[], None]) -> None:
+    unknown = call("session", "send", "echo", "ada", "one", "--no-wait")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "echo" in unknown.err
+    assert call("session", "list").err.startswith("perdure: no sessions in namespace")
+    work()  # publishes the catalog
+    sent = call("session", "send", "echo", "ada", "one\x1b[2J", "--no-wait", "--id", "m1")
+    assert call("session", "send", "echo", "ada", "one", "--no-wait", "--id", "m1").ids == sent.ids
+    shown = call("session", "show", "echo", "ada", "--json").json
+    assert (shown["status"], shown["task"], shown["state"]) == ("running", sent.ids[0], None)
+    work()
+    second = call("session", "send", "echo", "ada", "-", "--no-wait", "--from", "bob", "--json", stdin=b"two\n").json
+    assert second["turn"] == 2
+    work()
+    listed = call("session", "list")
+    assert [word for word in ("agent", "id", "status", "turns", "echo", "ada", "idle") if word not in listed.out] == []
+    assert max(map(len, listed.out.splitlines())) <= 80
+    (one,) = call("session", "list", "--json", "--agent", "echo").json
+    assert (one["turns"], one["status"], one["queue"]) == (2, "idle", "test")
+    shown = call("session", "show", "echo", "ada").out
+    assert "\x1b[2J" not in shown
+    assert '"content": "echo two 3"' in shown
+    record, *messages = call("session", "export", "echo", "ada").lines
+    assert record["state"]["messages"][2]["content"] == "two"
+    assert [(m["turn"], m["role"], m["sender"]) for m in messages] == [
+        (1, "user", ""),
+        (1, "assistant", ""),
+        (2, "user", "bob"),
+        (2, "assistant", ""),
+    ]
+    assert "add --yes" in call("session", "forget", "echo", "ada").err
+    assert call("session", "forget", "echo", "ada", "--yes").ids == ["ada"]
+    assert call("session", "show", "echo", "ada").code == 1
+    assert call("session", "list", "--json").json == []
+
+
+def test_send_waits_for_the_answer_and_names_a_failed_turn(work: Callable[[], None], settings: Settings) -> None:
+    stop = threading.Event()
+
+    async def serve() -> None:
+        async with make_app(settings) as app, running_worker(app):
+            await anyio.to_thread.run_sync(stop.wait)
+
+    server = threading.Thread(target=anyio.run, args=(serve,))
+    server.start()
+    try:
+        send = ("session", "send", "echo", "ada", "--queue", "test", "--timeout", "30")
+        assert call(*send, "one").out == "echo one 1\n"
+        failed = call(*send, "bad")
+        assert failed.code == 1
+        assert "bad message" in failed.err
+        stopped = call(*send, "two")
+        assert (stopped.code, "stopped at turn 2" in stopped.err) == (1, True)
+        assert "attempts_exhausted" in call("session", "list").out
+        assert call(*send, "two", "--skip-failed", "--json").json["answer"] == "echo two 3"
+        assert call(*send, "x", "--inputs", "[]").code == 2
+        assert call("session", "send", "echo", "\n", "x").code == 2
+    finally:
+        stop.set()
+        server.join(60)
+
+
+def test_the_list_continues_after_its_cursor(work: Callable[[], None]) -> None:
+    for name in ("a", "b", "c"):
+        call("session", "send", "echo", name, "x", "--queue", "test", "--no-wait")
+    work()
+    first = call("session", "list", "--limit", "2", "--json")
+    cursor = first.err.split("--cursor ")[1].strip()
+    rest = call("session", "list", "--cursor", cursor, "--json")
+    assert sorted(one["id"] for one in first.json + rest.json) == ["a", "b", "c"]
+    assert "--cursor" not in rest.err
+    assert call("session", "list", "--cursor", "x").code == 2

@@ -1,0 +1,289 @@
+"""`perdure session`: list, show, export and forget the sessions of agents, and send messages to them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from ...queues import Producer
+from ...queues.sessions import (
+    SessionAddress,
+    SessionMessage,
+    SessionRecord,
+    TurnId,
+    forget_session,
+    list_sessions,
+    read_history,
+    read_session,
+    send_to_session,
+)
+from ..journal import decode_snapshot
+from ..session import TurnHandle
+from .support.connection import connected, redis_now
+from .support.errors import Failed, Misuse
+from .support.output import (
+    AsJson,
+    ago,
+    clean,
+    note,
+    print_data,
+    print_fields,
+    print_json,
+    print_json_lines,
+    print_text,
+    state_text,
+)
+from .support.tables import Column, Wide, print_list
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+AgentName = Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent.")]
+SessionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the session, such as the name of a user.")]
+
+
+@app.callback()
+def session() -> None:
+    """List sessions of agents, talk in them, export and forget them.
+
+    A session is a conversation with an agent that outlives the tasks of its
+    turns (docs/how-to/sessions.md).
+    """
+
+
+@app.command("list")
+@connected
+async def list_(
+    producer: Producer,
+    *,
+    agent: Annotated[str, typer.Option(metavar="NAME", help="Only sessions of this agent.")] = "",
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N sessions.")] = 100,
+    cursor: Annotated[
+        str, typer.Option(metavar="CURSOR", help="Continue the list after the page that ended with this cursor.")
+    ] = "",
+    wide: Wide = False,
+    json: AsJson = False,
+) -> None:
+    """List sessions, the one with the latest activity first.
+
+    If there are more, the last line on stderr has the cursor of the next
+    page.
+
+    Example: perdure session list --agent assistant
+    """
+    try:
+        found, following = await list_sessions(
+            producer.gateway, producer.namespace, limit=limit, before=cursor, agent=agent
+        )
+    except ValueError as refused:
+        raise Misuse(f"--cursor: {refused}") from None
+    if json:
+        print_json([one.summary() for one in found])
+    elif found:
+        print_list(_columns(await redis_now(producer)), found, wide=wide)
+    else:
+        note(f"no sessions in namespace {producer.namespace.name!r} on {producer.address.shown}")
+    if following:
+        note(f"there may be more sessions: continue with --cursor {following}")
+
+
+def _columns(now: int) -> Sequence[Column[SessionRecord]]:
+    since = ago(now, whole=True)
+    states = {"idle": "succeeded", "running": "running", "failed": "dead"}
+    return (
+        Column("agent", lambda one: one.agent, least=8),
+        Column("id", lambda one: one.id, least=12),
+        Column("status", lambda one: _styled(one.status, states[one.status])),
+        Column("turns", lambda one: str(one.ended), right=True),
+        Column("waiting", lambda one: str(one.sent - one.turn), right=True),
+        Column("state", lambda one: f"{one.state_bytes:,} B", right=True),
+        Column("last", lambda one: since(one.at)),
+        Column("queue", lambda one: one.queue, wide=True),
+        Column("first", lambda one: since(one.born), wide=True),
+        Column("detail", lambda one: one.failed or "", least=6),
+    )
+
+
+def _styled(text: str, like: str) -> Any:
+    shown = state_text(like)
+    shown.plain = text
+    return shown
+
+
+async def _find(producer: Producer, agent: str, session_id: str) -> SessionRecord:
+    found = await read_session(producer.gateway, _address(producer, agent, session_id))
+    if found is None:
+        raise Failed(f"no session {session_id!r} of agent {agent!r} in namespace {producer.namespace.name!r}")
+    return found
+
+
+def _address(producer: Producer, agent: str, session_id: str) -> SessionAddress:
+    try:
+        return SessionAddress.of(producer.namespace, agent, session_id)
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+
+
+def _state(record: SessionRecord) -> dict[str, Any] | None:
+    data = record.opened_state()
+    return None if data is None else decode_snapshot(f"session {record.id}", data).state
+
+
+@app.command()
+@connected
+async def show(producer: Producer, agent: AgentName, session_id: SessionId, *, json: AsJson = False) -> None:
+    """Show a session: status, turns, and the state that its last turn left.
+
+    Example: perdure session show assistant user-42
+    """
+    record = await _find(producer, agent, session_id)
+    state = _state(record)
+    if json:
+        print_json(record.summary() | {"state": state})
+        return
+    print_fields({name.replace("_", " "): str(value) for name, value in record.summary().items()})
+    if state is not None:
+        print_text(orjson.dumps(state, option=orjson.OPT_INDENT_2).decode())
+
+
+@app.command()
+@connected
+async def send(
+    producer: Producer,
+    agent: AgentName,
+    session_id: SessionId,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Message to send; - for stdin.")],
+    *,
+    sender: Annotated[str, typer.Option("--from", metavar="NAME", help="Name of the sender.")] = "",
+    message_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="Id of the message. A second message with this id is ignored."),
+    ] = None,
+    inputs: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Inputs of the agent. Default: those of the message before.")
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            metavar="QUEUE", help="Queue of the agent. Default: that of the session, or the one in the catalog."
+        ),
+    ] = None,
+    skip_failed: Annotated[bool, typer.Option("--skip-failed", help="Pass over a turn that is a dead letter.")] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Print the id of the turn's task, and do not wait for the answer.")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, metavar="S", help="Seconds to wait for the answer. Default: no limit.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Send a message to a session, and print the answer of the agent.
+
+    The first message creates the session. Messages are answered in order,
+    one at a time.
+
+    Example: perdure session send assistant user-42 "Where is my parcel?"
+    """
+    address = _address(producer, agent, session_id)
+    given = _inputs(inputs)
+    found = await read_session(producer.gateway, address)
+    if queue is None and found is not None:
+        queue = found.queue
+    elif queue is None:
+        listed = (await producer.catalog()).find(agent)
+        listed.check(orjson.dumps((given or {}) | {"goal": ""}))
+        queue = listed.queue
+    turn = await send_to_session(
+        producer.gateway,
+        producer.namespace,
+        agent,
+        session_id,
+        sys.stdin.read().rstrip("\n") if text == "-" else text,
+        queue=queue,
+        sender=sender,
+        message_id=message_id,
+        inputs=None if given is None else (orjson.dumps(given), ()),
+        skip_failed=skip_failed,
+        limit=producer.payload_limit,
+    )
+    if no_wait:
+        if json:
+            print_json({"turn": turn.number, "task": str(turn)})
+        else:
+            print_data(str(turn))
+        return
+    answer = await TurnHandle(producer, address, TurnId(turn.digest, turn.born, turn.number)).result(timeout)
+    if json:
+        print_json({"turn": turn.number, "task": str(turn), "answer": answer})
+    else:
+        print_text(answer if isinstance(answer, str) else orjson.dumps(answer).decode())
+
+
+def _inputs(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise Misuse(f"--inputs: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Misuse("--inputs must be a JSON object")
+    return found
+
+
+@app.command()
+@connected
+async def export(producer: Producer, agent: AgentName, session_id: SessionId) -> None:
+    """Print a session as JSON lines: first record and state, then its messages in order.
+
+    Example: perdure session export assistant user-42 > user-42.jsonl
+    """
+    record = await _find(producer, agent, session_id)
+    print_json_lines([record.summary() | {"state": _state(record)}])
+    page: list[SessionMessage] = []
+    async for message in read_history(producer.gateway, record.address):
+        page.append(message)
+        if len(page) == _PAGE:
+            print_json_lines([one.summary() for one in page])
+            page.clear()
+    print_json_lines([one.summary() for one in page])
+
+
+_PAGE = 500
+"""Messages that are printed at once."""
+
+
+@app.command()
+@connected
+async def forget(
+    producer: Producer,
+    agent: AgentName,
+    session_id: SessionId,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Delete a session with its state and history, and cancel its running turn.
+
+    Tasks of its turns expire within a day. 'perdure session export' saves
+    the session first.
+
+    Example: perdure session forget assistant user-42
+    """
+    record = await _find(producer, agent, session_id)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Misuse("forget deletes the session permanently: add --yes, because stdin is no terminal")
+        if not typer.confirm(f"Permanently delete session {clean(record.name)} with {record.ended} turns?", err=True):
+            raise Failed("nothing was deleted")
+    if record.status == "running":
+        handle = await producer.find(record.task_id(record.turn))
+        if handle is not None:
+            await handle.cancel()
+    if not await forget_session(producer.gateway, record.address, born=str(record.born)):
+        raise Failed(f"session {record.name} was deleted meanwhile")
+    print_data(record.id)
