@@ -11,7 +11,7 @@ SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-build test-python test-wheel coverage test-system test-cluster test-redis62 failover check format
+.PHONY: help install demo test test-fast test-build test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
 .PHONY: model fuzz bounded evaluate chaos bench bench-scale bench-peers clean
 
 help:
@@ -19,9 +19,10 @@ help:
 	  'make demo         kill workers of a task on real files, and show that it completes (about 30 s)' \
 	  'make test         all tests but those of make test-build (about five minutes)' \
 	  'make test-fast    the unit tests only, without servers and processes' \
-	  'make test-build   the tests of the image, the unit files and the benchmarks' \
+	  'make test-build   the tests of the image, the unit files, the release and the benchmarks' \
   'make test-python  the unit and conformance tests on another Python: VENV=.venv312 PYTHON=python3.12' \
 	  'make test-wheel   the quickstart on the installed wheel, outside of the repository (WHEEL_PYTHONS)' \
+	  'make dist         wheel and source archive of a release (REPOSITORY: its public address)' \
 	  'make coverage     all tests with a coverage report (COVERAGE_TESTS)' \
 	  'make test-system  the tests that depend on the kind of server, on the redis-server of PATH' \
 	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
@@ -66,7 +67,7 @@ PYTEST = $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile --no-loadscope-r
 UNLIMITED := -o timeout=0 -o faulthandler_timeout=0
 
 # What is built and measured from the package, which takes long and changes seldom.
-BUILT := tests/benchmarks tests/project/test_deploy.py
+BUILT := tests/benchmarks tests/project/test_deploy.py tests/project/test_dist.py
 
 test: install
 	$(PYTEST) $(BUILT:%=--ignore=%)
@@ -88,6 +89,10 @@ test-python: install
 test-wheel: WHEEL_PYTHONS ?= $(PYTHON)
 test-wheel: install
 	$(BIN)/python -m tests.project.wheel $(WHEEL_PYTHONS)
+
+# The package index needs absolute links, so without an address nothing is built.
+dist: install
+	@$(BIN)/python .ci/dist.py '$(REPOSITORY)'
 
 # COVERAGE_TESTS: which of them, as pytest's -m takes it.
 coverage: COVERAGE_TESTS ?= not cluster and not evaluation
