@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -275,7 +276,7 @@ async def store_fork(
     event: bytes,
     done: Mapping[str, bytes],
     saved: Mapping[str, bytes],
-    other: Mapping[str, bytes],
+    other: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Partition:
     """Enqueue a task with the name and checkpoint of another one; return its partition. Idempotent for one id and `at`.
 

@@ -217,6 +217,8 @@ def _waiting(facts: Facts) -> _Said:
     if until is not None:
         text += f"; without one it continues {at_text(until, now)}"
     remedy = f"answer: perdure task send {record.id} TEXT{f' --from {on}' if on else ''}"
+    if what == "compaction":
+        remedy = f"make its state smaller: perdure task compact {record.id}; or raise PERDURE_PAYLOAD_LIMIT first"
     return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
 
 

@@ -54,6 +54,7 @@ from perdure.queues import (
     take_quarantined,
     wake_version,
 )
+from perdure.queues.delivery import Position, edit_checkpoint
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT
 from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
 from perdure.queues.keys import DATA_FORMAT, GROUP
@@ -246,6 +247,9 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert (await count_crash(gateway, namespace, "s", "a", why="", threshold=0, window=60)).paused
         assert await resume_supervisor(gateway, namespace, "s")
         await producer.enqueue("t", task_id="newer", queue="default")
+        position = Position(State.SCHEDULED, 0, 0)
+        edited: dict[str, Any] = {"event": ("archived", b"{}"), "fields": {"s:#state": b"{}"}, "wakes": "compaction"}
+        assert await edit_checkpoint(gateway, partition, "newer", position, **edited) is None
         await await_version(gateway, await read_one(a), "newer", DATA_FORMAT, limit=60)
         assert await wake_version(gateway, partition) == 1
         assert await (await known(producer, "newer")).cancel() is State.CANCELLED

@@ -364,6 +364,18 @@ class Queues(RuleBasedStateMachine):
                 expected,
             )
 
+    @rule(task=tasks, behind=st.sampled_from([0, 0, 0, 1]), wakes=st.sampled_from(["message", "compaction"]))
+    def edit_checkpoint(self, task: str, behind: int, wakes: str) -> None:
+        """Edit a checkpoint twice: a reply may be lost. behind: what was read is older than that by one event."""
+        at, held = self.partition, self.ledger.held
+        events, entries = (int(held.get(at.record(task), name) or 0) for name in ("events", "entries"))
+        events = max(0, events - behind)
+        keys = [at.record(task), at.steps(task), at.log(task), at.due, at.nudge]
+        given = [task, events, entries, "archived", b"{}", wakes, 1, "s:#blob", "s:#state", b"{}"]
+        for _ in range(2):
+            expected = self.ledger.edit(task, events, entries, wakes, {"s:#state": b"{}"}, "s:#blob")
+            self.same(self.ground.run(self.ground.gateway.run(queue_script("edit_checkpoint"), keys, given)), expected)
+
     def post_garbage(self, fields: dict[bytes, bytes]) -> None:
         flat = [part for pair in fields.items() for part in pair]
         self.ground.command("XADD", self.partition.ready, "*", *flat)

@@ -9,6 +9,7 @@
 | `session_turn.py` | a run that is a turn of a session: what it starts from, what it leaves |
 | `restoration.py` | the state that earlier runs left: snapshot and later events |
 | `state_type.py` | stored, ephemeral and input fields of a state class; applies an event to one field |
+| `size_limit.py` | an agent whose state is too large waits for a compaction |
 | `chosen_identity.py` | the identity with which a run works |
 | `autosave.py` | progress and snapshots while a step runs |
 | `background.py` | a coroutine for the duration of a block |

@@ -13,7 +13,7 @@ import orjson
 
 from ...queues import EntriesLost, Entry, Kind, LeaseLost, check_size, retry_while_unavailable
 from ..durable import AlreadyDone, Context, StepCall, codec_of, forget_steps, store_findings
-from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
+from ..errors import Reschedule, RetryLater, StateError, StateTooLarge, StepInDoubt
 from ..journal import Event, PlanStep, StepRecord, StepStatus, archived_keys
 from ..journal.agent_events import Changed, Finished, Planned, PlannedStep, Rewound
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
@@ -25,6 +25,7 @@ from .chosen_identity import read_identity
 from .coherence import CoherenceMonitor
 from .context.tokens import Estimate, message_tokens
 from .live_state import LiveState
+from .size_limit import park_too_large, resume_after_compaction
 
 __all__ = ["Loop"]
 
@@ -56,7 +57,15 @@ class Loop(Generic[S]):
         recorded = self._run.history.done.get(_FINISH)
         if recorded is not None:
             return codec_of(self._agent.finish).decode_record(_FINISH, StepRecord.decode(recorded).result)
-        await self._live.open(goal, inputs)
+        try:
+            await self._live.open(goal, inputs)
+            return await self._drive(goal)
+        except StateTooLarge as error:
+            await park_too_large(self._live, error)
+
+    async def _drive(self, goal: str) -> Any:
+        """Run the agent from its restored state."""
+        await resume_after_compaction(self._live)
         if self._agent.identity is not None:
             await read_identity(self._run, self._agent.identity)
         if self._live.gap is not None:

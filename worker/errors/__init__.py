@@ -37,6 +37,7 @@ PerdureError
 │   ├── BadHistory              an event of the log is missing or cannot be read
 │   ├── StateMismatch           the stored state does not fit the agent's class
 │   ├── StateTooLarge           the state exceeds the size limit
+│   ├── StateBusy               a worker has the task, or it has ended
 │   ├── StateUnstorable         a field has no JSON form or has the wrong type
 │   └── StateDrift              the state differs from the reduction of its log
 ├── IdentityError               the identity of an agent is too large or cannot be read
@@ -63,6 +64,7 @@ from .agents import (
     ContextTooLarge,
     IdentityConflict,
     IdentityError,
+    StateBusy,
     StateDrift,
     StateError,
     StateMismatch,
@@ -132,6 +134,7 @@ __all__ = [
     "RetryLater",
     "SettingsDiffer",
     "Snooze",
+    "StateBusy",
     "StateDrift",
     "StateError",
     "StateMismatch",

@@ -15,6 +15,7 @@ __all__ = [
     "ContextTooLarge",
     "IdentityConflict",
     "IdentityError",
+    "StateBusy",
     "StateDrift",
     "StateError",
     "StateMismatch",
@@ -86,9 +87,22 @@ class StateTooLarge(StateError):
         fields = ", ".join(f"{name} ({bytes_:,} bytes)" for name, bytes_ in largest)
         super().__init__(
             f"the state of agent {agent!r}, task {task_id}, has {size:,} bytes, the limit is {limit:,}; largest "
-            f"fields: {fields}. Store large data in artifacts or files and keep a reference in the state"
+            f"fields: {fields}. Store large data in artifacts or files and keep a reference in the state; run: perdure "
+            f"task compact {task_id}, or raise PERDURE_PAYLOAD_LIMIT of the workers"
         )
         self.size, self.limit = size, limit
+
+
+class StateBusy(StateError):
+    """The state of an agent cannot be changed from outside: a worker has the task or may take it, or it has ended."""
+
+    def __init__(self, task_id: str, state: str | None) -> None:
+        """state: of the task; None if there is no such task."""
+        super().__init__(
+            f"the state of task {task_id} cannot be changed while it is {state or 'unknown'}; it must be waiting, "
+            "scheduled or a dead letter"
+        )
+        self.task_id = task_id
 
 
 class StateUnstorable(StateError, TypeError):

@@ -5,6 +5,7 @@ The package knows no handlers and no runtime: it reads and computes, and the run
     event.py            base class of events, registry of Perdure's types
     run_events.py       events of a run: start, steps, waits, messages, end
     archive.py          closed steps and old messages that leave a state
+    compaction.py       compaction of a state by an operator
     agent_events.py     events of an agent's work: plan, decisions, tools, conversation, state
     chat.py             messages of a conversation
     parsing.py          log entries to events; application event types
@@ -27,6 +28,7 @@ default, raise the version of a type whose meaning changes, and never rename eit
 from . import agent_events, run_events
 from .archive import ARCHIVED, Removed, archived_field, archived_keys, read_archived_step, remove_oldest
 from .chat import Message, Role, ToolCall
+from .compaction import COMPACTION, TOO_LARGE, compact_state
 from .event import Event
 from .event_redaction import redacted
 from .forks import BadEdit, Point, fork
@@ -67,10 +69,12 @@ from .step_record import VERSION, StepRecord
 __all__ = [
     "ARCHIVED",
     "BLOB",
+    "COMPACTION",
     "HANDOFF",
     "HANDOFF_TOKENS",
     "KEPT",
     "SNAPSHOT",
+    "TOO_LARGE",
     "VERSION",
     "After",
     "AgentState",
@@ -107,6 +111,7 @@ __all__ = [
     "archived_keys",
     "build_handoff",
     "check_state",
+    "compact_state",
     "decode_snapshot",
     "diff",
     "empty_state",

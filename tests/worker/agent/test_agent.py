@@ -17,6 +17,7 @@ from perdure import (
     PlanStep,
     Retry,
     Settings,
+    State,
     TaskHandle,
     Worker,
 )
@@ -254,14 +255,14 @@ def log() -> Iterator[list[str]]:
     logger.remove(handler)
 
 
-async def test_a_growing_state_logs_warnings_and_fails_over_the_limit(settings: Settings, log: list[str]) -> None:
+async def test_a_growing_state_logs_warnings_and_parks_over_the_limit(settings: Settings, log: list[str]) -> None:
     async with App("small", settings=settings.model_copy(update={"payload_limit": 300_000})) as app:
         read = app.agent(name="read")(reader())
         handle = await read.enqueue("70000 10000 10000 80000 200000")
         await work_off(app)
-        found = await letter(app, handle)
-    assert found.error == "perdure.worker.errors.StateTooLarge"
-    assert "largest fields: pages (370," in found.message
+        assert await handle.status() is State.WAITING
+        (waiting,) = [event for event in await history(handle) if event.type == "waiting"]
+    assert "largest fields: pages (370," in waiting.data["why"]
     warnings = [line for line in log if line.startswith("state grew to")]
     assert len(warnings) == 2, "once above 64 KB, and once above twice that"
 

@@ -2,7 +2,8 @@
 
 commands.py  list, show, result, watch, cancel, artifact; the table of all commands
 events.py    events
-history.py   state, fork, handoff, export, import
+history.py   state, fork, handoff
+compact.py   compact
 inbox.py     send, inbox
 versions.py  versions
 """

@@ -120,6 +120,7 @@ _OTHER_MODULES = {
     "dismiss": (".task.dismiss:dismiss", "Dismiss a finding of a coherence check, and print the task's id."),
     "catalog": (".queue:catalog", "List the tasks that workers have published."),
     "handoff": (".task.history:handoff", "Print the handoff document of a task."),
+    "compact": (".task.compact:compact", "Move closed steps and old messages out of the state of an agent."),
     "versions": (".task.versions:versions", "List the versions of code that tasks began with."),
 }
 

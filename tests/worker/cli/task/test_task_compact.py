@@ -1,0 +1,72 @@
+"""`perdure task compact`, and what other commands say of a task that waits for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+from perdure import Agent, AgentState, App, Context, PlanStep, Settings, State
+from perdure.queues import list_tasks
+
+from tests.support.command_line import call
+from tests.support.workers import running_worker, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+class Noter(Agent[AgentState]):
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key=key, title=key) for key in ("small", "notes", "more")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        if step.key == "notes":
+            state.context["notes"] = "x" * 15_000
+        return "x" * (7000 if step.key == "more" else 10)
+
+    async def finish(self, ctx: Context, state: AgentState) -> int:
+        return len(state.results)
+
+
+@pytest.fixture
+def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Function that runs the tasks until none can run."""
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+
+    async def run(until: State) -> None:
+        app = App("test", settings=settings.model_copy(update={"payload_limit": 20_000}))
+        app.agent(Noter, name="noter")
+
+        async def reached() -> bool:
+            found = list_tasks(app.producer.gateway, app.producer.namespace, states=[until])
+            return bool([one async for one in found])
+
+        async with app, running_worker(app):
+            await wait_until(reached, f"the task is {until}")
+
+    return lambda until: anyio.run(run, until)
+
+
+def test_a_full_agent_is_compacted_and_resumes(work: Any) -> None:
+    task_id = call("enqueue", "noter", "--queue", "test", "--args", '{"goal": "note all"}').ids[0]
+    refused = call("task", "compact", task_id)
+    assert refused.code == 1
+    assert "while it is queued; it must be waiting, scheduled or a dead letter" in refused.err
+    work(State.WAITING)
+    why = call("task", "why", task_id).out
+    assert "waiting for a compaction" in why
+    assert f"perdure task compact {task_id}; or raise PERDURE_PAYLOAD_LIMIT first" in why
+    unknown = call("task", "compact", task_id, "--drop-context", "note")
+    assert (unknown.code, "the state has no context key 'note'" in unknown.err) == (2, True)
+    done = call("task", "compact", task_id, "--keep-steps", "1", "--drop-context", "notes", "--json")
+    found = json.loads(done.out)
+    assert (found["steps"], found["woken"], found["fields"]["context"]) == (1, True, 2)
+    assert found["after"] < 2000
+    assert found["before"] > 15_000
+    assert "the task is due now" in done.err
+    work(State.SUCCEEDED)
+    assert call("task", "result", task_id).out.strip() == "2"
+    again = call("task", "compact", task_id)
+    assert (again.code, "while it is succeeded" in again.err) == (1, True)

@@ -1,0 +1,49 @@
+"""Parking of an agent whose state is too large, until an operator has compacted it or raised the limit."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import orjson
+
+from ...queues import LONGEST, Entry, Kind
+from ..durable import ParkReason, Run
+from ..errors import StateTooLarge
+from ..journal import COMPACTION, TOO_LARGE
+from ..journal.run_events import Waited, WaitStarted
+from ..log import logger
+from .live_state import LiveState
+
+__all__ = ["park_too_large", "resume_after_compaction"]
+
+
+async def park_too_large(live: LiveState[Any], error: StateTooLarge) -> NoReturn:
+    """Park the task, with the error in its log. What was recorded stays; the current step will run again."""
+    run = live.run
+    if live.number == 0:
+        raise error  # the inputs alone are too large
+    logger.bind(task=run.envelope.task, id=run.id).error("parked until its state is compacted: {}", error)
+    live.rollback()
+    saved = Entry(Kind.SAVED, TOO_LARGE, orjson.dumps({"size": error.size, "limit": error.limit}))
+    waiting = run.next_entry(WaitStarted(what=COMPACTION, why=str(error)))
+    await run.recorder.put(*live.take_ahead(), waiting, saved, *live.snapshot(), wait=True)
+    await _park(run)
+
+
+async def resume_after_compaction(live: LiveState[Any]) -> None:
+    """Park the task again if its state was too large and nothing has changed since, before anything is paid for twice.
+
+    A compaction deletes the note of the size that was needed. A higher limit makes room for it.
+    """
+    run = live.run
+    data = run.history.saved.get(TOO_LARGE)
+    if data is None:
+        return
+    if orjson.loads(data)["size"] > run.payload_limit:
+        await _park(run)
+    del run.history.saved[TOO_LARGE]
+    await run.recorder.put(run.next_entry(Waited()), Entry(Kind.DROP, TOO_LARGE, b""), wait=True)
+
+
+async def _park(run: Run) -> NoReturn:
+    await run.park(ParkReason(LONGEST, COMPACTION, run.history.mail))
