@@ -94,7 +94,7 @@ class Record:
         queued_at: Time since which its message has been in the queue; None if it has none.
         waits: What the task waits for while it is parked, such as "message".
         reported, reported_at: Progress that its handler reported last, possibly encrypted, and when; see `progress`.
-        unused: Upper bound of the messages in its inbox; 0 if it has succeeded or was cancelled.
+        unused: Upper bound of the messages in its inbox. Of a task that has succeeded: those that it left unread.
         handed_to: Id of its successor.
     """
 
@@ -220,7 +220,7 @@ _FIELDS: Final = (
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker"),
     *(b"run", b"began", b"alive", b"step", b"step_at"),
     *(b"result", b"reason", b"error", b"waits", b"handed_to"),
-    *(b"progress", b"progress_at"),
+    *(b"progress", b"progress_at", b"unread"),
 )
 """Fields that are read."""
 
@@ -359,7 +359,7 @@ def _record(
         queued_at=int(fields[b"entry"].partition(b"-")[0]) if b"entry" in fields else None,
         waits=_text(fields, b"waits") if state is State.WAITING else None,
         handed_to=_text(fields, b"handed_to"),
-        unused=place.unused,
+        unused=place.unused or _number(fields, b"unread") or 0,
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
         key=envelope.key if envelope else None,
         tags=envelope.tags if envelope else (),

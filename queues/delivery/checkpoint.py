@@ -19,7 +19,7 @@ from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
 from .step_pages import NO_CHUNKS, PAGE, StepPages, add_fields
 
-__all__ = ["Entry", "History", "Kind", "last_step", "load_history", "recorded_steps", "write_entries"]
+__all__ = ["Entry", "History", "Kind", "Written", "last_step", "load_history", "recorded_steps", "write_entries"]
 
 _WRITE = queue_script("write_checkpoint")
 
@@ -173,6 +173,13 @@ class History:
                 records[step] = cipher.decrypt(f"{kind}:{step}", value)
 
 
+class Written(NamedTuple):
+    """Reply to a write. cancel: cancellation was requested. mail: number of the last message to the task, or 0."""
+
+    cancel: bool
+    mail: int
+
+
 async def write_entries(
     gateway: Gateway,
     delivery: Delivery,
@@ -181,8 +188,8 @@ async def write_entries(
     *,
     first: int,
     replicated: bool = False,
-) -> bool:
-    """Write entries in one script. Return whether the task's cancellation was requested.
+) -> Written:
+    """Write entries in one script.
 
     Args:
         first: Number of the first of these entries. Entries that are stored already are skipped.
@@ -202,9 +209,10 @@ async def write_entries(
         answer = await gateway.run_replicated(_WRITE, keys, args, partition.mark)
     else:
         answer = await gateway.run(_WRITE, keys, args)
-    if answer <= 0:
+    if type(answer) is int:
         check_accepted(answer, task_id, f"record of {', '.join(entry.step for entry in entries)}")
-    return bool(answer == 2)
+    stored, mail = answer
+    return Written(stored == 2, mail)
 
 
 async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:

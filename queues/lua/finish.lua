@@ -5,7 +5,20 @@
 --       retention of all keys of the task in milliseconds, the same rounded up to one that is registered, then names
 --       and values of what the record keeps of the message; without them, the script reads the message
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
--- Atomic: stores the outcome, acknowledges and deletes the message, and sets the retention.
+-- Atomic: stores the outcome, acknowledges and deletes the message, and sets the retention. If the task succeeds, field
+-- `unread` is the number of messages that no run has read, unless a successor gets them: after this, none is accepted.
+local function unread(inbox)
+  local counts = redis.call('HMGET', inbox, 'used', 'sent')
+  local found = 0
+  for position = tonumber(counts[1] or 0) + 1, tonumber(counts[2] or 0) do
+    local message = string.match(redis.call('HGET', inbox, 'n:' .. position) or '', '^%d+')
+    if message and redis.call('HEXISTS', inbox, 'm:' .. message) == 1 then
+      found = found + 1
+    end
+  end
+  return found
+end
+
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
@@ -26,6 +39,10 @@ redis.call('XDEL', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[11])
 redis.call('PEXPIRE', KEYS[6], 2592000000)
 if redis.call('EXISTS', KEYS[3], KEYS[4]) > 0 then
+  local left = ARGV[6] == 'succeeded' and redis.call('HEXISTS', KEYS[2], 'handed_to') == 0 and unread(KEYS[3])
+  if left and left > 0 then
+    redis.call('HSET', KEYS[2], 'unread', left)
+  end
   redis.call('DEL', KEYS[4])
   redis.call('PEXPIRE', KEYS[3], ARGV[11])
 end

@@ -9,8 +9,9 @@
 --       from now on; progress: the value is the progress that the handler reports, which replaces the last one;
 --       chunk, part: a chunk of a large step result, of the task's result, by its name, which an entry of
 --       a later call refers to. The value of a drop has the digest and the number of the step's chunks, if it has any
--- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested; -1 - N refused: entries
---          before the first one are missing, N is the number of the last entry that is stored
+-- returns  0 refused, the lease has passed; -1 - N refused: entries before the first one are missing, N is the number of
+--          the last entry that is stored; {1 stored or 2 stored, and cancellation was requested; number of the last
+--          message that was sent to the task, 0 for none}
 -- Atomic: all entries or none. Idempotent: entries are numbered over all runs of the task (field entries: the number of
 -- the last one), and those that are stored already are skipped, however late they arrive. A stored checkpoint never has
 -- a gap: where Redis has lost its last second, the run sends the missing entries again. Progress alone begins with a
@@ -94,4 +95,4 @@ if taken then
   end
   redis.call('HSET', KEYS[5], 'used', used)
 end
-return redis.call('HEXISTS', KEYS[6], 'cancel') == 1 and 2 or 1
+return {redis.call('HEXISTS', KEYS[6], 'cancel') + 1, tonumber(redis.call('HGET', KEYS[5], 'last') or 0)}

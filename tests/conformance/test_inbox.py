@@ -411,3 +411,33 @@ async def test_a_long_inbox_is_read_page_by_page(producer: Producer, partition: 
     assert await unread(producer.gateway, partition) == [*range(70)]
     record = await handle.record()
     assert record.summary()["unused"] == 70
+
+
+async def test_a_task_that_succeeds_keeps_the_number_of_unread_messages(
+    producer: Producer, partition: Partition
+) -> None:
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t", queue="default")
+    sent = [await handle.send(one) for one in ("one", "two", "three", "four")]
+    delivery = await read_one(await worker(gateway, partition))
+    await use(gateway, delivery, sent[1].number)
+    assert await inbox.drop_message(gateway, partition, "t", sent[3].number)
+    await succeed(gateway, delivery, "t", b"1", Counters(1), ran=0, ttl=60, entries=1)
+    assert (await handle.record()).unused == 2
+    with pytest.raises(TaskEnded):
+        await handle.send("five")
+
+
+async def test_a_task_that_read_all_messages_or_has_a_successor_leaves_none(
+    producer: Producer, partition: Partition
+) -> None:
+    gateway = producer.gateway
+    consumer = await worker(gateway, partition)
+    for number, entry in enumerate([Entry(Kind.CONSUMED, "", b""), Entry(Kind.TRANSFERRED, "", b"next")]):
+        handle = await producer.enqueue("t", task_id=f"t{number}", queue="default")
+        sent = await handle.send("one")
+        delivery = await read_one(consumer)
+        await add_entries(gateway, delivery, handle.id, [entry._replace(step=str(sent.number))])
+        await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0, ttl=60, entries=1)
+        assert (await handle.record()).unused == 0
+        assert await gateway.command("HEXISTS", partition.record(handle.id), "unread") == 0

@@ -375,6 +375,9 @@ class Ledger:
         self.held.put(record, outcome)
         self._settle(delivery, task)
         self.held.put(record, {"finished": Moment(), **(kept or {})})
+        unread = [at for at in range(1, int(self.held.get(inbox, "sent") or 0) + 1) if self._is_unused(inbox, at)]
+        if unread and state == "succeeded" and self.held.get(record, "handed_to") is None:
+            self.held.put(record, {"unread": len(unread)})
         self.held.expire(ttl, record, inbox, *((steps, log) if checkpoint else ()))
         self._keep_timeline()
         self.held.delete(control)

@@ -501,7 +501,7 @@ class Queues(RuleBasedStateMachine):
             given = [Entry(Kind(kind), step, value, data) for kind, step, value, data in written]
             act = write_entries(self.ground.gateway, delivery, task, given, first=first)
             try:
-                answer = 1 + self.ground.run(act)
+                answer = 1 + self.ground.run(act).cancel
                 self.written.add(delivery.fence)
             except LeaseLost:
                 answer = 0

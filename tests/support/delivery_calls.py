@@ -19,11 +19,12 @@ from perdure.queues import (
     write_entries,
 )
 from perdure.queues.delivery import RunStatus
+from perdure.queues.delivery.checkpoint import Written
 from perdure.queues.delivery.heartbeat import renewal
 from perdure.queues.transport.scripts import queue_script
 
 
-async def add_entries(gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry]) -> bool:
+async def add_entries(gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry]) -> Written:
     """Write entries after those that are stored, as the next run of the task would."""
     first = await last_entry(gateway, delivery, task_id) + 1
     return await write_entries(gateway, delivery, task_id, entries, first=first)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from ...queues import Delivery, EntriesLost, Entry, Gateway, LeaseLost, retry_while_unavailable, write_entries
+from ...queues.delivery.checkpoint import Written
 from ..log import log_wait, logger
 
 __all__ = ["PROGRESS_INTERVAL", "CheckpointWriter"]
@@ -81,6 +82,8 @@ class CheckpointWriter:
         """Held while the chunks of a value are put, so that no write has those of several."""
         self._background: asyncio.Task[None] | None = None
         self._replicated = False
+        self.mail = 0
+        """Number of the last message to the task when it was last written; 0 if it had none."""
 
     @property
     def last(self) -> int:
@@ -170,12 +173,13 @@ class CheckpointWriter:
             await self.flush()
             async with self._writing:
                 try:
-                    cancel = await self._write(entries)
+                    written = await self._write(entries)
                 except EntriesLost as lost:
                     self._rewind(lost)
                 else:
                     self._keep(entries)
-                    return cancel
+                    self.mail = written.mail
+                    return written.cancel
 
     async def send_again(self, lost: EntriesLost) -> None:
         """Store the entries that Redis has lost. Raises `LeaseLost`, `EntriesLost` if they are not kept any more."""
@@ -210,7 +214,7 @@ class CheckpointWriter:
         batch, self._pending = self._pending, []
         replicated, self._replicated = self._replicated, False
         try:
-            cancel = await retry_while_unavailable(
+            written = await retry_while_unavailable(
                 partial(self._write, batch, replicated=replicated), on_wait=self._on_wait
             )
         except LeaseLost:
@@ -229,11 +233,12 @@ class CheckpointWriter:
             return
         self._keep(batch)
         self._written += len(batch)
-        if cancel:
+        self.mail = written.mail
+        if written.cancel:
             self._on_cancel()
 
-    def _write(self, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[bool]:
-        """Write the next entries. Return whether the task was cancelled."""
+    def _write(self, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[Written]:
+        """Write the next entries."""
         return write_entries(
             self._gateway, self._delivery, self._task_id, batch, first=self._last + 1, replicated=replicated
         )

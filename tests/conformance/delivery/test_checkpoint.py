@@ -62,7 +62,7 @@ async def test_a_first_run_has_no_history(gateway: Gateway, delivery: Delivery) 
 
 async def test_the_next_run_finds_recorded_steps(gateway: Gateway, delivery: Delivery) -> None:
     entries = [done("list", b"[1,2]"), Entry(Kind.INTENT, "mail", b'{"to":1}'), Entry(Kind.SAVED, "sum", b"7")]
-    assert await add_entries(gateway, delivery, "x", entries) is False
+    assert await add_entries(gateway, delivery, "x", entries) == (False, 0)
     history = await load_history(gateway, await take_over(gateway, delivery), "x")
     assert history.done == {"list": b"[1,2]"}
     assert history.intents == {"mail": b'{"to":1}'}
@@ -240,13 +240,21 @@ async def test_only_the_owner_of_two_concurrent_runs_writes(
     assert len(await read_events(gateway, partition, "x")) == 10
 
 
-async def test_a_write_returns_a_request_to_cancel(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
+async def test_a_write_returns_a_request_to_cancel_and_the_number_of_the_last_message(
+    gateway: Gateway, producer: Producer, delivery: Delivery
+) -> None:
     handle = await producer.find("x")
     assert handle is not None
-    assert await add_entries(gateway, delivery, "x", [done("a")]) is False
+    assert await add_entries(gateway, delivery, "x", [done("a")]) == (False, 0)
+    first = await handle.send("one")
+    assert await add_entries(gateway, delivery, "x", [done("b")]) == (False, first.number)
+    second = await handle.send("two")
+    used = [Entry(Kind.CONSUMED, str(one.number), b"") for one in (first, second)]
+    assert await add_entries(gateway, delivery, "x", used) == (False, second.number), "also if it was used"
     await handle.cancel()
-    assert await add_entries(gateway, delivery, "x", [done("b")]) is True
-    assert set((await load_history(gateway, delivery, "x")).done) == {"a", "b"}
+    assert await add_entries(gateway, delivery, "x", [done("c")]) == (True, second.number)
+    assert await write_entries(gateway, delivery, "x", [done("c")], first=5) == (True, second.number), "repeated"
+    assert set((await load_history(gateway, delivery, "x")).done) == {"a", "b", "c"}
 
 
 async def test_counters_are_kept_over_crashes_retries_and_releases(
