@@ -8,7 +8,19 @@ from typing import Any
 
 import anyio
 import pytest
-from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, State, TaskHandle
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Coherence,
+    Context,
+    ContextBuilder,
+    PlanStep,
+    Retry,
+    Settings,
+    State,
+    TaskHandle,
+)
 from perdure.worker.agent.coherence import Finding, View
 from perdure.worker.agent.coherence.findings import VERDICT
 
@@ -177,6 +189,27 @@ async def test_a_verdict_is_an_event_and_is_not_asked_for_again_by_a_resumed_run
     assert [one["status"] for one in seen[0].state["plan"]][:2] == ["done", "done"]
     assert await found(handle) == ["judge"]
     assert f"s:{VERDICT}" in await recorded_steps(app, handle)
+
+
+async def test_the_judge_gets_the_last_prompt(app: App) -> None:
+    prompts: list[object] = []
+
+    async def judge(view: View) -> None:
+        prompts.append(view.prompt)
+
+    class Asking(Plodding):
+        coherence = Coherence(judge=judge, judge_every=2)
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> int:
+            await ContextBuilder(window=4000, memory=False).build(ctx, state)
+            await asyncio.sleep(0.05)  # the judge runs beside it
+            return 0
+
+    handle = await app.agent(name="asking", retry=ONCE)(Asking).enqueue("arrive")
+    await work_off(app)
+    assert await bounded(handle.result()) == "finished"
+    assert prompts
+    assert "arrive" in str(prompts[0])
 
 
 async def test_a_judge_that_fails_or_hangs_does_not_delay_the_task(app: App) -> None:

@@ -15,6 +15,7 @@ from ...durable.steps.codec import is_async
 from ...errors import StepOutsideTask
 from ...journal import After, AgentState
 from ...journal.quoting import quoted_block, quoted_line, quoted_name
+from ..coherence import CoherenceMonitor
 from .background import (
     Background,
     Recall,
@@ -178,7 +179,7 @@ class ContextBuilder:
             in_flight=tuple(in_flight),
             inbox=[_inbox_text(one) for one in inbox],
         )
-        prompt = self._assemble(layers)
+        prompt = self._assemble(run, layers)
         if self.summarizer is None or prompt.wanted < self.compact_at * self.window:
             return prompt
         compacted = await compact(
@@ -192,10 +193,13 @@ class ContextBuilder:
             retry=self.retry,
             on_failure=self.on_failure,
         )
-        return self._assemble(layers) if compacted else prompt
+        return self._assemble(run, layers) if compacted else prompt
 
-    def _assemble(self, layers: Layers) -> Prompt:
-        return assemble(layers, self.window, budgets=self.budgets, counter=self.counter, last=self.last)
+    def _assemble(self, run: Run, layers: Layers) -> Prompt:
+        prompt = assemble(layers, self.window, budgets=self.budgets, counter=self.counter, last=self.last)
+        if (monitor := run.observer(CoherenceMonitor)) is not None:
+            monitor.prompt = prompt
+        return prompt
 
     async def _background(self, ctx: Context, run: Run, state: AgentState) -> tuple[Background, str]:
         """Return the background of the task, chosen once; and the error of a search that is tried again."""

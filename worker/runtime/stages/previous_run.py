@@ -186,7 +186,7 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -
         if is_agent:
             await history.read_all()  # which it needs anyway
         else:
-            await history.read_unfinished(*{event.step or "" for event in tail.events if event.type == "step_started"})
+            await history.read_intents()
     except (DecryptionError, UnreadableCheckpoint):
         return None  # the handler raises it again
     handoff = handoff_of(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, Snooze, TaskHandle, current_step
+from perdure.queues.delivery.step_pages import PAGE
 from perdure.worker.durable import AlreadyDone
 from perdure.worker.journal import Resumption
 from pydantic import SecretStr
@@ -83,6 +84,30 @@ async def test_a_resumed_run_reports_the_call_in_flight_and_its_record_drops_the
     assert not found[0].handoff.dependencies.in_doubt
     assert f"- was in flight: {call}; check whether it took effect first" in found[0].handoff.to_markdown()
     assert await intents(app, handle) == {}
+
+
+async def test_the_call_in_flight_is_found_in_a_large_checkpoint(app: App) -> None:
+    started, found = asyncio.Event(), list[Resumption]()
+
+    async def fetch(url: str) -> None:
+        if not started.is_set():
+            started.set()
+            await asyncio.sleep(60)
+
+    @app.task(durability="async")
+    async def job(ctx: Context) -> None:
+        for number in range(2 * PAGE):
+            await ctx.step(f"step-{number}", int, number)
+        if ctx.resumption is not None:
+            found.append(ctx.resumption)
+        await ctx.tool("fetch", fetch, "a")
+
+    handle = await job.enqueue()
+    async with running_worker(app):
+        await crash_in_call(app, handle, started)
+    await work_off(app)
+    await bounded(handle.result())
+    assert found[0].summary().endswith('in flight: fetch(url="a")')
 
 
 async def test_no_note_is_left_by_calls_that_ended_or_have_none(app: App) -> None:
