@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, overload
 from ..deadletter import Retry
 from ..queues import Duration, Encryptor, Producer, check_name
 from ..queues.sessions import check_session_id
-from .agent import Agent, Coherence, S, StateType, make_handler
+from .agent import Agent, Coherence, OnMessage, S, StateType, make_handler
 from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp
 from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain
@@ -283,6 +283,7 @@ class App:
         idle_timeout: Duration | None = None,
         durability: Durability = "sync",
         result_ttl: Duration | None = _MONTH,
+        on_message: OnMessage = "next_step",
     ) -> AgentTask[S]: ...
     @overload
     def agent(
@@ -295,6 +296,7 @@ class App:
         idle_timeout: Duration | None = None,
         durability: Durability = "sync",
         result_ttl: Duration | None = _MONTH,
+        on_message: OnMessage = "next_step",
     ) -> Callable[[type[Agent[S]]], AgentTask[S]]: ...
     def agent(
         self,
@@ -307,6 +309,7 @@ class App:
         idle_timeout: Duration | None = None,
         durability: Durability = "sync",
         result_ttl: Duration | None = _MONTH,
+        on_message: OnMessage = "next_step",
     ) -> Any:
         """Register a subclass of `Agent` as a task: `research = app.agent(Research)`, or as a decorator.
 
@@ -318,6 +321,9 @@ class App:
             queue, retry, timeout, idle_timeout: as for `task`.
             durability: as for `task`; the steps of the plan themselves are never recorded in the background.
             result_ttl: seconds for which the outcome is kept, and with it the knowledge that the goal is reached.
+            on_message: when a message enters the conversation: before the `next_step`; or at once, with an `interrupt`
+                of the running step, which then runs again; or with a `restart`, which also plans again. None: only the
+                agent's own code reads messages. See docs/how-to/messages.md.
         """
         queue = self._queue(queue)
 
@@ -325,7 +331,12 @@ class App:
             called = name or getattr(agent, "__name__", repr(agent)).lower()
             form = StateType(called, getattr(agent, "state_type", AgentState))
             handler = make_handler(
-                agent, form, replicated=durability == "replicated", check=lambda: self.settings.check_state
+                agent,
+                form,
+                on_message=on_message,
+                replicated=durability == "replicated",
+                check=lambda: self.settings.check_state,
+                notifications=lambda: self.producer.notifications,
             )
             task = self.tasks.add(
                 handler,

@@ -5,6 +5,8 @@
 | `agent.py` | `Agent`, the base class |
 | `handler.py` | the task handler that runs an agent |
 | `loop.py` | plan, steps of the plan, replan, finish |
+| `incoming.py` | unread messages into the conversation; interruption of a step by one |
+| `planning.py` | plans as they are returned: their check and logged form |
 | `live_state.py` | the state of a run beside the reduction of its event log; checkpoints and snapshots |
 | `session_turn.py` | a run that is a turn of a session: what it starts from, what it leaves |
 | `restoration.py` | the state that earlier runs left: snapshot and later events |
@@ -27,6 +29,7 @@ except through an event.
 from .agent import Agent, S
 from .coherence import Coherence, CoherenceMonitor, watched
 from .handler import make_handler
+from .incoming import OnMessage
 from .live_state import LiveState
 from .state_type import StateType, problem_of
 
@@ -35,6 +38,7 @@ __all__ = [
     "Coherence",
     "CoherenceMonitor",
     "LiveState",
+    "OnMessage",
     "S",
     "StateType",
     "make_handler",

@@ -40,6 +40,7 @@ class Agent(Generic[S]):
         wake_when_due: whether an idle session of the agent gets a turn when a commitment in its state falls due.
         identity: who the agent is, apart from its work, until `perdure identity set` stores another one; None for an
             agent without one. See docs/how-to/identity.md.
+        message_rounds: how often messages that come after the last step cause another plan; later ones stay unread.
         coherence: checks whether the agent still works on its goal, see docs/explanation/coherence.md.
     """
 
@@ -51,6 +52,7 @@ class Agent(Generic[S]):
     save_every: ClassVar[float] = 60.0
     wake_when_due: ClassVar[bool] = False
     identity: ClassVar[Identity | None] = None
+    message_rounds: ClassVar[int] = 3
     coherence: ClassVar[Coherence] = Coherence()
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
+from ...queues.pubsub import TaskNotifications
 from ..durable import CURRENT_RUN, Context
 from ..errors import StepOutsideTask, TaskDefinitionError
 from .agent import Agent
+from .incoming import OnMessage
 from .live_state import LiveState
 from .loop import Loop
 from .session_turn import SessionTurn
@@ -18,20 +20,33 @@ __all__ = ["make_handler"]
 
 Handler = Callable[..., Coroutine[Any, Any, Any]]
 
+_ON_MESSAGE: Final = ("next_step", "interrupt", "restart")
+
 
 def make_handler(
-    kind: type[Agent[Any]], state_type: StateType[Any], *, replicated: bool = False, check: Callable[[], bool]
+    kind: type[Agent[Any]],
+    state_type: StateType[Any],
+    *,
+    on_message: OnMessage = "next_step",
+    replicated: bool = False,
+    check: Callable[[], bool],
+    notifications: Callable[[], TaskNotifications],
 ) -> Handler:
     """Return an async function that runs the agent.
 
     Args:
+        on_message: what a message to a running agent causes, see `App.agent`.
         replicated: whether a step of the plan is done only when Redis replicas have its record.
         check: returns whether states are compared with the reduction of their logs.
+        notifications: returns the notifications of tasks, while the app is open.
 
     Raises:
         TaskDefinitionError: `kind` is not a usable subclass of `Agent`.
     """
     _check(kind, state_type.agent)
+    if on_message not in (None, *_ON_MESSAGE):
+        shown = ", ".join(map(repr, _ON_MESSAGE))
+        raise TaskDefinitionError(f"agent {state_type.agent!r}: on_message must be {shown} or None, got {on_message!r}")
 
     async def handler(ctx: Context, goal: str, **inputs: Any) -> Any:
         run = CURRENT_RUN.get()
@@ -46,7 +61,7 @@ def make_handler(
             check=check(),
         )
         agent = kind()
-        loop = Loop(agent, ctx, live, replicated=replicated)
+        loop = Loop(agent, ctx, live, notifications, on_message=on_message, replicated=replicated)
         turn = SessionTurn.of(run, agent, state_type)
         return await (loop.drive(goal, inputs) if turn is None else _take_turn(turn, loop, live, goal, inputs))
 
@@ -101,6 +116,8 @@ def _check(kind: object, name: str) -> None:
         raise TaskDefinitionError(f"agent {name!r}: snapshot_every must be 1 or more, save_every more than 0 seconds")
     if any(keep is not None and keep < 1 for keep in (kind.keep_steps, kind.keep_messages)):
         raise TaskDefinitionError(f"agent {name!r}: keep_steps and keep_messages must be 1 or more, or None")
+    if type(kind.message_rounds) is not int or kind.message_rounds < 0:
+        raise TaskDefinitionError(f"agent {name!r}: message_rounds must be 0 or more, got {kind.message_rounds!r}")
     if kind.in_doubt not in ("retry", "fail"):
         raise TaskDefinitionError(f"agent {name!r}: in_doubt must be 'retry' or 'fail', got {kind.in_doubt!r}")
     try:

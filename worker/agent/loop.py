@@ -6,25 +6,36 @@ A method that is cut off is called again with the state of its start and with th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, TypeAlias
 
 import orjson
 
-from ...queues import EntriesLost, Entry, Kind, LeaseLost, check_size, retry_while_unavailable
-from ..durable import AlreadyDone, Context, StepCall, codec_of, forget_steps, store_findings
+from ...queues import EntriesLost, Entry, InboxMessage, Kind, LeaseLost, check_size
+from ...queues.pubsub import TaskNotifications
+from ..durable import (
+    AlreadyDone,
+    Context,
+    StepCall,
+    changed_scope,
+    codec_of,
+    forget_steps,
+    reload_records,
+    store_findings,
+)
 from ..errors import Reschedule, RetryLater, StateError, StateTooLarge, StepInDoubt
-from ..journal import Event, PlanStep, StepRecord, StepStatus, archived_keys
-from ..journal.agent_events import Changed, Finished, Planned, PlannedStep, Rewound
+from ..journal import Event, PlanStep, StepRecord, StepStatus
+from ..journal.agent_events import Changed, Finished, LeftUnread, Planned, Rewound
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
-from ..log import log_wait, logger
+from ..log import logger
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
 from .background import in_background
 from .chosen_identity import read_identity
 from .coherence import CoherenceMonitor
 from .context.tokens import Estimate, message_tokens
+from .incoming import Incoming, Interrupted, OnMessage
 from .live_state import LiveState
+from .planning import planned_steps, without_archived
 from .size_limit import park_too_large, resume_after_compaction
 
 __all__ = ["Loop"]
@@ -34,8 +45,13 @@ _REPLAN: Final = "#replan"
 _FINISH: Final = "#finish"
 """Checkpoint keys and step scopes of the methods that are not steps of the plan."""
 
-_OUTCOME_FIELDS: Final = {"status", "attempts", "error"}
-"""Fields of a step that the loop sets, not the plan."""
+_Plan: TypeAlias = Sequence[PlanStep]
+
+_FROM_START: Final = b"plan"
+"""Value of a due replan that asks `plan`, not `replan`."""
+
+_MOST_SENDERS: Final = 20
+"""Senders in an event `left_unread`."""
 
 _OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
 
@@ -43,13 +59,25 @@ _OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
 class Loop(Generic[S]):
     """One run of an agent. If `replicated`, a step is done only when Redis replicas have its record."""
 
-    def __init__(self, agent: Agent[S], ctx: Context, live: LiveState[S], *, replicated: bool = False) -> None:
+    def __init__(
+        self,
+        agent: Agent[S],
+        ctx: Context,
+        live: LiveState[S],
+        notifications: Callable[[], TaskNotifications],
+        *,
+        on_message: OnMessage = "next_step",
+        replicated: bool = False,
+    ) -> None:
         self._agent = agent
         self._ctx = ctx
         self._live = live
         self._run = live.run
+        self._notifications = notifications
+        self._on_message = on_message
         self._replicated = replicated
         self._replans = type(agent).replan is not Agent.replan
+        self._interrupted = False
 
     async def drive(self, goal: str, inputs: dict[str, Any]) -> Any:
         """Run the agent from the point that earlier runs reached; return the result of `finish`."""
@@ -73,12 +101,19 @@ class Loop(Generic[S]):
         if archived := self._live.archive_due():  # a version without an archive, or a larger one, wrote the state
             await self._run.recorder.put(*archived, *self._live.snapshot(), wait=True)
         monitor = await self._monitor(goal)
-        async with snapshots(self._live), in_background(monitor.run()):
+        self._incoming = Incoming(
+            self._run, self._on_message, most_rounds=self._agent.message_rounds, replicated=self._replicated
+        )
+        self._run.observe(self._incoming)
+        watching = in_background(self._incoming.watch(self._notifications))
+        async with snapshots(self._live), in_background(monitor.run()), watching:
             await self._plan()
-            while (step := await self._next()) is not None:
-                if await self._take(step) and self._replans:
-                    await self._replan()
-            return await self._finish()
+            while True:
+                while (step := await self._next()) is not None:
+                    if await self._take(step) and self._replans:
+                        await self._replan_due()
+                if (done := await self._finish()) is not None:
+                    return done.result
 
     @property
     def has_finished(self) -> bool:
@@ -122,67 +157,128 @@ class Loop(Generic[S]):
         await run.recorder.put(*event, *forget_steps(sorted(gone), history), *live.snapshot(force=True), wait=True)
 
     async def _next(self) -> PlanStep | None:
-        """Return the next step of the plan, unless the run is stopped here."""
+        """Return the next step of the plan, after new messages; unless the run is stopped here."""
         await self._run.plan_boundary()
+        while self._incoming.has_new and await self._deliver(self._open_step()):
+            await self._run.plan_boundary()
+        return self._open_step()
+
+    def _open_step(self) -> PlanStep | None:
         for step in self._state.plan:
             if step.status in _OPEN:
                 return step
         return None
 
+    async def _deliver(self, step: PlanStep | None) -> bool:
+        """Add new messages to the conversation before a step, and plan again if they ask for it, or no step is left.
+
+        Return whether there was a new plan.
+        """
+        if step is None and not self._incoming.may_plan:
+            return False
+        interrupted, self._interrupted = self._interrupted, False
+        from_start = self._on_message == "restart" or (step is None and not self._replans)
+        replan = from_start or step is None or (interrupted and self._replans)
+        due = [Entry(Kind.SAVED, _REPLAN, _FROM_START if from_start else b"1")] if replan else []
+        due += self._mark_changed(_FINISH if step is None else step.key)
+        if not await self._incoming.deliver(*due, last=step is None):
+            return False
+        if replan:
+            await self._replan(from_start=from_start)
+        return replan
+
+    def _mark_changed(self, scope: str) -> list[Entry]:
+        """Return the entry that lets recorded inner steps run again with other arguments; none without inner steps."""
+        saved, mark = self._run.history.saved, changed_scope(scope)
+        if mark in saved or not self._parts(scope):
+            return []
+        saved[mark] = b"1"
+        return [Entry(Kind.SAVED, mark, b"1")]
+
     async def _plan(self) -> None:
+        saved = self._run.history.saved
         if _PLAN in self._run.history.done or self._state.plan:
-            if _REPLAN in self._run.history.saved:
-                await self._replan()
+            if _REPLAN in saved:
+                await self._incoming.deliver(*self._mark_changed(_REPLAN))
+                await self._replan(from_start=saved[_REPLAN] == _FROM_START)
             return
+        if not self._run.delivery.has_history:
+            await self._run.flush()  # whose reply says whether there are messages
+        await self._incoming.deliver(*self._mark_changed(_PLAN))
         steps = await self._within(_PLAN, lambda: self._agent.plan(self._ctx, self._state))
         mark = Entry(Kind.DONE_WITH_EVENT, _PLAN, StepRecord(b"null").encode())
-        await self._record(_PLAN, Planned(steps=_planned("plan", steps)), mark)
+        await self._record(_PLAN, Planned(steps=planned_steps("plan", steps)), mark)
 
-    async def _replan(self) -> None:
-        """Ask for another plan after a step. It is asked for again if the run is cut off."""
-        steps = await self._ask_again()
+    async def _replan_due(self) -> None:
+        """Ask for another plan after a step, and after the messages that came meanwhile."""
+        restart = self._on_message == "restart"
+        due = [Entry(Kind.SAVED, _REPLAN, _FROM_START)] if restart else []
+        came = await self._incoming.deliver(*due)
+        await self._replan(from_start=came and restart)
+
+    async def _replan(self, *, from_start: bool = False) -> None:
+        """Ask for another plan after a step or a message. It is asked for again if the run is cut off.
+
+        from_start: ask `plan`, not `replan`.
+        """
+        steps = await self._ask_again(self._agent.plan if from_start else self._agent.replan)
         due = Entry(Kind.DROP, _REPLAN, b"")
         if steps is not None:
-            await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), due)
+            planned = planned_steps("plan" if from_start else "replan", steps)
+            running = next((step.key for step in self._state.plan if step.status is StepStatus.RUNNING), None)
+            replaced = running is not None and all(step.key != running for step in planned)
+            gone = self._parts_gone(running) if running is not None and replaced else []
+            await self._record(_REPLAN, Planned(steps=planned, again=True), due, *gone)
         elif self._live.has_changed():
             await self._record(_REPLAN, Changed(), due)
         else:
             await self._run.recorder.put(due, *self._parts_gone(_REPLAN), wait=False)
 
-    async def _ask_again(self) -> Sequence[PlanStep] | None:
-        """Return what `replan` returns, without archived steps: like closed ones of the plan, they do not run again."""
-        ask = partial(self._agent.replan, self._ctx, self._state)
-        steps: Sequence[PlanStep] | None = await self._within(_REPLAN, ask)
-        run = self._run
-        if not steps or self._state.archive.steps == 0:
-            return steps
-        planned = {step.key for step in self._state.plan}
-        asked = [step.key for step in steps if step.key not in planned]
-        find = partial(archived_keys, run.gateway, run.delivery.partition, run.id, asked)
-        gone = await retry_while_unavailable(find, on_wait=log_wait(f"the archive of task {run.id}", run.touch))
-        return [step for step in steps if step.key not in gone]
+    async def _ask_again(self, method: Callable[[Context, S], Awaitable[_Plan | None]]) -> _Plan | None:
+        steps: _Plan | None = await self._within(_REPLAN, lambda: method(self._ctx, self._state))
+        return await without_archived(self._run, self._state, steps) if steps else steps
 
-    async def _finish(self) -> Any:
-        data, result = await self._within(_FINISH, self._close)
+    async def _finish(self) -> AlreadyDone[Any] | None:
+        """Finish, and return the result; None if messages came meanwhile: then `finish` is called again after them."""
+        run, closed = self._run, await self._within(_FINISH, self._close)
+        if closed is None:
+            await self._undo()
+            return None
+        data, result, unread = closed
+        if unread:
+            senders = tuple(dict.fromkeys(message.sender for message in unread))[:_MOST_SENDERS]
+            await run.log_event(LeftUnread(count=len(unread), senders=senders))
         await self._record(_FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, _FINISH, StepRecord(data).encode()))
-        return result
+        return AlreadyDone(result)
 
-    async def _close(self) -> tuple[bytes, Any]:
-        """Call `finish` and store memories. Return the result as JSON and as its record decodes."""
+    async def _close(self) -> tuple[bytes, Any, Sequence[InboxMessage]] | None:
+        """Call `finish` and store memories, unless messages came that the agent has not seen.
+
+        Return the result as JSON and as its record decodes, and the messages that stay unread.
+        """
         agent = self._agent
         data, result = codec_of(agent.finish).encode("finish", await agent.finish(self._ctx, self._state))
         check_size("what finish returned", len(data), self._run.payload_limit)
+        unread = await self._incoming.unread()
+        if self._incoming.has_new and self._incoming.may_plan:
+            return None
         await store_findings(self._run, await agent.remember(self._ctx, self._state))
-        return data, result
+        return data, result, unread
 
     async def _take(self, step: PlanStep) -> bool:
         """Take a step and return whether it is done. A step that failed and was replaced is not."""
+        self._interrupted = False
         in_doubt = step.risky and step.status is StepStatus.RUNNING
         attempt = step.attempts + 1
         await self._start(step, attempt)
         step = self._named(step.key)
         try:
-            result = await self._hooked(step, attempt, lambda: self._act_or_verify(step, in_doubt=in_doubt))
+            async with self._incoming.interruptible(risky=step.risky):
+                result = await self._hooked(step, attempt, lambda: self._act_or_verify(step, in_doubt=in_doubt))
+        except Interrupted:
+            await self._undo()
+            self._interrupted = True
+            return False
         except (LeaseLost, EntriesLost, StateError, StepInDoubt):
             raise
         except Exception as error:
@@ -196,6 +292,11 @@ class Loop(Generic[S]):
         due = [Entry(Kind.SAVED, _REPLAN, b"1")] if self._replans else []
         await self._record(step.key, event, *due)
         return True
+
+    async def _undo(self) -> None:
+        """Prepare for another call of a method that messages have cut off: its recorded inner steps stay."""
+        self._live.rollback()
+        await reload_records(self._run)
 
     async def _start(self, step: PlanStep, attempt: int) -> None:
         """Log the start of a step, and wait for the write if the step is risky."""
@@ -233,14 +334,14 @@ class Loop(Generic[S]):
         await run.recorder.put(*event_entries, *live.snapshot(), wait=False)
         if not self._replans:
             raise error
-        steps = await self._ask_again()
+        steps = await self._ask_again(self._agent.replan)
         if steps is None:
             live.rollback()
             raise error
         if all(step.key != key for step in steps):
             self._named(key).status = StepStatus.FAILED
         dropped = forget_steps([key, *self._parts(key)], run.history)
-        await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), *dropped)
+        await self._record(_REPLAN, Planned(steps=planned_steps("replan", steps), again=True), *dropped)
 
     async def _hooked(self, step: PlanStep, attempt: int, act: Callable[[], Awaitable[Any]]) -> Any:
         """Act on a step of the plan, within the step hooks of the middleware."""
@@ -284,18 +385,3 @@ class Loop(Generic[S]):
 
     def _named(self, key: str) -> PlanStep:
         return next(step for step in self._state.plan if step.key == key)
-
-
-def _planned(what: str, steps: Sequence[PlanStep]) -> tuple[PlannedStep, ...]:
-    """Return the steps as logged. Raises `TypeError` or `ValueError` if they are not a valid plan."""
-    listed = list(steps)
-    for step in listed:
-        if not isinstance(step, PlanStep):
-            raise TypeError(f"{what} must return a list of PlanStep, got an item {step!r}")
-        if not step.key or len(step.key) > 200 or "/" in step.key or "#" in step.key:
-            raise ValueError(f"{what}: a step key must be 1 to 200 characters without '/' and '#', got {step.key!r}")
-    keys = [step.key for step in listed]
-    if len(set(keys)) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"{what}: step keys must be unique, got {twice!r} twice")
-    return tuple([PlannedStep.model_validate(step.model_dump(mode="json", exclude=_OUTCOME_FIELDS)) for step in listed])

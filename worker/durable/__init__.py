@@ -30,6 +30,7 @@ from .context import Context, current_context
 from .continuation import HANDING, complete_successor, successor_of
 from .goal import goal_of
 from .log_calls import log_orphans
+from .messaging import InboxOwner, consumed
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
 from .recall import RecalledStep, recall_step
@@ -37,8 +38,9 @@ from .run import Run
 from .shared_workspace import SharedFile, SharedWorkspace, shared_hashes
 from .steps.codec import Codec, codec_of, make_codec
 from .steps.current import CURRENT_RUN, Step, StepCall, current_step
-from .steps.keys import forget_steps
+from .steps.keys import changed_scope, forget_steps
 from .steps.large import store_task_result
+from .steps.matching import reload_records
 from .steps.options import AlreadyDone, Durability, StepOptions
 from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
@@ -59,6 +61,7 @@ __all__ = [
     "Durability",
     "EnqueueCall",
     "FolderOnly",
+    "InboxOwner",
     "Middleware",
     "ParkReason",
     "RecalledStep",
@@ -77,8 +80,10 @@ __all__ = [
     "Workspace",
     "artifact_store",
     "build_chain",
+    "changed_scope",
     "codec_of",
     "complete_successor",
+    "consumed",
     "counters_after",
     "current_context",
     "current_step",
@@ -87,6 +92,7 @@ __all__ = [
     "log_orphans",
     "make_codec",
     "recall_step",
+    "reload_records",
     "restore_workspace",
     "shared_hashes",
     "stop_of_event",

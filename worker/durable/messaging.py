@@ -34,6 +34,7 @@ from ...queues import (
 from ..errors import StepMismatch, StepOutsideTask
 from ..journal import StepRecord
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
+from .observer import RunObserver
 from .run import Run
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import check_place
@@ -41,10 +42,20 @@ from .steps.matching import match_call, match_step
 from .steps.options import Durability
 from .stop_reasons import ParkReason
 
-__all__ = ["ask", "receive", "send"]
+__all__ = ["InboxOwner", "ask", "consumed", "receive", "send"]
 
 _INBOX: Final = "#inbox"
 _SEND: Final = "#send"
+
+
+class InboxOwner(RunObserver):
+    """Base of an observer that reads the inbox on its own, until the handler does (`ctx.inbox`, `ctx.ask`)."""
+
+    __slots__ = ()
+
+    def yield_inbox(self) -> list[Entry]:
+        """Read the inbox no more. Return the entries that say so to later runs, for the write of the handler's read."""
+        return []
 
 
 async def receive(
@@ -94,9 +105,11 @@ async def _receive(
         return [InboxMessage(**one) for one in orjson.loads(recorded)]
     if run.stopping:
         await run.boundary()
+    owner = run.observer(InboxOwner)
+    also = [] if owner is None else owner.yield_inbox()
     if wait is None:
         found = await _unread(run, limit, sender, 0)
-        await _record(run, key, digest, found, waited=False, durability=durability)
+        await _record(run, key, digest, found, also, waited=False, durability=durability)
         return found
     # A message that arrives between this call and the read may be missed; parking compares with this position again.
     last, now = await last_message(run.gateway, run.delivery.partition, run.id)
@@ -104,12 +117,13 @@ async def _receive(
     after = started["after"] if started is not None else last if new_only else 0
     found = await _unread(run, limit, sender, after)
     if found or (started is not None and started["until"] is not None and now >= started["until"]):
-        await _record(run, key, digest, found, waited=started is not None, durability=durability)
+        await _record(run, key, digest, found, also, waited=started is not None, durability=durability)
         return found
     if started is None:
         started = {"until": None if wait > LONGEST else now + round(wait * 1000), "after": after, "h": digest}
         run.history.saved[key] = orjson.dumps(started)
-        await run.recorder.put(Entry(Kind.SAVED, key, run.history.saved[key]), run.next_entry(waiting), wait=True)
+        saved = Entry(Kind.SAVED, key, run.history.saved[key])
+        await run.recorder.put(saved, run.next_entry(waiting), *also, wait=True)
     delay = LONGEST if started["until"] is None else (started["until"] - now) / 1000
     await run.park(ParkReason(delay, waiting.what, last))
     raise AssertionError("a parked run continues")
@@ -168,19 +182,34 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
     return found
 
 
+def consumed(run: Run, message: InboxMessage) -> tuple[Entry, Entry]:
+    """Return the entries that log a message and remove it from the inbox. They must be put at once."""
+    event = Received(number=message.number, sender=message.sender, content=message.content)
+    return run.next_entry(event), Entry(Kind.CONSUMED, str(message.number), b"")
+
+
 async def _record(
-    run: Run, key: str, digest: str, found: Sequence[InboxMessage], *, waited: bool, durability: Durability
+    run: Run,
+    key: str,
+    digest: str,
+    found: Sequence[InboxMessage],
+    also: Sequence[Entry],
+    *,
+    waited: bool,
+    durability: Durability,
 ) -> None:
-    """Record messages, remove them from the inbox and log them, in one act; an empty read is stored in background."""
+    """Record messages, remove them from the inbox and log them, in one act; an empty read is stored in background.
+
+    also: further entries of the act.
+    """
     record = StepRecord(orjson.dumps([message.summary() for message in found]), digest)
     entries = [Entry(Kind.DONE_WITH_EVENT, key, record.encode())]
     for message in found:
-        event = Received(number=message.number, sender=message.sender, content=message.content)
-        entries += (run.next_entry(event), Entry(Kind.CONSUMED, str(message.number), b""))
+        entries += consumed(run, message)
     if waited and not found:
         entries.append(run.next_entry(Waited()))
     stored = bool(entries[1:])
-    await run.recorder.put(*entries, wait=stored, replicated=stored and durability == "replicated")
+    await run.recorder.put(*entries, *also, wait=stored, replicated=stored and durability == "replicated")
     run.touch()
     if stored:
         run.progressed()

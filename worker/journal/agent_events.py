@@ -21,6 +21,7 @@ __all__ = [
     "IdentityRead",
     "IncoherenceFound",
     "Judged",
+    "LeftUnread",
     "MessageAdded",
     "Planned",
     "PlannedStep",
@@ -206,6 +207,15 @@ class Dismissed(Event):
     type: Literal["dismissed"] = "dismissed"
     event: Count = 0
     finding: str = ""
+
+
+@built_in
+class LeftUnread(Event):
+    """Messages that the agent leaves unread at its end. senders: at most 20 of them."""
+
+    type: Literal["left_unread"] = "left_unread"
+    count: Count
+    senders: tuple[str, ...] = ()
 
 
 @built_in

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Message", "Role", "ToolCall"]
+__all__ = ["FROM_INBOX", "Message", "Role", "ToolCall"]
+
+FROM_INBOX: Final = "inbox"
+"""Name of the messages that came from the task's inbox. Their content is quoted: it is data, no instruction."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -68,7 +68,7 @@ def listening() -> list[str]:
     return asked
 
 
-app.agent(name="careful", retry=Retry(max_crashes=10))(Careful)
+app.agent(name="careful", retry=Retry(max_crashes=10), on_message=None)(Careful)
 
 
 async def main() -> None:

@@ -370,7 +370,8 @@ async def test_an_awaited_message_that_stays_unread_is_reported(app: App) -> Non
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
             return [PlanStep(key=key, title=key) for key in ("first", "second", "third")]
 
-    handles: list[Any] = [await agent(app, Deaf).enqueue("search")]
+    deaf = app.agent(name="deaf", retry=ONCE, on_message=None)(Deaf)
+    handles: list[Any] = [await deaf.enqueue("search")]
     await work_off(app)
     assert await bounded(handles[0].result()) == "finished"
     assert await incoherent(handles[0]) == [("waiting", "warn")]

@@ -184,6 +184,39 @@ async def test_a_crash_at_any_write_does_not_change_the_result(
     assert deadly > 10
 
 
+class Hearing(Agent[AgentState]):
+    """An agent that gets a message in each method, under one id however often the method is called."""
+
+    handle: ClassVar[TaskHandle[Any]]
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        await self.handle.send("in plan", message_id="plan")
+        return [PlanStep(key="one", title="one")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
+        await ctx.step("think", len, state.messages)
+        await self.handle.send("in act", message_id="act")
+
+    async def finish(self, ctx: Context, state: AgentState) -> list[str]:
+        await self.handle.send("in finish", message_id="finish")
+        return [one.content.split("\n")[2] for one in state.messages]
+
+
+async def test_a_crash_at_any_write_neither_loses_nor_doubles_a_message(app: App, scene: Scene) -> None:
+    hearing = app.agent(name="hearing", retry=PATIENT)(Hearing)
+    deadly, died = 1, True
+    while died:
+        Hearing.handle = handle = await hearing.enqueue("listen", key=f"{deadly}")
+        await handle.send("early")
+        died = await scene.play(handle, deadly, "after" if deadly % 2 else "before")
+        assert await bounded(handle.result()) == ["early", "in plan", "in act", "in finish"], f"write {deadly}"
+        assert await handle.pending_messages() == []
+        received = [event.data["content"] for event in await history(handle) if event.type == "received"]
+        assert received == ["early", "in plan", "in act", "in finish"]
+        deadly += 1
+    assert deadly > 10
+
+
 async def test_writes_with_lost_replies_are_applied_once(app: App, scene: Scene) -> None:
     scene.twice = True
     Payer.paid.clear()

@@ -31,7 +31,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     entries: list[Entry] = []
     write = CheckpointWriter._write
 
-    def noted(writer: CheckpointWriter, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[bool]:
+    def noted(writer: CheckpointWriter, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[Written]:
         entries.extend(batch)
         return write(writer, batch, replicated=replicated)
 

@@ -23,6 +23,7 @@ from ....queues import Entry, Kind
 from ...durable import Run
 from ...journal import AgentState, Message, Patch, ToolCall
 from ...journal.agent_events import Repaired
+from ...journal.chat import FROM_INBOX
 from ...journal.quoting import quoted_line, quoted_name
 from ...journal.step_record import StepRecord
 from ...log import logger
@@ -218,7 +219,7 @@ def _as_text(message: Message) -> list[str]:
             return [f"[result of an earlier tool call, {quoted_name(message.tool_call_id)}]\n{message.content}"]
         case "system":
             return [f"[system]\n{message.content}"]
-        case _ if message.name not in (None, "", SUMMARY):
+        case _ if message.name not in (None, "", SUMMARY, FROM_INBOX):
             return [f"{quoted_line(message.name, 100)}: {message.content}"]
     return [message.content]
 

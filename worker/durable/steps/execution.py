@@ -23,7 +23,7 @@ from ...log import log_wait, logger
 from ..run import Run
 from .codec import arguments_text, codec_of, digests_of, fingerprint, is_async
 from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_place
-from .keys import Match, StrictStepKeys, forget_steps
+from .keys import Match, StrictStepKeys, changed_scope, forget_steps
 from .large import read_step_result, store_step_result
 from .matching import check_order, match_step
 from .options import LONGEST_NAME, AlreadyDone, StepOptions
@@ -165,10 +165,10 @@ async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOpt
 async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:
     """Check that a step may run again although it was recorded with other arguments. Raises `StepMismatch`.
 
-    It may if it followed from steps whose records are lost, which have run again: their events are missing before its
-    own. A risky step has acted already.
+    It may if messages have come since (see `changed_scope`), or if it followed from steps whose records are lost, which
+    have run again: their events are missing before its own. A risky step has acted already.
     """
-    if options.on_mismatch == "rerun":
+    if options.on_mismatch == "rerun" or (not options.risky and changed_scope(run.keys.within) in run.history.saved):
         return
     after_new = run.steps_recorded > 0
     if after_new and not options.risky:

@@ -20,7 +20,7 @@ from ....queues.transport import LargeValue
 from ...errors import StepDefinitionError
 from ...journal import StepRecord
 
-__all__ = ["Match", "StepKeys", "StrictStepKeys", "forget_steps"]
+__all__ = ["Match", "StepKeys", "StrictStepKeys", "changed_scope", "forget_steps"]
 
 _SCOPE: ContextVar[str] = ContextVar("perdure_scope", default="")
 
@@ -291,6 +291,14 @@ def _result(record: bytes, digests: tuple[str, ...]) -> bytes | None:
         if (result := StepRecord.result_of(record, digest)) is not None:
             return result
     return None
+
+
+def changed_scope(within: str | None) -> str:
+    """Return the key of the mark that messages have come since the inner steps of a step of the plan were recorded.
+
+    What such a step asks for may follow from the messages, so inner steps with other arguments run again.
+    """
+    return f"{within}/#changed"
 
 
 def forget_steps(keys: Iterable[str], history: History) -> list[Entry]:

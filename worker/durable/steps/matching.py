@@ -7,14 +7,14 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from ....queues import recorded_steps, retry_while_unavailable, walk_events
+from ....queues import load_history, recorded_steps, retry_while_unavailable, walk_events
 from ...errors import StepOutOfOrder
 from ...journal.history import RECORDED
 from ...log import log_wait
 from ..run import Run
 from .keys import Match, StrictStepKeys
 
-__all__ = ["check_order", "digest_of", "match_call", "match_step", "read_recorded_steps"]
+__all__ = ["check_order", "digest_of", "match_call", "match_step", "read_recorded_steps", "reload_records"]
 
 
 async def match_step(run: Run, name: str, digests: tuple[str, ...], *, rerun: bool = False) -> Match:
@@ -67,6 +67,21 @@ async def read_recorded_steps(run: Run) -> Iterable[str]:
         return run.history.done
     read = partial(recorded_steps, run.gateway, run.delivery.partition, run.id)
     return await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}", run.touch))
+
+
+async def reload_records(run: Run) -> None:
+    """Read the whole checkpoint again, so that a step which runs again in this run finds what it has recorded.
+
+    Raises `LeaseLost`, `EntriesLost`, `DecryptionError`, `UnreadableCheckpoint`.
+    """
+    await run.flush()
+    load = partial(load_history, run.gateway, run.delivery, run.id)
+    stored = await retry_while_unavailable(load, on_wait=log_wait(f"task {run.id}", run.touch))
+    stored.decrypt(run.gateway.encryptor.of(run.delivery.partition, run.id))
+    await stored.read_all()
+    for kind, records in run.history.by_kind().items():
+        records.clear()
+        records.update(stored.by_kind()[kind])
 
 
 async def check_order(run: Run, keys: StrictStepKeys, step: str) -> None:

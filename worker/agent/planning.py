@@ -1,0 +1,44 @@
+"""Plans as methods of an agent return them: their check, their form in the log, and steps that are archived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from ...queues import retry_while_unavailable
+from ..durable import Run
+from ..journal import AgentState, PlanStep, archived_keys
+from ..journal.agent_events import PlannedStep
+from ..log import log_wait
+
+__all__ = ["planned_steps", "without_archived"]
+
+_OUTCOME_FIELDS: Final = {"status", "attempts", "error"}
+"""Fields of a step that the loop sets, not the plan."""
+
+
+async def without_archived(run: Run, state: AgentState, steps: Sequence[PlanStep]) -> Sequence[PlanStep]:
+    """Return the steps of another plan without archived ones: like closed steps of the plan, they do not run again."""
+    if state.archive.steps == 0:
+        return steps
+    planned = {step.key for step in state.plan}
+    asked = [step.key for step in steps if step.key not in planned]
+    find = partial(archived_keys, run.gateway, run.delivery.partition, run.id, asked)
+    gone = await retry_while_unavailable(find, on_wait=log_wait(f"the archive of task {run.id}", run.touch))
+    return [step for step in steps if step.key not in gone]
+
+
+def planned_steps(what: str, steps: Sequence[PlanStep]) -> tuple[PlannedStep, ...]:
+    """Return the steps as logged. Raises `TypeError` or `ValueError` if they are not a valid plan."""
+    listed = list(steps)
+    for step in listed:
+        if not isinstance(step, PlanStep):
+            raise TypeError(f"{what} must return a list of PlanStep, got an item {step!r}")
+        if not step.key or len(step.key) > 200 or "/" in step.key or "#" in step.key:
+            raise ValueError(f"{what}: a step key must be 1 to 200 characters without '/' and '#', got {step.key!r}")
+    keys = [step.key for step in listed]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"{what}: step keys must be unique, got {twice!r} twice")
+    return tuple([PlannedStep.model_validate(step.model_dump(mode="json", exclude=_OUTCOME_FIELDS)) for step in listed])
