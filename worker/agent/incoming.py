@@ -32,6 +32,7 @@ from ..durable import InboxOwner, Run, consumed
 from ..journal import Message
 from ..journal.agent_events import MessageAdded
 from ..journal.chat import FROM_INBOX
+from ..journal.handoff.calls import is_note
 from ..journal.quoting import quoted_block, quoted_name
 from ..log import log_wait, logger
 
@@ -217,11 +218,16 @@ class Incoming(InboxOwner):
         run = self._run
         last, _ = await retry_while_unavailable(partial(last_message, run.gateway, run.delivery.partition, run.id))
         run.recorder.mail = max(run.recorder.mail, last)
-        while any(key in run.history.intents for key in run.steps_in_flight):  # noqa: ASYNC110 - no event for it
+        while self._is_at_risk():  # noqa: ASYNC110 - no event for it
             await anyio.sleep(_POLL)
         window = self._window
         if window is not None and self.has_new and not window.expired():
             window.reschedule(asyncio.get_running_loop().time())
+
+    def _is_at_risk(self) -> bool:
+        """Return whether a risky inner step is in flight, which would be in doubt if it was cut off."""
+        intents = map(self._run.history.intents.get, self._run.steps_in_flight)
+        return any(intent is not None and not is_note(intent) for intent in intents)
 
 
 def _text(message: InboxMessage) -> str:
