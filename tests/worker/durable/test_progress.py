@@ -10,6 +10,7 @@ import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, current_step
 from perdure.queues import DecryptionError, Entry, Kind, State
+from perdure.queues.delivery.checkpoint import Written
 from perdure.worker.durable import Run
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import StepOutsideTask

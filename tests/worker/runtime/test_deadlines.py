@@ -15,6 +15,7 @@ import pytest
 from perdure import App, Context, LeaseLost, Retry, Settings, State, TaskCancelled, Unavailable, Worker, current_step
 from perdure.deadletter import Reason
 from perdure.queues import write_entries
+from perdure.queues.delivery.checkpoint import Written
 from perdure.worker.durable import StopReason
 from perdure.worker.durable import checkpoint_writer as recorder_module
 from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
@@ -222,7 +223,7 @@ async def test_a_run_that_waits_for_redis_is_not_idle(limited: Limited, monkeypa
     """Redis is unavailable for longer than the limit while the worker records the step."""
     refused: list[float] = []
 
-    async def away(*args: object, **options: object) -> bool:
+    async def away(*args: object, **options: object) -> Written:
         if len(refused) < 4:
             refused.append(time.monotonic())
             await asyncio.sleep(0.3)
