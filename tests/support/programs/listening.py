@@ -1,10 +1,11 @@
-"""A worker of an agent that asks a model in one step, and is killed there in its first run."""
+"""A worker of an agent that asks a model in each step, writes down its prompts, and is killed in its first run."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 import anyio
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Worker
@@ -28,12 +29,14 @@ class Listening(Agent[AgentState]):
             if step.key == "asked" and ctx.resumption is None:
                 os.write(JOURNAL, f"{os.getpid()} asked {ctx.task_id}\n".encode())
                 await asyncio.sleep(600)
-            return "\n".join(message.content for message in prompt.messages)
+            text = "\n".join(message.content for message in prompt.messages)
+            Path(f"{os.environ['JOURNAL']}.{step.key}").write_text(text)
+            return "answered"
 
         return await self.builder.ask(ctx, state, model)
 
-    async def finish(self, ctx: Context, state: AgentState) -> dict[str, str]:
-        return state.results
+    async def finish(self, ctx: Context, state: AgentState) -> str:
+        return "\n".join(message.content for message in state.messages if message.name == "inbox")
 
 
 app.agent(name="listening", retry=Retry(max_crashes=10))(Listening)

@@ -30,13 +30,14 @@ async def test_messages_sent_to_a_dead_agent_are_in_the_next_prompt_once_and_in_
             for word in WORDS:
                 await handle.send(word, sender="ada")
             workers.start()
-            prompts = await bounded(handle.result())
+            result = await bounded(handle.result())
+            prompts = {path.suffix[1:]: path.read_text() for path in tmp_path.glob("journal.*")}
         assert await handle.pending_messages() == []
         taken = [event.type for event in await history(handle) if event.type in ("received", "message_added")]
     assert not any(word in prompts["before"] for word in WORDS)
-    for step in ("asked", "after"):
-        assert [prompts[step].count(word) for word in WORDS] == [1, 1, 1]
-        places = [prompts[step].index(word) for word in WORDS]
+    for text in (prompts["asked"], prompts["after"], result):
+        assert [text.count(word) for word in WORDS] == [1, 1, 1]
+        places = [text.index(word) for word in WORDS]
         assert places == sorted(places)
-        assert prompts[step].count("Message from `ada`, sent 20") == 3
+        assert text.count("Message from `ada`, sent 20") == 3
     assert taken == ["received", "message_added"] * 3
