@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, overload
 
@@ -13,9 +12,9 @@ from ..queues import Duration, Encryptor, Producer, check_name
 from ..queues.sessions import check_session_id
 from .agent import Agent, Coherence, OnMessage, S, StateType, make_handler
 from .agent_task import AgentTask
-from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp
+from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp, open_lifespan
 from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain
-from .errors import ConfigurationError, LifespanError
+from .errors import ConfigurationError
 from .handlers import Handler, P, R, SyncHandler
 from .journal import AgentState
 from .log import logger
@@ -160,8 +159,8 @@ class App:
     async def _open(self, opened: OpenedApp) -> AsyncExitStack:
         """Open the producer, then the lifespan, which may enqueue tasks."""
         async with await self._open_producer(opened) as stack:
-            if self._lifespan is not None:
-                opened.resources = await stack.enter_async_context(_open_lifespan(self, self._lifespan))
+            if (lifespan := self._lifespan) is not None:
+                opened.resources = await stack.enter_async_context(open_lifespan(self.name, lambda: lifespan(self)))
             return stack.pop_all()
 
     async def _open_producer(self, opened: OpenedApp) -> AsyncExitStack:
@@ -381,28 +380,3 @@ class App:
 
 def _forget(opened: OpenedApp) -> None:
     opened.producer, opened.resources = None, NO_LIFESPAN
-
-
-@asynccontextmanager
-async def _open_lifespan(app: App, lifespan: Lifespan) -> AsyncIterator[Any]:
-    """Open a lifespan. It is closed in the same way whether or not the block raises. Raises `LifespanError`."""
-    try:
-        manager: Any = lifespan(app)
-        if not isinstance(manager, AbstractAsyncContextManager):
-            if inspect.iscoroutine(manager):
-                manager.close()
-            raise TypeError(f"lifespan must return an async context manager (@asynccontextmanager), got {manager!r}")
-        resources = await manager.__aenter__()
-    except Exception as error:
-        raise LifespanError(_problem(app, "open", error)) from error
-    try:
-        yield resources
-    finally:
-        try:
-            await manager.__aexit__(None, None, None)
-        except Exception as error:
-            raise LifespanError(_problem(app, "close", error)) from error
-
-
-def _problem(app: App, act: str, error: Exception) -> str:
-    return f"could not {act} the lifespan of app {app.name!r}: {type(error).__name__}: {error}"

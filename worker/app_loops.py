@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,8 +13,9 @@ import anyio
 
 from ..queues import Producer
 from ..queues.errors import EventLoopError, NotOpen
+from .errors import LifespanError
 
-__all__ = ["NO_LIFESPAN", "AppLoops", "OpenedApp"]
+__all__ = ["NO_LIFESPAN", "AppLoops", "OpenedApp", "open_lifespan"]
 
 NO_LIFESPAN: Final = object()
 """The resources where no lifespan is open."""
@@ -103,3 +105,28 @@ class AppLoops:
             if opened is not None and opened.resources is not NO_LIFESPAN:
                 return opened.resources
         raise NotOpen(f"app {self._name!r} is not open: use its resources inside 'async with app:'")
+
+
+@asynccontextmanager
+async def open_lifespan(app: str, lifespan: Callable[[], Any]) -> AsyncIterator[Any]:
+    """Open a lifespan, which is closed in the same way whether or not the block raises. Raises `LifespanError`."""
+    try:
+        manager = lifespan()
+        if not isinstance(manager, AbstractAsyncContextManager):
+            if inspect.iscoroutine(manager):
+                manager.close()
+            raise TypeError(f"lifespan must return an async context manager (@asynccontextmanager), got {manager!r}")
+        resources = await manager.__aenter__()
+    except Exception as error:
+        raise LifespanError(_problem(app, "open", error)) from error
+    try:
+        yield resources
+    finally:
+        try:
+            await manager.__aexit__(None, None, None)
+        except Exception as error:
+            raise LifespanError(_problem(app, "close", error)) from error
+
+
+def _problem(app: str, act: str, error: Exception) -> str:
+    return f"could not {act} the lifespan of app {app!r}: {type(error).__name__}: {error}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from pathlib import Path
 
 import anyio
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Worker
@@ -30,7 +29,7 @@ class Listening(Agent[AgentState]):
                 os.write(JOURNAL, f"{os.getpid()} asked {ctx.task_id}\n".encode())
                 await asyncio.sleep(600)
             text = "\n".join(message.content for message in prompt.messages)
-            Path(f"{os.environ['JOURNAL']}.{step.key}").write_text(text)
+            await anyio.Path(f"{os.environ['JOURNAL']}.{step.key}").write_text(text)
             return "answered"
 
         return await self.builder.ask(ctx, state, model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 from perdure import Producer
 from perdure.worker.settings import Settings
@@ -31,7 +32,9 @@ async def test_messages_sent_to_a_dead_agent_are_in_the_next_prompt_once_and_in_
                 await handle.send(word, sender="ada")
             workers.start()
             result = await bounded(handle.result())
-            prompts = {path.suffix[1:]: path.read_text() for path in tmp_path.glob("journal.*")}
+        prompts = {
+            key: await anyio.Path(tmp_path, f"journal.{key}").read_text() for key in ("before", "asked", "after")
+        }
         assert await handle.pending_messages() == []
         taken = [event.type for event in await history(handle) if event.type in ("received", "message_added")]
     assert not any(word in prompts["before"] for word in WORDS)
