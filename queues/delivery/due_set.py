@@ -15,7 +15,10 @@ _PROMOTE = queue_script("promote")
 _WAKE = queue_script("wake_version")
 
 _BATCH: Final = 200
-"""Tasks that one call promotes at most."""
+"""Tasks that one script moves at most, of each set."""
+
+_MOST_WAKES: Final = 100
+"""Scripts of one call that wakes tasks: the other chores of the worker come next."""
 
 
 async def promote_due(gateway: Gateway, partition: Partition) -> tuple[int, float | None]:
@@ -39,11 +42,16 @@ async def promote_due(gateway: Gateway, partition: Partition) -> tuple[int, floa
 
 
 async def wake_version(gateway: Gateway, partition: Partition, tasks: Mapping[str, int] | None = None) -> int:
-    """Make tasks due that wait for a worker of this version, a bounded number. Return their number.
+    """Make tasks due that wait for a worker of this version, a bounded number per script. Return their number.
 
     tasks: Versions of the worker's tasks, by name; those of version 1 may be left out.
     """
     known = {} if tasks is None else tasks
     keys = [partition.due, partition.nudge, partition.versions, *map(partition.task_versions, known)]
-    woken: int = await gateway.run(_WAKE, keys, [_BATCH, DATA_FORMAT, *known.values()])
+    woken = 0
+    for _ in range(_MOST_WAKES):
+        now: int = await gateway.run(_WAKE, keys, [_BATCH, DATA_FORMAT, *known.values()])
+        woken += now
+        if now == 0:
+            break
     return woken

@@ -104,6 +104,19 @@ async def test_a_worker_wakes_the_tasks_that_it_can_read(
     assert (await gateway.command("XRANGE", partition.nudge, "-", "+"))[-1][1] == [b"why", b"due"]
 
 
+async def test_all_tasks_that_wait_are_woken(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.queues.delivery.due_set._BATCH", 2)
+    await await_version(gateway, delivery, "x", NEXT, limit=600)
+    for task_id in ("a", "b", "c", "d"):
+        await producer.enqueue("t", task_id=task_id, queue="default")
+        await await_version(gateway, await read_one(await worker(gateway, partition)), task_id, NEXT, limit=600)
+    monkeypatch.setattr("perdure.queues.delivery.due_set.DATA_FORMAT", NEXT)
+    assert await wake_version(gateway, partition) == 5
+    assert await gateway.command("EXISTS", partition.versions) == 0
+
+
 async def test_a_task_waits_for_a_version_of_its_own_code(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:

@@ -284,3 +284,17 @@ async def test_a_replay_resets_the_counters_and_keeps_the_steps(app: App) -> Non
     assert await bounded(handle.result()) == (1, 1)
     assert calls == [1]
     assert (await handle.record()).replays == 1
+
+
+async def test_a_handler_that_raises_generator_exit_has_failed(app: App) -> None:
+    """Left alone, it would end the worker's asyncio task without an outcome."""
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def closes(ctx: Context) -> None:
+        raise GeneratorExit
+
+    handle = await closes.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert found.error.endswith("TaskError")
+    assert "GeneratorExit" in found.message

@@ -69,8 +69,8 @@ class HandlerCall:
             if lost.task_id == run.id:
                 raise
             error = lost
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - a handler may raise anything
-            error = raised
+        except (Exception, SystemExit, GeneratorExit) as raised:  # noqa: BLE001 - a handler may raise anything
+            error = _failure(task.name, raised)
         finally:
             CURRENT_RUN.reset(token)
             if limit is not None:
@@ -111,6 +111,21 @@ class HandlerCall:
             error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
             error.__cause__ = cause
         return after_error(error, task.retry, run.history.counters, run.envelope.options.max_attempts)
+
+
+def _failure(name: str, raised: BaseException) -> BaseException:
+    """Return the error of a handler. Raises a GeneratorExit with which this coroutine is closed, after its loop."""
+    if not isinstance(raised, GeneratorExit):
+        return raised
+    try:
+        closed = asyncio.current_task() is None
+    except RuntimeError:  # no event loop runs
+        closed = True
+    if closed:
+        raise raised
+    error = TaskError(f"task {name!r} raised GeneratorExit, which only the close() of a generator may raise")
+    error.__cause__ = raised
+    return error
 
 
 async def _store_large(run: Run, task: Task[Any, Any], result: bytes, value: Any) -> bytes:
