@@ -155,11 +155,6 @@ class History:
         if self.pages is not None and steps:
             await self.pages.read_unfinished(steps)
 
-    async def read_intents(self) -> None:
-        """Read all intents, unless they are known. Raises `DecryptionError`."""
-        if self.pages is not None:
-            await self.pages.read_intents()
-
     async def read_all(self) -> None:
         """Read the whole checkpoint. Raises `DecryptionError`, `UnreadableCheckpoint`."""
         if self.pages is not None:

@@ -108,16 +108,6 @@ class StepPages:
         """Read the intents and the saved progress of steps. Raises `DecryptionError`."""
         await retry_while_unavailable(partial(self._read_unfinished, steps), on_wait=self.on_wait)
 
-    async def read_intents(self) -> None:
-        """Read all intents: the few steps and calls that started and have no record. Raises `DecryptionError`."""
-        cursor: bytes | int = 0
-        while True:
-            scan = partial(self._gateway.command, "HSCAN", self._key, cursor, "MATCH", "i:*", "COUNT", 4 * PAGE)
-            cursor, found = await retry_while_unavailable(scan, on_wait=self.on_wait)
-            self._add(pairs(found).items())
-            if int(cursor) == 0:
-                return
-
     async def read_all(self) -> None:
         """Read the remaining fields, and the records that were released. Raises `DecryptionError`.
 

@@ -107,7 +107,7 @@ async def _perform(
     try:
         try:
             if tool is not None and options.intent and not options.risky:
-                await run.recorder.put(tool.note(run, key, digest), wait=False)
+                await run.recorder.put(*tool.note(run, key, digest), wait=False)
             value = await _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
         finally:
             CURRENT_STEP.reset(token)
@@ -192,7 +192,7 @@ def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCal
         log = _FIRST_ATTEMPT if step.attempt == 1 else orjson.dumps({"attempt": step.attempt})
         return (Entry(Kind.DONE, step.key, record, log), *parts)
     event = run.next_entry(tool.event(run, step.key, orjson.loads(result), step.attempt))
-    return (Entry(Kind.DONE_WITH_EVENT, step.key, record), event, tool.count(run), *parts)
+    return (Entry(Kind.DONE_WITH_EVENT, step.key, record), event, tool.count(run, step.key), *parts)
 
 
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})

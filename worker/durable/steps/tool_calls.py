@@ -6,13 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
-import orjson
 from pydantic_core import from_json, to_json
 
 from ....queues import Entry, Kind
 from ...journal import Event
 from ...journal.agent_events import ToolCalled
-from ...journal.handoff.calls import TOOLS, call_text, encode_note, tool_counts
+from ...journal.handoff.calls import TOOLS, ToolCalls, call_text, encode_note
 from ..run import Run
 from .options import StepOptions
 
@@ -20,6 +19,9 @@ __all__ = ["LoggedCall"]
 
 _MOST_LOGGED: Final = 16_384
 """Size in bytes of a tool's result in the log; the checkpoint has the whole result."""
+
+_MOST_OPEN: Final = 32
+"""Latest calls that are known to have started; of further ones, the notes in a large checkpoint are not found."""
 
 _MOST_TOOLS: Final = 50
 _OTHERS: Final = "others"
@@ -55,18 +57,28 @@ class LoggedCall:
             step=key,
         )
 
-    def note(self, run: Run, key: str, digest: str) -> Entry:
-        """Return the entry which says that the call is in flight; the record of the call deletes it."""
+    def note(self, run: Run, key: str, digest: str) -> tuple[Entry, Entry]:
+        """Return the entries which say that the call is in flight; the record of the call deletes them."""
         call = call_text(self.name, self._arguments)
-        return Entry(Kind.INTENT, key, encode_note(digest, self.name, call if run.redact is None else run.redact(call)))
+        note = encode_note(digest, self.name, call if run.redact is None else run.redact(call))
+        known = ToolCalls.decode(run.history.saved.get(TOOLS))
+        known.open.append(key)
+        return Entry(Kind.INTENT, key, note), _saved(run, known)
 
-    def count(self, run: Run) -> Entry:
-        """Count the call, and return the entry that stores the counts."""
-        counts = tool_counts(run.history.saved.get(TOOLS))
+    def count(self, run: Run, key: str) -> Entry:
+        """Count the call, which is not in flight any more, and return the entry that stores this."""
+        known = ToolCalls.decode(run.history.saved.get(TOOLS))
+        counts = known.counts
         name = self.name if self.name in counts or len(counts) < _MOST_TOOLS else _OTHERS
         counts[name] = counts.get(name, 0) + 1
-        data = run.history.saved[TOOLS] = orjson.dumps(counts)
-        return Entry(Kind.SAVED, TOOLS, data)
+        if key in known.open:
+            known.open.remove(key)
+        return _saved(run, known)
+
+
+def _saved(run: Run, known: ToolCalls) -> Entry:
+    data = run.history.saved[TOOLS] = known._replace(open=known.open[-_MOST_OPEN:]).encode()
+    return Entry(Kind.SAVED, TOOLS, data)
 
 
 def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

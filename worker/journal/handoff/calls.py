@@ -7,14 +7,14 @@ the intent of a risky step it puts nothing in doubt; it is for readers. The reco
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-__all__ = ["TOOLS", "call_text", "encode_note", "is_note", "noted_call", "tool_counts"]
+__all__ = ["TOOLS", "ToolCalls", "call_text", "encode_note", "is_note", "noted_call", "open_calls", "tool_counts"]
 
 TOOLS: Final = "#tools"
-"""Checkpoint key of the number of recorded calls of each tool."""
+"""Checkpoint key of the account of tool calls: a large checkpoint is not searched for notes."""
 
 _LONGEST_VALUE: Final = 80
 _LONGEST: Final = 300
@@ -64,12 +64,31 @@ def noted_call(intent: bytes) -> str | None:
     return str(found.get("a") or found["t"]) if isinstance(found, dict) and "t" in found else None
 
 
+class ToolCalls(NamedTuple):
+    """Stored account of tool calls: their number by tool, and the steps of the latest ones that started."""
+
+    counts: dict[str, int]
+    open: list[str]
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> ToolCalls:
+        """Read what `encode` returned; nothing if it cannot be read."""
+        try:
+            found = orjson.loads(data) if data else {}
+            counts = {str(name): int(count) for name, count in found["calls"].items()} if found else {}
+            return cls(counts, [str(key) for key in found["open"]] if found else [])
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return cls({}, [])
+
+    def encode(self) -> bytes:
+        return orjson.dumps({"calls": self.counts, "open": self.open})
+
+
 def tool_counts(data: bytes | None) -> dict[str, int]:
-    """Return the stored number of calls by tool; nothing if it cannot be read."""
-    try:
-        found = orjson.loads(data) if data else {}
-    except orjson.JSONDecodeError:
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {name: count for name, count in found.items() if isinstance(count, int)}
+    """Return the stored number of calls by tool."""
+    return ToolCalls.decode(data).counts
+
+
+def open_calls(data: bytes | None) -> list[str]:
+    """Return the steps of stored calls that may be in flight: those of them that are have a note."""
+    return ToolCalls.decode(data).open

@@ -31,7 +31,7 @@ from ...durable import HANDING, STOP_RULES, Run, StopReason, goal_of, stop_of_ev
 from ...errors import BadHandoff
 from ...journal import HANDOFF, SNAPSHOT, VERSION, Handoff, Resumption, handoff_of
 from ...journal.handoff import RECEIVED, Why
-from ...journal.handoff.calls import TOOLS
+from ...journal.handoff.calls import TOOLS, open_calls
 from ...journal.run_events import Resumed
 from ...log import log_wait, logger
 from ..outcome import Cancelled, Outcome
@@ -186,7 +186,8 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -
         if is_agent:
             await history.read_all()  # which it needs anyway
         else:
-            await history.read_intents()
+            started = {event.step or "" for event in tail.events if event.type == "step_started"}
+            await history.read_unfinished(*started, *open_calls(history.saved.get(TOOLS)))
     except (DecryptionError, UnreadableCheckpoint):
         return None  # the handler raises it again
     handoff = handoff_of(
