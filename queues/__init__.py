@@ -80,6 +80,7 @@ from .envelope import (
     make_options,
     new_task_id,
     newer_envelope,
+    plain_data,
 )
 from .errors import (
     BadAddress,
@@ -140,7 +141,7 @@ from .partitions import (
 )
 from .presence import WorkerInfo, announce, deployment_id, list_workers, present_workers, withdraw
 from .producer import Key, Producer, key_of, map_items
-from .records import Record, State, opened_error, plain_data, read_record, shown_arguments
+from .records import Record, State, opened_error, read_record, shown_arguments
 from .security import (
     ERROR,
     MARK,

@@ -48,6 +48,7 @@ __all__ = [
     "encode_arguments",
     "new_task_id",
     "newer_envelope",
+    "plain_data",
     "readable_envelope",
 ]
 
@@ -229,6 +230,19 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
             f"could not encode the arguments as JSON: {error}; pass plain data, or enqueue through the typed task, "
             "which serialises pydantic types"
         ) from None
+
+
+def plain_data(data: bytes) -> Any:
+    """Decode stored JSON that can be shown inside a document. Raises `ValueError` for anything else.
+
+    The decoder accepts deeper nesting than the encoder (254 levels); two levels are kept for the document around it.
+    """
+    found = orjson.loads(data)
+    try:
+        orjson.dumps([[found]])
+    except orjson.JSONEncodeError as error:
+        raise ValueError(str(error)) from None
+    return found
 
 
 def check_size(what: str, size: int, limit: int, setting: str = "payload_limit") -> None:

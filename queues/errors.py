@@ -15,6 +15,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── LargeValueLost          a chunk of a large value is missing or damaged
 │   ├── UnreadableEnvelope      a stream entry is not a task that this version can read
 │   ├── UnreadableCheckpoint    a task's checkpoint has content that no version has written
+│   ├── UnreadableRecord        a field of a task's record has a value that no version has written
 │   ├── NewerVersionNeeded      a task needs a worker that knows a later data format
 │   ├── InvalidKey              an encryption key cannot be used
 │   ├── DecryptionError         encrypted data cannot be decrypted by this process
@@ -80,6 +81,7 @@ __all__ = [
     "UnreadableCheckpoint",
     "UnreadableEnvelope",
     "UnreadableMessage",
+    "UnreadableRecord",
     "UnsafeServer",
 ]
 
@@ -190,7 +192,6 @@ class LargeValueLost(QueueError):
 
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"could not read {what}: {problem}; replay the task with --fresh, or enqueue it again")
-        self.what = what
 
 
 class UnreadableEnvelope(QueueError, ValueError):
@@ -202,10 +203,14 @@ class UnreadableCheckpoint(QueueError):
 
     def __init__(self, task_id: str, problem: str) -> None:
         self.task_id, self.problem = task_id, problem
-        super().__init__(
-            f"could not read the checkpoint of task {task_id}: {problem}; replay the dead letter with --fresh to run "
-            "the task without its checkpoint"
-        )
+        super().__init__(f"could not read checkpoint of task {task_id}: {problem}; replay the dead letter with --fresh")
+
+
+class UnreadableRecord(QueueError):
+    """A field of a task's record, or of another key of the task, has a value that no version has written."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"could not read {key}: {problem}; correct the field, or delete the key")
 
 
 class NewerVersionNeeded(QueueError):

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import orjson
 
+from .envelope import plain_data
 from .errors import DecryptionError, TaskEnded, TaskNotFound
 from .keys import Partition
-from .records import opened_error, plain_data
+from .records import opened_error
 from .security import TaskCipher, event_field, is_encrypted
 from .transport import Gateway, pairs, queue_script
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import orjson
 
 from .durations import iso_time
-from .envelope import readable_envelope
-from .errors import DecryptionError, LargeValueLost, Refused
+from .envelope import plain_data, readable_envelope
+from .errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
 from .keys import GROUP, Partition, is_reserved
 from .security import (
     ERROR,
@@ -31,7 +31,6 @@ __all__ = [
     "Record",
     "State",
     "opened_error",
-    "plain_data",
     "read_record",
     "read_records",
     "shown_arguments",
@@ -238,10 +237,14 @@ async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequenc
     raw = await gateway.pipeline([("HMGET", partition.record(task_id), *_FIELDS) for task_id in task_ids])
     hashes = [{name: value for name, value in zip(_FIELDS, one, strict=True) if value is not None} for one in raw]
     places = await _read_places(gateway, partition, task_ids, hashes)
-    return [
-        _record(partition, task_id, fields, place, gateway.encryptor.of(partition, task_id)) if fields else None
-        for task_id, fields, place in zip(task_ids, hashes, places, strict=True)
-    ]
+    found: list[Record | None] = []
+    for task_id, fields, place in zip(task_ids, hashes, places, strict=True):
+        try:
+            cipher = gateway.encryptor.of(partition, task_id)
+            found.append(_record(partition, task_id, fields, place, cipher) if fields else None)
+        except ValueError as error:
+            raise UnreadableRecord(partition.record(task_id), str(error)) from None
+    return found
 
 
 @dataclass(slots=True)
@@ -288,8 +291,11 @@ async def _read_places(
             raise
         owners = []  # no worker has come yet: no message is pending
         replies = await gateway.pipeline([command for command, _, _ in reads])
-    for (_, apply, place), reply in zip((*reads, *owners), replies, strict=True):
-        apply(place, reply)
+    for (command, apply, place), reply in zip((*reads, *owners), replies, strict=True):
+        try:
+            apply(place, reply)
+        except ValueError as error:
+            raise UnreadableRecord(str(command[1]), str(error)) from None
     return places
 
 
@@ -369,7 +375,10 @@ def _record(
 
 def _number(fields: Mapping[bytes, bytes], name: bytes) -> int | None:
     value = fields.get(name)
-    return None if value is None else int(float(value))
+    try:
+        return None if value is None else int(float(value))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{name.decode()} must be a number, got {value!r}") from None
 
 
 def _text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:
@@ -384,16 +393,3 @@ def _json_or_text(data: bytes | None) -> Any:
         return plain_data(data)
     except ValueError:
         return data.decode("utf-8", "replace")
-
-
-def plain_data(data: bytes) -> Any:
-    """Decode stored JSON that can be shown inside a document. Raises `ValueError` for anything else.
-
-    The decoder accepts deeper nesting than the encoder (254 levels); two levels are kept for the document around it.
-    """
-    found = orjson.loads(data)
-    try:
-        orjson.dumps([[found]])
-    except orjson.JSONEncodeError as error:
-        raise ValueError(str(error)) from None
-    return found
