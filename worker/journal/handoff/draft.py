@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from ....queues import LogTail, TaskEvent
 from ....queues.explanation import remedy_for
 from ...errors import BadSnapshot
+from ..agent_events import Dismissed
 from ..event import Event
 from ..json_patch import BadPatch
 from ..parsing import Unreadable, parse_event
@@ -172,6 +173,7 @@ def build_handoff(
     known = {step.key for step in plan}
     running += [OpenStep(key=key) for key in sorted(set(in_flight)) if key not in known]
     steps = [key for key in done if not _is_event(key)]
+    notes = tuple(attention)
     calls = {key: noted_call(intent) for key, intent in sorted(intents.items())}
     waits = _parts(AwaitedAnswer, [state.get("waiting_for")]) or ([waiting] if waiting is not None else [])
     return Handoff(
@@ -194,7 +196,7 @@ def build_handoff(
         pending=tuple(step for step in plan if status.get(step.key) == "pending"),
         decisions=tuple(_parts(MadeDecision, state.get("decisions"))[-_LATEST:]),
         discoveries=tuple(_parts(FoundFact, state.get("discoveries"))[-_LATEST:]),
-        attention=(*attention, *_attention(plan, status, () if why == "finished" else parsed)),
+        attention=(*notes, *_attention(plan, status, () if why == "finished" else parsed, known=bool(notes))),
         waiting_on=tuple(waits),
         artifacts=tuple(_text(one.get("name")) for one in _objects(state.get("artifacts"))),
         dependencies=Dependencies(
@@ -259,15 +261,19 @@ def _last_completed(events: Sequence[Event]) -> str | None:
     return None
 
 
-def _attention(plan: Sequence[OpenStep], status: Mapping[Any, Any], events: Sequence[Event]) -> Iterable[str]:
+def _attention(
+    plan: Sequence[OpenStep], status: Mapping[Any, Any], events: Sequence[Event], *, known: bool
+) -> Iterable[str]:
+    """Yield failed steps, the error that stopped the last run, and findings. known: the error is listed already."""
     for step in plan:
         if status.get(step.key) == "failed":
             yield f"step {step.key} failed{f': {step.error}' if step.error else ''}"
     failure = next((one for one in reversed(events) if one.type in _LAST), None)
-    if failure is not None and failure.type in _FAILED:
+    if failure is not None and failure.type in _FAILED and not known:
         yield f"the last error: {getattr(failure, 'error', '')}: {getattr(failure, 'message', '')}"
+    dismissed = {event.finding for event in events if isinstance(event, Dismissed)}
     for event in events:
-        if event.type == "incoherent":
+        if event.type == "incoherent" and getattr(event, "key", "") not in dismissed:
             yield f"incoherent ({getattr(event, 'check', '')}): {getattr(event, 'detail', '')}"
 
 
