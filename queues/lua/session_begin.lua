@@ -2,11 +2,15 @@
 -- KEYS  session, due
 -- ARGV  digest of the session, time of its first message, turn
 -- returns  {'runs', message, state or '', time of the claim}; {'ended', last claimed turn}: the turn has ended or was
---          passed over; {'missing'}: the session was forgotten
+--          passed over; {'early', now}: the turn is not claimed, Redis has lost its claim; {'missing'}: the session was
+--          forgotten
 -- Atomic: a failed turn that is replayed runs again, unless a later turn was started. Idempotent.
 local known = redis.call('HMGET', KEYS[1], 'born', 'turn', 'ended', 'm:' .. ARGV[3], 'state', 'claimed')
-if known[1] ~= ARGV[2] or tonumber(ARGV[3]) > tonumber(known[2]) then
+if known[1] ~= ARGV[2] then
   return {'missing'}
+elseif tonumber(ARGV[3]) > tonumber(known[2] or 0) then
+  local time = redis.call('TIME')
+  return {'early', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))}
 elseif tonumber(known[3] or 0) >= tonumber(ARGV[3]) then
   return {'ended', known[2]}
 end

@@ -3,20 +3,22 @@
 -- ARGV  digest of the session, time of its first message, turn, outcome ('answered', 'cancelled' or 'failed'), answer or
 --       reason, state or '' to keep it, time at which a commitment falls due or '', message about it, largest number of
 --       turns in the history
--- returns  {'ended', last claimed turn, last ended turn}; {'failed', turn, last ended turn}; {'missing'}: the session was
---          forgotten
+-- returns  {'ended', last claimed turn, last ended turn}; {'failed', turn, last ended turn}; {'early', now}: the turn is not
+--          claimed, Redis has lost its claim; {'missing'}: the session was forgotten
 -- Atomic: state, history and the claim of the next turn change together. Compare-and-set: a turn that has ended, or was
 -- passed over, is not ended again, so a late run of it cannot write after the next turn was claimed. A turn that failed stays
 -- claimed, with its message, until it is replayed or passed over.
 local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended')
 local turn, ended, n = tonumber(known[3] or 0), tonumber(known[4] or 0), tonumber(ARGV[3])
-if known[1] ~= ARGV[2] or n > turn then
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if known[1] ~= ARGV[2] then
   return {'missing'}
+elseif n > turn then
+  return {'early', string.format('%.0f', now)}
 elseif ended >= n then
   return {'ended', tostring(turn), tostring(ended)}
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[4], now, ARGV[1])
 if ARGV[4] == 'failed' then
   redis.call('HSET', KEYS[1], 'failed', ARGV[5], 'at', now)

@@ -14,7 +14,8 @@ If a process dies before a step, another one repeats it: a redelivered run repea
 not computed again); a worker that looks at sessions once a minute (`check_session`) stores the task of a claimed turn
 that has none, and ends or fails the turn of a task that has ended without doing so. The task id contains session, time
 of its first message and turn, so that a task is stored once while its record exists; a task that is stored again later
-is refused by begin. A turn that has ended is not ended again: a late run changes nothing.
+is refused by begin. A turn that has ended is not ended again: a late run changes nothing. If Redis loses the claim of a
+turn whose task is stored, begin and end let the task wait until the turn before it has claimed it again.
 
     address.py   names of sessions and turns, and the keys of a session
     record.py    the record of a session, its history, and lists of sessions
@@ -23,7 +24,7 @@ is refused by begin. A turn that has ended is not ended again: a late run change
 """
 
 from .address import SessionAddress, TurnId, check_session_id, parse_turn_id
-from .errors import SessionError, SessionFailed, SessionFull, SessionNotFound, TurnRefused
+from .errors import SessionError, SessionFailed, SessionFull, SessionNotFound, TurnEarly, TurnRefused
 from .record import SessionMessage, SessionRecord, list_sessions, read_history, read_session, read_turn
 from .turns import (
     SessionTurnEnd,
@@ -47,6 +48,7 @@ __all__ = [
     "SessionNotFound",
     "SessionRecord",
     "SessionTurnEnd",
+    "TurnEarly",
     "TurnId",
     "TurnRefused",
     "TurnStart",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import QueueError
 
-__all__ = ["SessionError", "SessionFailed", "SessionFull", "SessionNotFound", "TurnRefused"]
+__all__ = ["SessionError", "SessionFailed", "SessionFull", "SessionNotFound", "TurnEarly", "TurnRefused"]
 
 
 class SessionError(QueueError):
@@ -46,3 +46,15 @@ class TurnRefused(SessionError):
     def __init__(self, task_id: str, problem: str) -> None:
         super().__init__(f"task {task_id} was refused: {problem}; nothing was run")
         self.task_id = task_id
+
+
+class TurnEarly(SessionError):
+    """The turn is not claimed: Redis has lost the claim after its task was stored. It is claimed again.
+
+    Attributes:
+        now: Time in milliseconds of Redis' clock.
+    """
+
+    def __init__(self, turn: str, now: int) -> None:
+        super().__init__(f"turn {turn} is not claimed: Redis has lost the claim, which the turn before it makes again")
+        self.now = now

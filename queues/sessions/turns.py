@@ -20,7 +20,7 @@ from ..records import Record, State, read_record
 from ..security import MESSAGE, RESULT, SecretPaths, arguments_field
 from ..transport import Argument, Gateway, LargeValue, queue_script
 from .address import SessionAddress, TurnId
-from .errors import SessionFailed, SessionFull, TurnRefused
+from .errors import SessionFailed, SessionFull, TurnEarly, TurnRefused
 from .record import INPUTS, NOTE_SENDER, STATE, answer_field, decode_message
 
 __all__ = [
@@ -170,12 +170,15 @@ async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, ta
 
     Raises:
         TurnRefused: The turn has ended or was passed over, or the session was forgotten.
+        TurnEarly: The turn is not claimed any more.
         DecryptionError: State or message cannot be decrypted.
     """
     keys = [address.session, address.partition.due]
     answer, *rest = await gateway.run(_BEGIN, keys, [address.digest, turn.born, turn.number])
     if answer == b"missing":
         raise TurnRefused(task_id, "its session was forgotten")
+    if answer == b"early":
+        raise TurnEarly(str(turn), int(rest[0]))
     if answer == b"ended":
         raise TurnRefused(task_id, f"turn {turn.number} of its session has ended or was passed over")
     stored, state, claimed = rest
@@ -207,6 +210,9 @@ async def end_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, end:
 
     Returns:
         False if the session was forgotten.
+
+    Raises:
+        TurnEarly: The turn is not claimed any more.
     """
     cipher = address.cipher(gateway)
     value = cipher.encrypt(answer_field(turn.number), end.value) if end.outcome == "answered" else end.value
@@ -229,6 +235,8 @@ async def end_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, end:
     answer, *rest = await gateway.run(_END, address.keys, args)
     if answer == b"missing":
         return False
+    if answer == b"early":
+        raise TurnEarly(str(turn), int(rest[0]))
     claimed, ended = int(rest[0]), int(rest[1])
     if answer == b"ended" and claimed > ended:
         await enqueue_turn(gateway, address, TurnId(turn.digest, turn.born, claimed))

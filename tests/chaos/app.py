@@ -32,6 +32,7 @@ from .instrumentation import (
 )
 from .journal import SECOND
 from .kinds import KINDS
+from .sessions import register_listener
 
 app = App("chaos", middleware=[RunLog()])
 
@@ -295,6 +296,7 @@ async def keyed(ctx: Context, steps: int, pause: float) -> list[str]:
 
 
 app.agent(ChaosAgent, **_options("agent"), result_ttl=None)
+register_listener(app)
 
 
 def _log_stalls() -> None:

@@ -14,6 +14,7 @@ from perdure.worker.journal.history import state_at
 from .agents import state_step
 from .instrumentation import token_of
 from .journal import JournalWriter
+from .kinds import KINDS
 
 __all__ = ["note_finals", "settle_down"]
 
@@ -32,6 +33,8 @@ async def settle_down(producer: Producer, patience: float) -> bool:
 async def note_finals(producer: Producer, folder: Path, journal: JournalWriter) -> None:
     """Write one line per task that has a record, and one per ledger of a payment."""
     async for record in list_tasks(producer.gateway, producer.namespace):
+        if record.task not in KINDS:
+            continue  # the turn of a session
         partition = producer.namespace.partition(record.queue, record.partition)
         key = partition.record(record.id)
         commands = [("TIME",), ("PTTL", key)]

@@ -23,6 +23,7 @@ from .options import NAMESPACE, Options
 from .proxy import Proxy
 from .schedule import schedule
 from .server import DurableServer
+from .sessions import note_sessions, sessions_settled
 from .versions import NoHistory, former_commit, unpack
 
 __all__ = ["play"]
@@ -62,7 +63,7 @@ async def play(options: Options) -> None:
         await injector.finish()
         for one in fleet.producers:
             one.finish()
-        quiet = await settle_down(producer, options.patience)
+        quiet = await settle_down(producer, options.patience) and await sessions_settled(producer, options.patience)
         journal.write("quiet" if quiet else "impatient")
         await asyncio.sleep(1.0)  # waiters get the last outcomes, and the observer sees them
         observing.cancel()
@@ -70,6 +71,7 @@ async def play(options: Options) -> None:
         if observing.done() and not observing.cancelled() and (error := observing.exception()):
             raise error
         await note_finals(producer, options.journal, journal)
+        await note_sessions(producer, journal)
         journal.write("ends")
 
 

@@ -13,11 +13,12 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
-from perdure import Producer, State, TaskCancelled, TaskFailed, TaskHandle, Unavailable
+from perdure import App, Producer, State, TaskCancelled, TaskFailed, TaskHandle, Unavailable
 from perdure.queues import QueueError
 
 from .instrumentation import JOURNAL
 from .kinds import KINDS
+from .sessions import Speaker
 
 __all__ = ["TaskSource"]
 
@@ -32,6 +33,7 @@ class TaskSource:
         """rate: tasks per second; 0 for none."""
         self._producer = producer
         self._dice = random.Random(seed)
+        self._seed = seed
         self._name = f"{seed}-{os.getpid()}"
         self._rate = rate
         self._number = 0
@@ -47,11 +49,13 @@ class TaskSource:
     async def run(self) -> None:
         """Enqueue until `finish` is called, then wait for the tasks; the process stays."""
         JOURNAL.write("process", role="producer", version="this", package="", parent=os.getppid())
+        speaking = asyncio.create_task(Speaker(App("chaos"), self._name, self._seed, JOURNAL).run())
         while not self._finishing.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._finishing.wait(), self._dice.expovariate(self._rate))
             if len(self._waiting) < MOST_WAITED_FOR and not self._finishing.is_set():
                 await self._enqueue()
+        speaking.cancel()
         JOURNAL.write("finishes")
         await asyncio.Event().wait()
 

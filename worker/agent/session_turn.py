@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
@@ -12,12 +13,15 @@ from ...queues import Namespace, retry_while_unavailable
 from ...queues.sessions import (
     SessionAddress,
     SessionTurnEnd,
+    TurnEarly,
     TurnId,
+    TurnRefused,
     begin_turn,
     end_turn,
     parse_turn_id,
 )
 from ..durable import Run, codec_of
+from ..errors import Snooze
 from ..journal import Commitment, Message, decode_snapshot, encode_snapshot
 from ..journal.quoting import quoted_line, quoted_name
 from ..log import log_wait, logger
@@ -28,6 +32,15 @@ __all__ = ["Carried", "SessionTurn"]
 
 _OF_A_TURN: Final = frozenset({"goal", "plan", "current", "results", "waiting_for", "archive"})
 """Fields of the state that start with their defaults in each turn: they belong to the work on one message."""
+
+
+_PATIENCE: Final = 3600.0
+"""Seconds for which a task waits for its lost claim, after it was stored."""
+
+_CLAIM_INTERVAL: Final = 1.0
+"""Seconds after which such a task looks again."""
+
+R = TypeVar("R")
 
 
 class Carried(Generic[S]):
@@ -71,12 +84,10 @@ class SessionTurn(Generic[S]):
     async def begin(self) -> Carried[S]:
         """Return what the turn starts from.
 
-        Raises `TurnRefused`, `DecryptionError`, and `BadSnapshot` if this version cannot read the state.
+        Raises `TurnRefused`, `Snooze`, `DecryptionError`, and `BadSnapshot` if this version cannot read the state.
         """
         run = self._run
-        start = await retry_while_unavailable(
-            lambda: begin_turn(run.gateway, self._address, self._turn, run.id), on_wait=self._wait
-        )
+        start = await self._claimed_turn(lambda: begin_turn(run.gateway, self._address, self._turn, run.id))
         self._claimed = start.claimed
         stored: dict[str, Any] = {}
         if start.state is not None:
@@ -87,7 +98,7 @@ class SessionTurn(Generic[S]):
         return Carried(run.id, self._state_type, stored, message)
 
     async def end(self, state: dict[str, Any], result: Any) -> None:
-        """Store answer and state in the session. A repeated end changes nothing."""
+        """Store answer and state in the session. A repeated end changes nothing. Raises `TurnRefused`, `Snooze`."""
         run = self._run
         answer, _ = codec_of(self._agent.finish).encode("finish", result)
         value = orjson.loads(answer)
@@ -99,8 +110,20 @@ class SessionTurn(Generic[S]):
         data = encode_snapshot(left, self._turn.number, self._state_type.agent)
         end = SessionTurnEnd("answered", answer, data, self._wake(state))
         store = partial(end_turn, run.gateway, self._address, self._turn, end)
-        if not await retry_while_unavailable(store, on_wait=self._wait):
+        if not await self._claimed_turn(store):
             logger.bind(task=run.envelope.task, id=run.id).warning("the session of the turn was forgotten meanwhile")
+
+    async def _claimed_turn(self, act: Callable[[], Awaitable[R]]) -> R:
+        """Act on the turn. If Redis has lost its claim, let the task wait until it is claimed again."""
+        run = self._run
+        try:
+            return await retry_while_unavailable(act, on_wait=self._wait)
+        except TurnEarly as early:
+            began = run.history.enqueued or int(run.delivery.entry.partition(b"-")[0])
+            if early.now - began > _PATIENCE * 1000:
+                raise TurnRefused(run.id, "Redis has lost its claim") from early
+            logger.bind(task=run.envelope.task, id=run.id).warning("{}", early)
+            raise Snooze(_CLAIM_INTERVAL) from early
 
     def _wake(self, state: dict[str, Any]) -> tuple[int, str] | None:
         """Return when the next commitment falls due after the start of this turn, and the note about it."""

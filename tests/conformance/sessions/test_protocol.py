@@ -12,6 +12,7 @@ from perdure.queues.sessions import (
     SessionFailed,
     SessionFull,
     SessionTurnEnd,
+    TurnEarly,
     TurnId,
     TurnRefused,
     begin_turn,
@@ -117,9 +118,10 @@ async def test_a_turn_that_was_not_claimed_cannot_begin_or_end(
 ) -> None:
     first = await send(gateway, namespace, "one")
     early = TurnId(first.digest, first.born, 2)
-    with pytest.raises(TurnRefused, match="was forgotten"):
+    with pytest.raises(TurnEarly, match="is not claimed"):
         await begin_turn(gateway, address, early, "x")
-    assert not await end_turn(gateway, address, early, ANSWERED)
+    with pytest.raises(TurnEarly):
+        await end_turn(gateway, address, early, ANSWERED)
     await enqueue_turn(gateway, address, early)
     assert await depth(gateway, partition) == 1
     await drain(gateway, producer, partition, [first])

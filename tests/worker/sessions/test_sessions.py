@@ -18,6 +18,7 @@ from perdure import (
     PlanStep,
     Retry,
     Settings,
+    State,
     TaskCancelled,
     TaskFailed,
 )
@@ -34,6 +35,7 @@ from perdure.queues.sessions import (
     forget_idle_sessions,
     parse_turn_id,
 )
+from perdure.worker.durable import CURRENT_RUN, Run
 from perdure.worker.errors import BadSnapshot, ConfigurationError
 from perdure.worker.journal import encode_snapshot
 from perdure.worker.session import Session, TurnHandle
@@ -42,6 +44,13 @@ from pydantic import Field
 from tests.support.workers import letter, redis_command, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
+
+
+def current_run(ctx: Context) -> Run:
+    run = CURRENT_RUN.get()
+    assert run is not None
+    assert run.id == ctx.task_id
+    return run
 
 
 class Notes(AgentState):
@@ -71,6 +80,8 @@ class Assistant(Agent[Notes]):
         if state.goal.startswith("promise"):
             due = datetime.now(UTC) + timedelta(seconds=float(state.goal.split()[1]))
             state.commitments.append(Commitment(what="call\n# back", to="ada", due=due))
+        if state.goal.startswith("lose"):
+            await current_run(ctx).gateway.command("HSET", state.goal.split()[1], "turn", 0)
         state.said.append(state.goal)
         return len(state.said)
 
@@ -130,6 +141,28 @@ async def test_an_idle_session_has_no_task_and_is_continued_by_another_worker(ap
     second = await again.send("two")
     await work_off(app)
     assert await second.result(5) == "ada (t2) said 2 things in 3 messages"  # the first user stays, the token does not
+
+
+@pytest.mark.parametrize("lost", ["before the run", "before its end"])
+async def test_a_turn_whose_claim_redis_has_lost_waits_until_it_is_claimed_again(app: App, lost: str) -> None:
+    """A sender repeats the write of the task after a failover, and the replica does not have the claim before it."""
+    session = app.session(Assistant, "user-42", user="ada")
+    key = address_of(session).session
+    turn = await session.send("message" if lost == "before the run" else f"lose {key}")
+    if lost == "before the run":
+        await redis_command(app, "HSET", key, "turn", 0)
+    handle = await app.producer.find(turn.task_id)
+    assert handle is not None
+
+    async def waits() -> bool:
+        return await handle.status() is State.SCHEDULED
+
+    async with running_worker(app):
+        await wait_until(waits, "the task waits for the claim")
+        await redis_command(app, "HSET", key, "turn", 1)
+        assert (await turn.result(30)).startswith("ada (none) said 1 things")
+    assert (await session.record()).status == "idle"
+    assert len((await session.state()).said) == 1
 
 
 async def test_sessions_are_apart_by_id_and_inputs_are_checked(app: App) -> None:

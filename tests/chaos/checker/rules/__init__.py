@@ -15,6 +15,7 @@ from .processes import check_processes
 from .recorded import check_recorded
 from .repeats import check_charges, check_repeats
 from .saved import check_saved
+from .sessions import check_sessions
 from .settings import check_settings
 from .states import check_states
 
@@ -35,5 +36,6 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_order,
     check_processes,
     check_settings,
+    check_sessions,
 )
 """All rules, in the order of the report."""
