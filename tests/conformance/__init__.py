@@ -28,6 +28,9 @@ holds for all scripts.
 | `test_versions` | await_version, wake_version |
 | `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 | `delivery/test_touch` | touch |
+| `findings/test_notes_and_dismissals` | dismiss |
+| `workspaces/test_identities` | set_identity |
+| `workspaces/test_shared_files` | put_file |
 
 The other files test what several scripts promise together: `test_one_place` that a task is always in one place,
 `delivery/test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection` and `test_saved_fields` the

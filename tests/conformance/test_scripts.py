@@ -71,6 +71,7 @@ from perdure.queues.sessions import (
 )
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import loaded_scripts, queue_script
+from perdure.worker.identity import Identity, set_identity
 
 from tests import conformance
 from tests.conftest import ON_SERVERS
@@ -252,6 +253,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await edit_checkpoint(gateway, partition, "newer", position, **edited) is None
         await await_version(gateway, await read_one(a), "newer", DATA_FORMAT, limit=60)
         assert await wake_version(gateway, partition) == 1
+        keys = [partition.record("newer"), partition.log("newer")]
+        assert await gateway.run(queue_script("dismiss"), keys, [b"{}"]) in (b"missing", b"dismissed")
         assert await (await known(producer, "newer")).cancel() is State.CANCELLED
         await converse(gateway, namespace)
         await a.leave()
@@ -262,6 +265,9 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     assert await partition_status(gateway, partition) is PartitionStatus.DRAINED
     assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
     assert await set_config(gateway, namespace, "lease", 30)
+    assert await set_identity(gateway, namespace, "agent", Identity(role="a clerk")) == 1
+    file: list[Argument] = ["a.md", "0", "id", 10, 60_000, "team", "{}"]
+    assert (await gateway.run(queue_script("put_file"), [namespace.workspace("team"), namespace.workspaces], file))[1]
     assert await join_group(gateway, namespace, "default", "a", ttl=60) == {"a"}
     info = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
     await announce(gateway, namespace, info, ttl=60)
