@@ -134,6 +134,19 @@ def test_long_results_are_cut_and_name_the_way_to_all_of_them() -> None:
     assert "recall_step" not in brief(state_of(3, 4))
 
 
+def test_latest_results_get_what_room_is_left() -> None:
+    """In a narrow window all results are shortened before one is left out, and the last ones are shown at length."""
+    state = state_of(10, 11)
+    state.results = {key: f"{key} {'word ' * 200}" for key in state.results}
+    found = brief_text(state, estimated_tokens, 420, full=True)
+    assert estimated_tokens(found.text) <= 420
+    assert found.left_out == {}
+    lines = read_brief(found.text).sections["Completed steps"]
+    assert len(lines) == 10
+    assert len(lines[-1]) > 500
+    assert len(lines[0]) < 60
+
+
 def test_of_a_long_plan_the_next_steps_are_listed() -> None:
     assert brief(state_of(1, 30)).endswith("- `s4` Read page 4 (pending)\n- 26 more not shown: `s5` to `s30`.")
     assert brief(state_of(1, 30), full=True).endswith("- `s30` Read page 30 (pending)")

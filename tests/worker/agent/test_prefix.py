@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings
 from perdure.worker.agent.context import Layers, Prompt, assemble
+from perdure.worker.agent.context.background import Background
 from perdure.worker.agent.context.tokens import Estimate
 from perdure.worker.journal import Message, Resumption
 
@@ -181,3 +182,24 @@ async def test_the_note_of_the_task_that_is_continued_stays(app: App) -> None:
         )
     assert "You are resuming second after a handoff" in prompts[0].messages[-1].content
     assert "torn" not in prompts[0].messages[-1].content
+
+
+def test_a_message_that_is_the_goal_stands_in_the_turns() -> None:
+    """In a session the goal is the last message: the start of a prompt does not change with it."""
+    said = [Message(role="user", content="I live in Oslo"), Message(role="assistant", content="Noted.")]
+    chosen = [Background(["- likes rain"], [f"- memory {at}"]) for at in range(2)]
+    first = assemble(Layers(AgentState(goal="I live in Oslo", messages=said), background=chosen[0]), 8000)
+    later = AgentState(goal="And now?", messages=[*said, Message(role="user", content="And now?")])
+    second = assemble(Layers(later, background=chosen[1]), 8000)
+    assert second.messages[: first.cacheable] == first.messages[: first.cacheable]
+    assert [one.content for one in second.messages[:4]] == [
+        "# Profile\n\n- likes rain",
+        "I live in Oslo",
+        "Noted.",
+        "And now?",
+    ]
+    assert "- memory 1" in second.messages[-1].content
+    later.messages += conversation(60)
+    narrow = assemble(Layers(later), 4000)
+    assert narrow.messages[narrow.cacheable].content == "# Goal\n\nAnd now?", "it has left the turns"
+    assert narrow.total <= 4000

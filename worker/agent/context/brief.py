@@ -37,8 +37,8 @@ __all__ = ["BriefText", "Interruption", "brief_text"]
 _SHORT: Final = 24
 """Most characters of a step's result if the turns hold it too: it only has to be recognized there."""
 
-_FULL: Final = 600
-"""Most characters of a step's result if the turns may not hold it."""
+_LONG: Final = (600, 150)
+"""Most characters of a step's result if the turns may not hold it, by the room in the brief."""
 
 _NEXT: Final = 3
 """Most open steps that are listed if nothing was interrupted: the plan was made in the turns."""
@@ -74,11 +74,10 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class BriefText:
-    """The text of the brief, which may be empty, the left-out entries by kind, and the tokens of all entries."""
+    """The text of the brief, which may be empty, and the left-out entries by kind."""
 
     text: str
     left_out: dict[str, int] = field(default_factory=dict)
-    wanted: int = 0
 
 
 def brief_text(
@@ -103,8 +102,8 @@ def brief_text(
     if not headline and not sections:
         return BriefText("")
     head = "\n\n".join(["# Brief", *([headline] if headline else [])])
-    texts, left_out, wanted = fitted(sections, budget - count(head), count)
-    return BriefText("\n\n".join([head, *texts]), left_out, wanted + count(head))
+    texts, left_out = fitted(sections, budget - count(head), count)
+    return BriefText("\n\n".join([head, *texts]), left_out)
 
 
 def _headline(state: AgentState, interruption: Interruption | None) -> str:
@@ -152,11 +151,12 @@ def _sections(
     yield Section(
         "Completed steps",
         "steps",
-        [_done(step, state.results.get(step.key), _FULL if full else _SHORT) for step in done],
+        [_done(step, state.results.get(step.key), _SHORT) for step in done],
         lambda left: f"{_ranges(state.archive, done[:left])}; `recall_step(KEY)` returns the result of one",
         always=state.archive.steps,
         required=True,
         footer=_CUT,
+        longer=[[_done(step, state.results.get(step.key), limit) for limit in _LONG] for step in done] if full else (),
     )
     yield Section(
         "Failed and dropped steps",

@@ -98,10 +98,13 @@ def assemble(
     stable = len(draft.messages)
     inbox = _inbox(draft, layers.inbox, int(window * budgets.inbox))
     room = int(window * (1 - budgets.reserve)) - sum(draft.tokens.values()) - draft.cost(inbox)
-    brief, turns = _brief_and_turns(draft, layers, window, budgets, room, last)
+    goal = [_goal(layers.state)] if _is_message(layers.state) else []
+    brief, turns = _brief_and_turns(draft, layers, window, budgets, room - draft.cost(goal), last)
     if turns.messages:
         draft.add("turns", *turns.messages)
     cacheable = len(draft.messages)
+    if goal and not any(one.content == layers.state.goal for one in turns.messages):
+        draft.add("goal", *goal)
     if brief.text:
         draft.add("brief", _user(brief.text))
     if inbox:
@@ -109,7 +112,7 @@ def assemble(
     for kind, number in brief.left_out.items():
         draft.leave_out(kind, number)
     draft.leave_out("turns", turns.hidden)
-    draft.wanted += brief.wanted + turns.wanted
+    draft.wanted += draft.tokens.get("brief", 0) + turns.wanted
     return Prompt(tuple(draft.messages), cacheable, stable, draft.tokens, draft.left_out, draft.wanted)
 
 
@@ -140,7 +143,7 @@ def _background(draft: _Draft, layers: Layers) -> None:
     parts = []
     if found.profile:
         parts.append("# Profile\n\n" + "\n".join(found.profile))
-    if found.memories:
+    if found.memories and not _is_message(layers.state):
         note = [f"- {found.left_out} more not shown: `search_memory` finds them."] if found.left_out else []
         parts.append("# Memories\n\n" + "\n".join([*found.memories, *note]))
     if layers.received:
@@ -148,9 +151,18 @@ def _background(draft: _Draft, layers: Layers) -> None:
     if parts:
         draft.add("memory", _user("\n\n".join(parts)))
     draft.leave_out("memories", found.left_out)
-    if layers.state.goal:
-        draft.add("goal", _user(f"# Goal\n\n{layers.state.goal}"))
+    if layers.state.goal and not _is_message(layers.state):
+        draft.add("goal", _goal(layers.state))
     draft.wanted += draft.tokens.get("memory", 0) + draft.tokens.get("goal", 0)
+
+
+def _goal(state: AgentState) -> Message:
+    return _user(f"# Goal\n\n{state.goal}")
+
+
+def _is_message(state: AgentState) -> bool:
+    """Return whether the goal is a message of the conversation too, as in a turn of a session: it is shown there."""
+    return any(one.role == "user" and one.content == state.goal for one in state.messages)
 
 
 def _brief_and_turns(
@@ -167,7 +179,7 @@ def _brief_and_turns(
             min(short, room - PER_MESSAGE),
             interruption=layers.interruption,
             full=full,
-            memories=layers.step_memories,
+            memories=(*(layers.background.memories if _is_message(state) else ()), *layers.step_memories),
             in_flight=layers.in_flight,
         )
         left = room - (PER_MESSAGE + count(brief.text) if brief.text else 0)

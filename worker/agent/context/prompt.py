@@ -49,7 +49,7 @@ class Prompt:
             summarized for it: all but the brief and the inbox.
         tokens: tokens by layer (identity, memory, goal, turns, brief, inbox).
         left_out: number of items that did not fit, by kind (memories, turns, inbox, decisions and so on).
-        wanted: the tokens that the prompt would have with nothing left out.
+        wanted: the tokens that the prompt would have with all turns and inbox messages.
     """
 
     messages: tuple[Message, ...]

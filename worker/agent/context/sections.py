@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Section", "fitted"]
 
@@ -22,18 +22,20 @@ class Section:
         first: whether the first lines stay, else the last ones.
         most: most lines that are shown.
         footer: a last line if one of the shown lines ends with three dots.
+        longer: longer forms of each line, the longest first, for which there may be room when all else is shown.
     """
 
     heading: str
     kind: str
-    lines: Sequence[str]
+    lines: list[str]
     note: Callable[[int], str]
     always: int = 0
     required: bool = False
     first: bool = False
     most: int | None = None
     footer: str = ""
-    costs: Sequence[int] = ()
+    longer: Sequence[Sequence[str]] = ()
+    costs: list[int] = field(default_factory=list)
     kept: int = 0
 
     def missing(self) -> int:
@@ -68,18 +70,26 @@ class Section:
             spent = self.cost(count) if self.kept == len(self.lines) - 1 else spent - dropped
         return spent
 
+    def lengthen(self, room: int, count: Count) -> int:
+        """Use longer forms of shown lines, the last line first, and return the room that they leave."""
+        for at in range(len(self.lines) - 1, self.missing() - 1, -1):
+            for line in self.longer[at] if at < len(self.longer) else ():
+                more = count(line + "\n") - self.costs[at]
+                if more <= room:
+                    room -= more
+                    self.lines[at], self.costs[at] = line, self.costs[at] + more
+                    break
+        return room
 
-def fitted(sections: Sequence[Section], room: int, count: Count) -> tuple[list[str], dict[str, int], int]:
-    """Return the texts of the sections, the left-out lines by kind, and the tokens of all lines.
 
-    Each section gets an equal share of the room, then what others leave, in their order. Sections of which not even the
-    heading fits are named in a line of their own.
+def fitted(sections: Sequence[Section], room: int, count: Count) -> tuple[list[str], dict[str, int]]:
+    """Return the texts of the sections, and the left-out lines by kind.
+
+    Each section gets an equal share of the room, then what others leave, in their order. What is left then is for
+    longer forms of the lines. Sections of which not even the heading fits are named in a line of their own.
     """
-    wanted = 0
     for section in sections:
         section.costs = [count(line + "\n") for line in section.lines]
-        section.kept = len(section.lines)
-        wanted += section.cost(count)
     shown = _with_heading(sections, room, count)  # without lines so far
     least = sum(section.cost(count) for section in shown)
     share = max(0, room - least) // max(1, len(shown))
@@ -89,6 +99,8 @@ def fitted(sections: Sequence[Section], room: int, count: Count) -> tuple[list[s
         before = spent[id(section)]
         if section.missing() and rest > 0:
             rest -= section.fill(before + rest, count) - before
+    for section in shown:
+        rest = section.lengthen(rest, count)
     hidden = [section for section in sections if not any(one is section for one in shown)]
     for section in hidden:
         section.kept = 0
@@ -97,7 +109,7 @@ def fitted(sections: Sequence[Section], room: int, count: Count) -> tuple[list[s
         named = ", ".join(f"{len(section.lines)} under {section.heading!r}" for section in hidden)
         texts.append(f"Not shown for lack of space: {named}; `search_history` finds them.")
     left_out = {section.kind: section.missing() + section.always for section in sections}
-    return texts, {kind: number for kind, number in left_out.items() if number}, wanted
+    return texts, {kind: number for kind, number in left_out.items() if number}
 
 
 def _with_heading(sections: Sequence[Section], room: int, count: Count) -> list[Section]:
