@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origi
 
 from ..durable import AlreadyDone, Context
 from ..identity import Identity
-from ..journal import AgentState, PlanStep
+from ..journal import AgentState, PlanStep, Resumption
 from ..memory import NewMemory
 from .coherence import Coherence
 
@@ -91,6 +91,13 @@ class Agent(Generic[S]):
 
         After a failed step `state.current` is its key and its `error` the cause; otherwise `state.current` is None. A
         failed step that is not among the new steps is given up. If the plan is kept, the task is retried with it.
+        """
+        return None
+
+    async def on_resume(self, ctx: Context, resumption: Resumption) -> str | None:
+        """Return what to say to the user when the agent resumes after an interruption; None for the default text.
+
+        Called once per resume, before the next step. The text is in the event `resume_notice` and in the conversation.
         """
         return None
 

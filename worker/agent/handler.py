@@ -109,7 +109,7 @@ def _check(kind: object, name: str) -> None:
     for method in ("plan", "act", "finish"):
         if getattr(kind, method) is getattr(Agent, method):
             raise TaskDefinitionError(f"agent {name!r} has no {method}; define 'async def {method}'")
-    for method in ("plan", "act", "finish", "replan", "verify", "remember"):
+    for method in ("plan", "act", "finish", "replan", "verify", "remember", "on_resume"):
         if not inspect.iscoroutinefunction(getattr(kind, method)):
             raise TaskDefinitionError(f"agent {name!r}: {method} must be an 'async def'")
     if kind.snapshot_every < 1 or kind.save_every <= 0:

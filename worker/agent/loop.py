@@ -36,6 +36,7 @@ from .context.tokens import Estimate, message_tokens
 from .incoming import Incoming, Interrupted, OnMessage
 from .live_state import LiveState
 from .planning import planned_steps, without_archived
+from .resume_notice import notify_of_resume
 from .size_limit import park_too_large, resume_after_compaction
 
 __all__ = ["Loop"]
@@ -105,6 +106,7 @@ class Loop(Generic[S]):
             self._run, self._on_message, most_rounds=self._agent.message_rounds, replicated=self._replicated
         )
         self._run.observe(self._incoming)
+        await notify_of_resume(self._agent, self._ctx, self._live)
         watching = in_background(self._incoming.watch(self._notifications))
         async with snapshots(self._live), in_background(monitor.run()), watching:
             await self._plan()

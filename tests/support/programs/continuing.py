@@ -170,7 +170,7 @@ class DyingStore:
 ArtifactStore.save = DyingStore.save_and_die  # type: ignore[method-assign, assignment]
 
 app = App("continuing")
-app.agent(name="continuing", retry=Retry(max_crashes=3, base=0.0))(Continuing)
+app.agent(name="continuing", retry=Retry(max_crashes=3, base=0.0), on_message=None)(Continuing)
 
 
 async def main() -> None:

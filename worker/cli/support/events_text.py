@@ -147,6 +147,7 @@ def _amount(number: Any) -> str:
 
 
 _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
+    "resume_notice": lambda data: _short(data.get("text", ""), 1_000),
     "tool_called": _called,
     "waiting": _waiting,
     "received": _received,

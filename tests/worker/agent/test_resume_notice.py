@@ -1,0 +1,99 @@
+"""A user is notified that an agent resumes after an interruption, in facts of its state or in its own words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
+
+import pytest
+from perdure import Agent, AgentState, App, Context, PlanStep, Settings, TaskHandle, Worker
+from perdure.worker.errors import TaskDefinitionError
+from perdure.worker.journal import Resumption
+
+from tests.support.workers import bounded, history, work_off
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("notices", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
+        yield app
+
+
+class Stopped(Agent[AgentState]):
+    """An agent whose worker is stopped in the second of three steps."""
+
+    running: ClassVar[list[Worker]] = []
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key=key, title=f"do {key}") for key in ("one", "two", "three")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        await ctx.add_message("assistant", f"in {step.key}")
+        if step.key == "two" and self.running:
+            self.running.pop().stop()
+            await ctx.step("first", int, 1)
+            await ctx.step("second", int, 2)
+        return step.key
+
+    async def finish(self, ctx: Context, state: AgentState) -> list[str]:
+        return [message.content for message in state.messages]
+
+
+class Speaking(Stopped):
+    async def on_resume(self, ctx: Context, resumption: Resumption) -> str:
+        worked = await ctx.step("count", len, list(resumption.restored))
+        return f"Sorry, I was away; {worked > 0}"
+
+
+async def interrupted(app: App, kind: type[Stopped]) -> TaskHandle[Any]:
+    """Return an agent that was stopped in its second step and has resumed."""
+    handle = await app.agent(kind, name="stopped").enqueue("## Count\n- all")
+    async with Worker(app) as worker:
+        kind.running.append(worker)
+        await bounded(worker.run())
+    await work_off(app)
+    return handle
+
+
+async def notices(handle: TaskHandle[Any]) -> list[dict[str, Any]]:
+    return [event.data for event in await history(handle) if event.type == "resume_notice"]
+
+
+async def test_the_notice_has_the_facts_of_the_state(app: App) -> None:
+    handle = await interrupted(app, Stopped)
+    assert await bounded(handle.result()) == ["in one", "in two", "in three"]
+    (notice,) = await notices(handle)
+    assert notice["goal"] == "## Count\n- all"
+    assert (notice["after"], notice["done"], notice["steps"], notice["messages"]) == ("hand_off", 1, 3, 2)
+    assert notice["in_doubt"] == ["step `two` was started and has no result"]
+    assert notice["upcoming"] == "step `two` do two"
+    assert notice["stopped"].startswith("20")
+    assert notice["stopped"].endswith("Z")
+    assert notice["text"] == (
+        f"Resumed after a shutdown of its worker at {notice['stopped']}. Goal: \\## Count - all. "
+        "Restored: 1 of 3 steps are done, 2 messages. In doubt: step `two` was started and has no result. "
+        "Next: step `two` do two."
+    )
+
+
+async def test_an_agent_says_it_in_its_own_words_once_per_resume(app: App) -> None:
+    handle = await interrupted(app, Speaking)
+    words = "Sorry, I was away; True"
+    assert await bounded(handle.result()) == ["in one", "in two", words, "in three"]
+    assert [one["text"] for one in await notices(handle)] == [words]
+
+
+async def test_an_agent_without_an_interruption_sends_no_notice(app: App) -> None:
+    handle = await app.agent(Stopped, name="stopped").enqueue("count")
+    await work_off(app)
+    assert len(await bounded(handle.result())) == 3
+    assert await notices(handle) == []
+
+
+def test_on_resume_must_be_async(settings: Settings) -> None:
+    wrong = type("Wrong", (Stopped,), {"on_resume": lambda self, ctx, resumption: asyncio.sleep(0)})
+    with pytest.raises(TaskDefinitionError, match="on_resume must be an 'async def'"):
+        App("bad", settings=settings).agent(wrong, name="wrong")
