@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
@@ -13,6 +14,8 @@ from pydantic import ValidationError
 from ..queues import (
     Moment,
     Producer,
+    Record,
+    Refused,
     State,
     TaskCancelled,
     TaskFailed,
@@ -267,8 +270,10 @@ class TurnHandle:
         """Raise the error of a failed session, unless its dead letter was replayed and will run."""
         producer, reason = self._producer, record.failed or "unknown"
         task_id = record.task_id(record.turn)
-        partition = await find_task(producer.gateway, producer.namespace, task_id)
-        task = None if partition is None else await read_record(producer.gateway, partition, task_id)
+        task: Record | None = None
+        with suppress(Refused):  # a producer's user may not search all queues for a task
+            partition = await find_task(producer.gateway, producer.namespace, task_id)
+            task = None if partition is None else await read_record(producer.gateway, partition, task_id)
         if task is not None and task.state is not State.DEAD:
             return
         if record.turn != self.number:

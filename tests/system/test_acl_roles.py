@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,26 @@ from typing import Any
 import orjson
 import pytest
 import redis
-from perdure import App, Context, Producer, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Context,
+    PlanStep,
+    Producer,
+    Retry,
+    Settings,
+    State,
+    TaskCancelled,
+    TaskFailed,
+    TaskHandle,
+    Worker,
+)
+from perdure.context import Commitment
 from perdure.queues import Gateway, Namespace, Refused
+from perdure.queues.sessions import list_sessions
 from perdure.queues.transport import GatewayTimings
+from perdure.worker.runtime.maintenance import SessionSweeper
 
 from tests.conftest import ON_SERVERS
 from tests.support.acl import documented_rights
@@ -359,3 +377,46 @@ async def test_a_producer_that_runs_or_cancels_tasks_is_refused(users: dict[str,
         with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
             async with Worker(app):
                 pass
+
+
+async def test_each_role_may_do_its_part_in_a_session(users: dict[str, Settings], node: Node) -> None:
+    class Echo(Agent[AgentState]):
+        wake_when_due = True
+
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return []
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
+            raise NotImplementedError
+
+        async def finish(self, ctx: Context, state: AgentState) -> str:
+            if state.goal == "fail":
+                raise ValueError("failed")
+            state.commitments.append(Commitment(what="call", due=datetime.now(UTC) + timedelta(days=1)))
+            return state.goal
+
+    def app_of(role: str) -> App:
+        app = App("roles", settings=users[role])
+        app.agent(Echo, retry=Retry(max_attempts=1))
+        return app
+
+    node.command("ACL", "LOG", "RESET")
+    async with app_of("producer") as sender, app_of("worker") as runner, app_of("operator") as operator:
+        async with running_worker(runner):
+            session = sender.session(Echo, "ada")
+            assert await (await session.send("one")).result(BOUND) == "one"
+            with pytest.raises(TaskFailed):
+                await (await session.send("fail")).result(BOUND)
+            assert await (await session.send("two", skip_failed=True)).result(BOUND) == "two"
+            assert (await session.state()).messages[0].content == "one"
+            assert len([one async for one in session.history()]) == 5
+        sweeper = SessionSweeper(
+            runner.producer.gateway, runner.producer.namespace, ttl=3600.0, worker="w", lock_ttl=1.0
+        )
+        await sweeper.sweep()
+        found, _ = await list_sessions(operator.producer.gateway, operator.producer.namespace, limit=10)
+        assert [one.id for one in found] == ["ada"]
+        assert await operator.session(Echo, "ada").forget()
+    assert {one[2] for one in refused(node)} <= {b"hgetall"}, (
+        "the error of a failed turn, which a producer may not find"
+    )

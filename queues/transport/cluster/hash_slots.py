@@ -15,7 +15,9 @@ __all__ = ["UnknownCommandError", "key_of", "slot_of"]
 
 _KEY_AT: Final = {
     **dict.fromkeys(("GET", "SET", "MGET", "DEL", "UNLINK", "EXISTS", "TYPE", "PTTL", "PEXPIRE", "PERSIST"), 1),
-    **dict.fromkeys(("HGET", "HSET", "HSETNX", "HMGET", "HGETALL", "HKEYS", "HLEN", "HDEL", "HINCRBY", "HEXISTS"), 1),
+    **dict.fromkeys(
+        ("HGET", "HSET", "HSETNX", "HMGET", "HGETALL", "HKEYS", "HLEN", "HDEL", "HINCRBY", "HEXISTS", "HSTRLEN"), 1
+    ),
     "HSCAN": 1,
     **dict.fromkeys(("LPUSH", "RPUSH", "LPOP", "RPOP", "LRANGE", "LLEN", "SADD", "SREM", "SMEMBERS", "SCARD"), 1),
     **dict.fromkeys(

@@ -400,3 +400,29 @@ async def test_a_state_of_a_later_version_fails_the_turn_and_stays(app: App) -> 
     assert await redis_command(app, "HGET", address_of(session).session, "state") == later
     with pytest.raises(BadSnapshot, match="it has version 99"):
         await session.state()
+
+
+async def test_a_turn_that_continues_as_another_task_ends_with_its_result(app: App) -> None:
+    class Router(Assistant):
+        async def act(self, ctx: Context, state: Notes, step: PlanStep) -> int:
+            if state.goal == "again" and not ctx.task_id.endswith(".h1"):
+                await ctx.continue_as(app.agents["router"])
+            if state.goal == "translate":
+                await ctx.continue_as("translate", arguments={"text": "hello"})
+            return await super().act(ctx, state, step)
+
+    app.agent(Router)
+
+    @app.task
+    async def translate(ctx: Context, text: str) -> str:
+        return text.upper()
+
+    session = app.session(Router, "a", user="ada")
+    again, other, last = [await session.send(text) for text in ("again", "translate", "one")]
+    await work_off(app)
+    assert await again.result(5) == "ada (none) said 1 things in 1 messages"
+    await make_due(app, session)  # the function is no agent of the session: a worker finds its result
+    await check_session(app.producer.gateway, address_of(session))
+    assert await other.result(5) == "HELLO"
+    await work_off(app)
+    assert await last.result(5) == "ada (none) said 2 things in 3 messages"
