@@ -12,11 +12,13 @@ from .worker.agent.context import (
     to_anthropic,
     to_openai,
 )
+from .worker.agent.tools import AgentTools
 from .worker.errors import CompactionFailed, ContextError, ContextTooLarge
 from .worker.journal import Commitment, Message, Question, ToolCall
 
 __all__ = [
     "MALFORMED",
+    "AgentTools",
     "Budgets",
     "Commitment",
     "CompactionFailed",

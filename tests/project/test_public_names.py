@@ -70,6 +70,7 @@ NAMES = {
 }
 
 CONTEXT_NAMES = {
+    "AgentTools",
     "MALFORMED",
     "Budgets",
     "Commitment",

@@ -17,6 +17,7 @@
 | `autosave.py` | progress and snapshots while a step runs |
 | `background.py` | a coroutine for the duration of a block |
 | `context/` | the prompt of a model: layers, budgets, compaction, provider formats |
+| `tools/` | tools by which a model reads its steps, log, memories, artifacts and inbox |
 | `coherence/` | checks whether an agent still works on its goal |
 
 The state has two copies. `LiveState.state` is the object that the agent changes; `LiveState.logged_state` is the

@@ -1,0 +1,231 @@
+"""Reads of the tools: bounded text in which foreign text is quoted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from ....queues import InboxMessage, TaskEvent, retry_while_unavailable
+from ....queues.event_log import read_events, read_last_events
+from ...durable import CURRENT_RUN, Context, Run
+from ...errors import ArtifactDamaged, ArtifactMissing
+from ...journal import AgentState, Artifact
+from ...journal.quoting import quoted_block, quoted_line, quoted_name
+from ...log import log_wait
+from .arguments import TOOLS
+
+__all__ = ["Reader", "inbox_text"]
+
+_PAGE: Final = 200
+_MOST_SEARCHED: Final = 2_000
+"""Events that one search reads."""
+
+_MOST_FOUND: Final = 20
+_EXCERPT: Final = 300
+_BINARY: Final = 0.1
+"""Share of undecodable characters from which an artifact is not text."""
+
+
+class Reader:
+    """The tools of a running task."""
+
+    def __init__(self, ctx: Context, state: AgentState, subjects: Collection[str], limit: int) -> None:
+        self._ctx = ctx
+        self._state = state
+        self._subjects = subjects
+        self._limit = limit
+
+    async def recall_step(self, key: str, offset: int) -> str:
+        found = await self._ctx.recall_step(key)
+        if found is None:
+            known = ", ".join(quoted_name(step.key, 60) for step in self._state.plan[-20:])
+            return f"error: your plan has no step {quoted_name(key)}; its latest steps are {known or 'none'}"
+        lines = [f"step {quoted_name(found.key)}: {quoted_line(found.title)} ({found.status})"]
+        if found.error:
+            lines.append(f"error: {quoted_line(found.error, 1_000)}")
+        if found.result is None:
+            return "\n".join([*lines, "It has no result."])
+        text = found.result if isinstance(found.result, str) else json.dumps(found.result, ensure_ascii=False, indent=1)
+        return "\n".join([*lines, *_window("result", text, offset, self._limit, "recall_step")])
+
+    async def search_history(self, query: str, before: str, event: str, offset: int) -> str:
+        run = _run_of(self._ctx)
+        await run.flush()
+        if event:
+            return await self._event(run, event, offset)
+        words = [] if query == "*" else query.casefold().split()
+        found: list[str] = []
+        searched, last, complete = 0, before, False
+        while searched < _MOST_SEARCHED and len(found) < _MOST_FOUND and not complete:
+            page = await _log_page(run, last or None)
+            complete = len(page) < _PAGE
+            for one in page:
+                if one.restarts:  # earlier events no longer count
+                    complete = True
+                    break
+                searched, last = searched + 1, one.id
+                if (line := _matching(one, words)) is not None:
+                    found.append(line)
+                    if len(found) == _MOST_FOUND:
+                        complete = False
+                        break
+        lines = found or ["No event matches."]
+        kept = _fitting(lines, self._limit - 300)
+        if len(kept) < len(lines):
+            last, complete = kept[-1].split()[1], False
+        rest = "the log has no earlier ones" if complete else f"for earlier ones use before {last!r}"
+        return "\n".join([*kept, f"{searched} events were searched; {rest}; event returns one of them in full."])
+
+    async def _event(self, run: Run, event_id: str, offset: int) -> str:
+        time, _, place = event_id.partition("-")
+        former = f"{time}-{int(place) - 1}" if int(place) else f"{max(0, int(time) - 1)}-{2**63}"
+        reading = partial(read_events, run.gateway, run.delivery.partition, run.id, after=former, limit=1)
+        found = [one for one in await _waiting(run, reading) if one.id == event_id]
+        if not found:
+            return f"error: the log of your task has no event {event_id}"
+        return "\n".join(_window(_label(found[0]), _text_of(found[0]), offset, self._limit, "search_history"))
+
+    async def search_memory(self, query: str, limit: int) -> str:
+        found = await self._ctx.memory.search(query, limit=limit, subject=["", *self._subjects])
+        if not found:
+            return "No memory matches."
+        lines = []
+        for one in found:
+            memory = one.memory
+            about = f", about {quoted_name(memory.subject)}" if memory.subject else ""
+            lines.append(f"- {quoted_line(memory.text, 1_000)} ({_origin(memory.source, memory.updated)}{about})")
+            lines += [
+                f"  - {_RELATIONS[other.relation]}: {quoted_line(other.text)} ({_origin(other.source, other.updated)})"
+                for other in one.related
+            ]
+        kept = _fitting(lines, self._limit - 100)
+        left = len(lines) - len(kept)
+        return "\n".join([*kept, *([f"{left} more lines were cut; ask with a smaller limit"] if left else [])])
+
+    async def read_artifact(self, name: str, offset: int, limit: int) -> str:
+        artifacts = [*await self._ctx.artifacts.list(), *self._state.artifacts]
+        found = next((one for one in artifacts if name in (one.name, one.hash)), None)
+        if found is None:
+            names = ", ".join(dict.fromkeys(quoted_name(one.name, 100) for one in artifacts[:20]))
+            return f"error: your task has no artifact {quoted_name(name)}; its artifacts are {names or 'none'}"
+        limit = min(limit, self._limit)
+        try:
+            data = await self._bytes(found, offset, limit)
+        except (ArtifactMissing, ArtifactDamaged):
+            return f"error: the content of artifact {quoted_name(found.name)} is lost or damaged"
+        text = data.decode("utf-8", "replace")
+        if "\0" in text or text.count("\ufffd") > 6 + len(text) * _BINARY:
+            return f"error: artifact {quoted_name(found.name)} is not text ({found.media_type}, {found.size:,} bytes)"
+        first, last = min(offset, found.size), offset + len(data)
+        more = f"; for the rest call read_artifact with offset {last}" if last < found.size else ""
+        head = f"artifact {quoted_name(found.name)}, bytes {first:,} to {last:,} of {found.size:,}{more}"
+        return f"{head}\n{quoted_block(text, 2 * limit)}"
+
+    async def _bytes(self, artifact: Artifact, offset: int, limit: int) -> bytes:
+        """Return a part of an artifact; it is read whole, so that its hash is verified."""
+        found, place = bytearray(), 0
+        async for chunk in self._ctx.artifacts.chunks(artifact):
+            found += chunk[max(0, offset - place) : max(0, offset + limit - place)]
+            place += len(chunk)
+        return bytes(found)
+
+
+_RELATIONS: Final = {"supersedes": "instead of the older", "conflicts": "in conflict with", "same": "also known from"}
+
+
+def inbox_text(messages: Sequence[InboxMessage], limit: int) -> str:
+    """Return messages as text, each with its sender."""
+    if not messages:
+        return "There are no unread messages."
+    share = max(200, limit // len(messages) - 200)
+    parts = []
+    for one in messages:
+        text = one.content if isinstance(one.content, str) else json.dumps(one.content, ensure_ascii=False)
+        cut = "; it is cut, search_history finds the whole message" if len(text) > share else ""
+        parts.append(f"message from {quoted_name(one.sender or 'unknown')}, {_time(one.at / 1000)}{cut}:")
+        parts.append(quoted_block(text, share))
+    return "\n".join(parts)
+
+
+def _run_of(ctx: Context) -> Run:
+    run = CURRENT_RUN.get()
+    if run is None or run.id != ctx.task_id:
+        raise RuntimeError(f"a tool of task {ctx.task_id} was called outside its handler")
+    return run
+
+
+async def _log_page(run: Run, before: str | None) -> list[TaskEvent]:
+    return await _waiting(
+        run, partial(read_last_events, run.gateway, run.delivery.partition, run.id, _PAGE, before=before)
+    )
+
+
+async def _waiting(run: Run, reading: Any) -> list[TaskEvent]:
+    found: list[TaskEvent] = await retry_while_unavailable(
+        reading, on_wait=log_wait(f"log of task {run.id}", run.touch)
+    )
+    return found
+
+
+def _matching(event: TaskEvent, words: Sequence[str]) -> str | None:
+    """Return the line of an event that has all words, around the first of them; None if it has not."""
+    if _is_own(event):
+        return None
+    text = _text_of(event)
+    folded = text.casefold()
+    label = f"{event.type} {event.step or ''}".casefold()
+    if not all(word in folded or word in label for word in words):
+        return None
+    at = max(0, min((folded.find(word) for word in words if word in folded), default=0) - _EXCERPT // 3)
+    return f"{_label(event)}: {quoted_line(('...' if at else '') + text[at:], _EXCERPT)}"
+
+
+def _is_own(event: TaskEvent) -> bool:
+    """Whether the event is a result of these tools, which would be found by its own query."""
+    data = event.data if isinstance(event.data, dict) else {}
+    message = data.get("message")
+    return data.get("tool") in TOOLS or (isinstance(message, dict) and message.get("name") in TOOLS)
+
+
+def _text_of(event: TaskEvent) -> str:
+    data = event.data
+    if event.type == "message_added" and isinstance(data, dict) and isinstance(data.get("message"), dict):
+        data = {name: data["message"].get(name) for name in ("role", "content")}
+    return "" if data is None else json.dumps(data, ensure_ascii=False)
+
+
+def _label(event: TaskEvent) -> str:
+    step = f" in step {quoted_name(event.step)}" if event.step else ""
+    return f"event {event.id} {quoted_line(event.type, 100)}{step}, {_time(event.at / 1000)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _origin(source: str, updated: float) -> str:
+    return f"{'source ' + quoted_name(source) if source else 'no source'}, {_time(updated)}"
+
+
+def _window(label: str, text: str, offset: int, limit: int, tool: str) -> list[str]:
+    """Return a part of a text as a block, with a note of what is missing."""
+    part = text[offset : offset + limit]
+    whole = len(part) == len(text)
+    end = offset + len(part)
+    more = f"; for the rest call {tool} with offset {end}" if end < len(text) else ""
+    where = "" if whole else f" (characters {min(offset, len(text)):,} to {end:,} of {len(text):,}{more})"
+    return [f"{label}{where}:", quoted_block(part, limit)]
+
+
+def _fitting(lines: Sequence[str], limit: int) -> list[str]:
+    kept: list[str] = []
+    size = 0
+    for line in lines:
+        size += len(line) + 1
+        if size > limit:
+            break
+        kept.append(line)
+    return kept
