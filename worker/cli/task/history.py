@@ -24,13 +24,14 @@ from ...journal import (
     fitted,
     fitted_text,
     handoff_of,
+    read_archived_step,
     state_at,
 )
 from ...journal import fork as fork_task
 from ...journal.handoff import RECEIVED, Why, burial_notes
 from ...journal.handoff.calls import call_text
 from ..support.connection import connected, find_handle
-from ..support.errors import Misuse
+from ..support.errors import Failed, Misuse
 from ..support.options import TaskId, read_object, read_task_id
 from ..support.output import AsJson, note, print_data, print_fields, print_json, print_text
 
@@ -47,6 +48,10 @@ async def state(
     ] = None,
     difference: Annotated[
         tuple[int, int] | None, typer.Option("--diff", metavar="N M", help="Show the changes from event N to event M.")
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option("--step", metavar="KEY", help="Show one step of the plan with its result, also an archived one."),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare the stored snapshot with the state computed from the log.")
@@ -66,13 +71,15 @@ async def state(
 
     Example: perdure task state 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --diff 12 40
     """
-    if (at is not None) + (difference is not None) + check > 1:
-        raise Misuse("give only one of --at, --diff and --check")
+    if (at is not None) + (difference is not None) + (step is not None) + check > 1:
+        raise Misuse("give only one of --at, --diff, --step and --check")
     if check and skip_unreadable:
         raise Misuse("--check needs all events: omit --skip-unreadable")
     handle = await find_handle(producer, task_id)
     if check:
         await _check(handle, producer, json=json)
+    elif step is not None:
+        await _print_step(handle, producer, step, json=json)
     elif difference is not None:
         await _compare(handle, producer, *difference, lenient=skip_unreadable, json=json)
     else:
@@ -93,6 +100,24 @@ async def _check(handle: TaskHandle[Any], producer: Producer, *, json: bool) -> 
         note(f"task {handle.id}: the snapshot at event {stored.number} equals the state computed from the log")
     if json:
         print_json({"id": handle.id, "sound": True, "snapshot": None if stored is None else stored.number})
+
+
+async def _print_step(handle: TaskHandle[Any], producer: Producer, key: str, *, json: bool) -> None:
+    """Print a step from the archive, or else from the latest state."""
+    found = await read_archived_step(producer.gateway, handle.partition, handle.id, key)
+    archived = found is not None
+    if found is None:
+        latest = (await state_at(producer.gateway, handle.partition, handle.id)).state
+        planned = next((one for one in latest["plan"] if one["key"] == key), None)
+        if planned is None:
+            raise Failed(f"task {handle.id} has no step {key!r}")
+        found = {"step": planned} | ({"result": latest["results"][key]} if key in latest["results"] else {})
+    if json:
+        print_json({"id": handle.id, "archived": archived, **found})
+        return
+    shown = {name: found["step"].get(name) for name in ("key", "title", "status", "attempts", "error")}
+    fields = {name: None if value is None else str(value) for name, value in shown.items()}
+    print_fields(fields | {"result": _shown(found["result"]) if "result" in found else None})
 
 
 async def _compare(

@@ -68,5 +68,12 @@ def test_a_full_agent_is_compacted_and_resumes(work: Any) -> None:
     assert "the task is due now" in done.err
     work(State.SUCCEEDED)
     assert call("task", "result", task_id).out.strip() == "2"
+    archived = json.loads(call("task", "state", task_id, "--step", "small", "--json").out)
+    assert (archived["archived"], archived["step"]["status"], archived["result"]) == (True, "done", "x" * 10)
+    live = call("task", "state", task_id, "--step", "more").out
+    assert "done" in live
+    assert "xxx" in live
+    unknown = call("task", "state", task_id, "--step", "less")
+    assert (unknown.code, "has no step 'less'" in unknown.err) == (1, True)
     again = call("task", "compact", task_id)
     assert (again.code, "while it is succeeded" in again.err) == (1, True)

@@ -1,0 +1,157 @@
+"""Long lives: what a step, the state and a resume cost an agent that has taken 100, 1,000 and 10,000 steps."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from perdure import Agent, AgentState, App, Context, PlanStep, Settings, Snooze, Worker
+from perdure.queues import TaskHandle
+
+pytestmark = [pytest.mark.evaluation, pytest.mark.integration]
+
+AT = (100, 1_000, 10_000)
+"""Steps after which the cost is measured."""
+
+WINDOW = 20
+"""Steps over which it is averaged: two archivings, and more than one snapshot."""
+
+MOST = 1.2
+"""Largest ratio of a cost at 10,000 steps to the same cost at 100, of a resume at 1,000."""
+
+
+def fetch(page: int) -> str:
+    return "y" * 100
+
+
+@dataclass
+class Reading:
+    """Counters at one moment. sent: bytes that Redis has received."""
+
+    calls: int
+    cpu: float
+    sent: int
+
+
+class Meter:
+    """Reads what was counted. Calls of Python functions and of C functions are counted within a window only."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = redis.Redis.from_url(settings.redis_url, protocol=2)
+        self._calls = 0
+
+    def _count(self, _frame: object, event: str, _argument: object) -> None:
+        if event in ("call", "c_call"):
+            self._calls += 1
+
+    def read(self, *, counting: bool) -> Reading:
+        """Return the counters, and count calls from now on, or no longer."""
+        sys.setprofile(None)
+        reading = Reading(self._calls, time.process_time(), int(self._stats()["total_net_input_bytes"]))
+        if counting:
+            sys.setprofile(self._count)
+        return reading
+
+    def received(self) -> int:
+        """Return the bytes that Redis has sent."""
+        return int(self._stats()["total_net_output_bytes"])
+
+    def _stats(self) -> dict[str, Any]:
+        return self._client.info("stats")
+
+
+class Traveller(AgentState):
+    taken: int = 0
+
+
+class Walk(Agent[Traveller]):
+    """An agent that plans five steps at a time, has an inner step and two messages in each, and never ends early."""
+
+    keep_messages: ClassVar[int | None] = 200
+    meter: ClassVar[Meter]
+    began: ClassVar[int] = 0
+    readings: ClassVar[dict[int, Reading]] = {}
+    sizes: ClassVar[dict[int, int]] = {}
+    resumed: ClassVar[dict[int, int]] = {}
+    snoozed: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        type(self).began = self.meter.received()
+
+    def following(self, state: Traveller) -> list[PlanStep]:
+        first = state.taken
+        return [
+            PlanStep(key=f"s{n}", title=f"read page {n}") for n in range(first, min(first + 5, AT[-1] + 3 * WINDOW))
+        ]
+
+    async def plan(self, ctx: Context, state: Traveller) -> list[PlanStep]:
+        return self.following(state)
+
+    async def replan(self, ctx: Context, state: Traveller) -> list[PlanStep] | None:
+        return self.following(state) if state.plan[-1].status == "done" else None
+
+    async def act(self, ctx: Context, state: Traveller, step: PlanStep) -> dict[str, Any]:
+        number = int(step.key[1:])
+        for at in AT:
+            if number in (at, at + WINDOW - 1) and number not in self.readings:
+                self.readings[number] = self.meter.read(counting=number == at)
+                self.sizes[number] = len(state.model_dump_json())
+        if number - 2 * WINDOW in AT and number not in self.snoozed:
+            self.snoozed.add(number)
+            raise Snooze(0)
+        if number in self.snoozed:
+            self.resumed[number] = self.meter.received() - self.began
+        await ctx.add_message("assistant", f"reading page {number}")
+        await ctx.step("fetch", fetch, number)
+        await ctx.add_message("user", "continue with the next one")
+        state.taken += 1
+        return {"page": number, "found": "x" * 200}
+
+    async def finish(self, ctx: Context, state: Traveller) -> dict[str, Any]:
+        first = await ctx.recall_step("s0")
+        assert first is not None and first.archived
+        return {"taken": state.taken, "archived": state.archive.steps, "first": first.result["page"]}
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("walks", settings=settings.model_copy(update={"lease": 60.0})) as app:
+        yield app
+
+
+async def test_a_step_costs_the_same_after_10_000_steps(
+    app: App, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Walk.meter = Meter(settings)
+    handle: TaskHandle[Any] = await app.agent(name="walk")(Walk).enqueue("walk on")
+    try:
+        async with Worker(app) as worker:
+            await worker.run(burst=True)
+    finally:
+        sys.setprofile(None)
+    result = await handle.result(60)
+    assert (result["taken"], result["first"]) == (AT[-1] + 3 * WINDOW, 0)
+    costs = {at: _cost(at) for at in AT}
+    with capsys.disabled():
+        print("\n  steps   state bytes   calls/step   bytes to Redis/step   CPU ms/step   bytes read at a resume")
+        for at, cost in costs.items():
+            print(f"{at:7,} {Walk.sizes[at]:13,} {cost[0]:12,.0f} {cost[1]:21,.0f} {cost[2]:13.2f} {cost[3]:24,}")
+    first, last = costs[AT[0]], costs[AT[-1]]
+    assert Walk.sizes[AT[-1]] <= MOST * Walk.sizes[AT[0]]
+    assert last[0] <= MOST * first[0], "calls per step"
+    assert last[1] <= MOST * first[1], "bytes sent to Redis per step"
+    # After 100 steps one page has the whole checkpoint, and the worker reads it before the agent exists.
+    assert last[3] <= MOST * costs[AT[1]][3], "bytes read at a resume"
+
+
+def _cost(at: int) -> tuple[float, float, float, int]:
+    """Return calls, bytes and milliseconds of CPU per step, and the bytes that a resume read."""
+    start, end = Walk.readings[at], Walk.readings[at + WINDOW - 1]
+    steps = WINDOW - 1
+    calls, sent, cpu = end.calls - start.calls, end.sent - start.sent, end.cpu - start.cpu
+    return calls / steps, sent / steps, 1000 * cpu / steps, Walk.resumed[at + 2 * WINDOW]
