@@ -4,8 +4,8 @@
     python examples/chat.py ada            # type a line, read the answer; the same session when it is started again
 
 The conversation survives workers and clients: what was said is recorded, and a message that arrives while no worker
-runs is answered by the next one. The model is a function here. `app.session(...)`, which starts sessions by itself and
-keeps them for longer, is not part of this version.
+runs is answered by the next one. The model is a function here. An agent needs no such task: `app.session(...)` keeps
+its conversation for as long as it is wanted, see docs/how-to/sessions.md.
 """
 
 from __future__ import annotations
