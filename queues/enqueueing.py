@@ -311,7 +311,7 @@ class BatchEnqueuer:
             answers = await self._gateway.run_replicated(script, keys, args, partition.mark)
         except NotReplicated as error:
             answers = error.reply
-            each = answers if isinstance(answers, list) else [-1 if answers is None else answers]
+            each: list[Any] = answers if isinstance(answers, list) else [-1 if answers is None else answers]
             # A closed partition has stored nothing; the router finds another one for these tasks.
             stored = [message.id for message, answer in zip(messages, each, strict=True) if answer >= 0]
             if stored:

@@ -206,13 +206,12 @@ async def write_entries(
     for entry in entries:
         args += entry
     if replicated:
-        answer = await gateway.run_replicated(_WRITE, keys, args, partition.mark)
+        answer: Any = await gateway.run_replicated(_WRITE, keys, args, partition.mark)
     else:
         answer = await gateway.run(_WRITE, keys, args)
-    if type(answer) is int:
+    if isinstance(answer, int):
         check_accepted(answer, task_id, f"record of {', '.join(entry.step for entry in entries)}")
-    stored, mail = answer
-    return Written(stored == 2, mail)
+    return Written(answer[0] == 2, answer[1])
 
 
 async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:

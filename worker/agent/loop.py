@@ -75,7 +75,7 @@ class Loop(Generic[S]):
         self._live = live
         self._run = live.run
         self._notifications = notifications
-        self._on_message = on_message
+        self._on_message: OnMessage = on_message
         self._replicated = replicated
         self._replans = type(agent).replan is not Agent.replan
         self._interrupted = False
@@ -363,14 +363,15 @@ class Loop(Generic[S]):
         Raises `StateTooLarge`, `StateUnstorable`, `LeaseLost`.
         """
         run, live = self._run, self._live
-        files = await run.workspace.find_change() if run.workspace is not None else None
+        workspace = run.workspace
+        files = await workspace.find_change() if workspace is not None else None
         parts = self._parts(key)
         event_entries = live.checkpoint(event)
         if not isinstance(event, Finished):
             event_entries += live.archive_due()
         dropped = forget_steps([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
         run.keys.restart(f"{key}/")  # a long run forgets the names of the steps inside
-        saved = () if files is None else run.workspace.entries(files, key)
+        saved = [] if workspace is None else workspace.entries(files, key)
         snapshot = live.snapshot(more=len(parts))
         await run.recorder.put(
             *event_entries, *saved, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated

@@ -70,8 +70,9 @@ async def compact_state(
         DecryptionError, PayloadTooLarge
     """
     position = await read_position(gateway, partition, task_id)
-    if position.state not in (State.SCHEDULED, State.DEAD):
-        raise StateBusy(task_id, None if position.state is None else position.state.value)
+    state = position.state
+    if state is None or state not in (State.SCHEDULED, State.DEAD):
+        raise StateBusy(task_id, None if state is None else state.value)
     past = await state_at(gateway, partition, task_id)
     if past.agent is None:
         raise BadHistory(task_id, f"task {task_id} has no state to compact: it is not an agent")
@@ -108,7 +109,7 @@ async def compact_state(
     )
     if woken is None:
         raise StateBusy(task_id, "changing")
-    return Compaction(_sizes(before), _sizes(after), len(records), messages, position.state, woken)
+    return Compaction(_sizes(before), _sizes(after), len(records), messages, state, woken)
 
 
 def _sizes(state: dict[str, Any]) -> dict[str, int]:

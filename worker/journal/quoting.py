@@ -23,7 +23,7 @@ _START: Final = re.compile(
     r"""
     \#                                             # a heading
     | [-+*](?=\s|$) | \d{1,9}[.)](?=\s|$)          # a list item
-    | ([-*_])\s*(?:\1\s*){2,}$ | =+$               # a thematic break, the underline of a heading
+    | ([-*_])\s{0,99}(?:\1\s{0,99}){2,999}$ | =+$  # a thematic break, the underline of a heading
     | ~{3} | > | \|                                # a fence, a quotation, a table
     | \[(?:[A-Za-z\s^]|\d+\s[a-z]|[^\]]*\]:)       # a marker such as "[message from", the definition of a link
     | !?(?:system|developer|user|human|assistant|model|tool|function|ai)\s*[:\uff1a]

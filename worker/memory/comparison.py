@@ -90,12 +90,12 @@ _PREDICATES: Final = word_set(
 )
 
 _TOKEN: Final = re.compile(
-    r"(?P<date>\d{4}-\d{1,2}(?:-\d{1,2})?(?:T[\d:.]+Z?)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d{2}(?::\d{2})?)"
-    r"|(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.\d+|\d+))(?!\w)"
-    r"|(?P<word>[@#]?\w+(?:[-'./@:_#+]+\w+)*[+#]*)"
+    r"(?P<date>\d{4}-\d{1,2}(?:-\d{1,2})?(?:T[\d:.]{1,30}Z?)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d{2}(?::\d{2})?)"
+    r"|(?P<number>[-+]?(?:\d{1,3}(?:,\d{3}){1,9}(?:\.\d{1,40})?|\d{0,40}\.\d{1,40}|\d{1,40}))(?!\w)"
+    r"|(?P<word>[@#]?\w{1,200}(?:[-'./@:#+]{1,9}\w{1,200}){0,50}[+#]{0,9})"
     r"|(?P<sign>[%€$£=:])"
 )
-_GLUED: Final = re.compile(r"(\d+(?:[.,]\d+)*)([a-zµ]{1,4})")
+_GLUED: Final = re.compile(r"(\d{1,40}(?:[.,]\d{1,40}){0,9})([a-zµ]{1,4})")
 _SENTENCE_START: Final = re.compile(r"(?:^|[.!?:\n\"“(])\s*$")
 _IDENTIFIER: Final = re.compile(r"[a-z][A-Z]|[A-Z]{2}|[\d_@#/]|\w[.:+]\w|[+#]$")
 """Part of a word that makes it a name: capitals inside, digits, a path, an address."""

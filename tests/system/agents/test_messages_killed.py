@@ -24,7 +24,7 @@ async def test_messages_sent_to_a_dead_agent_are_in_the_next_prompt_once_and_in_
     short = settings.model_copy(update={"lease": 0.5})
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         handle = await producer.enqueue("listening", {"goal": "listen"}, task_id="l", queue="listening")
-        with worker_processes(short, tmp_path, PROGRAMS / "listening.py") as workers:
+        with worker_processes(short, tmp_path, PROGRAMS / "agents" / "listening.py") as workers:
             first = workers.start()
             await workers.line("asked")
             first.kill()

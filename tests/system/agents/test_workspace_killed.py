@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 @pytest.fixture
 def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     environment = {"PERDURE_ARTIFACTS": str(tmp_path / "store"), "PERDURE_WORKSPACES": str(tmp_path / "running")}
-    with worker_processes(settings, tmp_path, PROGRAMS / "workspaces.py", environment) as workers:
+    with worker_processes(settings, tmp_path, PROGRAMS / "agents" / "workspaces.py", environment) as workers:
         yield workers
 
 

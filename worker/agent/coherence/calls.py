@@ -22,13 +22,13 @@ _SHOWN: Final = 120
 _SPACE: Final = re.compile(r"\s+")
 _NUMBERED: Final = re.compile(
     r"""
-    ^[(\[]?\d{1,4}[.):\]]\s+                                                            # "1. ", "(2) "
-    | \b(?:step|attempt|try|retry|round|iteration|turn|item|number|no\.|nr\.)\s*\#?\d{1,4}(?:\s*(?:of|/)\s*\d{1,4})?
-    | \s*(?:\#\d{1,4}|\(\d{1,4}\)|\[\d{1,4}\])$                                         # " #3", " (2)"
+    ^[(\[]?\d{1,4}[.):\]]\s                                                             # "1. ", "(2) "
+    | \b(?:step|attempt|try|retry|round|iteration|turn|item|number|no\.|nr\.)\s?\#?\d{1,4}(?:\s?(?:of|/)\s?\d{1,4})?
+    | \s?(?:\#\d{1,4}|\(\d{1,4}\)|\[\d{1,4}\])$                                         # " #3", " (2)"
     """,
     re.VERBOSE,
 )
-"""Numbers that count how often something is said or called. Other numbers are part of what is meant."""
+"""Numbers that count how often something is said or called. The text has single spaces; other numbers belong to it."""
 
 LONGEST_LOOP: Final = 5
 """Calls of the longest loop that is recognised."""

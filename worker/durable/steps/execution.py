@@ -118,10 +118,11 @@ async def _perform(
         if len(record) > run.payload_limit:
             reference = await store_step_result(run, key, data, value, len(record))
             record = StepRecord.encode_call(reference, digest, shown)
-        files = await run.workspace.find_change() if run.workspace is not None else None
+        workspace = run.workspace
+        files = None if workspace is None else await workspace.find_change()
         entries = _entries(run, step, record, data, tool)
-        if files is not None:
-            entries = (*entries, *run.workspace.entries(files, step.key))
+        if workspace is not None:
+            entries = (*entries, *workspace.entries(files, step.key))
         if outer is not None:  # for the next try of the outer step
             run.history.done[key] = entries[0].value
         stored = options.durability != "async"

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 from ..context import Context, TaskInfo
 from ..step_caller import StepCaller
 from ..steps.options import check_name
-from .parts import Blocking, SyncArtifacts, SyncMemory, SyncResumeInfo, SyncWorkspace, blocking
+from .parts import Blocking, SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace, blocking
 from .session import call_in_loop, current_session
 
 __all__ = ["SyncContext", "SyncStepCaller"]
@@ -94,6 +94,10 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     def workspace(self) -> SyncWorkspace:
         """A folder whose files are saved with each step and restored with the task; see docs/how-to/workspaces.md."""
         return SyncWorkspace(self._wrapped.workspace)
+
+    def shared_workspace(self, name: str) -> SyncSharedWorkspace:
+        """Return files that several tasks change, with compare-and-set; see docs/how-to/workspaces.md."""
+        return SyncSharedWorkspace(self._wrapped.shared_workspace(name))
 
     def resume_info(self) -> SyncResumeInfo:
         """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""

@@ -10,12 +10,21 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from ...journal import Event
 from ...journal.handoff import Handoff
 from ..resume_info import Part, ResumeInfo
+from ..shared_workspace import SharedWorkspace
 from ..task_artifacts import Artifacts
 from ..task_memory import TaskMemory
 from ..task_workspace import Workspace
 from .session import call_in_loop
 
-__all__ = ["Blocking", "SyncArtifacts", "SyncMemory", "SyncResumeInfo", "SyncWorkspace", "blocking"]
+__all__ = [
+    "Blocking",
+    "SyncArtifacts",
+    "SyncMemory",
+    "SyncResumeInfo",
+    "SyncSharedWorkspace",
+    "SyncWorkspace",
+    "blocking",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -64,6 +73,20 @@ class SyncWorkspace(Blocking[Workspace]):
         return self._wrapped.path
 
     save = blocking(Workspace.save)
+
+
+class SyncSharedWorkspace(Blocking[SharedWorkspace]):
+    """Files that several tasks change; see `SharedWorkspace`."""
+
+    @property
+    def name(self) -> str:
+        return self._wrapped.name
+
+    write = blocking(SharedWorkspace.write)
+    remove = blocking(SharedWorkspace.remove)
+    find = blocking(SharedWorkspace.find)
+    read = blocking(SharedWorkspace.read)
+    list = blocking(SharedWorkspace.list)
 
 
 class SyncArtifacts(Blocking[Artifacts]):
