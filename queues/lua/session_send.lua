@@ -19,9 +19,9 @@ end
 if known[5] and ARGV[5] ~= tostring(turn) then
   return {'failed', tostring(turn), known[5], born}
 end
-local most = tonumber(ARGV[4])
-if sent - ended >= most then
-  return {'full', tostring(sent - ended)}
+local waiting = sent - (known[5] and turn or ended)
+if waiting >= tonumber(ARGV[4]) then
+  return {'full', tostring(waiting)}
 end
 sent = sent + 1
 redis.call('HSET', KEYS[1], 'm:' .. sent, now .. ' ' .. ARGV[3], 'id:' .. ARGV[2], sent, 'n:' .. sent, ARGV[2],

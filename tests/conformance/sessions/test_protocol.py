@@ -174,6 +174,26 @@ async def test_a_session_takes_a_bounded_number_of_messages(
     await drain(gateway, producer, partition, turns)
 
 
+async def test_a_failed_turn_of_a_full_session_is_passed_over(
+    gateway: Gateway,
+    namespace: Namespace,
+    producer: Producer,
+    partition: Partition,
+    address: SessionAddress,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns_module, "MOST_WAITING", 3)
+    turns = [await send(gateway, namespace, f"m{n}") for n in range(3)]
+    assert await end_turn(gateway, address, turns[0], SessionTurnEnd("failed", b"error"))
+    turns.append(await send(gateway, namespace, "m3", skip_failed=True))
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert (record.status, record.ended, record.turn, record.sent) == ("running", 1, 2, 4)
+    with pytest.raises(SessionFull):
+        await send(gateway, namespace, "m4")
+    await drain(gateway, producer, partition, turns)
+
+
 async def test_a_session_of_the_same_name_is_another_one_after_it_was_forgotten(
     gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
 ) -> None:
