@@ -35,5 +35,5 @@ redis.call('HSET', KEYS[1], field, fresh .. ' ' .. ARGV[3] .. ' ' .. ARGV[7], 'l
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('ZADD', KEYS[2], string.format('%.0f', now + tonumber(ARGV[5])), ARGV[6])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-redis.call('PEXPIRE', KEYS[2], ARGV[5])
+redis.call('PEXPIRE', KEYS[2], redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2] - now)
 return {'stored', fresh}

@@ -83,3 +83,15 @@ async def test_a_workspace_expires_after_its_last_change(
     month = 30 * 86_400 * 1000
     for key in (namespace.workspace("team"), namespace.workspaces):
         assert month - 60_000 < await gateway.command("PTTL", key) <= month
+
+
+async def test_a_writer_with_a_shorter_retention_does_not_unlink_another_workspace(
+    gateway: Gateway, namespace: Namespace, tmp_path: Path
+) -> None:
+    """The index must last as long as the workspace that lasts longest, or the collector deletes that one's files."""
+    kept, brief = (Settings(namespace=namespace.name, artifacts=str(tmp_path), workspace_ttl=ttl) for ttl in (900, 60))
+    written = await SharedWorkspace(gateway, kept, "kept").write("a.md", "one")
+    await SharedWorkspace(gateway, brief, "brief").write("b.md", "two")
+    left = int(await gateway.command("PTTL", namespace.workspaces))
+    assert left > 800_000
+    assert written.hash in [digest async for digest in shared_hashes(gateway, namespace)]
