@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...queues import Entry, Gateway, Kind, Namespace, checkpoint_fields_of_all, retry_while_unavailable
 from ..artifacts import ArtifactStore
-from ..errors import ArtifactError, WorkspaceError
+from ..errors import ArtifactError, StoreUnavailable, WorkspaceError
 from ..journal.agent_events import WorkspaceSaved
 from ..log import log_wait, logger
 from ..settings import Settings
@@ -139,7 +139,7 @@ class Workspace:
                 try:
                     stored = await store.save(self._file(path), self.path / path, self._run.touch)
                 except ArtifactError as error:
-                    if isinstance(error.__cause__, FileNotFoundError):
+                    if isinstance(error.__cause__, FileNotFoundError) and not isinstance(error, StoreUnavailable):
                         return  # removed since the scan
                     raise
                 saved[path] = SavedFile(stored.hash, stored.size, scan.signatures[path][1])

@@ -51,6 +51,9 @@ Point = int | str | None
 _ARTIFACTS: Final = "#artifact:"
 """Prefix of the checkpoint keys of artifact links."""
 
+_WORKSPACE: Final = "#workspace"
+"""Checkpoint key of the files of the workspace."""
+
 _FINISH: Final = "#finish"
 
 _REPLAN: Final = "#replan"
@@ -120,6 +123,8 @@ async def fork(
     saved = _links(known, await checkpoint_fields(gateway, partition, task_id, _ARTIFACTS))
     if done:
         saved |= await checkpoint_fields(gateway, partition, task_id, VERSION)
+    if known.same_files:
+        saved |= await checkpoint_fields(gateway, partition, task_id, _WORKSPACE)
     other: dict[str, bytes] = {}
     if known.agent is not None:
         blobs: dict[str, bytes] = {}
@@ -158,6 +163,7 @@ class _SourceAt:
         read: Numbers of the inbox messages that had been read.
         forked: See `Records`.
         archived_later: Keys of steps that left the state after the point.
+        same_files: Whether no files of the workspace were saved after the point.
     """
 
     state: State
@@ -170,6 +176,7 @@ class _SourceAt:
     read: frozenset[int]
     forked: bool
     archived_later: frozenset[str]
+    same_files: bool
 
     def has(self, key: str, value: bytes) -> bool:
         """Return whether a step record existed at this point. An agent's result does not count: the fork continues."""
@@ -188,11 +195,13 @@ class _SourceAt:
 async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Point, *, lenient: bool) -> _SourceAt:
     past, records = PastState(task_id, lenient), Records()
     cut = 0 if at == 0 else None
-    position = 0
+    position = files_saved = 0
     later: set[str] = set()
     async for event in walk_events(producer.gateway, partition, task_id):
         position += 1
         records.add(event, position)
+        if event.type == "workspace_saved":  # in the act that recorded its step, after the event of that
+            files_saved = records.written.get(event.step or "", position)
         if cut is not None and event.type == "archived" and isinstance(event.data, dict):
             later.update(event.data.get("steps", ()))
         if cut is None:
@@ -214,6 +223,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         frozenset(number for number, when in records.messages.items() if when <= point),
         records.forked,
         frozenset(later),
+        files_saved <= point,
     )
 
 

@@ -97,7 +97,8 @@ class Scanner:
         return FolderScan(known, changed, skipped, signatures)
 
     def saved(self, scan: FolderScan, files: Mapping[str, SavedFile]) -> None:
-        """Remember that the changed files of a scan are saved."""
+        """Remember that the files of a scan are saved: no others, since their bytes may be collected meanwhile."""
+        self._saved = {path: self._saved[path] for path in scan.known}
         for path, file in files.items():
             signature, _ = scan.signatures[path]
             if signature is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import anyio
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
 from perdure.worker.artifacts import orphans
+from perdure.worker.artifacts.backend import INCOMING, Upload
+from perdure.worker.artifacts.local import LocalBackend
 from perdure.worker.durable import artifact_store, workspace_hashes
+from perdure.worker.journal.forks import fork
 
 from tests.support.workers import bounded, history, letter, work_off
 
@@ -236,3 +240,83 @@ async def test_the_collector_keeps_the_files_of_workspaces(app: App) -> None:
     assert len(linked) == 2, "the manifest and one file"
     assert left == everything - linked
     assert len(left) == 2, "the former manifest and the former file"
+
+
+async def test_a_file_is_not_left_out_when_the_store_fails(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store whose own file is missing is not a file of the workspace that was removed."""
+    keep = LocalBackend.upload
+    failed: list[bool] = []
+
+    def upload(self: LocalBackend) -> Upload:
+        made = keep(self)
+        if not failed:
+            failed.append(True)
+            for path in (self._root / INCOMING).iterdir():
+                path.unlink()
+        return made
+
+    monkeypatch.setattr(LocalBackend, "upload", upload)
+    contents: list[dict[str, str]] = []
+
+    @app.task(retry=Retry(max_attempts=3, base=0.0))
+    async def write(ctx: Context) -> None:
+        folder = ctx.workspace.path
+        await ctx.step("write", lambda: (folder / "a.txt").write_text("a"))
+        contents.append(found(folder))
+        if len(contents) == 1:
+            raise Crash
+
+    async with app:
+        handle = await write.enqueue()
+        await work_off(app)
+        await bounded(handle.result())
+    assert contents == [{"a.txt": "a"}, {"a.txt": "a"}]
+
+
+async def test_a_file_that_comes_back_is_saved_again(app: App, tmp_path: Path) -> None:
+    """While a file was away, the collector may have removed its bytes."""
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def build(ctx: Context) -> str:
+        folder = ctx.workspace.path
+        if ctx.attempt == 2:
+            return (folder / "out" / "a.txt").read_text()
+        (folder / "out").mkdir()
+        (folder / "out" / "a.txt").write_text("a")
+        await anyio.sleep(0.15)  # until its times tell a later change
+        await ctx.step("first", lambda: None)
+        (folder / "out").rename(tmp_path / "away")
+        await ctx.step("second", lambda: None)
+        store = await artifact_store(app.producer.gateway, app.settings)
+        links = partial(workspace_hashes, app.producer.gateway, app.producer.namespace, store)
+        for one in [orphan async for orphan in orphans(store, links, grace=-1)]:
+            assert await store.remove(one.hash, -1)
+        (tmp_path / "away").rename(folder / "out")
+        await ctx.step("third", lambda: None)
+        raise Crash
+
+    async with app:
+        handle = await build.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == "a"
+
+
+async def test_a_fork_has_the_files_of_its_recorded_steps(app: App) -> None:
+    @app.task
+    async def build(ctx: Context) -> str:
+        folder = ctx.workspace.path
+        await ctx.step("write", lambda: (folder / "a.txt").write_text("a"))
+        await ctx.step("look", lambda: None)
+        return "a.txt" if (folder / "a.txt").exists() else "no file"
+
+    async with app:
+        handle = await build.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == "a.txt"
+        whole, later, before = [await fork(app.producer, handle.id, at=at) for at in (None, "write", 0)]
+        assert (whole.steps, later.steps, before.steps) == (2, 1, 0)
+        await work_off(app)
+        for forked in (whole, later, before):
+            assert await bounded(forked.handle.result()) == "a.txt"

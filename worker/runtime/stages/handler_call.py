@@ -55,7 +55,7 @@ class HandlerCall:
         result: bytes | None = None
         try:
             with run:
-                if run.history.entries:
+                if run.history.saved or run.history.pages is not None:
                     await restore_workspace(run)
                 if self._around_run is None:
                     value = await task.handler(ctx, **execution.arguments)
