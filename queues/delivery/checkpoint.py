@@ -211,7 +211,8 @@ async def write_entries(
         answer = await gateway.run(_WRITE, keys, args)
     if isinstance(answer, int):
         check_accepted(answer, task_id, f"record of {', '.join(entry.step for entry in entries)}")
-    return Written(answer[0] == 2, answer[1])
+    written: Any = answer  # which `check_accepted` has not refused
+    return Written(written[0] == 2, written[1])
 
 
 async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:
