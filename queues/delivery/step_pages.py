@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 from ..errors import Unavailable, UnreadableCheckpoint
@@ -28,6 +29,10 @@ _PAGE_BYTES: Final = 1 << 20
 """Size of a page that is aimed at, by the size of the records so far."""
 
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
+
+_MARK: Final = MARK[0]
+_FIRST: Final = itemgetter(0)
+"""First byte of a value, which shows whether it is encrypted."""
 
 
 class StepPages:
@@ -147,14 +152,14 @@ class StepPages:
         missing: list[str] = []
         records, cipher = self._records, self.cipher
         plain = cipher is None or cipher.accepts_plain
-        for name, value in zip(names, values, strict=True):
-            if value is None:
-                missing.append(name)
-            elif name not in records:
-                if cipher is None or (plain and value[:1] != MARK):  # as most, without a call
-                    records[name] = value
-                else:
-                    records[name] = cipher.decrypt(f"d:{name}", value)
+        if plain and None not in values and _MARK not in map(_FIRST, values) and records.keys().isdisjoint(names):
+            records.update(zip(names, values, strict=True))  # as most pages, without a line per record
+        else:
+            for name, value in zip(names, values, strict=True):
+                if value is None:
+                    missing.append(name)
+                elif name not in records:
+                    records[name] = value if cipher is None else cipher.decrypt(f"d:{name}", value)
         if values[0] is None:
             await self._read_unfinished(missing)
             self._absent.update(missing)

@@ -95,7 +95,10 @@ async def set_(
 @app.command()
 @connected
 async def log(producer: Producer, agent: Agent, *, json: AsJson = False) -> None:
-    """List the versions of an identity, the newest first: when, by whom, why."""
+    """List the versions of an identity, the newest first: when, by whom, why.
+
+    Example: perdure identity log assistant
+    """
     found = await identity_versions(producer.gateway, producer.namespace, agent)
     if json:
         print_json([_described(one) for one in reversed(found)])

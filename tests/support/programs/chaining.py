@@ -58,7 +58,7 @@ class Chaining(Agent[Chained]):
         return state.tokens[-1]
 
     async def finish(self, ctx: Context, state: Chained) -> list[str]:
-        assert state.tokens == list(state.results.values())
+        assert state.tokens[-len(state.results) :] == list(state.results.values())
         return state.tokens
 
 

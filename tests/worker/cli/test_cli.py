@@ -71,8 +71,22 @@ def test_the_commands_are_these() -> None:
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
         *(
             f"task {name}"
-            for name in ("send", "inbox", "artifact", "state", "fork", "handoff", "catalog", "why", "versions")
+            for name in (
+                "send",
+                "inbox",
+                "artifact",
+                "state",
+                "fork",
+                "handoff",
+                "catalog",
+                "why",
+                "versions",
+                "compact",
+            )
         ),
+        "task dismiss",
+        *(f"session {name}" for name in ("list", "show", "send", "export", "forget")),
+        *(f"identity {name}" for name in ("show", "set", "log")),
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"config {name}" for name in ("set", "unset", "show")),
         *(f"queue {name}" for name in ("list", "metrics", "partitions")),
@@ -115,6 +129,8 @@ def test_every_command_that_prints_data_prints_json() -> None:
         ("worker", "run"),
         ("dlq", "export"),  # is JSON already
         ("memory", "export"),
+        ("session", "export"),
+        ("session", "forget"),
         ("keys", "generate"),  # is one word
         ("queue", "metrics"),  # is text of Prometheus'
         ("server", "stop"),
