@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["in_background"]
+
+_AGAIN: Final = 0.1
+"""Seconds after which a coroutine that has not ended is cancelled again."""
 
 
 @asynccontextmanager
@@ -17,5 +20,8 @@ async def in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[N
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        while not task.done():
+            task.cancel()  # more than once: up to Python 3.11, `asyncio.wait_for` may swallow a cancellation
+            await asyncio.wait([task], timeout=_AGAIN)
+        if not task.cancelled():
+            task.exception()

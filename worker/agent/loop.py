@@ -174,10 +174,12 @@ class Loop(Generic[S]):
     async def _deliver(self, step: PlanStep | None) -> bool:
         """Add new messages to the conversation before a step, and plan again if they ask for it, or no step is left.
 
-        Return whether there was a new plan.
+        A risky step in doubt comes before another plan. Return whether there was a new plan.
         """
         if step is None and not self._incoming.may_plan:
             return False
+        if self._on_message == "restart" and step is not None and step.risky and step.status is StepStatus.RUNNING:
+            return False  # another plan would forget that it was started, and call it again without `verify`
         interrupted, self._interrupted = self._interrupted, False
         from_start = self._on_message == "restart" or (step is None and not self._replans)
         replan = from_start or step is None or (interrupted and self._replans)
@@ -201,8 +203,7 @@ class Loop(Generic[S]):
         saved = self._run.history.saved
         if _PLAN in self._run.history.done or self._state.plan:
             if _REPLAN in saved:
-                await self._incoming.deliver(*self._mark_changed(_REPLAN))
-                await self._replan(from_start=saved[_REPLAN] == _FROM_START)
+                await self._replan_due(from_start=saved[_REPLAN] == _FROM_START)
             return
         if not self._run.delivery.has_history:
             await self._run.flush()  # whose reply says whether there are messages
@@ -211,12 +212,12 @@ class Loop(Generic[S]):
         mark = Entry(Kind.DONE_WITH_EVENT, _PLAN, StepRecord(b"null").encode())
         await self._record(_PLAN, Planned(steps=planned_steps("plan", steps)), mark)
 
-    async def _replan_due(self) -> None:
-        """Ask for another plan after a step, and after the messages that came meanwhile."""
+    async def _replan_due(self, *, from_start: bool = False) -> None:
+        """Ask for another plan after a step, and after the messages that came meanwhile. from_start: see `_replan`."""
         restart = self._on_message == "restart"
         due = [Entry(Kind.SAVED, _REPLAN, _FROM_START)] if restart else []
-        came = await self._incoming.deliver(*due)
-        await self._replan(from_start=came and restart)
+        came = await self._incoming.deliver(*due, *self._mark_changed(_REPLAN))
+        await self._replan(from_start=from_start or (came and restart))
 
     async def _replan(self, *, from_start: bool = False) -> None:
         """Ask for another plan after a step or a message. It is asked for again if the run is cut off.

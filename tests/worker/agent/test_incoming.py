@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
+from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Settings, TaskHandle
 from perdure.queues import Gateway, Script, last_message
-from perdure.worker.errors import TaskDefinitionError
+from perdure.worker.agent.background import in_background
+from perdure.worker.errors import Snooze, TaskDefinitionError
 
-from tests.support.workers import bounded, history, recorded_steps, running_worker, wait_until, work_off
+from tests.support.workers import BOUND, bounded, history, recorded_steps, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -425,3 +427,59 @@ def test_bad_values_are_refused(settings: Settings, value: Any) -> None:
         app.agent(name="bad", on_message=value)(Worked)
     with pytest.raises(TaskDefinitionError, match="message_rounds must be 0 or more"):
         app.agent(name="bad")(type("Bad", (Worked,), {"message_rounds": -1}))
+
+
+async def test_messages_wait_for_a_risky_step_in_doubt(app: App) -> None:
+    """A new plan would forget that the step has been started."""
+    done: list[str] = []
+
+    class Paying(Worked):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            self.note("plan", state)
+            return [PlanStep(key="pay", title="pay", risky=True), PlanStep(key="b", title="b")]
+
+        async def work(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
+            if step.key == "pay":
+                done.append("paid")
+                await handle.send("hurry")
+                raise Snooze(0.001)  # like a crash: the step has no record
+
+        async def verify(self, ctx: Context, state: AgentState, step: PlanStep) -> AlreadyDone[None] | None:
+            return AlreadyDone(None)
+
+    kind = fresh(Paying)
+    handle = await app.agent(kind, name="paying", retry=AGAIN, on_message="restart").enqueue("a")
+    await work_off(app)
+    assert await bounded(handle.result()) == ["hurry"]
+    assert done == ["paid"]
+
+
+async def test_a_background_coroutine_ends_with_its_block_although_it_swallows_a_cancellation() -> None:
+    """As `asyncio.wait_for` does in redis-py, up to Python 3.11, if what it waits for is done at the same time."""
+    began = asyncio.Event()
+
+    async def listen() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            began.set()
+            await asyncio.sleep(BOUND)
+        await asyncio.sleep(BOUND * 2)
+
+    async def work() -> None:
+        async with in_background(listen()):
+            await began.wait()
+
+    await bounded(work())
+
+
+async def test_a_message_before_a_replan_that_was_cut_off_restarts_the_plan(app: App) -> None:
+    class Restarted(Worked):
+        async def replan(self, ctx: Context, state: AgentState) -> list[PlanStep] | None:
+            self.note("replan", state)
+            await handle.send("new")
+            raise Snooze(0.001)
+
+    kind = fresh(Restarted)
+    handle = await app.agent(kind, name="restarted", on_message="restart").enqueue("a")
+    await work_off(app)
+    assert await bounded(handle.result()) == ["new"]
+    assert kind.seen == [("plan", []), ("a", []), ("replan", []), ("plan", ["new"]), ("finish", ["new"])]
