@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +20,12 @@ from ..queues import (
     UnreadableEnvelope,
     arguments_field,
     contains_mask,
-    is_encrypted,
     load_script,
     pairs,
     queue_partitions,
     restore_masked,
 )
+from ..queues.errors import LargeValueLost
 from ..queues.transport import read_arguments
 from .letters import DeadLetter
 
@@ -92,10 +94,12 @@ async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
         )
     kind = arguments_field(letter.envelope.task)
     cipher = gateway.encryptor.of(letter.partition, letter.id)
-    if is_encrypted(letter.args) and not gateway.encryptor.active:
-        cipher.decrypt(kind, letter.args)  # raises: new arguments would be stored without encryption
+    read = partial(read_arguments, gateway, letter.partition, letter.id, letter.envelope.task, letter.args, plain=True)
+    if not gateway.encryptor.active:
+        with suppress(LargeValueLost):  # they are to be replaced
+            await read()  # raises if they are encrypted: new arguments would be stored without encryption
     if letter.secrets and contains_mask(edited):
-        former = await read_arguments(gateway, letter.partition, letter.id, letter.task, letter.args, plain=True)
+        former = await read()
         edited = restore_masked(edited, lambda: former, letter.secrets)
     return cipher.encrypt(kind, edited)
 

@@ -10,6 +10,7 @@ import pytest
 from perdure.deadletter import Evidence, Reason, Replay, bury, find_letter, replay
 from perdure.queues import (
     Counters,
+    DecryptionError,
     Encryptor,
     Envelope,
     EnvelopeTemplate,
@@ -211,6 +212,33 @@ async def test_new_arguments_replace_them(gateway: Gateway, partition: Partition
     assert await replay(gateway, letter, Replay(args=b'{"text":"new"}'))
     assert (await read_task_input(gateway, partition, "x")).arguments == b'{"text":"new"}'
     assert await chunks(gateway, partition) == []
+
+
+async def test_new_arguments_do_not_replace_encrypted_ones_without_a_key(
+    gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "encryptor", Encryptor([bytes(32)]))
+    await enqueue(producer)
+    await dead(gateway, partition)
+    monkeypatch.setattr(gateway, "encryptor", Encryptor())
+    letter = await find_letter(gateway, [partition], "x")
+    assert letter is not None
+    with pytest.raises(DecryptionError):
+        await replay(gateway, letter, Replay(args=b'{"text":"secret"}'))
+    assert await chunks(gateway, partition) != []
+
+
+async def test_new_arguments_replace_those_that_lost_a_chunk(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await enqueue(producer)
+    await dead(gateway, partition)
+    for name in (await chunks(gateway, partition))[:2]:
+        await gateway.command("HDEL", partition.record("x"), name)
+    letter = await find_letter(gateway, [partition], "x")
+    assert letter is not None
+    assert await replay(gateway, letter, Replay(args=b'{"text":"new"}'))
+    assert (await read_task_input(gateway, partition, "x")).arguments == b'{"text":"new"}'
 
 
 async def test_missing_and_changed_chunks_are_noticed(
