@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -14,28 +14,25 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 from pydantic_core import from_json
 
-from .derived_tasks import MOST_HAND_OFFS, confirm_successor
+from .cancellation import cancel_task
+from .derived_tasks import MOST_HAND_OFFS
 from .durations import Moment, seconds_until
 from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import HandOffRefused, NotOpen, QueueError, TaskCancelled, TaskFailed, TaskNotFound
 from .event_log import TaskEvent, dismiss_finding, read_events, walk_events
 from .explanation import Explanation, explain_task
-from .inbox import InboxMessage, Sent, read_inbox, send_message
+from .inbox import InboxMessage, Sent, read_inbox, send_correction, send_message
 from .inspection import find_task
-from .keys import GROUP, RESERVED, Namespace, Partition
-from .partitions import registered_retention
+from .keys import Namespace, Partition
 from .pubsub import TaskNotifications
 from .records import Progress, Record, State, read_record
 from .security import RESULT, RESULT_CHUNKS
-from .shared_config import read_seconds
-from .transport import Gateway, LargeValue, queue_script, read_large, retry_while_unavailable
+from .transport import Gateway, LargeValue, read_large, retry_while_unavailable
 
 __all__ = ["DEFAULT_RESULT_TTL", "TaskHandle", "serving"]
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-_CANCEL = queue_script("cancel")
 
 _SERVED: ContextVar[Collection[str]] = ContextVar("perdure_served_queues", default=())
 """Queues of the worker in whose task the caller runs; empty outside of tasks."""
@@ -245,28 +242,7 @@ class TaskHandle(Generic[R]):
         Raises:
             TaskNotFound: There is no record.
         """
-        partition = self.partition
-        ready, record, steps, log, inbox, control = partition.run_keys(self.id)
-        keys = [ready, record, steps, log, partition.due, partition.retentions, inbox, control, partition.timeline]
-        namespace = Namespace(partition.namespace)
-        answer = b"changed"
-        while answer == b"changed":  # the task was replaced or replayed after it was read
-            stored, (source, *read) = await self._gateway.pipeline(
-                [
-                    ("HGET", namespace.config, "result_ttl"),
-                    ("HMGET", record, "handed_from", "at", "entry", "token", "replays"),
-                ]
-            )
-            ttl = read_seconds(stored) or self._retention
-            if source is not None:  # a cancelled successor must not be stored again once its record has expired
-                await confirm_successor(self._gateway, namespace, source.decode())
-            retention = (round(ttl * 1000), registered_retention(ttl))
-            args = (GROUP, RESERVED, self.id, *retention, *(value or b"" for value in read))
-            args += (namespace.worker_channel(""),)
-            answer = await self._gateway.run(_CANCEL, keys, args)
-        if answer == b"missing":
-            raise TaskNotFound(self.id, f"queue {partition.queue!r}")
-        return State.RUNNING if answer == b"requested" else State(answer.decode())
+        return await cancel_task(self._gateway, self.partition, self.id, retention=self._retention)
 
     async def send(self, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
         """Send a message to the task's inbox, and wake the task if it waits for one.
@@ -292,6 +268,22 @@ class TaskHandle(Generic[R]):
             message_id=message_id,
             limit=self._payload_limit,
         )
+
+    async def correct(self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None) -> Sent:
+        """Correct the state of an agent: it applies the changes before its next step, all or none.
+
+        The event `corrected` or `correction_refused` says which. A task that waits for a message is woken; a dead
+        letter applies them after its replay. A task that is not an agent ignores them.
+
+        Args:
+            changes: JSON data by the path of a field, such as `context.city`, or by its JSON pointer.
+            by: Name of the person.
+            message_id: A correction that is sent again under the same id is stored once.
+
+        Raises as `send`, and `ValueError` without changes.
+        """
+        options: dict[str, Any] = {"sender": by, "message_id": message_id, "limit": self._payload_limit}
+        return await send_correction(self._gateway, self.partition, self.id, changes, **options)
 
     async def dismiss(self, event: int) -> None:
         """Dismiss the coherence finding that has this event, and equal ones from now on. Raises `ValueError`."""
@@ -373,6 +365,10 @@ class TaskHandle(Generic[R]):
     def send_sync(self, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
         """See `send`."""
         return self._sync(lambda: self.send(content, sender=sender, message_id=message_id), "send(...)")
+
+    def correct_sync(self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None) -> Sent:
+        """See `correct`."""
+        return self._sync(lambda: self.correct(changes, by=by, message_id=message_id), "correct(...)")
 
     def dismiss_sync(self, event: int) -> None:
         """See `dismiss`."""

@@ -20,7 +20,7 @@ The call of `write_checkpoint.lua` that records the use of a message removes it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +36,7 @@ from .security import MESSAGE, TaskCipher
 from .transport import Gateway, queue_script
 
 __all__ = [
+    "CORRECTION",
     "MOST_MESSAGES",
     "InboxMessage",
     "Sent",
@@ -43,6 +44,7 @@ __all__ = [
     "forward_messages",
     "last_message",
     "read_inbox",
+    "send_correction",
     "send_message",
 ]
 
@@ -50,6 +52,9 @@ _SEND = queue_script("send_message")
 
 MOST_MESSAGES: Final = 1000
 """Messages that an inbox holds, and message ids that it remembers."""
+
+CORRECTION: Final = "correction"
+"""Kind of a message that corrects the state of an agent; its content has JSON data by path."""
 
 _PAGE: Final = 32
 """Messages that are read at once: each may be as large as the payload limit."""
@@ -74,6 +79,7 @@ class InboxMessage:
         content: JSON data.
         at: Time of the send, in milliseconds of Redis' clock since the epoch.
         problem: Why the message cannot be read, if it cannot.
+        kind: `CORRECTION`, or empty for a message that the handler reads.
     """
 
     number: int
@@ -82,10 +88,19 @@ class InboxMessage:
     content: Any
     at: int
     problem: str | None = None
+    kind: str = ""
 
     def summary(self) -> dict[str, Any]:
         """Return the message as plain data."""
-        shown = {"number": self.number, "id": self.id, "sender": self.sender, "content": self.content, "at": self.at}
+        shown: dict[str, Any] = {
+            "number": self.number,
+            "id": self.id,
+            "sender": self.sender,
+            "content": self.content,
+            "at": self.at,
+        }
+        if self.kind:
+            shown["kind"] = self.kind
         return shown if self.problem is None else shown | {"problem": self.problem}
 
 
@@ -106,6 +121,7 @@ async def send_message(
     sender: str = "",
     message_id: str | None = None,
     limit: int = DEFAULT_PAYLOAD_LIMIT,
+    kind: str = "",
 ) -> Sent:
     """Send a message to a task's inbox, or to that of its last successor.
 
@@ -113,6 +129,7 @@ async def send_message(
         content: JSON data, pydantic models included.
         message_id: A message that is sent again under the same id is stored once.
         limit: Largest size in bytes.
+        kind: See `InboxMessage`.
 
     Raises:
         TaskNotFound: There is no such task.
@@ -122,7 +139,7 @@ async def send_message(
         TypeError: The content is not JSON.
     """
     message_id = message_id or new_task_id()
-    data = _encode(message_id, sender, content, limit)
+    data = _encode(message_id, sender, content, limit, kind)
     digest = hashlib.blake2b(message_id.encode(), digest_size=12).hexdigest()
     known: Partition | None = partition
     for _ in range(_REDIRECTS):
@@ -145,13 +162,23 @@ async def send_message(
     raise TaskNotFound(task_id, f"namespace {partition.namespace!r}")
 
 
-def _encode(message_id: str, sender: str, content: Any, limit: int) -> bytes:
+def _encode(message_id: str, sender: str, content: Any, limit: int, kind: str) -> bytes:
     try:
-        data = to_json({"id": message_id, "sender": sender, "content": content}, inf_nan_mode="strings")
+        fields = {"id": message_id, "sender": sender, "content": content} | ({"kind": kind} if kind else {})
+        data = to_json(fields, inf_nan_mode="strings")
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise TypeError(f"message content must be JSON-serialisable: {error}") from None
     check_size("the message", len(data) + _OVERHEAD, limit)
     return data
+
+
+async def send_correction(
+    gateway: Gateway, partition: Partition, task_id: str, changes: Mapping[str, Any], **options: Any
+) -> Sent:
+    """Send a correction of an agent's state to its inbox. See `TaskHandle.correct`, and `send_message` for options."""
+    if not changes or not all(changes):
+        raise ValueError(f"changes must be JSON data by the path of a field, at least one, got {changes!r}")
+    return await send_message(gateway, partition, task_id, dict(changes), kind=CORRECTION, **options)
 
 
 async def read_inbox(gateway: Gateway, partition: Partition, task_id: str) -> AsyncIterator[InboxMessage]:
@@ -176,10 +203,11 @@ def _message(number: int, stored: bytes, cipher: TaskCipher) -> InboxMessage:
     sent = int(at) if at.isdigit() else 0
     try:
         fields = orjson.loads(cipher.decrypt(MESSAGE, data))
-        return InboxMessage(number, str(fields["id"]), str(fields["sender"]), fields["content"], sent)
+        kind = str(fields.get("kind", ""))
+        return InboxMessage(number, str(fields["id"]), str(fields["sender"]), fields["content"], sent, None, kind)
     except DecryptionError as error:
         problem = str(error)
-    except (orjson.JSONDecodeError, LookupError, TypeError) as error:
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
         problem = f"could not decode the message: {error}"
     return InboxMessage(number, "", "", None, sent, problem)
 
@@ -208,7 +236,7 @@ async def forward_messages(
         if message.problem is not None or full:
             left.append(message)
             continue
-        headers = {"sender": message.sender, "message_id": message.id}
+        headers = {"sender": message.sender, "message_id": message.id, "kind": message.kind}
         try:
             await send_message(gateway, to, to_id, message.content, **headers, limit=_ANY_SIZE)
         except InboxError:

@@ -219,6 +219,22 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
 _MESSAGE = {"id": "m", "sender": "", "content": 1}
 
 
+async def test_a_correction_is_stored_once_keeps_its_kind_and_goes_along(
+    producer: Producer, partition: Partition
+) -> None:
+    handle = await producer.enqueue("t", task_id="t", queue="default")
+    there = await producer.enqueue("t", task_id="next", queue="other")
+    sent = [await handle.correct({"a.b": 1}, by="ada", message_id="m") for _ in range(2)]
+    assert sent[0] == sent[1]
+    await handle.send("hello")
+    assert [one.kind for one in await handle.pending_messages()] == ["correction", ""]
+    assert await inbox.forward_messages(producer.gateway, partition, "t", there.partition, "next") == []
+    assert [(one.kind, one.sender, one.content) for one in await there.pending_messages()] == [
+        ("correction", "ada", {"a.b": 1}),
+        ("", "", "hello"),
+    ]
+
+
 async def test_a_dead_letter_keeps_its_messages_for_the_replay(producer: Producer, partition: Partition) -> None:
     gateway = producer.gateway
     handle = await producer.enqueue("t", task_id="t", queue="default")

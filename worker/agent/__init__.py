@@ -7,6 +7,7 @@
 | `loop.py` | plan, steps of the plan, replan, finish |
 | `incoming.py` | unread messages into the conversation; interruption of a step by one |
 | `planning.py` | plans as they are returned: their check and logged form |
+| `correcting.py` | corrections of the state by a person |
 | `resume_notice.py` | the notice of a resume for the user |
 | `live_state.py` | the state of a run beside the reduction of its event log; checkpoints and snapshots |
 | `session_turn.py` | a run that is a turn of a session: what it starts from, what it leaves |

@@ -90,6 +90,11 @@ class Incoming(InboxOwner):
         return not self._own and max(self._run.recorder.mail, self._run.history.mail) > self._seen
 
     @property
+    def owned(self) -> bool:
+        """Whether the agent reads its inbox itself."""
+        return self._own
+
+    @property
     def may_plan(self) -> bool:
         """Whether messages may cause another planning round after the last step."""
         return self._rounds < self._most_rounds
@@ -135,7 +140,7 @@ class Incoming(InboxOwner):
         async def read() -> list[InboxMessage]:
             used = run.used_messages
             inbox = read_inbox(run.gateway, run.delivery.partition, run.id)
-            return [message async for message in inbox if message.number not in used]
+            return [message async for message in inbox if message.number not in used and not message.kind]
 
         found = await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
         run.recorder.mail = max([run.recorder.mail, *(message.number for message in found)])

@@ -6,6 +6,7 @@ A method that is cut off is called again with the state of its start and with th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, Generic, TypeAlias
 
 import orjson
@@ -33,6 +34,7 @@ from .background import in_background
 from .chosen_identity import read_identity
 from .coherence import CoherenceMonitor
 from .context.tokens import Estimate, message_tokens
+from .correcting import Corrections
 from .incoming import Incoming, Interrupted, OnMessage
 from .live_state import LiveState
 from .planning import planned_steps, without_archived
@@ -106,6 +108,7 @@ class Loop(Generic[S]):
             self._run, self._on_message, most_rounds=self._agent.message_rounds, replicated=self._replicated
         )
         self._run.observe(self._incoming)
+        self._corrections = Corrections(self._live, self._incoming, replicated=self._replicated)
         await notify_of_resume(self._agent, self._ctx, self._live)
         watching = in_background(self._incoming.watch(self._notifications))
         async with snapshots(self._live), in_background(monitor.run()), watching:
@@ -161,6 +164,8 @@ class Loop(Generic[S]):
     async def _next(self) -> PlanStep | None:
         """Return the next step of the plan, after new messages; unless the run is stopped here."""
         await self._run.plan_boundary()
+        step = self._open_step()
+        await self._corrections.apply(partial(self._mark_changed, _FINISH if step is None else step.key))
         while self._incoming.has_new and await self._deliver(self._open_step()):
             await self._run.plan_boundary()
         return self._open_step()
@@ -207,6 +212,7 @@ class Loop(Generic[S]):
             return
         if not self._run.delivery.has_history:
             await self._run.flush()  # whose reply says whether there are messages
+        await self._corrections.apply(partial(self._mark_changed, _PLAN))
         await self._incoming.deliver(*self._mark_changed(_PLAN))
         steps = await self._within(_PLAN, lambda: self._agent.plan(self._ctx, self._state))
         mark = Entry(Kind.DONE_WITH_EVENT, _PLAN, StepRecord(b"null").encode())
@@ -214,6 +220,7 @@ class Loop(Generic[S]):
 
     async def _replan_due(self, *, from_start: bool = False) -> None:
         """Ask for another plan after a step, and after the messages that came meanwhile. from_start: see `_replan`."""
+        await self._corrections.apply(partial(self._mark_changed, _REPLAN))
         restart = self._on_message == "restart"
         due = [Entry(Kind.SAVED, _REPLAN, _FROM_START)] if restart else []
         came = await self._incoming.deliver(*due, *self._mark_changed(_REPLAN))
@@ -263,7 +270,7 @@ class Loop(Generic[S]):
         data, result = codec_of(agent.finish).encode("finish", await agent.finish(self._ctx, self._state))
         check_size("what finish returned", len(data), self._run.payload_limit)
         unread = await self._incoming.unread()
-        if self._incoming.has_new and self._incoming.may_plan:
+        if (self._incoming.has_new and self._incoming.may_plan) or await self._corrections.pending():
             return None
         await store_findings(self._run, await agent.remember(self._ctx, self._state))
         return data, result, unread

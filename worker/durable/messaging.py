@@ -158,7 +158,7 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
     size = 0
     try:
         async for message in read_inbox(run.gateway, run.delivery.partition, run.id):
-            if message.number <= after or message.number in used:
+            if message.number <= after or message.number in used or message.kind:
                 continue
             if message.problem is not None:
                 if found:

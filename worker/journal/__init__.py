@@ -6,6 +6,7 @@ The package knows no handlers and no runtime: it reads and computes, and the run
     run_events.py       events of a run: start, steps, waits, messages, end
     archive.py          closed steps and old messages that leave a state
     compaction.py       compaction of a state by an operator
+    correction.py       correction of a state by a person
     agent_events.py     events of an agent's work: plan, decisions, tools, conversation, state
     chat.py             messages of a conversation
     parsing.py          log entries to events; application event types
@@ -29,6 +30,7 @@ from . import agent_events, run_events
 from .archive import ARCHIVED, Removed, archived_field, archived_keys, read_archived_step, remove_oldest
 from .chat import Message, Role, ToolCall
 from .compaction import COMPACTION, TOO_LARGE, compact_state
+from .correction import CannotCorrect, corrected
 from .event import Event
 from .event_redaction import redacted
 from .forks import BadEdit, Point, fork
@@ -83,6 +85,7 @@ __all__ = [
     "Artifact",
     "BadEdit",
     "BadPatch",
+    "CannotCorrect",
     "Commitment",
     "Decision",
     "Discovery",
@@ -112,6 +115,7 @@ __all__ = [
     "build_handoff",
     "check_state",
     "compact_state",
+    "corrected",
     "decode_snapshot",
     "diff",
     "empty_state",

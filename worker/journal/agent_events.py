@@ -14,6 +14,8 @@ __all__ = [
     "ArtifactSaved",
     "Changed",
     "Compacted",
+    "Corrected",
+    "CorrectionRefused",
     "Decided",
     "Discovered",
     "Dismissed",
@@ -233,6 +235,25 @@ class ResumeNotice(Event):
     in_doubt: tuple[str, ...] = ()
     upcoming: str = ""
     text: str = ""
+
+
+@built_in
+class Corrected(Event):
+    """Correction of the state by a person; `changes` holds the patch. paths: the fields. by: name of the person."""
+
+    type: Literal["corrected"] = "corrected"
+    paths: tuple[str, ...] = ()
+    by: str = ""
+
+
+@built_in
+class CorrectionRefused(Event):
+    """Correction that was not applied. wanted: its values by path, empty if they are too large for an event."""
+
+    type: Literal["correction_refused"] = "correction_refused"
+    wanted: dict[str, Any] = Field(default={})
+    by: str = ""
+    why: str = ""
 
 
 @built_in

@@ -146,8 +146,14 @@ def _amount(number: Any) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
+def _by(data: Data) -> str:
+    return f" (by {_short(data['by'])})" if data.get("by") else ""
+
+
 _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "resume_notice": lambda data: _short(data.get("text", ""), 1_000),
+    "corrected": lambda data: f"{', '.join(map(str, data.get('paths', ())))}{_by(data)}",
+    "correction_refused": lambda data: f"{_short(data.get('why', ''))}{_by(data)}",
     "tool_called": _called,
     "waiting": _waiting,
     "received": _received,

@@ -121,6 +121,7 @@ _OTHER_MODULES = {
     "catalog": (".queue:catalog", "List the tasks that workers have published."),
     "handoff": (".task.history:handoff", "Print the handoff document of a task."),
     "compact": (".task.compact:compact", "Move closed steps and old messages out of the state of an agent."),
+    "correct": (".task.correct:correct", "Correct the state of an agent, and print the task's id."),
     "versions": (".task.versions:versions", "List the versions of code that tasks began with."),
 }
 

@@ -26,7 +26,7 @@ from ..support.errors import Failed, Misuse
 from ..support.options import TaskId
 from ..support.output import AsJson, ago, note, print_data, print_json, print_json_lines, print_table
 
-__all__ = ["inbox", "send", "shown_due", "shown_inbox"]
+__all__ = ["inbox", "login", "send", "shown_due", "shown_inbox"]
 
 
 @connected
@@ -54,7 +54,7 @@ async def send(
     Example: perdure task send 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f yes --from ada
     """
     content = _content(text, data)
-    sender = _login() if sender is None else sender
+    sender = login() if sender is None else sender
     sent = await producer.send_message(task_id, content, sender=sender, message_id=message_id)
     if json:
         print_json({"id": sent.task_id, "number": sent.number, "state": sent.state})
@@ -74,7 +74,8 @@ def _content(text: str | None, data: str | None) -> Any:
         raise Misuse(f"--data: not JSON: {error}") from None
 
 
-def _login() -> str:
+def login() -> str:
+    """Return the name of the user who runs the command."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a user without a name, as in some containers

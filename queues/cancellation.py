@@ -1,0 +1,41 @@
+"""Cancellation of a task."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .derived_tasks import confirm_successor
+from .errors import TaskNotFound
+from .keys import GROUP, RESERVED, Namespace, Partition
+from .partitions import registered_retention
+from .records import State
+from .shared_config import read_seconds
+from .transport import Gateway, queue_script
+
+__all__ = ["cancel_task"]
+
+_CANCEL: Final = queue_script("cancel")
+
+
+async def cancel_task(gateway: Gateway, partition: Partition, task_id: str, *, retention: float) -> State:
+    """Cancel a task. See `TaskHandle.cancel`. retention: seconds, if the namespace has no setting."""
+    ready, record, steps, log, inbox, control = partition.run_keys(task_id)
+    keys = [ready, record, steps, log, partition.due, partition.retentions, inbox, control, partition.timeline]
+    namespace = Namespace(partition.namespace)
+    answer = b"changed"
+    while answer == b"changed":  # the task was replaced or replayed after it was read
+        stored, (source, *read) = await gateway.pipeline(
+            [
+                ("HGET", namespace.config, "result_ttl"),
+                ("HMGET", record, "handed_from", "at", "entry", "token", "replays"),
+            ]
+        )
+        ttl = read_seconds(stored) or retention
+        if source is not None:  # a cancelled successor must not be stored again once its record has expired
+            await confirm_successor(gateway, namespace, source.decode())
+        kept = (round(ttl * 1000), registered_retention(ttl))
+        args = (GROUP, RESERVED, task_id, *kept, *(value or b"" for value in read), namespace.worker_channel(""))
+        answer = await gateway.run(_CANCEL, keys, args)
+    if answer == b"missing":
+        raise TaskNotFound(task_id, f"queue {partition.queue!r}")
+    return State.RUNNING if answer == b"requested" else State(answer.decode())
