@@ -34,7 +34,9 @@ class TurnId:
 
 
 def check_session_id(session_id: str) -> str:
-    """Return a valid session id. Raises `ValueError` with the rule for any other."""
+    """Return a valid session id. Raises `ValueError` with the rule for any other, `TypeError` if it is no text."""
+    if not isinstance(session_id, str):
+        raise TypeError(f"session id must be a text, got {session_id!r}")
     if not 1 <= len(session_id) <= _LONGEST or not session_id.isprintable():
         raise ValueError(f"session id must be 1 to {_LONGEST} printable characters, got {session_id!r}")
     return session_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
@@ -296,3 +297,9 @@ async def test_the_data_of_a_session_is_encrypted(
     second = TurnId(turn.digest, turn.born, 2)
     assert (await begin_turn(gateway, address, second, "x")).text == "hidden5"
     await drain(gateway, producer, partition, [turn, second])
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(42, TypeError), ("", ValueError), ("a\nb", ValueError)])
+def test_a_session_id_is_a_printable_text(namespace: Namespace, wrong: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"session id must be .*, got "):
+        SessionAddress.of(namespace, "bot", wrong)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from perdure import AgentState, PlanStep
-from perdure.worker.agent.context import Layers, assemble
+from perdure.worker.agent.context import ContextBuilder, Layers, assemble
 from perdure.worker.agent.context.brief import Interruption, brief_text
 from perdure.worker.journal import (
     Artifact,
@@ -272,3 +272,9 @@ def test_a_prompt_parses_back_to_claims_that_the_state_makes(state: AgentState, 
         update={"results": {key: one for key, one in state.results.items() if not isinstance(one, str)}}
     )
     assert contradictions(found, plain) == []
+
+
+@pytest.mark.parametrize("option", ["rules", "profile"])
+def test_a_text_in_place_of_a_list_is_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be a list of texts, got 'be short'"):
+        ContextBuilder(window=8_000, **dict[str, Any]({option: "be short"}))

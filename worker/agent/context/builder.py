@@ -82,6 +82,9 @@ class ContextBuilder:
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ValueError(f"window must be 1 token or more, got {self.window}")
+        for name, texts in (("rules", self.rules), ("profile", self.profile)):
+            if isinstance(texts, str):
+                raise ValueError(f"{name} must be a list of texts, got {texts!r}")
         if not 0 < self.compact_at <= 1:
             raise ValueError(f"compact_at must be more than 0 and at most 1, got {self.compact_at}")
         if self.keep < 1:

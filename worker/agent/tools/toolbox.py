@@ -34,6 +34,9 @@ class AgentTools:
 
         Raises `ConfigurationError`.
         """
+        for option, texts in (("names", names), ("subjects", subjects)):
+            if isinstance(texts, str):
+                raise ConfigurationError(f"{option} must be a list of texts, got {texts!r}")
         for name in names:
             if name not in TOOLS:
                 raise ConfigurationError(f"names must be among {', '.join(TOOLS)}, got {name!r}")

@@ -34,9 +34,12 @@ def test_definitions_have_the_forms_of_the_providers() -> None:
     assert [one["name"] for one in AgentTools(["read_inbox"]).anthropic()] == ["read_inbox"]
 
 
-@pytest.mark.parametrize("options", [{"names": ["delete"]}, {"limit": 10}])
+@pytest.mark.parametrize(
+    "options", [{"names": ["delete"]}, {"limit": 10}, {"names": "recall_step"}, {"subjects": "user:42"}]
+)
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"must be"):
+    (name,) = options
+    with pytest.raises(ConfigurationError, match=f"{name} must be"):
         AgentTools(**options)
 
 
