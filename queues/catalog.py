@@ -117,7 +117,9 @@ class Catalog:
             )
         near = difflib.get_close_matches(name, {task.name for task in self.tasks}, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise CatalogError(f"could not find task {name!r}: no worker has published it, and no queue is named{hint}")
+        raise CatalogError(
+            f"could not find task {name!r}: no worker has published it{hint or '; start its worker, or name its queue'}"
+        )
 
 
 async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry, started: int) -> None:

@@ -114,7 +114,9 @@ async def dismiss_finding(gateway: Gateway, partition: Partition, task_id: str, 
         before = page[-1].id
     data = found.data if found is not None and found.number == number and found.type == "incoherent" else None
     if not isinstance(data, dict) or not data.get("key"):
-        raise ValueError(f"event must be that of a finding of task {task_id}, got {number}")
+        raise ValueError(
+            f"event must be that of a finding, got {number}; 'perdure task show {task_id}' lists the findings"
+        )
     log = orjson.dumps({"event": number, "finding": data["key"]})
     answer = await gateway.run(_DISMISS, [partition.record(task_id), partition.log(task_id)], [log])
     if answer == b"missing":

@@ -250,7 +250,8 @@ class TurnHandle:
         except TimeoutError:
             waited = time.monotonic() - started
             raise TimeoutError(
-                f"turn {self.number} of the session did not end within {waited:.0f} s: perdure task why {self.task_id}"
+                f"turn {self.number} of the session did not end within {waited:.0f} s; "
+                f"'perdure task why {self.task_id}' says what it waits for"
             ) from None
         found = await retry_while_unavailable(lambda: read_turn(producer.gateway, self._address, self.number))
         answer, reason = (None, "no longer in the history") if found is None else found

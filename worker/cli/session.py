@@ -118,7 +118,10 @@ def _styled(text: str, like: str) -> Any:
 async def _find(producer: Producer, agent: str, session_id: str) -> SessionRecord:
     found = await read_session(producer.gateway, _address(producer, agent, session_id))
     if found is None:
-        raise Failed(f"no session {session_id!r} of agent {agent!r} in namespace {producer.namespace.name!r}")
+        raise Failed(
+            f"no session {session_id!r} of agent {agent!r} in namespace {producer.namespace.name!r} on "
+            f"{producer.address.shown}; 'perdure session list' lists the sessions"
+        )
     return found
 
 
@@ -217,7 +220,10 @@ async def send(
         else:
             print_data(str(turn))
         return
-    answer = await TurnHandle(producer, address, TurnId(turn.digest, turn.born, turn.number)).result(timeout)
+    try:
+        answer = await TurnHandle(producer, address, TurnId(turn.digest, turn.born, turn.number)).result(timeout)
+    except TimeoutError as error:
+        raise Failed(str(error)) from None
     if json:
         print_json({"turn": turn.number, "task": str(turn), "answer": answer})
     else:
@@ -232,7 +238,7 @@ def _inputs(text: str | None) -> dict[str, Any] | None:
     except orjson.JSONDecodeError as error:
         raise Misuse(f"--inputs: not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise Misuse("--inputs must be a JSON object")
+        raise Misuse(f'--inputs must be a JSON object, such as {{"language": "no"}}, got {text}')
     return found
 
 

@@ -99,8 +99,8 @@ class StateBusy(StateError):
     def __init__(self, task_id: str, state: str | None) -> None:
         """state: of the task; None if there is no such task."""
         super().__init__(
-            f"the state of task {task_id} cannot be changed while it is {state or 'unknown'}; it must be waiting, "
-            "scheduled or a dead letter"
+            f"the state of task {task_id} could not be changed: the task must be waiting, scheduled or dead, got "
+            f"{state or 'no such task'}"
         )
         self.task_id = task_id
 

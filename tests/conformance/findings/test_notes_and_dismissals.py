@@ -41,7 +41,7 @@ async def test_a_dismissal_needs_a_finding_of_a_task_that_has_not_ended(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t", task_id="x", queue="default")
-    with pytest.raises(ValueError, match="event must be that of a finding of task x, got 1"):
+    with pytest.raises(ValueError, match="event must be that of a finding, got 1; 'perdure task show x'"):
         await handle.dismiss(1)
     delivery = await read_one(await worker(gateway, partition))
     finding = Entry(Kind.EVENT, "incoherent", b"1", b'{"check":"plan","key":"k"}')

@@ -164,14 +164,14 @@ async def test_a_dead_letter_can_be_compacted_and_replayed(app: App, collector: 
     await work_off(app)
     assert (await bounded(handle.result()))["archived"] == 2
     assert collector.acts == ["s0", "s1", "s2", "failed", "s3"]
-    with pytest.raises(StateBusy, match="while it is succeeded"):
+    with pytest.raises(StateBusy, match="got succeeded"):
         await compact(app, handle)
 
 
 async def test_what_cannot_be_compacted_is_refused_and_left_as_it_was(app: App, collector: type[Collector]) -> None:
     agent = app.agent(name="collect")(collector)
     handle = await agent.enqueue("all", sizes=FULL)
-    with pytest.raises(StateBusy, match="while it is queued"):
+    with pytest.raises(StateBusy, match="got queued"):
         await compact(app, handle)
     async with running_worker(app):
         await until_parked(app, handle)

@@ -221,7 +221,7 @@ def test_a_large_file_is_sent_in_full_and_in_order(redis_url: str, namespace_nam
         ({"args": {}, "id": "first"}, "line 2: id 'first' must be unique, line 1 has it too"),
         ({"args": {}, "headers": {"n": 1}}, "line 2: headers.n: Input should be a valid string"),
         ({"args": {}, "task": ""}, "line 2: task: String should have at least 1 character"),
-        ({"args": {"text": "x" * 2000}}, "line 2: the task's envelope and arguments is 2,"),
+        ({"args": {"text": "x" * 2000}}, "line 2: size of the task's envelope and arguments is 2,"),
     ],
     ids=str,
 )

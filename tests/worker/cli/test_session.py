@@ -121,3 +121,17 @@ def test_the_list_continues_after_its_cursor(work: Callable[[], None]) -> None:
     assert sorted(one["id"] for one in first.json + rest.json) == ["a", "b", "c"]
     assert "--cursor" not in rest.err
     assert call("session", "list", "--cursor", "x").code == 2
+
+
+def test_mistakes_are_named_with_their_remedies(work: Callable[[], None]) -> None:
+    unknown = call("session", "show", "echo", "nobody")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "no session 'nobody' of agent 'echo'" in unknown.err
+    assert "'perdure session list' lists the sessions" in unknown.err
+    inputs = call("session", "send", "echo", "ada", "one", "--inputs", "[]")
+    assert (inputs.code, inputs.out) == (2, "")
+    assert inputs.err == """perdure: --inputs must be a JSON object, such as {"language": "no"}, got []\n"""
+    unanswered = call("session", "send", "echo", "ada", "one", "--queue", "test", "--timeout", "0")  # no worker runs
+    assert (unanswered.code, unanswered.out) == (1, "")
+    assert "turn 1 of the session did not end within " in unanswered.err
+    assert "; 'perdure task why turn-" in unanswered.err

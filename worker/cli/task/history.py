@@ -110,7 +110,7 @@ async def _print_step(handle: TaskHandle[Any], producer: Producer, key: str, *, 
         latest = (await state_at(producer.gateway, handle.partition, handle.id)).state
         planned = next((one for one in latest["plan"] if one["key"] == key), None)
         if planned is None:
-            raise Failed(f"task {handle.id} has no step {key!r}")
+            raise Failed(f"task {handle.id} has no step {key!r}; 'perdure task state {handle.id}' lists its steps")
         found = {"step": planned} | ({"result": latest["results"][key]} if key in latest["results"] else {})
     if json:
         print_json({"id": handle.id, "archived": archived, **found})

@@ -113,8 +113,8 @@ async def test_what_is_above_the_second_limit_is_refused_with_the_setting(app: A
     await work_off(app)
     first, second = [await letter(app, handle) for handle in handles]
     assert (first.reason, second.reason) == (Reason.NOT_RETRYABLE, Reason.UNSERIALISABLE_RESULT)
-    assert first.message.startswith("the record of step 'make' is 3,0")
-    assert "the result is 3,000,003 bytes" in second.message
+    assert first.message.startswith("size of the record of step 'make' is 3,0")
+    assert "size of the result is 3,000,003 bytes" in second.message
     for found in (first, second):
         assert "over the limit of 3,000,000 bytes" in found.message
         assert "raise large_limit" in found.message
