@@ -119,17 +119,22 @@ class SessionTurn(Generic[S]):
         try:
             return await retry_while_unavailable(act, on_wait=self._wait)
         except TurnEarly as early:
-            began = run.history.enqueued or int(run.delivery.entry.partition(b"-")[0])
-            if early.now - began > _PATIENCE * 1000:
+            if early.now - self._stored > _PATIENCE * 1000:
                 raise TurnRefused(run.id, "Redis has lost its claim") from early
             logger.bind(task=run.envelope.task, id=run.id).warning("{}", early)
             raise Snooze(_CLAIM_INTERVAL) from early
+
+    @property
+    def _stored(self) -> int:
+        """Time at which the task was stored (ms)."""
+        return self._run.history.enqueued or int(self._run.delivery.entry.partition(b"-")[0])
 
     def _wake(self, state: dict[str, Any]) -> tuple[int, str] | None:
         """Return when the next commitment falls due after the start of this turn, and the note about it."""
         if not self._agent.wake_when_due:
             return None
-        began = datetime.fromtimestamp(self._claimed / 1000, UTC)
+        # A run that only repeats the end does not begin the turn; the task is stored when the turn is claimed.
+        began = datetime.fromtimestamp((self._claimed or self._stored) / 1000, UTC)
         listed = [Commitment.model_validate(one) for one in state["commitments"]]
         due = [(one.due, one) for one in listed if one.due is not None and not one.done and one.due > began]
         if not due:
