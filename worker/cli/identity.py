@@ -51,8 +51,9 @@ async def show(
     found = await identity_versions(producer.gateway, producer.namespace, agent)
     shown = next((one for one in reversed(found) if version in (None, one.version)), None)
     if shown is None:
-        which = "no identity" if version is None else f"no version {version} of an identity"
-        raise Failed(f"agent {agent!r} has {which} stored; store one with 'perdure identity set {agent} FILE'")
+        if found:
+            raise Failed(f"agent {agent!r} has no version {version}; 'perdure identity log {agent}' lists the versions")
+        raise Failed(f"agent {agent!r} has no identity stored; store one with 'perdure identity set {agent} FILE'")
     if json:
         print_json(_described(shown))
     else:
@@ -78,7 +79,7 @@ async def set_(
 
     FILE has the fields role (text), policies (list of texts), parameters
     (object) and goals (list of texts). Tasks that run keep theirs until their
-    next run.
+    next run. Agents whose class has no identity read none.
 
     Example: perdure identity set assistant identity.json --why "new refund limit"
     """

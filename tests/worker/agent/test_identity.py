@@ -72,6 +72,8 @@ def test_a_person_changes_an_identity_from_the_command_line(
     assert "has no identity stored" in call("identity", "show", "clerk").err
     assert call("identity", "set", "clerk", str(file), "--by", "ada", "--why", "start").out == "1\n"
     assert Identity.model_validate_json(call("identity", "show", "clerk").out) == OWN
+    later = call("identity", "show", "clerk", "--version", "9")
+    assert later.err == "perdure: agent 'clerk' has no version 9; 'perdure identity log clerk' lists the versions\n"
     file.write_text('{"rolle": "x"}')
     refused = call("identity", "set", "clerk", str(file))
     assert (refused.code, "rolle" in refused.err) == (2, True)
