@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
 from perdure.context import Commitment
 from perdure.queues.sessions import due_sessions
-from perdure.worker.agent import session_turn
+from perdure.queues.sessions import end_turn as session_end
 
 from tests.support.workers import work_off
 
@@ -36,16 +36,15 @@ async def test_a_commitment_that_fell_due_before_the_turn_starts_no_turn(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the run that recorded the result ended before it stored the end of the turn."""
-    store = session_turn.end_turn
     ends: list[Any] = []
 
     async def end_turn(*args: Any) -> bool:
         ends.append(args)
         if len(ends) == 1:
             raise RuntimeError("the run ends here")
-        return await store(*args)
+        return await session_end(*args)
 
-    monkeypatch.setattr(session_turn, "end_turn", end_turn)
+    monkeypatch.setattr("perdure.worker.agent.session_turn.end_turn", end_turn)
     app = App("test", settings=settings)
     app.agent(Caller, retry=Retry(max_attempts=2, base=0.0))
     async with app:
