@@ -80,8 +80,12 @@ class IdentityVersion(BaseModel):
 
 async def load_identity(gateway: Gateway, namespace: Namespace, agent: str) -> IdentityVersion | None:
     """Return the stored identity of an agent, None if none is stored. Raises `IdentityError`."""
-    found = await identity_versions(gateway, namespace, agent)
-    return found[-1] if found else None
+    key = namespace.identity(agent)
+    if (last := await gateway.command("HGET", key, "version")) is None:
+        return None
+    version = int(last)
+    data, meta = await gateway.command("HMGET", key, f"v:{version}", f"m:{version}")
+    return _decode(agent, version, data or b"", meta or b"")
 
 
 async def identity_versions(gateway: Gateway, namespace: Namespace, agent: str) -> list[IdentityVersion]:

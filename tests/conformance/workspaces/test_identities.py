@@ -48,3 +48,16 @@ async def test_an_identity_that_is_too_large_is_refused(gateway: Gateway, namesp
     await gateway.command("HSET", namespace.identity("clerk"), "version", 1, "v:1", b"{")
     with pytest.raises(IdentityError, match="could not read version 1"):
         await load_identity(gateway, namespace, "clerk")
+
+
+async def test_an_agent_reads_its_last_identity_though_an_older_one_is_damaged(
+    gateway: Gateway, namespace: Namespace
+) -> None:
+    for role in ("first", "second"):
+        await set_identity(gateway, namespace, "bot", Identity(role=role))
+    await gateway.command("HSET", namespace.identity("bot"), "v:1", "{")
+    found = await load_identity(gateway, namespace, "bot")
+    assert found is not None
+    assert (found.version, found.identity.role) == (2, "second")
+    with pytest.raises(IdentityError, match="version 1"):
+        await identity_versions(gateway, namespace, "bot")
