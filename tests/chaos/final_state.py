@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import orjson
 from perdure import Producer
@@ -41,8 +42,13 @@ async def note_finals(producer: Producer, folder: Path, journal: JournalWriter) 
         time_now, ttl_ms = await producer.gateway.pipeline(commands, node_of=key)
         now_ms = int(time_now[0]) * 1000 + int(time_now[1]) // 1000
         kept = None if record.finished_at is None else (now_ms + ttl_ms - record.finished_at) / 1000
-        steps = _results_of_agent if record.task == "agent" else _steps
-        journal.write("final", **_final(record, await steps(producer, partition, record.id)), kept=kept)
+        if record.task == "agent":
+            state = await _state_of_agent(producer, partition, record.id)
+            steps = {state_step(step): token for step, token in state["results"].items()}
+            turns = [turn["content"] for turn in state["messages"]]
+        else:
+            steps, turns = await _steps(producer, partition, record.id), []
+        journal.write("final", **_final(record, steps), conversation=turns, unread=record.unused, kept=kept)
     for ledger in sorted((folder / "ledger").iterdir()):
         task, _, _ = ledger.name.rpartition("-")
         journal.write("ledger", task=task, tokens=ledger.read_text().splitlines())
@@ -71,7 +77,6 @@ async def _steps(producer: Producer, partition: Partition, task_id: str) -> dict
     return {step: token_of(orjson.loads(record.partition(b"\n")[2])) for step, record in found.items()}
 
 
-async def _results_of_agent(producer: Producer, partition: Partition, task_id: str) -> dict[str, str]:
-    """Return the values in an agent's state by step: the reduction of its log, which is read as far as it can be."""
-    past = await state_at(producer.gateway, partition, task_id, lenient=True)
-    return {state_step(key): token for key, token in past.state["results"].items()}
+async def _state_of_agent(producer: Producer, partition: Partition, task_id: str) -> dict[str, Any]:
+    """Return an agent's state: the reduction of its log, which is read as far as it can be."""
+    return (await state_at(producer.gateway, partition, task_id, lenient=True)).state

@@ -72,6 +72,8 @@ class TaskSource:
         else:
             delay = round(self._dice.uniform(0.1, 3.0), 3) if draw < 0.2 else 0.0
             handle = await self._one(kind, args, delay=delay)
+            if handle is not None and kind == "agent":
+                self._start(self._talk(handle, self._dice.randint(0, 3), args["pause"]))
             if handle is not None and self._dice.random() < 0.06:
                 self._start(self._cancel(handle, self._dice.uniform(0.0, 1.5)))
 
@@ -132,6 +134,22 @@ class TaskSource:
             else:
                 JOURNAL.write("outcome", task=handle.id, state=State.SUCCEEDED, result=result)
             return
+
+    async def _talk(self, handle: TaskHandle[Any], messages: int, pause: float) -> None:
+        """Send messages to a running agent, one after the other, each until it is stored or the agent has ended."""
+        for number in range(messages):
+            await asyncio.sleep(self._dice.uniform(0, 3 * pause))
+            text = f"({handle.id}/{number})"
+            while True:
+                try:
+                    await handle.send(text, sender=self._name, message_id=text)
+                except Unavailable:
+                    await asyncio.sleep(0.2)
+                except QueueError:  # it has ended, or Redis has lost it
+                    return
+                else:
+                    JOURNAL.write("sent", task=handle.id, text=text)
+                    break
 
     async def _cancel(self, handle: TaskHandle[Any], after: float) -> None:
         await asyncio.sleep(after)

@@ -76,6 +76,7 @@ class Task:
     cancels: list[Line] = field(default_factory=list)
     answers: list[Line] = field(default_factory=list)
     seen: list[Line] = field(default_factory=list)
+    sent: list[Line] = field(default_factory=list)
     final: Line | None = None
     ledger: Line | None = None
 
@@ -136,6 +137,7 @@ _OF_A_TASK: Final = {
     "cancel": "cancels",
     "answer": "answers",
     "seen": "seen",
+    "sent": "sent",
 }
 
 

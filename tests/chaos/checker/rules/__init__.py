@@ -10,6 +10,7 @@ from .cancelling import check_cancelled
 from .endings import check_lost, check_once, check_outcomes
 from .gaps import check_gaps
 from .letters import check_letters
+from .messages import check_messages
 from .order import check_order
 from .processes import check_processes
 from .recorded import check_recorded
@@ -37,5 +38,6 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_processes,
     check_settings,
     check_sessions,
+    check_messages,
 )
 """All rules, in the order of the report."""
