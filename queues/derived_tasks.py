@@ -25,7 +25,7 @@ from .errors import (
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions import PartitionRouter, spread
-from .security import TaskCipher, event_field, step_chunks
+from .security import ERROR, MESSAGE, TaskCipher, event_field, step_chunks
 from .transport import (
     Argument,
     Gateway,
@@ -42,6 +42,7 @@ __all__ = [
     "MOST_HAND_OFFS",
     "Successor",
     "TaskInput",
+    "TaskPast",
     "check_conflicts",
     "confirm_successor",
     "enqueue_successor",
@@ -49,11 +50,13 @@ __all__ = [
     "read_task_input",
     "recorded_results",
     "store_fork",
+    "store_import",
 ]
 
 _SUCCESSOR = queue_script("enqueue_successor")
 _CONFIRM = queue_script("confirm_successor")
 _FORK = queue_script("enqueue_fork")
+_IMPORT = queue_script("enqueue_import")
 
 MOST_HAND_OFFS: Final = 100
 """Longest chain of successors that may follow one task."""
@@ -123,6 +126,26 @@ async def confirm_successor(gateway: Gateway, namespace: Namespace, source: str)
     found = await find_task(gateway, namespace, origin)
     if found is not None:
         await gateway.run(_CONFIRM, [found.record(origin)], [source])
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPast:
+    """Stored data of a task, decrypted for another deployment.
+
+    Attributes:
+        events, entries: Numbers of its last event and its last entry.
+        format: Data format that a worker must know to read the checkpoint; None for 1.
+        fields: Checkpoint fields by their names, step records with large results as a whole.
+        inbox: Fields of the inbox; messages decrypted, after their time and a space.
+        log: Entries of the log, oldest first, with decrypted data.
+    """
+
+    events: int
+    entries: int
+    format: int | None
+    fields: Mapping[str, bytes]
+    inbox: Mapping[str, bytes]
+    log: Sequence[tuple[str, Mapping[str, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +338,59 @@ async def store_fork(
         keys.append(partition.timeline)
         answer = await store_with_upload(
             gateway, partition, message.large, lambda uploads: gateway.run(_FORK, [*keys, *uploads], args)
+        )
+        if answer == 0:
+            raise TaskExists(task_id)
+        return bool(answer == 1)
+
+    return await PartitionRouter(gateway, namespace, queue).place(spread(task_id), store)
+
+
+async def store_import(
+    gateway: Gateway,
+    namespace: Namespace,
+    queue: str,
+    task_id: str,
+    *,
+    envelope: bytes,
+    arguments: bytes,
+    past: TaskPast,
+    token: str,
+) -> Partition:
+    """Enqueue a task with the past that it had elsewhere, encrypted for this deployment; return its partition.
+
+    Args:
+        token: Names this call: repeated with it, the call stores nothing twice.
+
+    Raises:
+        TaskExists: The id belongs to another task.
+    """
+    cipher = gateway.encryptor.of(namespace.partition(queue), task_id)
+    message = TaskMessage(task_id, envelope, arguments, spread(task_id), own_id=True).encrypted(cipher)
+    fields: list[Argument] = []
+    for name, value in past.fields.items():
+        if name.startswith("d:"):
+            fields += _stored_record(cipher, name.removeprefix("d:"), value)
+        else:
+            fields += (name, cipher.encrypt(name, value))
+    inbox: list[Argument] = []
+    for name, value in past.inbox.items():
+        at, space, data = value.partition(b" ")
+        inbox += (name, at + space + cipher.encrypt(MESSAGE, data) if name.startswith("m:") else value)
+    numbers = (past.events, past.entries, past.format or "", len(fields) // 2, len(inbox) // 2)
+    args: list[Argument] = [message.envelope, message.arguments, token, task_id, *numbers, *fields, *inbox]
+    for entry, values in past.log:
+        args += (entry, len(values))
+        kind = event_field(int(values["n"])) if "n" in values else ERROR
+        for name, value in values.items():
+            args += (name, cipher.encrypt(kind, value) if name == "data" else value)
+
+    async def store(partition: Partition) -> bool:
+        record = partition.record(task_id)
+        keys = [partition.ready, partition.closed, record, partition.steps(task_id), partition.log(task_id)]
+        keys += (partition.timeline, partition.inbox(task_id))
+        answer = await store_with_upload(
+            gateway, partition, message.large, lambda uploads: gateway.run(_IMPORT, [*keys, *uploads], args)
         )
         if answer == 0:
             raise TaskExists(task_id)

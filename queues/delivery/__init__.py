@@ -8,7 +8,7 @@
 | `heartbeat` | renews the leases from a thread |
 | `touch` | proof that workers reach a partition, without which its leases do not expire |
 | `checkpoint` | entries of the checkpoint: written by a run, read by the next one |
-| `checkpoint_edit` | edit of the checkpoint of a task that no worker has |
+| `checkpoint_edit` | edit of the checkpoint of a task that no worker has, and its end after an export |
 | `step_pages` | step records of a large checkpoint, read when the run asks for them |
 | `settlement` | what ends a delivery: succeed, cancel, reschedule, park, release (bury is in `deadletter`) |
 | `quarantine_store` | tasks that are suspected of killing workers |
@@ -24,7 +24,7 @@ script needs a rule there.
 from __future__ import annotations
 
 from .checkpoint import Entry, History, Kind, last_step, load_history, recorded_steps, write_entries
-from .checkpoint_edit import Position, edit_checkpoint, read_position
+from .checkpoint_edit import Position, close_exported, edit_checkpoint, read_mark, read_position
 from .consumer import Consumer
 from .due_set import promote_due, wake_version
 from .fleet_locks import acquire_fleet_locks
@@ -63,6 +63,7 @@ __all__ = [
     "cancelled",
     "check_accepted",
     "clear_quarantined",
+    "close_exported",
     "edit_checkpoint",
     "excuse_crashes",
     "last_step",
@@ -71,6 +72,7 @@ __all__ = [
     "promote_due",
     "quarantine",
     "raise_count",
+    "read_mark",
     "read_partitions",
     "read_position",
     "recorded_steps",

@@ -1,4 +1,4 @@
-"""Edit of the checkpoint of a task that no worker has."""
+"""Edit of the checkpoint of a task that no worker has, and its end after an export."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..keys import Partition
+from ..partitions import registered_retention
 from ..records import State
 from ..security import event_field
 from ..transport import Argument, Gateway, queue_script
 
-__all__ = ["Position", "edit_checkpoint", "read_position"]
+__all__ = ["Position", "close_exported", "edit_checkpoint", "read_mark", "read_position"]
 
 _EDIT = queue_script("edit_checkpoint")
+_CLOSE = queue_script("close_exported")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +72,36 @@ async def edit_checkpoint(
     record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
     answer = await gateway.run_once(_EDIT, [record, steps, log, partition.due, partition.nudge], args)
     return None if answer == 0 else bool(answer == 2)
+
+
+async def read_mark(gateway: Gateway, partition: Partition, task_id: str) -> tuple[bytes, ...]:
+    """Return what `close_exported` compares. It changes with each run, edit, message and replay. The state is first."""
+    record = partition.record(task_id)
+    fields, counts, newest = await gateway.pipeline(
+        [
+            ("HMGET", record, "state", "events", "entries", "settled", "replays", "dead", "waits"),
+            ("HMGET", partition.inbox(task_id), "sent", "used", "last"),
+            ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", 1),
+        ],
+        node_of=record,
+    )
+    return (*(value or b"" for value in (*fields, *counts)), newest[0][0] if newest else b"")
+
+
+async def close_exported(
+    gateway: Gateway, partition: Partition, task_id: str, mark: tuple[bytes, ...], *, event: bytes, retention: float
+) -> bool:
+    """Cancel a task that continues on another deployment, with an event `exported`. Return whether that was done.
+
+    It is refused if a worker has the task or may take it, or if anything of it has changed.
+
+    Args:
+        mark: What `read_mark` returned before the task was read.
+        event: Data of the event, JSON.
+        retention: Seconds for which the task is kept.
+    """
+    record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
+    keys = [record, steps, log, partition.due, partition.retentions, partition.inbox(task_id)]
+    keys += (partition.control(task_id), partition.timeline, partition.dead)
+    args: list[Argument] = [task_id, round(retention * 1000), registered_retention(retention), event, *mark]
+    return bool(await gateway.run_once(_CLOSE, keys, args))

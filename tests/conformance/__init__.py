@@ -25,6 +25,7 @@ holds for all scripts.
 | `test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |
 | `test_timeline` | trim_timeline |
+| `delivery/test_transfer` | close_exported, enqueue_import |
 | `test_versions` | await_version, wake_version |
 | `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 | `delivery/test_touch` | touch |

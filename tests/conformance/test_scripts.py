@@ -54,7 +54,8 @@ from perdure.queues import (
     take_quarantined,
     wake_version,
 )
-from perdure.queues.delivery import Position, edit_checkpoint
+from perdure.queues.delivery import Position, close_exported, edit_checkpoint, read_mark
+from perdure.queues.derived_tasks import TaskPast, store_import
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT
 from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
 from perdure.queues.keys import DATA_FORMAT, GROUP
@@ -223,6 +224,12 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         forked = await producer.find("forked")
         assert forked is not None
         assert await forked.cancel() is State.CANCELLED
+        past = TaskPast(1, 1, None, {"s:a": b"1"}, {}, [("1-0", {"type": b"started", "n": b"1"})])
+        moved: dict[str, Any] = {"envelope": Envelope(id="moved", task="t").encode(), "arguments": b"{}", "past": past}
+        assert await store_import(gateway, namespace, "default", "moved", **moved, token="import 1") == partition
+        mark = await read_mark(gateway, partition, "moved")
+        assert not await close_exported(gateway, partition, "moved", mark, event=b"{}", retention=60)
+        assert await (await known(producer, "moved")).cancel() is State.CANCELLED
         following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
         assert await enqueue_successor(gateway, namespace, following) == partition
         await confirm_successor(gateway, namespace, "next token")

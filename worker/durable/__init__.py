@@ -46,7 +46,7 @@ from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
 from .task_artifacts import Artifacts, artifact_store
 from .task_memory import TaskMemory, store_findings
-from .task_workspace import FolderOnly, Workspace, restore_workspace, workspace_hashes
+from .task_workspace import FolderOnly, Workspace, restore_workspace, task_workspace_files, workspace_hashes
 
 __all__ = [
     "CURRENT_RUN",
@@ -99,5 +99,6 @@ __all__ = [
     "store_findings",
     "store_task_result",
     "successor_of",
+    "task_workspace_files",
     "workspace_hashes",
 ]

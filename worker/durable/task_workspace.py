@@ -23,7 +23,16 @@ import anyio
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ...queues import Entry, Gateway, Kind, Namespace, checkpoint_fields_of_all, retry_while_unavailable
+from ...queues import (
+    Entry,
+    Gateway,
+    Kind,
+    Namespace,
+    Partition,
+    checkpoint_fields,
+    checkpoint_fields_of_all,
+    retry_while_unavailable,
+)
 from ..artifacts import ArtifactStore
 from ..errors import ArtifactError, StoreUnavailable, WorkspaceError
 from ..journal.agent_events import WorkspaceSaved
@@ -41,7 +50,7 @@ from ..workspace import (
 from .run import Run
 from .task_artifacts import artifact_store
 
-__all__ = ["FolderOnly", "Workspace", "restore_workspace", "workspace_hashes", "workspace_of"]
+__all__ = ["FolderOnly", "Workspace", "restore_workspace", "task_workspace_files", "workspace_hashes", "workspace_of"]
 
 WORKSPACE: Final = "#workspace"
 """Checkpoint key of the manifest of a task's workspace."""
@@ -262,6 +271,18 @@ async def workspace_hashes(gateway: Gateway, namespace: Namespace, store: Artifa
             what = f"the workspace of task {task_id}"
             for file in decode_manifest(what, await store.read(what, link.hash, link.size)).values():
                 yield file.hash
+
+
+async def task_workspace_files(
+    gateway: Gateway, partition: Partition, task_id: str, store: ArtifactStore
+) -> AsyncIterator[tuple[str, SavedFile]]:
+    """Yield the manifest of a task's workspace and its files, each with its name for errors."""
+    for data in (await checkpoint_fields(gateway, partition, task_id, WORKSPACE)).values():
+        link, what = _decode(task_id, data), f"the workspace of task {task_id}"
+        yield f"the manifest of {what}", SavedFile(link.hash, link.size)
+        manifest = await store.read(f"the manifest of {what}", link.hash, link.size)
+        for path, file in decode_manifest(what, manifest).items():
+            yield f"file {path!r} in {what}", file
 
 
 def _decode(task_id: str, data: bytes) -> WorkspaceLink:

@@ -19,6 +19,7 @@ __all__ = [
     "CrashBackoff",
     "Crashed",
     "DataLost",
+    "Exported",
     "Forked",
     "HandedOff",
     "MessageSent",
@@ -219,6 +220,14 @@ class Buried(_Failure):
     """Burial of the task: it is a dead letter now."""
 
     type: Literal["buried"] = "buried"
+
+
+@built_in
+class Exported(Event):
+    """Export of the task, which ended here, to another deployment. digest: SHA-256 of the file."""
+
+    type: Literal["exported"] = "exported"
+    digest: str = ""
 
 
 @built_in

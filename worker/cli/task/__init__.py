@@ -5,5 +5,6 @@ events.py    events
 history.py   state, fork, handoff
 compact.py   compact
 inbox.py     send, inbox
+transfer.py  export, import
 versions.py  versions
 """

@@ -120,6 +120,8 @@ _OTHER_MODULES = {
     "dismiss": (".task.dismiss:dismiss", "Dismiss a finding of a coherence check, and print the task's id."),
     "catalog": (".queue:catalog", "List the tasks that workers have published."),
     "handoff": (".task.history:handoff", "Print the handoff document of a task."),
+    "export": (".task.transfer:export", "Write a task that does not run to a file, and cancel it here."),
+    "import": (".task.transfer:import_", "Store a task that another deployment exported, and print its id."),
     "compact": (".task.compact:compact", "Move closed steps and old messages out of the state of an agent."),
     "correct": (".task.correct:correct", "Correct the state of an agent, and print the task's id."),
     "versions": (".task.versions:versions", "List the versions of code that tasks began with."),

@@ -1,0 +1,49 @@
+-- include: retention
+-- Cancel a task that continues on another deployment, if nothing has changed it since it was read.
+-- KEYS  record, steps, log, due set, retentions, inbox, control, timeline, dead-letter stream
+-- ARGV  task id, retention in milliseconds, the same rounded up to one that is registered, data of the event, then what
+--       the caller has read: state, events, entries, settled, replays, dead, waits of the record, sent, used, last of
+--       the inbox, id of the last entry of the log
+-- returns  1 cancelled; 0 refused: a worker has the task or may take it, it has ended, or something has changed
+-- Atomic: no run, message, edit or replay comes between the comparison and the cancellation. Not idempotent: after a
+-- lost reply the second call is refused.
+local now = redis.call('HMGET', KEYS[1], 'state', 'events', 'entries', 'settled', 'replays', 'dead', 'waits')
+for _, value in ipairs(redis.call('HMGET', KEYS[6], 'sent', 'used', 'last')) do
+  now[#now + 1] = value
+end
+local newest = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]
+now[#now + 1] = newest and newest[1]
+if now[1] ~= 'scheduled' and now[1] ~= 'dead' then
+  return 0
+end
+for i = 1, 11 do
+  if (now[i] or '') ~= ARGV[4 + i] then
+    return 0
+  end
+end
+redis.call('XADD', KEYS[3], '*', 'type', 'exported', 'data', ARGV[4])
+if now[1] == 'scheduled' then
+  redis.call('ZREM', KEYS[4], ARGV[1])
+else
+  local letter = redis.call('XRANGE', KEYS[9], now[6] or '-', now[6] or '-')[1]
+  for i = 1, letter and #letter[2] or 0, 2 do
+    if letter[2][i] == 'env' or letter[2][i] == 'args' then
+      redis.call('HSET', KEYS[1], letter[2][i], letter[2][i + 1])
+    end
+  end
+  if now[6] then
+    redis.call('XDEL', KEYS[9], now[6])
+  end
+end
+local time = redis.call('TIME')
+local ended = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('DEL', KEYS[7])
+redis.call('HSET', KEYS[1], 'state', 'cancelled', 'finished', ended)
+redis.call('HDEL', KEYS[1], 'entry', 'waits', 'wakes', 'dead', 'reason', 'error')
+register_retention(KEYS[5], ARGV[3], ended)
+for _, key in ipairs({KEYS[1], KEYS[2], KEYS[3], KEYS[6]}) do
+  redis.call('PEXPIRE', key, ARGV[2])
+end
+redis.call('PEXPIRE', KEYS[8], 2592000000)
+redis.call('PUBLISH', KEYS[1], 'cancelled')
+return 1

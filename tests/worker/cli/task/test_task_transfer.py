@@ -1,0 +1,228 @@
+"""`perdure task export` and `import`: a task continues on another deployment, and ends on its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+import redis.asyncio
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State
+from perdure.queues import TaskHandle
+from perdure.queues.delivery import close_exported, read_mark
+
+from tests.support.command_line import Answer, call
+from tests.support.key_leaks import check_for_leaks
+from tests.support.stored_data import FIRST, with_keys
+from tests.support.workers import history, running_worker, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+class Ledger:
+    """What the handlers of both deployments did."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.read: list[Any] = []
+
+
+def make_app(settings: Settings, ledger: Ledger) -> App:
+    app = App("test", settings=settings)
+
+    @app.agent(name="builder")
+    class Builder(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key=key, title=key) for key in ("draft", "review", "publish")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            ledger.steps.append(step.key)
+            file = anyio.Path(ctx.workspace.path / "notes.txt")
+            if step.key == "draft":
+                await file.write_text("first notes")
+                await ctx.artifacts.save("report.md", "# Report \u00e9\n")
+            elif step.key == "review":
+                found = await ctx.inbox(wait=3600, sender="editor")
+                ledger.read += [message.content for message in found]
+            else:
+                ledger.read += [await ctx.artifacts.read("report.md"), await file.read_text()]
+            return f"{step.key} is done"
+
+        async def finish(self, ctx: Context, state: AgentState) -> int:
+            return len(state.results)
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def failing(ctx: Context) -> str:
+        ledger.steps.append("called")
+        await ctx.step("kept", lambda: ledger.steps.append("kept"))
+        if len(ledger.steps) < 3:
+            raise ValueError("no")
+        return "replayed"
+
+    return app
+
+
+async def find(app: App, task_id: str) -> TaskHandle[Any]:
+    handle: TaskHandle[Any] | None = await app.producer.find(task_id)
+    assert handle is not None
+    return handle
+
+
+async def run(app: App, task_id: str, until: State) -> None:
+    async with app, running_worker(app):
+        handle = await find(app, task_id)
+
+        async def reached() -> bool:
+            return await handle.status() is until
+
+        await wait_until(reached, f"the task is {until}")
+
+
+@pytest.fixture
+async def elsewhere(settings: Settings, tmp_path: Path) -> AsyncIterator[Settings]:
+    """Settings of another deployment, without encryption and with its own artifacts."""
+    name = f"{settings.namespace}b"
+    yield settings.model_copy(update={"namespace": name, "artifacts": str(tmp_path / "there")})
+    client = redis.asyncio.Redis.from_url(settings.redis_url)
+    try:
+        await check_for_leaks(client, name)
+    finally:
+        await client.aclose()
+
+
+@pytest.fixture
+def here(settings: Settings, tmp_path: Path) -> Settings:
+    return with_keys(settings.model_copy(update={"artifacts": str(tmp_path / "here")}), FIRST)
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Function that runs a command against a deployment."""
+
+    async def command(place: Settings, *args: str) -> Answer:
+        monkeypatch.setenv("PERDURE_REDIS_URL", place.redis_url)
+        monkeypatch.setenv("PERDURE_NAMESPACE", place.namespace)
+        monkeypatch.setenv("PERDURE_ARTIFACTS", place.artifacts)
+        monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", place.encryption_keys.get_secret_value())
+        return await anyio.to_thread.run_sync(call, *args)
+
+    return command
+
+
+def resealed(lines: list[bytes]) -> bytes:
+    """Return the lines with a last line that fits them."""
+    body = b"".join(lines)
+    end = {"kind": "end", "lines": len(lines), "sha256": hashlib.sha256(body).hexdigest()}
+    return body + json.dumps(end).encode() + b"\n"
+
+
+async def test_an_agent_continues_and_finishes_on_another_deployment(
+    here: Settings, elsewhere: Settings, tmp_path: Path, at: Any
+) -> None:
+    ledger = Ledger()
+    app = make_app(here, ledger)
+    async with app:
+        await app.producer.enqueue("builder", {"goal": "build it"}, task_id="a", queue="test")
+    refused = await at(here, "task", "export", "a", "-o", str(tmp_path / "agent.jsonl"))
+    assert (refused.code, "cannot be exported while it is queued" in refused.err) == (1, True)
+    await run(app, "a", State.WAITING)
+    async with app:
+        await (await find(app, "a")).send("later", sender="other")  # wakes the task once a worker comes
+    file = tmp_path / "agent.jsonl"
+    assert "it may run at both places" in (await at(here, "task", "export", "a", "-o", str(file), "--keep")).err
+    file.unlink()
+    done = await at(here, "task", "export", "a", "--output", str(file))
+    assert (done.code, "the task is cancelled here" in done.err) == (0, True), done.err
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert b"first notes" in file.read_bytes()  # in clear
+    assert (await at(here, "task", "export", "a", "-o", str(tmp_path / "again"))).code == 1
+    async with app:
+        handle = await find(app, "a")
+        assert await handle.status() is State.CANCELLED
+        assert (await history(handle))[-1].type == "exported"
+
+    there = make_app(elsewhere, ledger)
+    whole = file.read_bytes().splitlines(keepends=True)
+    for end in range(1, len(whole)):
+        (tmp_path / "part").write_bytes(b"".join(whole[:end]))
+        cut = await at(elsewhere, "task", "import", str(tmp_path / "part"))
+        assert (cut.code, f"truncated after line {end}" in cut.err) == (1, True), cut.err
+    for data, problem in [
+        (whole[0].replace(b'"version":1', b'"version":2'), "line 1: the file has version 2; this version of Perdure"),
+        (b"", "the file is empty"),
+        (b'{"kind":"note"}\n', "line 1: the file is not one that"),
+        (b"".join([whole[0], whole[1].replace(b"build it", b"burn it"), *whole[2:]]), "lines before it were changed"),
+        (resealed([*whole[:2], b'{"kind":"dream"}\n']), "line 3: kind 'dream' is unknown"),
+        (resealed([*whole[:2], b'{"kind":"checkpoint","name":"z:a","text":""}\n']), "line 3: checkpoint field 'z:a'"),
+        (resealed([whole[0], whole[0]]), "line 2: a line of kind 'header' cannot be here"),
+        (b"".join(whole)[:-20], f"line {len(whole)} is damaged"),
+        (b"".join([*whole, b"\n"]), "nothing may follow the last line"),
+        (resealed([one.replace(b"# Report", b"# Repork") for one in whole[:-1]]), "are not those that were exported"),
+    ]:
+        (tmp_path / "part").write_bytes(data)
+        bad = await at(elsewhere, "task", "import", str(tmp_path / "part"))
+        assert (bad.code, problem in bad.err) == (1, True), bad.err
+    async with there:
+        assert await there.producer.find("a") is None
+    assert not [*(tmp_path / "there").rglob("*.*")]
+
+    found = await at(elsewhere, "task", "import", str(file), "--json")
+    assert found.code == 0, found.err
+    assert (found.json["id"], found.json["task"], found.json["artifacts"]) == ("a", "builder", 3)
+    twice = await at(elsewhere, "task", "import", str(file))
+    assert (twice.code, "task a exists already; nothing was stored" in twice.err) == (1, True)
+    assert "--id" in twice.err
+    await run(there, "a", State.WAITING)
+    async with there:
+        moved = await find(there, "a")
+        assert [one.content for one in await moved.pending_messages()] == ["later"]
+        await moved.send("go", sender="editor")
+    await run(there, "a", State.SUCCEEDED)
+    assert ledger.steps.count("draft") == 1
+    assert ledger.steps[-1] == "publish"
+    assert ledger.read == ["go", "# Report \u00e9\n".encode(), "first notes"]
+    async with there:
+        numbers = [event.number for event in await history(await find(there, "a")) if event.number is not None]
+    assert numbers == [*range(1, len(numbers) + 1)]
+
+
+async def test_a_dead_letter_is_imported_as_replayed(
+    here: Settings, elsewhere: Settings, tmp_path: Path, at: Any
+) -> None:
+    ledger = Ledger()
+    app = make_app(elsewhere, ledger)
+    async with app:
+        await app.producer.enqueue("failing", task_id="f", queue="test")
+    await run(app, "f", State.DEAD)
+    file = str(tmp_path / "task.jsonl")
+    assert (await at(elsewhere, "task", "export", "f", "-o", file)).code == 0
+    async with app:
+        assert await (await find(app, "f")).status() is State.CANCELLED
+    assert "no matching dead letters" in (await at(elsewhere, "dlq", "list")).err
+    target = make_app(here, ledger)
+    assert (await at(here, "task", "import", file, "--id", "g")).out == "g\n"
+    await run(target, "g", State.SUCCEEDED)
+    assert ledger.steps == ["called", "kept", "called"]
+
+
+async def test_a_task_that_changed_is_not_closed(here: Settings) -> None:
+    app = make_app(here, Ledger())
+    async with app:
+        await app.producer.enqueue("builder", {"goal": "build it"}, task_id="a", queue="test")
+    await run(app, "a", State.WAITING)
+    async with app:
+        handle = await find(app, "a")
+        mark = await read_mark(app.producer.gateway, handle.partition, "a")
+        await handle.send("news", sender="other")
+        gateway = app.producer.gateway
+        assert not await close_exported(gateway, handle.partition, "a", mark, event=b"{}", retention=60)
+        assert await handle.status() is State.WAITING
+        mark = await read_mark(gateway, handle.partition, "a")
+        assert await close_exported(gateway, handle.partition, "a", mark, event=b"{}", retention=60)
+        assert await handle.status() is State.CANCELLED
+        assert not await close_exported(gateway, handle.partition, "a", mark, event=b"{}", retention=60)

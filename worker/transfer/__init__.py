@@ -1,0 +1,16 @@
+"""Transfer of a task to another deployment, in a file of JSON lines.
+
+| module | what it holds |
+|---|---|
+| `lines` | lines of the file, with the checks of a reader |
+| `export` | writes a task that does not run, and closes it |
+| `import_` | checks a file, and stores its task |
+"""
+
+from __future__ import annotations
+
+from .export import ExportedTask, close_source, export_task
+from .import_ import Imported, import_task
+from .lines import TransferError
+
+__all__ = ["ExportedTask", "Imported", "TransferError", "close_source", "export_task", "import_task"]

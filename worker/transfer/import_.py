@@ -1,0 +1,205 @@
+"""Import of a task from a file that another deployment exported."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any, Final
+
+import anyio.to_thread
+import orjson
+
+from ...queues import Envelope, Producer, TaskHandle, check_task_id, new_task_id
+from ...queues.derived_tasks import TaskPast, store_import
+from ...queues.keys import DATA_FORMAT
+from ..artifacts import ArtifactStore
+from .lines import TransferError, read_lines, unpack
+
+__all__ = ["Imported", "import_task"]
+
+_ENTRY: Final = re.compile(r"([0-9]{1,15})-([0-9]{1,15})")
+
+_FIELD: Final = re.compile(r"[dis]:|c:#step:")
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """An imported task. source: its id on the other deployment. was: its state there."""
+
+    handle: TaskHandle[Any]
+    source: str
+    task: str
+    was: str
+    events: int
+    artifacts: int
+
+
+@dataclass(slots=True)
+class _Content:
+    header: dict[str, Any] = field(default_factory=dict)
+    arguments: bytes = b""
+    fields: dict[str, bytes] = field(default_factory=dict)
+    inbox: dict[str, bytes] = field(default_factory=dict)
+    log: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
+    artifacts: dict[str, int] = field(default_factory=dict)
+
+
+async def import_task(
+    producer: Producer, store: ArtifactStore, file: IO[bytes], *, new_id: str | None = None
+) -> Imported:
+    """Store the task of a file, which continues here. Nothing is stored before the whole file was checked.
+
+    Args:
+        file: Is read twice.
+        new_id: Id of the task here; the same as on the other deployment if omitted.
+
+    Raises:
+        TransferError: The file is damaged, truncated, or of a later version; or the id belongs to a task.
+        ArtifactError, PayloadTooLarge
+    """
+    content = await anyio.to_thread.run_sync(_read, file, store.limit)
+    header = content.header
+    task_id, queue = new_id or header["id"], header["queue"]
+    if await producer.find(task_id) is not None:
+        raise TransferError(
+            f"task {task_id} exists already; nothing was stored: give the imported task another id with --id"
+        )
+    file.seek(0)
+    chunks = read_lines(file)
+    for _, line in chunks:
+        if line["kind"] == "artifact":
+            await store.save(f"artifact {line['hash']}", _chunks(chunks, line["size"]))
+    if header["state"] == "dead":
+        last = content.log[-1][0] if content.log else "0-0"
+        content.log.append((_next(last), {"type": b"replayed", "data": b'{"fresh":false}'}))
+    past = TaskPast(
+        header["events"], header["entries"], header["data_format"], content.fields, content.inbox, content.log
+    )
+    envelope = orjson.dumps(header["envelope"] | {"id": task_id})
+    partition = await store_import(
+        producer.gateway,
+        producer.namespace,
+        queue,
+        task_id,
+        envelope=envelope,
+        arguments=content.arguments,
+        past=past,
+        token=f"import {new_task_id()}",
+    )
+    handle = TaskHandle[Any](task_id, partition, producer.gateway, producer.notifications)
+    return Imported(handle, header["id"], header["task"], header["state"], len(content.log), len(content.artifacts))
+
+
+async def _chunks(lines: Iterator[tuple[int, dict[str, Any]]], size: int) -> AsyncIterator[bytes]:
+    while size > 0:
+        data = unpack(next(lines)[1])
+        size -= len(data)
+        yield data
+
+
+def _next(entry: str) -> str:
+    at, _, number = entry.partition("-")
+    return f"{at}-{int(number) + 1}"
+
+
+def _read(file: IO[bytes], limit: int) -> _Content:
+    """Return what a file holds, without the bytes of its artifacts. Raises `TransferError`, with the line."""
+    content, reader = _Content(), _ArtifactCheck(limit)
+    number = 0
+    for number, line in read_lines(file):
+        try:
+            if line["kind"] != "chunk":
+                reader.end()
+            _take(content, reader, line, number)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problem = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+            raise TransferError(f"line {number}: {problem}") from None
+    try:
+        reader.end()
+    except ValueError as error:
+        raise TransferError(f"line {number}: {error}") from None
+    if not content.arguments:
+        raise TransferError("the file has no arguments: export it again")
+    return content
+
+
+def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any], number: int) -> None:
+    kind = line["kind"]
+    if (kind == "header") != (number == 1):
+        raise ValueError(f"a line of kind {kind!r} cannot be here")
+    match kind:
+        case "header":
+            content.header = _header(line)
+        case "arguments":
+            content.arguments = unpack(line)
+        case "checkpoint":
+            name = line["name"]
+            if not _FIELD.match(name):
+                raise ValueError(f"checkpoint field {name!r} is unknown: it is of a later version, or damaged")
+            content.fields[name] = unpack(line)
+        case "inbox":
+            content.inbox[str(line["name"])] = unpack(line)
+        case "event":
+            content.log.append(_event(line, content.log[-1][0] if content.log else "0-0"))
+        case "artifact":
+            content.artifacts[line["hash"]] = reader.begin(line["hash"], line["size"])
+        case "chunk":
+            reader.take(unpack(line))
+        case _:
+            raise ValueError(f"kind {kind!r} is unknown: it is of a later version, or damaged")
+
+
+def _header(line: dict[str, Any]) -> dict[str, Any]:
+    check_task_id(line["id"])
+    envelope = Envelope.decode(orjson.dumps(line["envelope"]))
+    if envelope.id != line["id"] or envelope.task != line["task"]:
+        raise ValueError("the envelope belongs to another task")
+    for name in ("events", "entries"):
+        if not isinstance(line[name], int) or line[name] < 0:
+            raise ValueError(f"{name} must be a number, got {line[name]!r}")
+    if line["state"] not in ("scheduled", "dead") or not isinstance(line["queue"], str):
+        raise ValueError("the state or the queue is not valid")
+    if max(line["data_format"] or 1, envelope.requires) > DATA_FORMAT:
+        raise ValueError(f"the task needs workers that know data format {line['data_format']}: update Perdure")
+    return line
+
+
+def _event(line: dict[str, Any], last: str) -> tuple[str, dict[str, bytes]]:
+    found = _ENTRY.fullmatch(line["id"])
+    if found is None or tuple(map(int, found.groups())) <= tuple(map(int, last.split("-"))):
+        raise ValueError(f"id of the event must be after {last}, got {line['id']!r}")
+    fields = {str(name): str(value).encode() for name, value in line["fields"].items()}
+    if "n" in fields:
+        int(fields["n"])
+    if "text" in line or "base64" in line:
+        fields["data"] = unpack(line)
+    return line["id"], fields
+
+
+class _ArtifactCheck:
+    """Check of the bytes of artifacts against their hashes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._expected: tuple[str, int] | None = None
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def begin(self, digest: str, size: int) -> int:
+        if size > self._limit:
+            raise ValueError(f"an artifact has {size:,} bytes; PERDURE_ARTIFACT_LIMIT allows {self._limit:,}")
+        self._expected, self._hash, self._size = (digest, size), hashlib.sha256(), 0
+        return size
+
+    def take(self, data: bytes) -> None:
+        if self._expected is None or not data:
+            raise ValueError("bytes without an artifact")
+        self._hash.update(data)
+        self._size += len(data)
+
+    def end(self) -> None:
+        if self._expected is not None and (self._hash.hexdigest(), self._size) != self._expected:
+            raise ValueError(f"the bytes of artifact {self._expected[0]} are not those that were exported")
+        self._expected = None
