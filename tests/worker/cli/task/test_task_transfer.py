@@ -16,7 +16,7 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, 
 from perdure.queues import TaskHandle
 from perdure.queues.delivery import close_exported, read_mark
 
-from tests.support.command_line import Answer, call
+from tests.support.command_line import Answer, call, process
 from tests.support.key_leaks import check_for_leaks
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import history, running_worker, wait_until
@@ -200,6 +200,10 @@ async def test_a_dead_letter_is_imported_as_replayed(
         await app.producer.enqueue("failing", task_id="f", queue="test")
     await run(app, "f", State.DEAD)
     file = str(tmp_path / "task.jsonl")
+    assert (await at(elsewhere, "task", "show", "f")).code == 0
+    piped = await anyio.to_thread.run_sync(process, "task", "export", "f")
+    assert (piped.code, "was not cancelled here" in piped.err) == (0, True), piped.err
+    assert [line["kind"] for line in piped.lines][-1] == "end"
     assert (await at(elsewhere, "task", "export", "f", "-o", file)).code == 0
     async with app:
         assert await (await find(app, "f")).status() is State.CANCELLED
