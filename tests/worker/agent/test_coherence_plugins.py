@@ -191,6 +191,18 @@ async def test_a_verdict_is_an_event_and_is_not_asked_for_again_by_a_resumed_run
     assert f"s:{VERDICT}" in await recorded_steps(app, handle)
 
 
+async def test_a_long_objection_is_recorded_in_part(app: App) -> None:
+    async def judge(view: View) -> str:
+        return "too long " * 300_000
+
+    kind = type("Wordy", (Plodding,), {"coherence": Coherence(judge=judge, judge_every=2)})
+    handle = await app.agent(name="wordy", retry=Retry(base=0.0))(kind).enqueue("arrive")
+    await work_off(app)
+    assert await bounded(handle.result()) == "finished"
+    verdicts = [event.data["objection"] for event in await history(handle) if event.type == "judged"]
+    assert {len(one) for one in verdicts} == {2000}
+
+
 async def test_the_judge_gets_the_last_prompt(app: App) -> None:
     prompts: list[object] = []
 

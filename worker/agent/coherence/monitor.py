@@ -47,6 +47,9 @@ from .settings import Coherence, Finding, Policy
 
 __all__ = ["CoherenceMonitor"]
 
+_LONGEST: Final = 2000
+"""Characters of an objection that are recorded."""
+
 _SHORTEST: Final = 0.05
 """Least seconds between two checks of progress."""
 
@@ -204,7 +207,7 @@ class CoherenceMonitor(RunObserver):
             return
         objection = ""
         try:
-            objection = str(await judge(self._view()) or "")
+            objection = str(await judge(self._view()) or "")[:_LONGEST]
         except Exception:  # noqa: BLE001 - it may raise anything; it is asked again later
             logger.bind(task=run.envelope.task, id=run.id).exception("the judge of coherence failed")
             self._verdict = self._verdict.model_copy(update={"work": work})
