@@ -19,7 +19,7 @@ help:
 	  'make demo         kill workers of a task on real files, and show that it completes (about 30 s)' \
 	  'make test         all tests but those of make test-build (about five minutes)' \
 	  'make test-fast    the unit tests only, without servers and processes' \
-	  'make test-build   the tests of the image, the unit files, the release and the benchmarks' \
+	  'make test-build   the tests of the image, the unit files, the release, the benchmarks and the code in documents' \
   'make test-python  the unit and conformance tests on another Python: VENV=.venv312 PYTHON=python3.12' \
 	  'make test-wheel   the quickstart on the installed wheel, outside of the repository (WHEEL_PYTHONS)' \
 	  'make dist         wheel and source archive of a release (REPOSITORY: its public address)' \
@@ -66,8 +66,8 @@ PARALLEL ?= 4
 PYTEST = $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 UNLIMITED := -o timeout=0 -o faulthandler_timeout=0
 
-# What is built and measured from the package, which takes long and changes seldom.
-BUILT := tests/benchmarks tests/project/test_deploy.py tests/project/test_dist.py
+# What is built, measured and documented with the package, which takes long and changes seldom.
+BUILT := tests/benchmarks $(addprefix tests/project/,test_deploy.py test_dist.py test_docs_code.py)
 
 test: install
 	$(PYTEST) $(BUILT:%=--ignore=%)

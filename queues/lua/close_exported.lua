@@ -41,9 +41,10 @@ redis.call('DEL', KEYS[7])
 redis.call('HSET', KEYS[1], 'state', 'cancelled', 'finished', ended)
 redis.call('HDEL', KEYS[1], 'entry', 'waits', 'wakes', 'dead', 'reason', 'error')
 register_retention(KEYS[5], ARGV[3], ended)
-for _, key in ipairs({KEYS[1], KEYS[2], KEYS[3], KEYS[6]}) do
-  redis.call('PEXPIRE', key, ARGV[2])
-end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+redis.call('PEXPIRE', KEYS[3], ARGV[2])
+redis.call('PEXPIRE', KEYS[6], ARGV[2])
 redis.call('PEXPIRE', KEYS[8], 2592000000)
 redis.call('PUBLISH', KEYS[1], 'cancelled')
 return 1

@@ -28,11 +28,13 @@ redis.call('ZADD', KEYS[6], string.match(entry, '^%d+'), ARGV[4])
 redis.call('PEXPIRE', KEYS[6], 2592000000)
 redis.call('DEL', KEYS[4], KEYS[5], KEYS[7])
 local at = 10
-for section, key in ipairs({KEYS[4], KEYS[7]}) do
-  for _ = 1, tonumber(ARGV[7 + section]) do
-    redis.call('HSET', key, ARGV[at], ARGV[at + 1])
-    at = at + 2
-  end
+for _ = 1, tonumber(ARGV[8]) do
+  redis.call('HSET', KEYS[4], ARGV[at], ARGV[at + 1])
+  at = at + 2
+end
+for _ = 1, tonumber(ARGV[9]) do
+  redis.call('HSET', KEYS[7], ARGV[at], ARGV[at + 1])
+  at = at + 2
 end
 while at <= #ARGV do
   local last = at + 1 + 2 * tonumber(ARGV[at + 1])

@@ -22,7 +22,21 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
 PRELUDES = {"fence", "retention", "seen", "upload"}
 KEYLESS = {"TIME"}
-FIRST = {"XPENDING", "XCLAIM", "XACK", "XDEL", "XADD", "XRANGE", "XTRIM", "SET", "EXISTS", "DEL", "PEXPIRE", "PERSIST"}
+FIRST = {
+    "XPENDING",
+    "XCLAIM",
+    "XACK",
+    "XDEL",
+    "XADD",
+    "XRANGE",
+    "XREVRANGE",
+    "XTRIM",
+    "SET",
+    "EXISTS",
+    "DEL",
+    "PEXPIRE",
+    "PERSIST",
+}
 FIRST |= {"GET", "HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "PUBLISH"}
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
 FIRST |= {"HKEYS", "HLEN", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE"}

@@ -84,7 +84,7 @@ def test_the_commands_are_these() -> None:
                 "compact",
             )
         ),
-        "task dismiss",
+        *(f"task {name}" for name in ("correct", "dismiss", "export", "import")),
         *(f"session {name}" for name in ("list", "show", "send", "export", "forget")),
         *(f"identity {name}" for name in ("show", "set", "log")),
         *(f"artifacts {name}" for name in ("list", "gc")),
@@ -130,6 +130,7 @@ def test_every_command_that_prints_data_prints_json() -> None:
         ("dlq", "export"),  # is JSON already
         ("memory", "export"),
         ("session", "export"),
+        ("task", "export"),
         ("session", "forget"),
         ("keys", "generate"),  # is one word
         ("queue", "metrics"),  # is text of Prometheus'
