@@ -269,7 +269,9 @@ class TaskHandle(Generic[R]):
             limit=self._payload_limit,
         )
 
-    async def correct(self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None) -> Sent:
+    async def correct(
+        self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None, confirm: bool = False
+    ) -> Sent:
         """Correct the state of an agent: it applies the changes before its next step, all or none.
 
         The event `corrected` or `correction_refused` says which. A task that waits for a message is woken; a dead
@@ -279,11 +281,12 @@ class TaskHandle(Generic[R]):
             changes: JSON data by the path of a field, such as `context.city`, or by its JSON pointer.
             by: Name of the person.
             message_id: A correction that is sent again under the same id is stored once.
+            confirm: Confirm that an agent with `on_resume="ask"` may continue, also without changes.
 
         Raises as `send`, and `ValueError` without changes.
         """
         options: dict[str, Any] = {"sender": by, "message_id": message_id, "limit": self._payload_limit}
-        return await send_correction(self._gateway, self.partition, self.id, changes, **options)
+        return await send_correction(self._gateway, self.partition, self.id, changes, confirm=confirm, **options)
 
     async def dismiss(self, event: int) -> None:
         """Dismiss the coherence finding that has this event, and equal ones from now on. Raises `ValueError`."""
@@ -366,9 +369,9 @@ class TaskHandle(Generic[R]):
         """See `send`."""
         return self._sync(lambda: self.send(content, sender=sender, message_id=message_id), "send(...)")
 
-    def correct_sync(self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None) -> Sent:
+    def correct_sync(self, changes: Mapping[str, Any], **options: Any) -> Sent:
         """See `correct`."""
-        return self._sync(lambda: self.correct(changes, by=by, message_id=message_id), "correct(...)")
+        return self._sync(lambda: self.correct(changes, **options), "correct(...)")
 
     def dismiss_sync(self, event: int) -> None:
         """See `dismiss`."""

@@ -173,10 +173,16 @@ def _encode(message_id: str, sender: str, content: Any, limit: int, kind: str) -
 
 
 async def send_correction(
-    gateway: Gateway, partition: Partition, task_id: str, changes: Mapping[str, Any], **options: Any
+    gateway: Gateway,
+    partition: Partition,
+    task_id: str,
+    changes: Mapping[str, Any],
+    *,
+    confirm: bool = False,
+    **options: Any,
 ) -> Sent:
     """Send a correction of an agent's state to its inbox. See `TaskHandle.correct`, and `send_message` for options."""
-    if not changes or not all(changes):
+    if not (changes or confirm) or not all(changes):
         raise ValueError(f"changes must be JSON data by the path of a field, at least one, got {changes!r}")
     return await send_message(gateway, partition, task_id, dict(changes), kind=CORRECTION, **options)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, overload
 from ..deadletter import Retry
 from ..queues import Duration, Encryptor, Producer, check_name
 from ..queues.sessions import check_session_id
-from .agent import Agent, Coherence, OnMessage, S, StateType, make_handler
+from .agent import Agent, Coherence, OnMessage, OnResume, S, StateType, make_handler
 from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp, open_lifespan
 from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain
@@ -283,6 +283,7 @@ class App:
         durability: Durability = "sync",
         result_ttl: Duration | None = _MONTH,
         on_message: OnMessage = "next_step",
+        on_resume: OnResume = None,
     ) -> AgentTask[S]: ...
     @overload
     def agent(
@@ -296,6 +297,7 @@ class App:
         durability: Durability = "sync",
         result_ttl: Duration | None = _MONTH,
         on_message: OnMessage = "next_step",
+        on_resume: OnResume = None,
     ) -> Callable[[type[Agent[S]]], AgentTask[S]]: ...
     def agent(
         self,
@@ -309,6 +311,7 @@ class App:
         durability: Durability = "sync",
         result_ttl: Duration | None = _MONTH,
         on_message: OnMessage = "next_step",
+        on_resume: OnResume = None,
     ) -> Any:
         """Register a subclass of `Agent` as a task: `research = app.agent(Research)`, or as a decorator.
 
@@ -323,6 +326,8 @@ class App:
             on_message: when a message enters the conversation: before the `next_step`; or at once, with an `interrupt`
                 of the running step, which then runs again; or with a `restart`, which also plans again. None: only the
                 agent's own code reads messages. See docs/how-to/messages.md.
+            on_resume: "ask" lets it wait after a crash, a failure or a replay until a person confirms that it may
+                continue, for at most `Agent.resume_timeout`. See docs/how-to/agents.md.
         """
         queue = self._queue(queue)
 
@@ -333,6 +338,7 @@ class App:
                 agent,
                 form,
                 on_message=on_message,
+                on_resume=on_resume,
                 replicated=durability == "replicated",
                 check=lambda: self.settings.check_state,
                 notifications=lambda: self.producer.notifications,

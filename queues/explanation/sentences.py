@@ -219,6 +219,8 @@ def _waiting(facts: Facts) -> _Said:
     remedy = f"answer: perdure task send {record.id} TEXT{f' --from {on}' if on else ''}"
     if what == "compaction":
         remedy = f"make its state smaller: perdure task compact {record.id}; or raise PERDURE_PAYLOAD_LIMIT first"
+    elif what == "confirmation":
+        remedy = f"let it continue: perdure task correct {record.id} --continue; --field PATH=VALUE corrects its state"
     return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
 
 

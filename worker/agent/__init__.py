@@ -8,6 +8,7 @@
 | `incoming.py` | unread messages into the conversation; interruption of a step by one |
 | `planning.py` | plans as they are returned: their check and logged form |
 | `correcting.py` | corrections of the state by a person |
+| `confirmation.py` | a resumed agent waits until a person confirms that it may continue |
 | `resume_notice.py` | the notice of a resume for the user |
 | `live_state.py` | the state of a run beside the reduction of its event log; checkpoints and snapshots |
 | `session_turn.py` | a run that is a turn of a session: what it starts from, what it leaves |
@@ -31,6 +32,7 @@ except through an event.
 
 from .agent import Agent, S
 from .coherence import Coherence, CoherenceMonitor, watched
+from .confirmation import OnResume
 from .handler import make_handler
 from .incoming import OnMessage
 from .live_state import LiveState
@@ -42,6 +44,7 @@ __all__ = [
     "CoherenceMonitor",
     "LiveState",
     "OnMessage",
+    "OnResume",
     "S",
     "StateType",
     "make_handler",

@@ -41,6 +41,7 @@ class Agent(Generic[S]):
         identity: who the agent is, apart from its work, until `perdure identity set` stores another one; None for an
             agent without one. See docs/how-to/identity.md.
         message_rounds: how often messages that come after the last step cause another plan; later ones stay unread.
+        resume_timeout: seconds that an agent with `on_resume="ask"` waits for a confirmation, before it continues.
         coherence: checks whether the agent still works on its goal, see docs/explanation/coherence.md.
     """
 
@@ -53,6 +54,7 @@ class Agent(Generic[S]):
     wake_when_due: ClassVar[bool] = False
     identity: ClassVar[Identity | None] = None
     message_rounds: ClassVar[int] = 3
+    resume_timeout: ClassVar[float] = 3600.0
     coherence: ClassVar[Coherence] = Coherence()
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -75,12 +75,13 @@ class Corrections:
         entries = [Entry(Kind.CONSUMED, str(number), b"")]
         wanted = message.content if isinstance(message.content, dict) else {}
         try:
-            entries.append(run.next_entry(self._event(wanted, message.sender)))
+            if wanted:  # else it only confirms that the agent may continue
+                entries.append(run.next_entry(self._event(wanted, message.sender)))
         except Exception as error:  # noqa: BLE001 - a validator of the state class may raise anything
             entries.append(self._refusal(wanted, message.sender, error))
         else:
-            entries += also()
-            if not self._incoming.owned:
+            entries += also() if wanted else ()
+            if wanted and not self._incoming.owned:
                 text = quoted_block(orjson.dumps(wanted, option=orjson.OPT_INDENT_2).decode(), _LONGEST)
                 by = f" by {quoted_name(message.sender)}" if message.sender else ""
                 turn = Message(role="user", content=f"The state was corrected{by}:\n{text}", name=FROM_INBOX)

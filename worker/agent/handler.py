@@ -10,6 +10,7 @@ from ...queues.pubsub import TaskNotifications
 from ..durable import CURRENT_RUN, Context
 from ..errors import StepOutsideTask, TaskDefinitionError
 from .agent import Agent
+from .confirmation import OnResume
 from .incoming import OnMessage
 from .live_state import LiveState
 from .loop import Loop
@@ -28,6 +29,7 @@ def make_handler(
     state_type: StateType[Any],
     *,
     on_message: OnMessage = "next_step",
+    on_resume: OnResume = None,
     replicated: bool = False,
     check: Callable[[], bool],
     notifications: Callable[[], TaskNotifications],
@@ -36,6 +38,7 @@ def make_handler(
 
     Args:
         on_message: what a message to a running agent causes, see `App.agent`.
+        on_resume: what the agent does after an involuntary stop, see `App.agent`.
         replicated: whether a step of the plan is done only when Redis replicas have its record.
         check: returns whether states are compared with the reduction of their logs.
         notifications: returns the notifications of tasks, while the app is open.
@@ -47,6 +50,8 @@ def make_handler(
     if on_message not in (None, *_ON_MESSAGE):
         shown = ", ".join(map(repr, _ON_MESSAGE))
         raise TaskDefinitionError(f"agent {state_type.agent!r}: on_message must be {shown} or None, got {on_message!r}")
+    if on_resume not in (None, "ask"):
+        raise TaskDefinitionError(f"agent {state_type.agent!r}: on_resume must be 'ask' or None, got {on_resume!r}")
 
     async def handler(ctx: Context, goal: str, **inputs: Any) -> Any:
         run = CURRENT_RUN.get()
@@ -61,7 +66,8 @@ def make_handler(
             check=check(),
         )
         agent = kind()
-        loop = Loop(agent, ctx, live, notifications, on_message=on_message, replicated=replicated)
+        options: dict[str, Any] = {"on_message": on_message, "on_resume": on_resume, "replicated": replicated}
+        loop = Loop(agent, ctx, live, notifications, **options)
         turn = SessionTurn.of(run, agent, state_type)
         return await (loop.drive(goal, inputs) if turn is None else _take_turn(turn, loop, live, goal, inputs))
 
@@ -114,6 +120,10 @@ def _check(kind: object, name: str) -> None:
             raise TaskDefinitionError(f"agent {name!r}: {method} must be an 'async def'")
     if kind.snapshot_every < 1 or kind.save_every <= 0:
         raise TaskDefinitionError(f"agent {name!r}: snapshot_every must be 1 or more, save_every more than 0 seconds")
+    if not kind.resume_timeout > 0:
+        raise TaskDefinitionError(
+            f"agent {name!r}: resume_timeout must be more than 0 seconds, got {kind.resume_timeout!r}"
+        )
     if any(keep is not None and keep < 1 for keep in (kind.keep_steps, kind.keep_messages)):
         raise TaskDefinitionError(f"agent {name!r}: keep_steps and keep_messages must be 1 or more, or None")
     if type(kind.message_rounds) is not int or kind.message_rounds < 0:

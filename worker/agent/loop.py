@@ -33,12 +33,12 @@ from .autosave import Autosave, snapshots
 from .background import in_background
 from .chosen_identity import read_identity
 from .coherence import CoherenceMonitor
+from .confirmation import OnResume, confirm_resume
 from .context.tokens import Estimate, message_tokens
 from .correcting import Corrections
 from .incoming import Incoming, Interrupted, OnMessage
 from .live_state import LiveState
 from .planning import planned_steps, without_archived
-from .resume_notice import notify_of_resume
 from .size_limit import park_too_large, resume_after_compaction
 
 __all__ = ["Loop"]
@@ -70,6 +70,7 @@ class Loop(Generic[S]):
         notifications: Callable[[], TaskNotifications],
         *,
         on_message: OnMessage = "next_step",
+        on_resume: OnResume = None,
         replicated: bool = False,
     ) -> None:
         self._agent = agent
@@ -78,6 +79,7 @@ class Loop(Generic[S]):
         self._run = live.run
         self._notifications = notifications
         self._on_message: OnMessage = on_message
+        self._on_resume: OnResume = on_resume
         self._replicated = replicated
         self._replans = type(agent).replan is not Agent.replan
         self._interrupted = False
@@ -109,7 +111,7 @@ class Loop(Generic[S]):
         )
         self._run.observe(self._incoming)
         self._corrections = Corrections(self._live, self._incoming, replicated=self._replicated)
-        await notify_of_resume(self._agent, self._ctx, self._live)
+        await confirm_resume(self._agent, self._ctx, self._live, self._on_resume)
         watching = in_background(self._incoming.watch(self._notifications))
         async with snapshots(self._live), in_background(monitor.run()), watching:
             await self._plan()

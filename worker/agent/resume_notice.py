@@ -12,7 +12,7 @@ from ..journal.quoting import quoted_line, quoted_name
 from .agent import Agent
 from .live_state import LiveState
 
-__all__ = ["notice_of", "notify_of_resume"]
+__all__ = ["AFTER", "notice_of", "notify_of_resume"]
 
 _SCOPE: Final = "#resume"
 """Scope of the steps that `on_resume` calls."""
@@ -23,7 +23,7 @@ _LONGEST: Final = 4_000
 _MOST_CALLS: Final = 5
 """Calls in flight that a notice names."""
 
-_AFTER: Final = {
+AFTER: Final = {
     "crash": "a crash",
     "hand_off": "a shutdown of its worker",
     "replay": "a replay",
@@ -73,7 +73,7 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
         upcoming = "plan"
     at = iso_time(resumption.at) or ""
     parts = [
-        f"Resumed after {_AFTER[resumption.after]}{at and f' at {at}'}.",
+        f"Resumed after {AFTER[resumption.after]}{at and f' at {at}'}.",
         f"Goal: {quoted_line(state.goal)}.",
         f"Restored: {closed} of {steps} steps are done, {len(state.messages)} messages.",
         f"Lost: {lost}." if lost else "",

@@ -134,7 +134,7 @@ class WaitStarted(Event):
 
 @built_in
 class Waited(Event):
-    """End of a wait whose time passed without a message."""
+    """End of a wait without a message that the handler read."""
 
     type: Literal["waited"] = "waited"
 

@@ -28,6 +28,9 @@ async def correct(
         list[str] | None,
         typer.Option("--field", metavar="PATH=VALUE", help="New value of a field, as JSON, else as text; repeatable."),
     ] = None,
+    proceed: Annotated[
+        bool, typer.Option("--continue", help="Confirm that the agent may continue, also without --field.")
+    ] = False,
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")] = None,
     json: AsJson = False,
 ) -> None:
@@ -36,23 +39,24 @@ async def correct(
     The agent applies all values, or none, before its next step. The event
     'corrected' or 'correction_refused' says which; 'perdure task events ID'
     prints it. An agent that waits for a message wakes up; a dead letter
-    applies the values after a replay. PATH has dots between names and
+    applies the values after a replay. An agent that waits for a confirmation
+    (on_resume="ask") continues. PATH has dots between names and
     indexes; for a name with a dot write a JSON pointer: /context/a.b
 
     Example: perdure task correct 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --field context.city=Paris
     """
-    if not field:
-        raise Misuse("give at least one --field PATH=VALUE")
-    changes = dict(map(_field, field))
+    if not field and not proceed:
+        raise Misuse("give at least one --field PATH=VALUE, or --continue")
+    changes = dict(map(_field, field or ()))
     handle = await find_handle(producer, task_id)
     await _check(producer, handle, changes)
     by = login() if by is None else by
-    sent = await handle.correct(changes, by=by)
+    sent = await handle.correct(changes, by=by, confirm=proceed)
     if json:
         print_json({"id": sent.task_id, "number": sent.number, "state": sent.state, "changes": changes})
     else:
         print_data(sent.task_id)
-    note(f"sent correction {sent.number} to task {sent.task_id}; {_when(sent)}")
+    note(f"sent {'correction' if changes else 'confirmation'} {sent.number} to task {sent.task_id}; {_when(sent)}")
 
 
 def _field(text: str) -> tuple[str, Any]:
@@ -85,4 +89,4 @@ async def _check(producer: Producer, handle: TaskHandle[Any], changes: dict[str,
 def _when(sent: Sent) -> str:
     if sent.state is State.DEAD:
         return f"it is a dead letter; to resume it: perdure dlq replay {sent.task_id}"
-    return "the agent applies it before its next step"
+    return "the agent reads it before its next step"

@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
 
 from tests.support.command_line import call
-from tests.support.workers import work_off
+from tests.support.workers import wait_until, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -53,6 +53,38 @@ def test_a_dead_agent_is_corrected(settings: Settings, monkeypatch: pytest.Monke
     assert json.loads(call("task", "result", task_id, "--json").out)["result"] == {"book": "Oslo"}
     assert "context.city, context.n" in call("task", "events", task_id).out
     assert call("task", "correct", task_id, "--field", "context.city=Bern").code != 0
+
+
+def test_an_agent_that_asks_continues(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+
+    async def work_until(state: str) -> None:
+        app = App("test", settings=settings)
+        app.agent(Traveller, name="traveller", retry=Retry(max_attempts=3, base=0.0), on_resume="ask")
+
+        async def reached() -> bool:
+            await work_off(app)
+            handle = await app.producer.find(task_id)
+            return handle is not None and (await handle.status()).value == state
+
+        async with app:
+            await wait_until(reached, f"the task is {state}")
+
+    task_id = call("enqueue", "traveller", "--queue", "test", "--args", '{"goal": "travel"}').ids[0]
+    anyio.run(work_until, "waiting")
+    for command in ("why", "show"):
+        said = " ".join(call("task", command, task_id).out.split())
+        assert "waiting for a confirmation since " in said
+        assert f"let it continue: perdure task correct {task_id} --continue" in said
+    assert call("task", "correct", task_id).code == 2
+    confirmed = call("task", "correct", task_id, "--continue", "--json")
+    assert json.loads(confirmed.out)["changes"] == {}
+    assert "sent confirmation " in confirmed.err
+    both = call("task", "correct", task_id, "--continue", "--field", "context.city=Oslo")
+    assert "sent correction " in both.err
+    anyio.run(work_until, "succeeded")
+    assert json.loads(call("task", "result", task_id, "--json").out)["result"] == {"book": "Oslo"}
 
 
 def test_a_function_has_no_state_to_correct(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
