@@ -188,6 +188,7 @@ def test_a_lost_worker_fails_until_its_deliveries_were_claimed(
             lost = until(lambda: [one["id"] for one in announced() if "other" not in one["queues"]], "it is listed")[0]
             call("enqueue", "blocks", "--queue", "audit")
             assert killed.line() == "began"
+            until_health(0)
             killed.send(signal.SIGKILL)
             killed.wait()
         answer = until_health(1)
