@@ -62,6 +62,7 @@ from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
 from perdure.queues.partitions.route import SINGLE
+from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import queue_script
 
 from tests.model.ground import Ground
@@ -371,7 +372,7 @@ class Queues(RuleBasedStateMachine):
         events, entries = (int(held.get(at.record(task), name) or 0) for name in ("events", "entries"))
         events = max(0, events - behind)
         keys = [at.record(task), at.steps(task), at.log(task), at.due, at.nudge]
-        given = [task, events, entries, "archived", b"{}", wakes, 1, "s:#blob", "s:#state", b"{}"]
+        given: list[Argument] = [task, events, entries, "archived", b"{}", wakes, 1, "s:#blob", "s:#state", b"{}"]
         for _ in range(2):
             expected = self.ledger.edit(task, events, entries, wakes, {"s:#state": b"{}"}, "s:#blob")
             self.same(self.ground.run(self.ground.gateway.run(queue_script("edit_checkpoint"), keys, given)), expected)
