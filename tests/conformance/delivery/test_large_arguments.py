@@ -43,7 +43,7 @@ JSON = orjson.dumps(ARGUMENTS)
 async def uploads(gateway: Gateway, partition: Partition) -> dict[str, int]:
     """Return the uploads of the partition, and their TTLs in milliseconds."""
     pattern = partition.upload("*", "*").replace("{", "[{]").replace("}", "[}]")
-    _, keys = await gateway.command("SCAN", 0, "MATCH", pattern, "COUNT", 1000)
+    _, keys = await gateway.command("SCAN", 0, "MATCH", pattern, "COUNT", 1000, node_of=partition.ready)
     return {key.decode(): await gateway.command("PTTL", key) for key in keys}
 
 
