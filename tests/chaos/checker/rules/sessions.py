@@ -15,8 +15,11 @@ def check_sessions(history: History) -> Iterator[Violation]:
     """Check the state that each session has at the end of the run."""
     said: dict[str, list[Line]] = defaultdict(list)
     finals: dict[str, Line] = {}
+    asked: dict[str, int] = {}
     for line in history.lines:
-        if line.what == "said":
+        if line.what == "says":
+            asked[line["text"]] = line.at
+        elif line.what == "said":
             said[line["session"]].append(line)
         elif line.what == "session":
             finals[line["session"]] = line
@@ -29,10 +32,10 @@ def check_sessions(history: History) -> Iterator[Violation]:
             if not all(history.lost(line.at, history.end) for line in lines):
                 yield Violation("lost", f"session {session} has messages and does not exist", tuple(lines[:3]))
             continue
-        yield from _check(history, session, lines, final)
+        yield from _check(history, session, lines, final, asked)
 
 
-def _check(history: History, session: str, said: list[Line], final: Line) -> Iterator[Violation]:
+def _check(history: History, session: str, said: list[Line], final: Line, asked: dict[str, int]) -> Iterator[Violation]:
     heard: list[str] = final["heard"]
     if final["problem"] is not None or final["status"] != "idle":
         problem = final["problem"] or f"it is {final['status']} though time was given"
@@ -42,7 +45,7 @@ def _check(history: History, session: str, said: list[Line], final: Line) -> Ite
             lines = [line for line in said if line["text"] == text]
             yield Violation("heard twice", f"session {session} heard {text!r} {count} times", (*lines, final))
     for line in said:
-        if line["text"] not in heard and not history.lost(line.at, history.end):
+        if line["text"] not in heard and not _forgotten(history, line, asked.get(line["text"], line.at)):
             yield Violation("lost", f"session {session} never heard {line['text']!r}", (line, final))
     numbers: dict[str, int] = {}
     for text in heard:
@@ -51,6 +54,12 @@ def _check(history: History, session: str, said: list[Line], final: Line) -> Ite
             what = f"session {session} heard {text!r} after message {numbers[sender]} of {sender}"
             yield Violation("out of order", what, (final,))
         numbers[sender] = int(number)
+
+
+def _forgotten(history: History, said: Line, asked: int) -> bool:
+    """Return whether Redis has lost a message: after the call, or during it, since the message is its first write."""
+    during = any(loss.begin.at <= said.at and loss.until >= asked for loss in history.losses)
+    return during or history.lost(said.at, history.end)
 
 
 def _rolled_back(history: History, said: list[Line], text: str) -> bool:
