@@ -45,7 +45,7 @@ refund      Money is returned within 30 days of the purchase
 limit       The API accepts 100 requests per second and customer
 timeout     Calls of the payment provider time out after 10 seconds
 retry       Failed webhooks are sent again five times
-idempotent  Payments carry an idempotency key, so that nobody is charged twice
+idempotent  Payments carry an idempotency key, so that no customer is charged twice
 upload      Uploaded files may have at most 25 megabytes
 virus       Attachments are scanned for malware before they are stored
 python      The backend is written in Python 3.11

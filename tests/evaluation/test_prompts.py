@@ -1,4 +1,4 @@
-"""What a resumed agent is shown, after crashes at any write and kills at any place, in a wide and a narrow window."""
+"""Prompts of resumed agents, after crashes at any write and kills at any place, in a wide and a narrow window."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ async def test_a_literal_agent_of_thirty_steps(settings: Settings, tmp_path: Pat
     prompts = [
         Prompt(tuple(map(Message.model_validate, one["messages"])), one["cacheable"], one["stable"]) for one in lines
     ]
-    effects = [tuple(line.split(" ", 1)) for line in (tmp_path / "effects").read_text().splitlines()]
+    noted = [line.partition(" ") for line in (tmp_path / "effects").read_text().splitlines()]
+    effects = [(step, key) for step, _, key in noted]
     wrong = [problem for one, prompt in zip(lines, prompts, strict=True) for problem in found_in(prompt, one["state"])]
     shares = {form: stability(prompts, form)[8:] for form in ("messages", "openai", "anthropic")}
     calls = f"{len(prompts)} calls of the model, {record.crashes} crashes"
@@ -107,7 +108,7 @@ async def test_a_literal_agent_of_thirty_steps(settings: Settings, tmp_path: Pat
     if last is not None:
         say("  prompt after the last resume (turns shortened):\n" + shown(last))
     assert result == "s30 total=465"
-    assert repeated_or_skipped(effects, 30) == []  # type: ignore[arg-type]
+    assert repeated_or_skipped(effects, 30) == []
     assert wrong == []
     assert len({one.messages[: one.stable] for one in prompts}) == 1
     assert len(list((tmp_path / "graves").iterdir())) == kills

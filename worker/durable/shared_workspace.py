@@ -69,7 +69,8 @@ class SharedWorkspace:
     async def write(self, path: str, data: Data, *, expected: int | None = None) -> SharedFile:
         """Write a file; return it with its new version.
 
-        Within a step, a call that is repeated because the step was cut off has no effect if it was done.
+        Within a step, a call that is repeated because the step was cut off has no effect if it was done. Without
+        `expected`, it replaces what another writer wrote in between.
 
         Args:
             path: From the workspace, with `/` between names.

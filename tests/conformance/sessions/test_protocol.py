@@ -39,8 +39,8 @@ def address(namespace: Namespace) -> SessionAddress:
     return SessionAddress.of(namespace, "bot", "ada")
 
 
-async def send(gateway: Gateway, namespace: Namespace, text: str, **options: str | bool) -> TurnId:
-    return await send_to_session(gateway, namespace, "bot", "ada", text, queue="default", **options)  # type: ignore[arg-type]
+async def send(gateway: Gateway, namespace: Namespace, text: str, **options: Any) -> TurnId:
+    return await send_to_session(gateway, namespace, "bot", "ada", text, queue="default", **options)
 
 
 async def depth(gateway: Gateway, partition: Partition) -> int:

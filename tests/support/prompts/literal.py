@@ -47,7 +47,7 @@ def literal_answer(messages: list[dict[str, Any]]) -> str:
 
 
 class Hooks:
-    """What a test observes, and where it intervenes."""
+    """Observations of a test, and its hooks."""
 
     def on_prompt(self, prompt: Prompt, state: AgentState) -> None:
         """Called with each prompt, and the state that it was made from."""

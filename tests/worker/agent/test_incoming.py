@@ -280,7 +280,7 @@ async def test_unread_messages_of_an_agent_that_reads_itself_are_a_finding(app: 
 
 
 async def test_messages_to_an_agent_that_failed_enter_before_the_step_runs_again(app: App) -> None:
-    """What the step recorded with other arguments runs again; what has the same arguments does not."""
+    """Inner steps run again if their arguments differ from the recorded ones, and only those."""
     calls: list[str] = []
 
     class Failing(Worked):

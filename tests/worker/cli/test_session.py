@@ -22,7 +22,7 @@ class Echo(Agent[AgentState]):
         return []
 
     async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
-        raise NotImplementedError
+        raise AssertionError("the plan has no steps")
 
     async def finish(self, ctx: Context, state: AgentState) -> str:
         if state.goal == "bad":

@@ -1,4 +1,4 @@
-"""What leaves the state of an agent: closed steps with their results, and whole exchanges of the conversation."""
+"""Archive of an agent: closed steps with their results, and whole exchanges of the conversation, leave the state."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def current_run(ctx: Context) -> Run:
 
 
 class Notes(AgentState):
-    """What a user has said, over all turns."""
+    """Messages of a user, over all turns."""
 
     user: str
     said: list[str] = Field(default_factory=list)

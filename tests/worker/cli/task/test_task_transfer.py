@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 
 class Ledger:
-    """What the handlers of both deployments did."""
+    """Calls of the handlers of both deployments."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
