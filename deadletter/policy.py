@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from ..queues import Counters, Duration, to_seconds
+from ..queues.runtime import RUNTIME
 
 __all__ = ["Bury", "Reason", "Retry", "TryAgain", "after_crash", "after_failure", "backoff", "must_quarantine"]
 
@@ -113,7 +113,7 @@ def backoff(retry: Retry, failures: int, chance: float | None = None) -> float:
 
     Exponential backoff with proportional jitter; see "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
-    share = random.random() if chance is None else chance  # noqa: S311 - jitter, not a secret
+    share = RUNTIME.uniform(0, 1) if chance is None else chance
     base, cap = to_seconds(retry.base), to_seconds(retry.cap)
     try:
         full = min(cap, base * retry.factor ** (max(failures, 1) - 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from ..queues import (
     restore_masked,
 )
 from ..queues.errors import LargeValueLost
+from ..queues.runtime import RUNTIME
 from ..queues.transport import read_arguments
 from .letters import DeadLetter
 
@@ -108,11 +108,11 @@ async def replay_all(
     gateway: Gateway, letters: AsyncIterable[DeadLetter], how: Replay
 ) -> AsyncIterator[tuple[DeadLetter, bool]]:
     """Replay letters in turn, within the rate; yield each with whether it was replayed now."""
-    started = time.monotonic()
+    started = RUNTIME.monotonic()
     done = 0
     async for letter in letters:
         if how.rate is not None:
-            await anyio.sleep(max(0.0, started + done / how.rate - time.monotonic()))
+            await anyio.sleep(max(0.0, started + done / how.rate - RUNTIME.monotonic()))
         yield letter, await replay(gateway, letter, how)
         done += 1
 

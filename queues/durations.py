@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from .runtime import RUNTIME
+
 __all__ = ["Duration", "Moment", "iso_time", "seconds_until", "to_seconds"]
 
 Duration = float | timedelta
@@ -34,7 +36,7 @@ def seconds_until(moment: Moment) -> float:
         return to_seconds(moment)
     if moment.utcoffset() is None:
         raise ValueError(f"a datetime must have a time zone, got {moment}: use datetime.now(UTC)")
-    return max(_LEAST, (moment - datetime.now(UTC)).total_seconds())
+    return max(_LEAST, (moment - datetime.fromtimestamp(RUNTIME.wall_clock(), UTC)).total_seconds())
 
 
 def iso_time(at: int | None) -> str | None:

@@ -8,7 +8,6 @@ stored. The next batch is prepared meanwhile.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import defaultdict
 from collections.abc import (
     AsyncGenerator,
@@ -26,6 +25,7 @@ from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
 from .keys import Partition
 from .partitions import PartitionRouter
+from .runtime import RUNTIME
 from .transport import Argument, Gateway, Script, queue_script, store_with_upload
 
 __all__ = ["BatchEnqueuer", "BatchLimits"]
@@ -102,7 +102,7 @@ class BatchEnqueuer:
         Raises:
             StillRunning: The earlier task has not ended.
         """
-        token = secrets.token_hex(8)
+        token = RUNTIME.token(8)
 
         async def store(partition: Partition) -> bool:
             return await self._reset(partition, message, token)

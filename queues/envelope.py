@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
-import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .defaults import Seconds
@@ -24,6 +23,7 @@ from .durations import Duration, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .keys import DATA_FORMAT
 from .partitions import spread
+from .runtime import RUNTIME
 from .security import (
     DEEPEST,
     MOST_SECRET_PATHS,
@@ -75,7 +75,7 @@ def check_task_id(task_id: str) -> str:
 
 def new_task_id() -> str:
     """Return a UUIDv7 (RFC 9562): unique, and sorted by the time of its creation."""
-    return str(uuid_utils.uuid7())
+    return RUNTIME.task_id()
 
 
 class Options(BaseModel):

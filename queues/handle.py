@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,6 +25,7 @@ from .inspection import find_task
 from .keys import Namespace, Partition
 from .pubsub import TaskNotifications
 from .records import Progress, Record, State, read_record
+from .runtime import RUNTIME
 from .security import RESULT, RESULT_CHUNKS
 from .transport import Gateway, LargeValue, read_large, retry_while_unavailable
 
@@ -134,7 +134,7 @@ class TaskHandle(Generic[R]):
             DecryptionError: The result is encrypted, and the key is missing.
             LargeValueLost: A part of a large result is missing.
         """
-        started = time.monotonic()
+        started = RUNTIME.monotonic()
         timeout = None if timeout is None else seconds_until(timeout)
         try:
             with anyio.fail_after(None if timeout is None else max(timeout, _FIRST_READ)):
@@ -142,12 +142,12 @@ class TaskHandle(Generic[R]):
             if not record.state.terminal:
                 if self.partition.queue in _SERVED.get():
                     self._warn_of_deadlock()
-                with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - started)):
+                with anyio.fail_after(None if timeout is None else timeout - (RUNTIME.monotonic() - started)):
                     record = await self._wait()
         except TimeoutError:
             raise TimeoutError(await self._explain_wait(timeout or 0.0)) from None
         if record.handed_to is not None:
-            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+            left = None if timeout is None else max(0.0, timeout - (RUNTIME.monotonic() - started))
             return await (await self._next(record.handed_to)).result(left)
         return await self._outcome(record)
 

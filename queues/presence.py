@@ -6,7 +6,6 @@ takes the data of another one for its own.
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ import orjson
 
 from .durations import iso_time
 from .keys import Namespace
+from .runtime import RUNTIME
 from .shared_config import SharedConfig, read_seconds
 from .transport import Argument, Gateway, pairs, queue_script
 
@@ -171,6 +171,6 @@ def _read(registered: bytes | list[bytes] | None, now: int) -> WorkerInfo | None
 async def deployment_id(gateway: Gateway, namespace: Namespace) -> str:
     """Return the id of the deployment: 32 hexadecimal digits, created atomically by the first call."""
     key = namespace.deployment
-    made: tuple[str | bytes, ...] = ("HSETNX", key, "id", uuid.uuid4().hex)
+    made: tuple[str | bytes, ...] = ("HSETNX", key, "id", RUNTIME.token(16))
     _, found = await gateway.pipeline([made, ("HGET", key, "id")])
     return str(found.decode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from functools import lru_cache
@@ -31,6 +30,7 @@ from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions import PartitionRouter
 from .pubsub import TaskNotifications
+from .runtime import RUNTIME
 from .security import Encryptor
 from .transport import Address, Gateway, Replicated, Replication, ServerRequirements
 
@@ -295,7 +295,7 @@ class Producer:
 
     async def catalog(self) -> Catalog:
         """Return the catalog of the namespace, read at most once in ten seconds."""
-        now = time.monotonic()
+        now = RUNTIME.monotonic()
         if self._catalog is None or now - self._catalog[0] > _CATALOG_AGE:
             self._catalog = (now, await read_catalog(self.gateway, self.namespace))
         return self._catalog[1]

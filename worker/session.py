@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
@@ -25,6 +24,7 @@ from ..queues import (
     seconds_until,
 )
 from ..queues.errors import NotOpen
+from ..queues.runtime import RUNTIME
 from ..queues.sessions import (
     SessionAddress,
     SessionFailed,
@@ -238,7 +238,7 @@ class TurnHandle:
         """
         left = None if timeout is None else max(1.0, seconds_until(timeout))
         producer = self._producer
-        started = time.monotonic()
+        started = RUNTIME.monotonic()
         try:
             with anyio.fail_after(left):
                 async with producer.notifications.listen(self._address.session) as notifications:
@@ -248,7 +248,7 @@ class TurnHandle:
                         with anyio.move_on_after(_POLL_INTERVAL):
                             await notifications.get()
         except TimeoutError:
-            waited = time.monotonic() - started
+            waited = RUNTIME.monotonic() - started
             raise TimeoutError(
                 f"turn {self.number} of the session did not end within {waited:.0f} s; "
                 f"'perdure task why {self.task_id}' says what it waits for"

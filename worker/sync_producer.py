@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from ..queues import Key, Moment, Producer, Replicated, TaskHandle, Unavailable
 from ..queues.errors import EventLoopError
-from ..queues.threadsafe_calls import BackgroundLoop, ThreadsafeCaller
+from ..queues.transport.threadsafe_calls import BackgroundLoop, ThreadsafeCaller
 from .app_loops import AppLoops, OpenedApp
 
 __all__ = ["SyncProducer", "close_sync_producers"]

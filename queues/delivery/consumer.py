@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import anyio
 
 from ..errors import LeaseLost, Refused, ServerFull, Unavailable
 from ..keys import GROUP, RELEASED, Partition, is_reserved
+from ..runtime import RUNTIME
 from ..transport import Argument, Command, Gateway, is_missing_group, pairs, queue_script
 from .fleet_locks import acquire_fleet_locks
 from .leases import RELEASED_IDLE_MS, Delivery, Leases
@@ -248,7 +248,7 @@ class Consumer:
         """Return the next cursor, the claimed deliveries, and own entries whose lease has expired."""
         start = "-" if cursor == "0-0" else cursor
         args: list[Argument] = [GROUP, self._worker, self._lease_ms, RELEASED, start, most, *unknown]
-        sent = time.monotonic()
+        sent = RUNTIME.monotonic()
         touched, reached, found, own = await self._gateway.run_once(_CLAIM, [partition.ready, partition.seen], args)
         self._on_touch(partition, Touch.of(touched, sent))
         claimed = [

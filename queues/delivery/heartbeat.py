@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +11,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ..errors import LeaseLost, QueueError
 from ..keys import GROUP, RELEASED, Partition
+from ..runtime import RUNTIME
 from ..transport import Address, Argument, Gateway, is_read_only, queue_script, sync_client, translated
 from ..transport.cluster import SyncClusterConnection
 from .leases import NOT_STARTED, Delivery, Leases, RunStatus
@@ -83,9 +82,9 @@ class LeaseHeartbeat:
         self._on_error = on_error
         self._should_renew = should_renew
         self._on_touch = on_touch
-        self._stop = threading.Event()
-        self._woken = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="perdure heartbeat", daemon=True)
+        self._stop = RUNTIME.event()
+        self._woken = RUNTIME.event()
+        self._thread = RUNTIME.thread(self._run, "perdure heartbeat")
 
     def start(self) -> None:
         self._thread.start()
@@ -170,7 +169,7 @@ class LeaseHeartbeat:
     def _call(
         self, connection: _RenewalConnection, partition: Partition, keys: list[str], args: list[Argument]
     ) -> tuple[list[int], list[int]]:
-        sent = time.monotonic()
+        sent = RUNTIME.monotonic()
         with translated(f"{self._address.shown} ({partition.queue})"):
             try:
                 reply: Any = connection.execute(partition.ready, "EVALSHA", _RENEW.sha, len(keys), *keys, *args)

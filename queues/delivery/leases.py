@@ -7,7 +7,6 @@ The fence of every write is checked against that entry, too (owner and delivery 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol
@@ -17,6 +16,7 @@ from typing_extensions import TypeVar
 from ..envelope import Envelope
 from ..errors import EntriesLost, LeaseLost, UnreadableEnvelope
 from ..keys import GROUP, Partition
+from ..runtime import RUNTIME
 
 __all__ = ["NOT_STARTED", "RELEASED_IDLE_MS", "Delivery", "Holder", "Leases", "RunStatus", "check_accepted"]
 
@@ -40,7 +40,7 @@ class Delivery:
     count: int
     fields: Mapping[bytes, bytes] = field(repr=False)
     claimed: bool = False
-    requested: float = field(default_factory=time.monotonic, compare=False, repr=False)
+    requested: float = field(default_factory=lambda: RUNTIME.monotonic(), compare=False, repr=False)  # noqa: PLW0108 - looked up late
 
     @property
     def fence(self) -> tuple[str, str, bytes, int]:

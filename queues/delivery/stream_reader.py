@@ -10,13 +10,13 @@ it does not delay the others.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ..errors import Unavailable
 from ..keys import GROUP, Partition
+from ..runtime import RUNTIME
 from ..transport import Argument, BlockingConnection, Gateway
 
 __all__ = ["PerNodeReader", "SingleNodeReader", "Stream", "StreamReader", "read_partitions"]
@@ -48,7 +48,7 @@ class _Absence:
 
     @property
     def left(self) -> float:
-        return self.until - time.monotonic()
+        return self.until - RUNTIME.monotonic()
 
 
 class StreamReader(Protocol):
@@ -114,10 +114,10 @@ class SingleNodeReader:
         self._gateway = gateway
         self._reader = reader
         self._worker = worker
-        self.requested = time.monotonic()
+        self.requested = RUNTIME.monotonic()
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
-        self.requested = time.monotonic()
+        self.requested = RUNTIME.monotonic()
         command = _command(self._worker, partitions, count, block)
         if block is None:
             return await self._gateway.command_now(*command) or []
@@ -158,10 +158,10 @@ class PerNodeReader:
         self._absences: dict[Partition, _Absence] = {}
         self._returned: list[Partition] = []
         self._late: dict[Partition, tuple[asyncio.Future[Any], float]] = {}
-        self.requested = time.monotonic()
+        self.requested = RUNTIME.monotonic()
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
-        self.requested = time.monotonic()
+        self.requested = RUNTIME.monotonic()
         await self._close_others()
         available = self._available(partitions)
         found = await self._poll(available, count) if available else []
@@ -200,7 +200,7 @@ class PerNodeReader:
         before = self._absences.pop(partition, None)
         if error is not None:
             delay = _FIRST_ABSENCE if before is None else min(before.delay * 2, _LONGEST_ABSENCE)
-            self._absences[partition] = _Absence(error, delay, time.monotonic() + delay)
+            self._absences[partition] = _Absence(error, delay, RUNTIME.monotonic() + delay)
         elif before is not None:
             self._returned.append(partition)
 
@@ -229,7 +229,7 @@ class PerNodeReader:
 
     def _ask(self, partition: Partition, count: int) -> tuple[asyncio.Future[Any], float]:
         command = _command(self._worker, [partition], count, None)
-        return asyncio.ensure_future(self._gateway.command_now(*command)), time.monotonic()
+        return asyncio.ensure_future(self._gateway.command_now(*command)), RUNTIME.monotonic()
 
     async def _wait(self, partitions: Sequence[Partition], count: int, block: float) -> list[Stream]:
         """Block on all at once. However this ends, no read is left behind that could take a message unseen."""

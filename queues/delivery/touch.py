@@ -6,11 +6,11 @@ clock of Redis was set, restarts every lease of the partition (`seen.lua`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..keys import GROUP, RELEASED, Partition
+from ..runtime import RUNTIME
 from ..transport import Gateway, queue_script
 
 __all__ = ["OnTouch", "Touch", "ignore_touch", "touch_partition"]
@@ -39,7 +39,7 @@ class Touch(NamedTuple):
     def of(cls, reply: Sequence[int], sent: float) -> Touch:
         """Return the touch that is part of a script's reply."""
         now, gap, restarted = reply
-        return cls(now / 1000, gap / 1000, restarted, sent, time.monotonic())
+        return cls(now / 1000, gap / 1000, restarted, sent, RUNTIME.monotonic())
 
 
 OnTouch = Callable[[Partition, Touch], None]
@@ -51,5 +51,5 @@ def ignore_touch(partition: Partition, touch: Touch) -> None:
 
 async def touch_partition(gateway: Gateway, partition: Partition, lease_ms: int) -> Touch:
     """Touch a partition."""
-    sent = time.monotonic()
+    sent = RUNTIME.monotonic()
     return Touch.of(await gateway.run(_TOUCH, [partition.ready, partition.seen], [GROUP, lease_ms, RELEASED]), sent)

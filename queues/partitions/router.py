@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from ..errors import Unavailable
 from ..keys import Namespace, Partition
+from ..runtime import RUNTIME
 from ..transport import Gateway
 from .resharding import next_route, sync_route
 from .route import SINGLE, Route
@@ -36,7 +35,7 @@ class PartitionRouter:
         self._closed: set[int] = set()
         self._partitions: dict[int, Partition] = {0: namespace.partition(queue)}
         self._set_route(SINGLE)
-        self._number = random.getrandbits(32)
+        self._number = int(RUNTIME.token(4), 16)
         self._loaded = -math.inf
 
     @property
@@ -72,14 +71,14 @@ class PartitionRouter:
 
     async def refresh(self) -> None:
         """Read the route again if that was some time ago."""
-        if time.monotonic() - self._loaded > _ROUTE_TTL:
+        if RUNTIME.monotonic() - self._loaded > _ROUTE_TTL:
             try:
                 self._set_route(await sync_route(self._gateway, self._namespace, self._queue, self._route))
             except Unavailable:
                 if self._loaded == -math.inf:
                     raise
                 # Routes are on one node of a cluster, partitions on others: those refuse tasks after a change.
-            self._loaded = time.monotonic()
+            self._loaded = RUNTIME.monotonic()
 
     def next_number(self) -> int:
         """Return the number for a task without a key: consecutive numbers from a random start."""
@@ -102,7 +101,7 @@ class PartitionRouter:
             self._closed.add(partition.index)
             if partition.index in self._route.last.indexes:
                 self._set_route(await next_route(self._gateway, self._namespace, partition, self._route))
-                self._loaded = time.monotonic()
+                self._loaded = RUNTIME.monotonic()
 
     def _set_route(self, route: Route) -> None:
         """Use a route from now on. `only`: the partition of every task if the queue is not spread."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,6 +9,7 @@ from typing import TypeVar
 import anyio
 
 from ..errors import NotOpen, Unavailable
+from ..runtime import RUNTIME
 
 __all__ = ["Backoff", "jittered", "retry_while_unavailable"]
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def jittered(seconds: float, jitter: float = 0.5) -> float:
     """Return the duration less a random part of it, which is at most `jitter` of the whole."""
-    return seconds * random.uniform(1.0 - jitter, 1.0)  # noqa: S311 - jitter, not a secret
+    return seconds * RUNTIME.uniform(1.0 - jitter, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

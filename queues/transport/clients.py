@@ -31,6 +31,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from ..errors import BadAddress, QueueError, Refused, ServerFull, Unavailable
+from ..runtime import RUNTIME
 from .address import Address, Node
 from .sentinel import Sentinels, followed_async, followed_sync
 
@@ -128,6 +129,8 @@ def sync_client(
             options["socket_connect_timeout"] = min(timeout, options["socket_connect_timeout"])
         if address.service is not None:
             options |= followed_sync(_sentinels(address), encrypted=address.encrypted)
+        if RUNTIME.sync_connection is not None:
+            options["connection_class"] = RUNTIME.sync_connection
         client = redis.Redis.from_pool(redis.ConnectionPool(**options))
     client.response_callbacks.clear()
     return client

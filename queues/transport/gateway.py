@@ -13,7 +13,6 @@ memory. Writes that replicas must confirm have a separate connection (replicatio
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +28,8 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ..embedded import EmbeddedServer
 from ..errors import NotOpen, NotReplicated, QueueError, Refused, ServerFull, Unavailable
+from ..runtime import RUNTIME
 from ..security import NO_KEYS, Encryptor
-from ..threadsafe_calls import ThreadsafeCaller
 from .address import Address, Node
 from .backoff import Backoff
 from .blocking import BlockingConnection
@@ -47,6 +46,7 @@ from .pipelining import Argument, ClientAdapter, Command, CommandConnection, Pip
 from .replication import Replication, Replicator
 from .scripts import Script, loaded_scripts
 from .server_check import DEFAULT_REQUIREMENTS, ServerRequirements, check_servers
+from .threadsafe_calls import ThreadsafeCaller
 
 __all__ = ["Argument", "BlockingConnection", "Command", "Gateway", "GatewayTimings"]
 
@@ -311,7 +311,7 @@ class Gateway:
 
         A call that the server refused without executing it may always be repeated.
         """
-        deadline, delays = time.monotonic() + self.patience, _BACKOFF.delays()
+        deadline, delays = RUNTIME.monotonic() + self.patience, _BACKOFF.delays()
         while True:
             if not isinstance(error, NoScriptError):
                 await self._wait_to_retry(error, repeatable or was_not_executed(error), deadline, next(delays))
@@ -330,7 +330,7 @@ class Gateway:
         except Unavailable:
             if is_read_only(error) and self._connection is not None:
                 self._connection.reconnect()
-            if not repeatable or time.monotonic() + delay > deadline or self._connection is None:
+            if not repeatable or RUNTIME.monotonic() + delay > deadline or self._connection is None:
                 raise
         await anyio.sleep(delay)
         await self._ensure_embedded()

@@ -31,6 +31,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.retry import Retry
 
 from ..errors import Refused
+from ..runtime import RUNTIME
 from .address import Node
 
 __all__ = [
@@ -89,7 +90,7 @@ class FailoverListener:
     def was_replaced(self, node: Node) -> bool:
         """Whether the node was replaced recently; a sentinel that names it does not know of the failover yet."""
         with self._lock:
-            return node == self._former and time.monotonic() < self._until
+            return node == self._former and RUNTIME.monotonic() < self._until
 
     def _listen(self) -> None:
         while self._is_wanted():
@@ -126,7 +127,7 @@ class FailoverListener:
             return
         former = Node(former_and_new[0], int(former_and_new[1]))
         with self._lock:
-            self._former, self._until = former, time.monotonic() + _STALE_FOR
+            self._former, self._until = former, RUNTIME.monotonic() + _STALE_FOR
             aborts = [
                 abort for connection, abort in self._aborts.items() if (connection.host, connection.port) == former
             ]

@@ -31,7 +31,7 @@ from perdure import (
 )
 from perdure.queues import handle as handle_module
 from perdure.queues.errors import EventLoopError, NotOpen
-from perdure.queues.threadsafe_calls import BackgroundLoop
+from perdure.queues.transport.threadsafe_calls import BackgroundLoop
 
 from tests.support.workers import BOUND, bounded, redis_command, running_worker, wait_until, work_off
 

@@ -8,13 +8,13 @@ writer keeps what it wrote in the last seconds, and sends again what is missing,
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
 from ...queues import Delivery, EntriesLost, Entry, Gateway, LeaseLost, retry_while_unavailable, write_entries
 from ...queues.delivery.checkpoint import Written
+from ...queues.runtime import RUNTIME
 from ..log import log_wait, logger
 
 __all__ = ["PROGRESS_INTERVAL", "CheckpointWriter"]
@@ -67,7 +67,7 @@ class CheckpointWriter:
         self._on_wait = log_wait(f"task {task_id}", on_wait)
         self._first: tuple[Entry, ...] = ()
         self._progress: Entry | None = None
-        self._progress_due = time.monotonic() + PROGRESS_INTERVAL if last else 0.0  # a resumed run first catches up
+        self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL if last else 0.0  # a resumed run first catches up
         self._progress_timer: asyncio.TimerHandle | None = None
         self._pending: list[Entry] = []
         self._added = 0
@@ -76,7 +76,7 @@ class CheckpointWriter:
         self._kept: list[Entry] = []
         self._kept_before: list[Entry] = []
         self._kept_bytes = 0
-        self._kept_until = time.monotonic() + _KEPT_SECONDS
+        self._kept_until = RUNTIME.monotonic() + _KEPT_SECONDS
         self._writing = asyncio.Lock()
         self.large_values = asyncio.Lock()
         """Held while the chunks of a value are put, so that no write has those of several."""
@@ -108,7 +108,7 @@ class CheckpointWriter:
         self._progress_timer = None
         if self._progress is None:
             return
-        now, loop = time.monotonic(), asyncio.get_running_loop()
+        now, loop = RUNTIME.monotonic(), asyncio.get_running_loop()
         busy = self._background is not None and not self._background.done()
         if busy or now < self._progress_due:
             delay = max(PROGRESS_INTERVAL / 10, self._progress_due - now)
@@ -120,7 +120,7 @@ class CheckpointWriter:
     def _add_progress(self) -> None:
         latest, self._progress = self._progress, None
         if latest is not None:
-            self._progress_due = time.monotonic() + PROGRESS_INTERVAL
+            self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL
             self._pending.append(latest if self._cipher is None else latest.encrypted(self._cipher))
             self._added += 1
 
@@ -249,7 +249,7 @@ class CheckpointWriter:
         self._kept += batch
         for entry in batch:
             self._kept_bytes += _ENTRY_BYTES + len(entry.value) + len(entry.log)
-        now = time.monotonic()
+        now = RUNTIME.monotonic()
         if now > self._kept_until or self._kept_bytes > _KEPT_BYTES:
             self._kept_before, self._kept, self._kept_bytes = self._kept, [], 0
             self._kept_until = now + _KEPT_SECONDS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
@@ -12,6 +11,7 @@ import anyio
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
 from ...queues.delivery import RunStatus
+from ...queues.runtime import RUNTIME
 from ..journal import VERSION, Event, Resumption, redacted
 from ..memory import LazyMemoryStore
 from ..settings import Settings
@@ -113,7 +113,7 @@ class Run(HandlerTask):
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None
         self.stopping = self.closed = False
-        self.started = self.active = time.monotonic()
+        self.started = self.active = RUNTIME.monotonic()
         self.ended_at = 0.0
         self.ended_in: tuple[str, ...] = ()
         self.steps_in_flight: dict[str, float] = {}
@@ -264,7 +264,7 @@ class Run(HandlerTask):
     def __enter__(self) -> None:
         """Make the current asyncio task the handler's: from here on the run can be cancelled."""
         self._task = asyncio.current_task()
-        self.started = time.monotonic()
+        self.started = RUNTIME.monotonic()
         if self.stop_reason is not None:  # before it began
             self._cancel()
 
@@ -280,7 +280,7 @@ class Run(HandlerTask):
         """Cancel the handler. The first reason counts, unless the lease or entries are lost: no outcome is stored."""
         first = self.stop_reason is None
         if first:
-            self.ended_at = time.monotonic()
+            self.ended_at = RUNTIME.monotonic()
             self.ended_in = tuple(self.steps_in_flight)
         gap = why is StopReason.DATA_LOST and self.stop_reason not in (StopReason.LOST, StopReason.CANCELLED)
         if first or gap or why is StopReason.LOST:
@@ -310,7 +310,7 @@ class Run(HandlerTask):
 
     def status(self) -> RunStatus:
         """Return since when the run has been running, and in which step. Called in the heartbeat's thread."""
-        now = time.monotonic()
+        now = RUNTIME.monotonic()
         for step, began in tuple(self.steps_in_flight.items()):
             return RunStatus(now - self.started, step, now - began)
         return RunStatus(now - self.started)
@@ -319,7 +319,7 @@ class Run(HandlerTask):
 
     def touch(self) -> None:
         """Restart the idle time of the run."""
-        self.active = time.monotonic()
+        self.active = RUNTIME.monotonic()
 
     def excuse(self, seconds: float) -> None:
         """Exclude so many seconds, in which the event loop was blocked, from the idle time."""
@@ -330,7 +330,7 @@ class Run(HandlerTask):
         self.stopping = True
 
     def step_began(self, key: str) -> None:
-        self.steps_in_flight[key] = self.active = time.monotonic()
+        self.steps_in_flight[key] = self.active = RUNTIME.monotonic()
         for observer in self._observers:
             observer.on_step(key)
 
@@ -347,7 +347,7 @@ class Run(HandlerTask):
 
     def step_ended(self, key: str) -> None:
         self.steps_in_flight.pop(key, None)
-        self.active = time.monotonic()
+        self.active = RUNTIME.monotonic()
         if not self.steps_in_flight and self._quiet is not None:
             self._quiet.set()
             self._quiet = None

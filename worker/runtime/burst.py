@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import anyio
 
 from ...queues import Gateway
+from ...queues.runtime import RUNTIME
 from .children import LocalQuarantine
 from .executor import Executor
 from .intake import Intake
@@ -76,7 +75,7 @@ class Burst:
         ends = self._clock.restarts_end
         if ends == self._awaited:
             return False
-        if ends <= time.monotonic():
+        if ends <= RUNTIME.monotonic():
             self._awaited = ends
             self._intake.sweep()
         return True

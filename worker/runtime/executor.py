@@ -7,7 +7,6 @@ returns it; then the settle hooks store it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ from ...queues import (
     renew_lease,
     retry_while_unavailable,
 )
+from ...queues.runtime import RUNTIME
 from ..durable import STOP_RULES, Context, Middleware, Run, RunObserver, StopReason, Threads, build_chain
 from ..log import logger
 from ..memory import LazyMemoryStore
@@ -172,7 +172,10 @@ class Executor:
             if newer is None:
                 return False
             envelope = newer
-        if self._leases.holds_fence(delivery) or time.monotonic() - delivery.requested > self._shared.claim_lease / 2:
+        if (
+            self._leases.holds_fence(delivery)
+            or RUNTIME.monotonic() - delivery.requested > self._shared.claim_lease / 2
+        ):
             try:
                 delivery = await retry_while_unavailable(partial(self._confirm, delivery, envelope.id))
             except LeaseLost as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
 from ...queues import Backoff, Consumer, Delivery, Partition, QueueError, Unavailable
+from ...queues.runtime import RUNTIME
 from ..log import logger
 from .quarantine_gate import QuarantineGate
 from .reclaim import START, ReclaimSchedule
@@ -64,7 +64,7 @@ class Intake:
         self._plenty = False
         self._dispatched = 0
         self.reading = False
-        self.last_read = time.monotonic()
+        self.last_read = RUNTIME.monotonic()
         """Time of the last read or claim (monotonic clock, seconds)."""
         self.error = ""
         """Text of the last error, empty while the loop works."""
@@ -110,7 +110,7 @@ class Intake:
         await self._slots.wait_free()
         while not self._gate.has_room:
             await self._gate.wait_change()
-        self.last_read = time.monotonic()
+        self.last_read = RUNTIME.monotonic()
         if self._stopping:
             return
         if returned := self._consumer.returned():
@@ -184,7 +184,7 @@ class Intake:
         read does not block and shares a round trip with the outcomes.
         """
         self.reading = True
-        self.last_read = time.monotonic()
+        self.last_read = RUNTIME.monotonic()
         most = min(self._slots.free, max(_FEW, (self._slots.capacity + 1) // 2))
         taken = await self._consumer.read(most, block=None if self._plenty else block)
         self._plenty = len(taken.deliveries) >= most

@@ -5,11 +5,10 @@ The schedule claims nothing itself. The intake loop, which knows the free slots,
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Sequence
 
 from ...queues import Partition
+from ...queues.runtime import RUNTIME
 from .timings import WorkerTimings
 
 __all__ = ["ReclaimSchedule"]
@@ -70,11 +69,11 @@ class ReclaimSchedule:
         """Return the seconds until the next claim, 0 if one is due."""
         if self._unfinished:
             return 0.0
-        return max(0.0, self._next - time.monotonic())
+        return max(0.0, self._next - RUNTIME.monotonic())
 
     def next_claim(self) -> tuple[Partition, str] | None:
         """Return the partition to claim from and the cursor to continue at, or None if no claim is due."""
-        if not self._unfinished and time.monotonic() >= self._next:
+        if not self._unfinished and RUNTIME.monotonic() >= self._next:
             self._start_round()
             self._schedule()
         if not self._unfinished:
@@ -106,4 +105,4 @@ class ReclaimSchedule:
         self._unfinished = list(self._cursors)
 
     def _schedule(self) -> None:
-        self._next = time.monotonic() + self._interval * random.uniform(0.75, 1.25)  # noqa: S311 - jitter
+        self._next = RUNTIME.monotonic() + self._interval * RUNTIME.uniform(0.75, 1.25)

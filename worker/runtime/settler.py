@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -26,6 +25,7 @@ from ...queues import (
     retry_while_unavailable,
     succeed,
 )
+from ...queues.runtime import RUNTIME
 from ..durable import STOP_RULES, Run, StopReason
 from ..log import log_wait, logger
 from ..registry import Registry
@@ -69,7 +69,7 @@ class Settler:
 
     def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[Cancelled | None]]:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id
-        ran, last = time.monotonic() - run.started, run.last_entry
+        ran, last = RUNTIME.monotonic() - run.started, run.last_entry
         match outcome:  # partial, not lambda: a cell for each variable costs every task time in the garbage collector
             case Success():
                 return partial(self._succeed, run, outcome, ran, last)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Final
 
+from ...queues.runtime import RUNTIME
 from ..log import logger
 
 __all__ = ["stop_on_signals"]
@@ -36,7 +36,7 @@ async def stop_on_signals(stop: Callable[[], None]) -> AsyncIterator[None]:
         nonlocal received
         received += 1
         if received > 2:
-            os._exit(128 + number)
+            RUNTIME.exit(128 + number)
         loop.call_soon_threadsafe(_stop, stop, signal.Signals(number).name, received)
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from ...queues.runtime import RUNTIME
 from ..durable import CallNext, Context, Middleware, Settlement
 from .settlement import RunSettlement
 
@@ -21,6 +21,6 @@ class TaskLog(Middleware):
     async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
         await call_next()
         if isinstance(settlement, RunSettlement):
-            seconds = round(time.monotonic() - settlement.run.started, 3)
+            seconds = round(RUNTIME.monotonic() - settlement.run.started, 3)
             bound = ctx.log.bind(attempt=settlement.attempt, stop=settlement.stop, seconds=seconds)
             bound.info("ended: {}", settlement.state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -31,6 +30,7 @@ from ...queues import (
     release,
     serving,
 )
+from ...queues.runtime import RUNTIME
 from ..app import App
 from ..durable import Run, StopReason
 from ..errors import ConfigurationError
@@ -95,7 +95,7 @@ class Worker:
         self.queues = tuple(queues or app.tasks.queues)
         if not self.queues:
             raise ConfigurationError(f"app {app.name!r} has no tasks, so there is no queue to work on")
-        self.id = f"{name or app.name}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.id = f"{name or app.name}-{socket.gethostname()}-{os.getpid()}-{RUNTIME.token(3)}"
         self.concurrency = concurrency
         self._partitions = partitions or self.settings.partitions
         self._namespace = Namespace(self.settings.namespace)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 
 import anyio
 
+from ...queues.runtime import RUNTIME
 from ..log import logger
 from ..runtime.children.child import Child
 from ..runtime.children.processes import Children
@@ -106,7 +106,7 @@ class WorkerSlot:
         return delay
 
     def _delay_after(self, child: Child) -> float:
-        shortest = 0.0 if time.monotonic() - child.started_at > self._shortest_run else self._shortest_run
+        shortest = 0.0 if RUNTIME.monotonic() - child.started_at > self._shortest_run else self._shortest_run
         if not child.crashed:
             return shortest
         if not child.counts_as_crash:

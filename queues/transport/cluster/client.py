@@ -12,7 +12,6 @@ stay in order unless one of them is redirected.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import TimeoutError as ReplyTimeout
 
 from ...errors import QueueError
+from ...runtime import RUNTIME
 from ..address import Address, Node
 from ..pipelining import Command, CommandConnection
 from .hash_slots import slot_of
@@ -67,7 +67,7 @@ class _NodeConnection:
     def submit(self, command: Command) -> asyncio.Future[Any]:
         future = self.connection.submit(command)
         if not self.outstanding:
-            self.last_reply = time.monotonic()
+            self.last_reply = RUNTIME.monotonic()
         self.outstanding += 1
         self.idle.clear()
         future.add_done_callback(self._answered)
@@ -75,7 +75,7 @@ class _NodeConnection:
 
     def _answered(self, _: asyncio.Future[Any]) -> None:
         self.outstanding -= 1
-        self.last_reply = time.monotonic()
+        self.last_reply = RUNTIME.monotonic()
         if not self.outstanding:
             self.idle.set()
 
@@ -252,13 +252,13 @@ class ClusterConnection:
 
     def mark_failed(self, node: Node) -> None:
         """Report a broken connection to the node, which may have been replaced."""
-        self._failures[node] = time.monotonic()
+        self._failures[node] = RUNTIME.monotonic()
         _ = self._start_discovery()
 
     @property
     def _suspects(self) -> set[Node]:
         """Nodes that failed recently; they are asked last."""
-        since = time.monotonic() - self._timings.suspicion
+        since = RUNTIME.monotonic() - self._timings.suspicion
         self._failures = {node: when for node, when in self._failures.items() if when > since}
         return set(self._failures)
 
@@ -286,7 +286,7 @@ class ClusterConnection:
         """Detect nodes that stop answering and keep their connections open, long before commands time out."""
         while True:
             await asyncio.sleep(self._timings.silence)
-            silent_since = time.monotonic() - self._timings.silence
+            silent_since = RUNTIME.monotonic() - self._timings.silence
             for node, node_connection in self._connections.items():
                 if node_connection.outstanding and node_connection.last_reply <= silent_since:
                     self.mark_failed(node)

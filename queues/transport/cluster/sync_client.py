@@ -9,6 +9,7 @@ import redis
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from ...errors import QueueError
+from ...runtime import RUNTIME
 from ..address import Address, Node
 from ..clients import sync_client
 from ..pipelining import Argument
@@ -35,7 +36,7 @@ class SyncClusterConnection:
         """Execute a command on the node that serves `key`. Raises the client library's errors."""
         slot = slot_of(command, key)
         policy = RedirectPolicy(slot)
-        deadline = time.monotonic() + self._timeout
+        deadline = RUNTIME.monotonic() + self._timeout
         node, asking = self._find(slot), False
         while True:
             try:
@@ -46,7 +47,7 @@ class SyncClusterConnection:
                 raise
             except ResponseError as error:
                 pause = policy.pause(error)
-                if time.monotonic() + pause > deadline:
+                if RUNTIME.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause)
                 node, asking = self._next_node(slot, node, error)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from redis.exceptions import MovedError, NoPermissionError, ResponseError
 
 from ...errors import Refused, Unavailable
+from ...runtime import RUNTIME
 from ..address import Address, Node
 from ..clients import sync_client, translated
 from ..server_check import check_kind
@@ -91,7 +91,7 @@ def discover_topology(address: Address, candidates: Iterable[Node], *, timeout: 
 def in_random_order(nodes: Iterable[Node], last: Iterable[Node] = ()) -> list[Node]:
     """Return the nodes in random order, so that clients ask different ones, with the suspects `last` at the end."""
     suspects = set(last)
-    return sorted(nodes, key=lambda node: (node in suspects, random.random()))  # noqa: S311 - load, not a secret
+    return sorted(nodes, key=lambda node: (node in suspects, RUNTIME.uniform(0, 1)))
 
 
 def _ask(address: Address, node: Node, timeout: float, check: bool) -> Topology:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from ....queues.runtime import RUNTIME
 from ...journal import Event
 from ...journal.agent_events import MessageAdded, ToolCalled
 
@@ -132,13 +132,13 @@ _PROGRESS: Final = frozenset(
 class RecentCalls:
     """The last tool calls, sentences and events, and the time of the last progress."""
 
-    def __init__(self, window: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, window: int, clock: Callable[[], float] | None = None) -> None:
         """window: number of the latest calls, sentences and events that are kept."""
-        self._clock = clock
+        self._clock = clock or RUNTIME.monotonic
         self.calls: deque[Call] = deque(maxlen=window)
         self.sentences: deque[Call] = deque(maxlen=window)
         self.events: deque[Event] = deque(maxlen=window)
-        self.progressed = clock()
+        self.progressed = self._clock()
 
     @property
     def idle(self) -> float:

@@ -8,7 +8,6 @@ or replayed the task in the meantime.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final
@@ -27,6 +26,7 @@ from ....queues import (
     read_last_events,
     retry_while_unavailable,
 )
+from ....queues.runtime import RUNTIME
 from ...durable import ParkReason, Run, RunObserver
 from ...errors import Incoherent
 from ...journal import Event, parse_event
@@ -288,12 +288,12 @@ class CoherenceMonitor(RunObserver):
         await self._store(mail, tuple(kept), *entries, dismissed=dismissed)
 
     def _dismissals_due(self) -> bool:
-        return bool(self.findings) and time.monotonic() - self._dismissals_read >= _DISMISSALS_EVERY
+        return bool(self.findings) and RUNTIME.monotonic() - self._dismissals_read >= _DISMISSALS_EVERY
 
     async def _read_dismissals(self) -> tuple[str, ...]:
         """Return the keys of dismissed findings: those that are stored, and what persons have dismissed since."""
         run = self._run
-        self._dismissals_read = time.monotonic()
+        self._dismissals_read = RUNTIME.monotonic()
         return self._merged(
             await retry_while_unavailable(
                 lambda: read_last_events(run.gateway, run.delivery.partition, run.id, 4 * self._coherence.window),

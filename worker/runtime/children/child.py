@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Self
@@ -17,6 +16,7 @@ import anyio
 import orjson
 
 from ....queues import ChildInfo
+from ....queues.runtime import RUNTIME
 from ..supervisor_link import SUPERVISED, Role
 from .app_command import ChildCommand
 
@@ -149,7 +149,7 @@ class Child:
         """Why the stall monitor killed it; empty if it did not."""
         self.crashes = 0
         """Crashes within the window, this one included, after `handled`."""
-        self.started_at = self.idle_since = time.monotonic()
+        self.started_at = self.idle_since = RUNTIME.monotonic()
         self.last_heartbeat: float | None = None
         self.loop_lag = 0.0
         self.health: Mapping[str, Any] = {}
@@ -279,7 +279,7 @@ class Child:
     def assign(self, role: Role) -> None:
         """Give a spare its role. If it is still loading, it starts to work when it has loaded."""
         self.role = role
-        self.started_at = time.monotonic()
+        self.started_at = RUNTIME.monotonic()
         if self.loaded.is_set():
             self.start_work()
 
@@ -307,10 +307,10 @@ class Child:
             case "ready":
                 self.worker = str(message.get("worker", ""))
                 self.queues = tuple(map(str, message.get("queues", ())))
-                self.last_heartbeat = time.monotonic()  # a task may hold the interpreter lock before the first one
+                self.last_heartbeat = RUNTIME.monotonic()  # a task may hold the interpreter lock before the first one
                 self.ready.set()
             case "alive":
-                self.last_heartbeat = time.monotonic()
+                self.last_heartbeat = RUNTIME.monotonic()
                 self.loop_lag = float(message.get("lag") or 0.0)
                 self.health = dict(message.get("health") or {})
             case "progress":

@@ -6,13 +6,13 @@ A child whose task has survived the probation time takes up no place: it runs an
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
 
+from ....queues.runtime import RUNTIME
 from ...log import logger
 from .child import Child
 from .timings import SupervisorTimings
@@ -101,7 +101,7 @@ class QuarantinePool:
             self.scale_up(1)  # others may have waited for its place
         elif kind == "ends" and not child.busy and (child.outdated or self._excess > 0):
             self._terminate_once(child)
-        child.idle_since = time.monotonic()
+        child.idle_since = RUNTIME.monotonic()
         self._changed.set()
 
     def on_exit(self, child: Child) -> None:
@@ -135,7 +135,7 @@ class QuarantinePool:
             await anyio.sleep(self._restart_delay(self._failures))
             child = await self._spawn()
             if child is not None:
-                child.idle_since = time.monotonic()
+                child.idle_since = RUNTIME.monotonic()
                 self._children.append(child)
             else:
                 self._failures += 1
@@ -150,7 +150,7 @@ class QuarantinePool:
     def _terminate_idle(self) -> None:
         """Terminate children that were idle for too long."""
         for child in self._children:
-            if not child.busy and time.monotonic() - child.idle_since > self._timings.idle_limit:
+            if not child.busy and RUNTIME.monotonic() - child.idle_since > self._timings.idle_limit:
                 self._terminate_once(child)
 
     def _terminate_once(self, child: Child) -> None:

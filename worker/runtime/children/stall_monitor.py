@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 import anyio
 
+from ....queues.runtime import RUNTIME
 from ...log import logger
 from ..health import ALIVE, CONNECTED, CombinedReport, Level, Report
 from .child import Child
@@ -35,7 +35,7 @@ class StallMonitor:
     async def run(self) -> None:
         async with anyio.create_task_group() as aborts:
             while True:
-                for child in self.find_stalled(time.monotonic()):
+                for child in self.find_stalled(RUNTIME.monotonic()):
                     aborts.start_soon(child.abort, "stalled", self._timings.abort_limit)
                 await anyio.sleep(min(self._timings.heartbeat_interval, self._limit / 4))
 
@@ -87,7 +87,7 @@ def health_of(children: Iterable[Child], heartbeat_limit: float) -> CombinedRepo
 
 def _report(child: Child, heartbeat_limit: float) -> Report:
     name = child.worker or f"process {child.pid}"
-    silent = 0.0 if child.last_heartbeat is None else time.monotonic() - child.last_heartbeat
+    silent = 0.0 if child.last_heartbeat is None else RUNTIME.monotonic() - child.last_heartbeat
     if silent > heartbeat_limit:
         remedy = "its interpreter is stuck; the supervisor replaces it after the stall limit"
         return Report(name, (Level(ALIVE, False, f"no heartbeat for {silent:.0f} s", remedy),))

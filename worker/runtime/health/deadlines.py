@@ -6,7 +6,6 @@ One check of all runs at least once a second uses time stamps that runs set anyw
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import anyio
 import anyio.abc
 
 from ....queues import Partition
+from ....queues.runtime import RUNTIME
 from ...durable import Run, StopReason
 from ...log import logger
 from ...registry import Registry, Task
@@ -69,9 +69,9 @@ class RunDeadlines:
     async def run(self) -> None:
         async with anyio.create_task_group() as giving_up:
             while True:
-                before = time.monotonic()
+                before = RUNTIME.monotonic()
                 await anyio.sleep(self._interval)
-                self._check(giving_up, absent=time.monotonic() - before - self._interval)
+                self._check(giving_up, absent=RUNTIME.monotonic() - before - self._interval)
 
     async def abandon_all(self) -> None:
         """Abandon every run that was cancelled and whose handler still runs."""
@@ -81,7 +81,7 @@ class RunDeadlines:
 
     def is_stuck(self, run: Run) -> bool:
         """Return whether a run is over its limits, or was cancelled and has not ended within its time to clean up."""
-        now = time.monotonic()
+        now = RUNTIME.monotonic()
         if run.task is None:
             return False
         if run.stop_reason is not None:
@@ -90,7 +90,7 @@ class RunDeadlines:
 
     def _check(self, giving_up: anyio.abc.TaskGroup, absent: float) -> None:
         self._watched.update(self._executor.runs)
-        now = time.monotonic()
+        now = RUNTIME.monotonic()
         for run in list(self._watched):
             if run.closed:
                 self._watched.discard(run)
@@ -133,7 +133,7 @@ class RunDeadlines:
         self._abandoned.add(run)
         if run.task is None:
             return
-        seconds, reason, handler = time.monotonic() - run.ended_at, run.stop_reason, run.task
+        seconds, reason, handler = RUNTIME.monotonic() - run.ended_at, run.stop_reason, run.task
         stacks = stack_of_task(handler)
         self._slots.mark_leaked(handler)
         due = await self._executor.give_up(run)

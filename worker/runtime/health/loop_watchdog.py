@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from itertools import islice
 from types import FrameType
 from typing import Any, Final
 
+from ....queues.runtime import RUNTIME
 from ...log import logger
 
 __all__ = ["LoopWatchdog", "stack_of_task", "stacks_of_all_threads"]
@@ -108,10 +108,10 @@ class LoopWatchdog:
         self._excused = False
         self._warned = False
         self._stalled = False
-        self._stop = threading.Event()
+        self._stop = RUNTIME.event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
-        self._thread = threading.Thread(target=self._run, name="perdure watchdog", daemon=True)
+        self._thread = RUNTIME.thread(self._run, "perdure watchdog")
 
     def start(self) -> None:
         """Start the thread. Call it in the loop to be watched."""
@@ -128,7 +128,7 @@ class LoopWatchdog:
     def lag(self) -> float:
         """Seconds since an unanswered ping; 0 if the loop answers."""
         asked = self._pinged
-        return 0.0 if asked is None else time.monotonic() - asked
+        return 0.0 if asked is None else RUNTIME.monotonic() - asked
 
     def should_renew(self) -> bool:
         """Return whether the lag is within the stall limit, so that leases may be renewed."""
@@ -139,9 +139,9 @@ class LoopWatchdog:
         return self.lag > self._warn_after
 
     def _run(self) -> None:
-        checked = time.monotonic()
+        checked = RUNTIME.monotonic()
         while not self._stop.wait(self._tick):
-            now = time.monotonic()
+            now = RUNTIME.monotonic()
             # The whole process may have been frozen. Then the loop gets one more tick to answer.
             absent, checked = now - checked - self._tick, now
             if absent > self._warn_after:
@@ -175,7 +175,7 @@ class LoopWatchdog:
         if self._loop is None:
             return
         self._excused = False
-        self._pinged = time.monotonic()
+        self._pinged = RUNTIME.monotonic()
         try:
             self._loop.call_soon_threadsafe(self._pong)
         except RuntimeError:  # the loop is closed

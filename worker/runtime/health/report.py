@@ -11,11 +11,11 @@ all levels are ok. A worker whose Redis is unavailable is not ready, and a resta
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
+from ....queues.runtime import RUNTIME
 from ...agent import CoherenceMonitor
 from ...settings import Settings
 from ..executor import Executor
@@ -169,7 +169,7 @@ class Health:
         slots: Slots,
         gate: QuarantineGate,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._worker = worker
         self._settings = settings
@@ -177,7 +177,7 @@ class Health:
         self._executor = executor
         self._slots = slots
         self._gate = gate
-        self._clock = clock
+        self._clock = clock or RUNTIME.monotonic
         self._answered: float | None = None
         self._read_error = ""
         self._renewal_error = ""

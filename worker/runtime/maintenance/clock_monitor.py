@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from ....queues import Partition, Touch
+from ....queues.runtime import RUNTIME
 from ...log import logger
 
 __all__ = ["ClockMonitor"]
@@ -41,7 +41,7 @@ class ClockMonitor:
             cause = f"no worker reached Redis for {touch.gap:.1f} s" if touch.gap else "no worker reached Redis before"
         else:
             return
-        now = time.monotonic()
+        now = RUNTIME.monotonic()
         if now >= self._quiet_until:
             logger.bind(queue=partition.queue, partition=partition.index).warning(
                 "{}: all leases were restarted, and the tasks of lost workers are claimed in {:g} s",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 import anyio
 
 from ....queues import Consumer, Gateway, Partition, PartitionAssignment, QueueError, wake_version
+from ....queues.runtime import RUNTIME
 from ...log import logger
 
 __all__ = ["AssignmentWatcher"]
@@ -76,7 +76,7 @@ class AssignmentWatcher:
         while True:
             self._woken = anyio.Event()
             await self._try(self.refresh)
-            with anyio.move_on_after(_INTERVAL * random.uniform(0.75, 1.25)):  # noqa: S311 - jitter, not a secret
+            with anyio.move_on_after(_INTERVAL * RUNTIME.uniform(0.75, 1.25)):
                 await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:

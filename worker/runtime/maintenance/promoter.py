@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import anyio
 
 from ....queues import Gateway, Partition, QueueError, Refused, acquire_fleet_locks, promote_due
+from ....queues.runtime import RUNTIME
 from ...log import logger
 
 __all__ = ["Promoter"]
@@ -74,9 +73,9 @@ class Promoter:
     async def run(self) -> None:
         while True:
             self._woken = anyio.Event()
-            now = time.monotonic()
+            now = RUNTIME.monotonic()
             await asyncio.gather(*(self._check(one) for one, when in self._next.items() if when <= now))
-            until_next = min(self._next.values(), default=now + _LONGEST_SLEEP) - time.monotonic()
+            until_next = min(self._next.values(), default=now + _LONGEST_SLEEP) - RUNTIME.monotonic()
             with anyio.move_on_after(until_next):
                 await self._woken.wait()
 
@@ -94,7 +93,7 @@ class Promoter:
             self._refused = isinstance(error, Refused)
             wait = _LONGEST_SLEEP
         if partition in self._next:
-            self._next[partition] = min(self._next[partition], time.monotonic() + wait)
+            self._next[partition] = min(self._next[partition], RUNTIME.monotonic() + wait)
 
     async def _promote(self, partition: Partition, take_over: bool) -> float:
         """Promote due tasks if this worker holds the lock. Return the seconds until the next check."""
@@ -104,14 +103,14 @@ class Promoter:
         )
         if another := waits[partition]:
             # If the lock holder dies, all others come; with jitter, most of them find a new holder.
-            return another * random.uniform(1.0, 1.2)  # noqa: S311 - jitter, not a secret
+            return another * RUNTIME.uniform(1.0, 1.2)
         _, (_, until_next) = await asyncio.gather(
             self._touch_again(partition), promote_due(self._gateway, partition)
         )  # in one round trip
         return _LONGEST_SLEEP if until_next is None else min(until_next, _LONGEST_SLEEP)
 
     async def _touch_again(self, partition: Partition) -> None:
-        now = time.monotonic()
+        now = RUNTIME.monotonic()
         if now - self._touched.get(partition, 0.0) >= _TOUCH_INTERVAL:
             self._touched[partition] = now
             await self._touch(partition)

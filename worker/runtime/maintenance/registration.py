@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,6 +26,7 @@ from ....queues import (
     publish_entry,
     withdraw,
 )
+from ....queues.runtime import RUNTIME
 from ...log import logger
 from ...settings import Settings
 from ..health import Health
@@ -44,11 +44,11 @@ class SettleRate:
     A plain window, not a decaying average: a queue without settled deliveries in the window has no rate.
     """
 
-    def __init__(self, settled: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settled: Mapping[str, int], clock: Callable[[], float] | None = None) -> None:
         """settled: number of settled deliveries by queue; the executor keeps counting in it."""
         self._settled = settled
-        self._clock = clock
-        self._samples = deque([(clock(), dict(settled))])
+        self._clock = clock or RUNTIME.monotonic
+        self._samples = deque([(self._clock(), dict(settled))])
 
     def rates(self) -> dict[str, float]:
         """Return the current rates, without queues that have none. Call it every few seconds."""
@@ -125,7 +125,7 @@ class Registration:
         while True:
             try:
                 await self.announce()
-                if time.monotonic() - self._published >= CATALOG_REFRESH:
+                if RUNTIME.monotonic() - self._published >= CATALOG_REFRESH:
                     await self._publish()
             except QueueError as error:
                 self._health.read_failed(error)
@@ -134,7 +134,7 @@ class Registration:
 
     async def _publish(self) -> None:
         """Publish the app's tasks. A refusal is logged once: an older rule may not let workers write the catalog."""
-        self._published = time.monotonic()
+        self._published = RUNTIME.monotonic()
         try:
             await publish_entry(self._gateway, self._namespace, self._entry, self._info.started)
         except Refused as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, TypeVar
 
-from .errors import EventLoopError
+from ..errors import EventLoopError
 
 __all__ = ["BackgroundLoop", "ThreadsafeCaller"]
 
