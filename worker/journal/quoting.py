@@ -61,9 +61,10 @@ def quoted_line(value: Any, limit: int = 300, *, brief: bool = False) -> str:
     return flat + note
 
 
-def quoted_name(value: Any, limit: int = 200) -> str:
+def quoted_name(value: Any, limit: int = 200, *, brief: bool = False) -> str:
     """Return a name as a code span on one line, cut like a line."""
     flat, note = _line(value, limit)
+    note = note and "..." if brief else note
     fence = "`" * (_longest_run(flat) + 1)
     space = " " if len(fence) > 1 else ""
     return f"{fence}{space}{flat}{space}{fence}{note}"

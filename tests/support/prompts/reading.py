@@ -124,7 +124,9 @@ def contradictions(brief: Brief, state: AgentState) -> list[str]:
     counts |= {"Promises": sum(not one.done for one in state.commitments)}
     for heading, number in counts.items():
         missing = brief.missing.get(heading, (0, ""))[0]
-        hidden = f"{number} under {heading!r}" in brief.elsewhere
+        hidden = (
+            f"{number} under {heading.split()[-1].lower() if heading != 'Open steps' else 'open'!r}" in brief.elsewhere
+        )
         if not hidden and len(brief.sections.get(heading, ())) + missing != number:
             found.append(f"it counts other {heading.lower()}")
     for key in done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,9 +80,9 @@ def test_the_whole_brief_after_a_crash() -> None:
         "You are resuming audit after a crash (2026-03-01 12:00:07 UTC). Continue with step 4 of 6: `s4` Read page 4. "
         "Do not repeat completed steps.\n\n"
         "## Left by the former run\n"
-        "- its note: page 4 is torn\n"
         "- in doubt: `s4` started and has no result; look up `t1:s4` before you repeat it\n"
         "- it was waiting for read(page=4)\n"
+        "- its note: page 4 is torn\n"
         "- the last error: OSError: disk\n\n"
         "## Completed steps\n"
         "- `s1` Read page 1: page 1 has 7 words\n"
@@ -97,7 +98,7 @@ def test_the_whole_brief_after_a_crash() -> None:
         "## Discoveries\n"
         "- page 2 is blank (source: page 2)\n\n"
         "## Promises\n"
-        "- promised by you to anna: send the list (due 2026-03-02 09:00:00 UTC)\n"
+        "- promised by you to anna (due 2026-03-02 09:00:00 UTC): send the list\n"
         "- promised by ben to you: the key\n\n"
         "## Open questions\n"
         "- waiting for approval from carl, because: it costs\n"
@@ -148,7 +149,10 @@ def test_latest_results_get_what_room_is_left() -> None:
 
 
 def test_of_a_long_plan_the_next_steps_are_listed() -> None:
-    assert brief(state_of(1, 30)).endswith("- `s4` Read page 4 (pending)\n- 26 more not shown: `s5` to `s30`.")
+    assert brief(state_of(1, 30)).endswith(
+        "- `s4` Read page 4 (pending)\n"
+        '- 26 more not shown: `s5` to `s30`; `search_history(section="open")` returns all.'
+    )
     assert brief(state_of(1, 30), full=True).endswith("- `s30` Read page 30 (pending)")
 
 
@@ -160,10 +164,66 @@ def test_a_cut_section_counts_and_names_what_is_missing() -> None:
         f"- {found.left_out['steps']} earlier not shown: `s1` to `s{found.left_out['steps']}`; `recall_step(KEY)`"
         in (found.text)
     )
-    assert f"events 1 to {found.left_out['decisions']}; `search_history` finds them." in found.text
+    assert "- 37 earlier not shown: `choice 1 xxx" in found.text
+    assert '... and 36 more; `search_history(section="decisions")` returns all.' in found.text
     assert "choice 39" in found.text
     assert "`s25` Read page 25" in found.text
     assert contradictions(read_brief(found.text), state) == []
+
+
+def test_promises_and_questions_that_are_cut_are_summarized() -> None:
+    """Of a promise the note has who, to whom, until when and the first words; the first to be due stay."""
+    state = AgentState(
+        commitments=[
+            Commitment(what=f"parcel {n} {'x' * 300}", to="anna", due=datetime(2026, 3, 31 - n, tzinfo=UTC))
+            for n in range(1, 20)
+        ]
+        + [Commitment(what="pay the bill " + "y" * 300, by="ben", to="me"), Commitment(what="z", to="me", done=True)],
+        questions=[Question(text=f"Edition {n}?{' pages' * 60}", to="carl") for n in range(1, 9)],
+        waiting_for=WaitingFor(what="approval", on="dora"),
+    )
+    found = brief_text(state, estimated_tokens, 600)
+    assert estimated_tokens(found.text) <= 600
+    sections = read_brief(found.text).sections
+    assert sections["Promises"][0].startswith("- promised by you to anna (due 2026-03-12 00:00:00 UTC): parcel 19 xxx")
+    shown = len(sections["Promises"])
+    assert found.left_out["promises"] == 20 - shown
+    assert (
+        f"- {20 - shown} more not shown: promised by you to anna (due 2026-03-{12 + shown} 00:00:00 UTC): "
+        f"`parcel {19 - shown} {'x' * 30}`..., promised by you to anna" in found.text
+    )
+    assert '; `search_history(section="promises")` returns all.' in found.text
+    assert sections["Open questions"][0] == "- waiting for approval from dora"
+    asked = 9 - len(sections["Open questions"])
+    assert f"- {asked} more not shown: `Edition {9 - asked}? pages pages" in found.text
+    assert contradictions(read_brief(found.text), state) == []
+
+
+@pytest.mark.parametrize("budget", [30, 60, 90, 120, 150, 200, 300, 500])
+def test_all_sections_cut_at_once_keep_the_budget_and_count_everything(budget: int) -> None:
+    """What is waited for and the completed steps stay; each other section is shown, or named with its number."""
+    state = full_state()
+    state.plan[1].status = StepStatus.FAILED
+    for name in ("decisions", "discoveries", "questions", "commitments", "artifacts"):
+        setattr(state, name, [*getattr(state, name)] * 9)
+    found = brief_text(state, estimated_tokens, budget, interruption=CRASH, in_flight=["child"] * 30)
+    assert contradictions(read_brief(found.text), state) == []
+    assert "- waiting for approval from carl" in found.text
+    assert "search_history(section=" in found.text
+    if budget >= 200:
+        assert estimated_tokens(found.text) <= budget
+
+
+def test_a_range_of_steps_contains_no_other_step() -> None:
+    """A failed step between completed ones is in none of their ranges; of too many ranges the number is given."""
+    state = state_of(30, 31)
+    state.plan[4].status = StepStatus.FAILED
+    text = brief_text(state, estimated_tokens, 220).text
+    assert re.search(r"- \d+ earlier not shown: `s1` to `s4`, `s6` to `s\d+`; ", text), text
+    for at in range(1, 28, 2):
+        state.plan[at].status = StepStatus.FAILED
+    text = brief_text(state, estimated_tokens, 120).text
+    assert re.search(r"- \d+ earlier not shown: among `s1` to `s\d+`; ", text), text
 
 
 def test_steps_that_left_the_state_are_counted_and_named() -> None:

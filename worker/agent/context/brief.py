@@ -17,8 +17,9 @@
     ## Memories for this step
 
 Sections without entries are left out. Every entry is one line of quoted text. A section that does not fit keeps its
-latest entries (its first ones, if they are still to be done), and its last line says how many are missing, which, and
-how to get them. The completed steps are named in any case.
+latest entries (its first ones, if they are still to be done), and a line says how many are missing, what they are in
+short, and how to get them. The completed steps and what is waited for are named in any case. Of the promises, those of
+the agent come first, and of these the one that is due first.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import inf
 from typing import Any, Final
 
-from ...journal import AgentState, Archive, Commitment, PlanStep, StepStatus
+from ...journal import AgentState, Commitment, PlanStep, Question, StepStatus
 from ...journal.quoting import quoted_line, quoted_name
 from .sections import Count, Section, fitted
 
@@ -45,8 +47,6 @@ _NEXT: Final = 3
 
 _CUT: Final = "- Results that end with three dots are cut: `recall_step(KEY)` returns all of one."
 _TITLE: Final = 200
-_NAMES: Final = 8
-"""Most steps that are named one by one when they are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,15 +144,16 @@ def _sections(
     done = [step for step in state.plan if step.status is StepStatus.DONE]
     gone = [step for step in state.plan if step.status in (StepStatus.FAILED, StepStatus.DROPPED)]
     later = [step for step in state.plan if _is_open(step)]
-    events = [one.n for one in state.decisions], [one.n for one in state.discoveries]
-    searched = "`search_history` finds them"
+    promises = _open_promises(state.commitments)
     if interruption is not None:
-        yield Section("Left by the former run", "former", list(_former(state, interruption)), lambda left: searched)
+        former = list(_former(state, interruption))
+        yield Section("Left by the former run", "former", former, lambda _left, _most: "", _all("former"), first=True)
     yield Section(
         "Completed steps",
         "steps",
         [_done(step, state.results.get(step.key), _SHORT) for step in done],
-        lambda left: f"{_ranges(state.archive, done[:left])}; `recall_step(KEY)` returns the result of one",
+        lambda left, most: _ranges(state, done[:left], most),
+        "`recall_step(KEY)` returns the result of one",
         always=state.archive.steps,
         required=True,
         footer=_CUT,
@@ -162,44 +163,85 @@ def _sections(
         "Failed and dropped steps",
         "failed",
         [_gone(step) for step in gone],
-        lambda left: f"{_keys(gone[:left])}; {searched}",
+        lambda left, most: _keys(state.plan, gone[:left], most),
+        _all("failed"),
     )
     yield Section(
         "Open steps",
         "open",
         [_open(step, state.current) for step in later],
-        lambda left: _keys(later[-left:]),
+        lambda left, most: _keys(state.plan, later[-left:], most),
+        _all("open"),
         first=True,
         most=None if full else _NEXT,
     )
-    yield Section("Decisions", "decisions", list(_decisions(state)), lambda left: _events(events[0][:left], searched))
     yield Section(
-        "Discoveries", "discoveries", list(_discoveries(state)), lambda left: _events(events[1][:left], searched)
+        "Decisions",
+        "decisions",
+        list(_decisions(state)),
+        lambda left, most: _few([_word(one.choice) for one in state.decisions[:left]], most),
+        _all("decisions"),
     )
-    yield Section("Promises", "promises", list(_promises(state.commitments)), lambda left: searched)
-    yield Section("Open questions", "questions", list(_questions(state)), lambda left: searched)
+    yield Section(
+        "Discoveries",
+        "discoveries",
+        list(_discoveries(state)),
+        lambda left, most: _few([_word(one.fact) for one in state.discoveries[:left]], most),
+        _all("discoveries"),
+    )
+    yield Section(
+        "Promises",
+        "promises",
+        [f"- {_promised(one)}: {quoted_line(one.what)}" for one in promises],
+        lambda left, most: _few([f"{_promised(one, 40)}: {_word(one.what)}" for one in promises[-left:]], most),
+        _all("promises"),
+        first=True,
+    )
+    yield Section(
+        "Open questions",
+        "questions",
+        list(_questions(state)),
+        lambda left, most: _few([_asked(one) for one in state.questions[-left:]], most),
+        _all("questions"),
+        least=int(state.waiting_for is not None),
+        first=True,
+    )
     yield Section(
         "Artifacts",
         "artifacts",
         [f"- {quoted_name(one.name)} ({one.size:,} bytes)" for one in state.artifacts],
-        lambda left: (
-            f"{_listed([one.name for one in state.artifacts[:left]])}; `read_artifact(NAME)` returns the content of one"
-        ),
+        lambda left, most: _few([_word(one.name) for one in state.artifacts[:left]], most),
+        f"{_all('artifacts')}, `read_artifact(NAME)` the content of one",
     )
     yield Section(
         "Changed files",
         "files",
         [f"- {quoted_name(one.path)}" for one in state.files],
-        lambda left: _listed([one.path for one in state.files[:left]]),
+        lambda left, most: _few([_word(one.path) for one in state.files[:left]], most),
+        _all("files"),
     )
-    yield Section("In flight", "in_flight", [f"- {quoted_line(one)}" for one in in_flight], lambda left: "", first=True)
+    yield Section(
+        "In flight",
+        "in_flight",
+        [f"- {quoted_line(one)}" for one in in_flight],
+        lambda left, most: _few([_word(one) for one in in_flight[-left:]], most),
+        "",
+        required=bool(in_flight),
+        first=True,
+    )
     yield Section(
         "Memories for this step",
         "memories",
         list(memories),
-        lambda left: "`search_memory` finds them",
+        lambda _left, _most: "",
+        "`search_memory` finds them",
         first=True,
     )
+
+
+def _all(section: str) -> str:
+    """Return the call of a tool that returns the whole section."""
+    return f'`search_history(section="{section}")` returns all'
 
 
 def _is_open(step: PlanStep) -> bool:
@@ -225,9 +267,7 @@ def _open(step: PlanStep, current: str | None) -> str:
 
 
 def _former(state: AgentState, interruption: Interruption) -> Iterable[str]:
-    """Yield what the former run left, without what the state says."""
-    if interruption.message:
-        yield f"- its note: {quoted_line(interruption.message, 1000)}"
+    """Yield what the former run left, without what the state says; first what may have taken effect."""
     done = {step.key for step in state.plan if step.status is StepStatus.DONE}
     for key, idempotency_key in interruption.in_doubt:
         if key not in done:
@@ -237,6 +277,8 @@ def _former(state: AgentState, interruption: Interruption) -> Iterable[str]:
             )
     for call in interruption.cut_off:
         yield f"- it was waiting for {quoted_line(call)}"
+    if interruption.message:
+        yield f"- its note: {quoted_line(interruption.message, 1000)}"
     known = [step.error for step in state.plan if step.error]
     for one in interruption.attention:
         if not any(error in one for error in known):
@@ -255,14 +297,18 @@ def _discoveries(state: AgentState) -> Iterable[str]:
         yield f"- {quoted_line(one.fact)}{f' (source: {quoted_line(one.source)})' if one.source else ''}"
 
 
-def _promises(commitments: Sequence[Commitment]) -> Iterable[str]:
-    """Yield the open promises: first the agent's own, then those made to it."""
+def _open_promises(commitments: Sequence[Commitment]) -> list[Commitment]:
+    """Return the open promises: first the agent's own, of these and the others the one that is due first."""
     found = [one for one in commitments if not one.done]
-    for one in sorted(found, key=lambda one: one.by != "me"):
-        by = "you" if one.by == "me" else quoted_line(one.by)
-        to = "" if not one.to else " to you" if one.to == "me" else f" to {quoted_line(one.to)}"
-        due = f" (due {_utc(one.due)})" if one.due is not None else ""
-        yield f"- promised by {by}{to}: {quoted_line(one.what)}{due}"
+    return sorted(found, key=lambda one: (one.by != "me", inf if one.due is None else one.due.timestamp()))
+
+
+def _promised(one: Commitment, limit: int = 300) -> str:
+    """Return who has promised something, to whom, and until when."""
+    by = "you" if one.by == "me" else quoted_line(one.by, limit, brief=True)
+    to = "" if not one.to else " to you" if one.to == "me" else f" to {quoted_line(one.to, limit, brief=True)}"
+    due = f" (due {_utc(one.due)})" if one.due is not None else ""
+    return f"promised by {by}{to}{due}"
 
 
 def _questions(state: AgentState) -> Iterable[str]:
@@ -275,31 +321,52 @@ def _questions(state: AgentState) -> Iterable[str]:
         yield f"- {quoted_line(one.text)}{f' (to {quoted_line(one.to)})' if one.to else ''}"
 
 
+def _asked(one: Question) -> str:
+    return f"{_word(one.text)}{f' to {_word(one.to)}' if one.to else ''}"
+
+
 def _utc(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _ranges(archive: Archive, left: Sequence[PlanStep]) -> str:
+def _ranges(state: AgentState, left: Sequence[PlanStep], most: int) -> str:
     """Name completed steps that are not shown: those that left the state by ranges, then those that do not fit."""
-    found = [_range(one.first, one.last, one.steps) for one in archive.ranges]
-    return ", ".join([*found, *([_keys(left)] if left else [])])
+    gone = state.archive.ranges
+    found = [_range(one.first, one.last) for one in gone]
+    if len(found) > max(1, most):
+        found = [f"among {_range(gone[0].first, gone[-1].last)}"]
+    return ", ".join([*found, *([_keys(state.plan, left, most)] if left else [])])
 
 
-def _range(first: str, last: str, steps: int) -> str:
-    return quoted_name(first) if steps == 1 else f"{quoted_name(first)} to {quoted_name(last)}"
+def _range(first: str, last: str) -> str:
+    return quoted_name(first) if first == last else f"{quoted_name(first)} to {quoted_name(last)}"
 
 
-def _keys(steps: Sequence[PlanStep]) -> str:
-    if len(steps) > _NAMES:
-        return _range(steps[0].key, steps[-1].key, len(steps))
-    return ", ".join(quoted_name(step.key) for step in steps)
+def _keys(plan: Sequence[PlanStep], steps: Sequence[PlanStep], most: int) -> str:
+    """Name steps one by one, or by ranges of steps that follow one another in the plan, or from the first to the last.
+
+    Other steps may be between the first and the last one.
+    """
+    if len(steps) <= most:
+        return ", ".join(quoted_name(step.key) for step in steps)
+    at = {step.key: number for number, step in enumerate(plan)}
+    ranges: list[tuple[str, str]] = []
+    for step in steps:
+        if ranges and at[step.key] == at[ranges[-1][1]] + 1:
+            ranges[-1] = (ranges[-1][0], step.key)
+        else:
+            ranges.append((step.key, step.key))
+    if len(ranges) <= max(1, most):
+        return ", ".join(_range(*one) for one in ranges)
+    return f"among {_range(steps[0].key, steps[-1].key)}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return ", ".join(quoted_name(name) for name in names[:_NAMES]) + more
+def _few(texts: Sequence[str], most: int) -> str:
+    """Return the first texts and the number of the others; nothing if none is wanted."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more if most else ""
 
 
-def _events(numbers: Sequence[int], remedy: str) -> str:
-    known = [number for number in numbers if number]
-    return f"events {known[0]} to {known[-1]}; {remedy}" if known else remedy
+def _word(text: str) -> str:
+    """Return the first words of a text."""
+    return quoted_name(text, 40, brief=True)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 __all__ = ["Section", "fitted"]
 
 Count = Callable[[str], int]
+
+_NAMED: Final = (8, 3, 1, 0)
+"""Most missing entries that a note names, by the room of its section."""
+
+_SHARE: Final = 2
+"""Part of the room of a section that its note may take: one in so many."""
 
 
 @dataclass(slots=True)
@@ -16,8 +23,10 @@ class Section:
 
     Attributes:
         kind: name of the lines in `left_out`.
-        note: returns which lines are missing and how to get them, given their number.
+        names: names missing lines, given their number and how many of them to name; steps are named in any case.
+        remedy: how to get the missing lines.
         always: how many entries are missing in any case.
+        least: how many lines are shown even if they do not fit.
         required: whether the section is shown even if not one line of it fits.
         first: whether the first lines stay, else the last ones.
         most: most lines that are shown.
@@ -28,8 +37,10 @@ class Section:
     heading: str
     kind: str
     lines: list[str]
-    note: Callable[[int], str]
+    names: Callable[[int, int], str]
+    remedy: str
     always: int = 0
+    least: int = 0
     required: bool = False
     first: bool = False
     most: int | None = None
@@ -37,6 +48,7 @@ class Section:
     longer: Sequence[Sequence[str]] = ()
     costs: list[int] = field(default_factory=list)
     kept: int = 0
+    named: int = 0
 
     def missing(self) -> int:
         return len(self.lines) - self.kept
@@ -49,7 +61,7 @@ class Section:
 
     def missing_line(self) -> str:
         left = self.missing()
-        which = self.note(left)
+        which = "; ".join(part for part in (self.names(left, self.named), self.remedy) if part)
         return f"- {left + self.always} {'more' if self.first else 'earlier'} not shown{f': {which}' if which else ''}."
 
     def cost(self, count: Count) -> int:
@@ -63,12 +75,33 @@ class Section:
     def fill(self, room: int, count: Count) -> int:
         """Show as many lines as fit; return the tokens of the section. It is not smaller than without lines."""
         self.kept = len(self.lines) if self.most is None else min(self.most, len(self.lines))
+        self.named = self._most_named(room, count)
         spent = self.cost(count)
-        while spent > room and self.kept:
+        while spent > room and self.kept > self.least:
             self.kept -= 1
             dropped = self.costs[self.kept] if self.first else self.costs[self.missing() - 1]
             spent = self.cost(count) if self.kept == len(self.lines) - 1 else spent - dropped
         return spent
+
+    def _most_named(self, room: int, count: Count) -> int:
+        """Return how many missing entries the note can name without taking the room of the others."""
+        kept, self.kept = self.kept, 0
+        for self.named in _NAMED:
+            if count(self.missing_line()) * _SHARE <= room:
+                break
+        self.kept = kept
+        return self.named
+
+    def name_more(self, room: int, count: Count) -> int:
+        """Name more of the missing entries if there is room, and return what it leaves."""
+        if not self.missing():
+            return room
+        least, spent = self.named, count(self.missing_line())
+        for self.named in _NAMED:
+            more = count(self.missing_line()) - spent
+            if self.named <= least or more <= room:
+                return room - more
+        return room
 
     def lengthen(self, room: int, count: Count) -> int:
         """Use longer forms of shown lines, the last line first, and return the room that they leave."""
@@ -85,46 +118,55 @@ class Section:
 def fitted(sections: Sequence[Section], room: int, count: Count) -> tuple[list[str], dict[str, int]]:
     """Return the texts of the sections, and the left-out lines by kind.
 
-    Each section gets an equal share of the room, then what others leave, in their order. What is left then is for
-    longer forms of the lines. Sections of which not even the heading fits are named in a line of their own.
+    Each section gets an equal share of the room, then what others leave, in their order. What is left then is for the
+    names of missing lines, and for longer forms of those that are shown. Sections of which not even the heading fits
+    are named in a line of their own.
     """
     for section in sections:
         section.costs = [count(line + "\n") for line in section.lines]
-    shown = _with_heading(sections, room, count)  # without lines so far
-    least = sum(section.cost(count) for section in shown)
+    shown, hidden = _with_heading(sections, room, count)  # without lines so far
+    last = _hidden(hidden)
+    least = sum(section.cost(count) for section in shown) + count(last)
     share = max(0, room - least) // max(1, len(shown))
     spent = {id(section): section.fill(section.cost(count) + share, count) for section in shown}
-    rest = room - sum(spent.values())
+    rest = room - sum(spent.values()) - count(last)
     for section in shown:
         before = spent[id(section)]
         if section.missing() and rest > 0:
             rest -= section.fill(before + rest, count) - before
     for section in shown:
+        rest = section.name_more(rest, count)
+    for section in shown:
         rest = section.lengthen(rest, count)
-    hidden = [section for section in sections if not any(one is section for one in shown)]
-    for section in hidden:
-        section.kept = 0
-    texts = [section.text() for section in shown]
-    if hidden:
-        named = ", ".join(f"{len(section.lines)} under {section.heading!r}" for section in hidden)
-        texts.append(f"Not shown for lack of space: {named}; `search_history` finds them.")
     left_out = {section.kind: section.missing() + section.always for section in sections}
-    return texts, {kind: number for kind, number in left_out.items() if number}
+    texts = [section.text() for section in shown]
+    return [*texts, last] if last else texts, {kind: number for kind, number in left_out.items() if number}
 
 
-def _with_heading(sections: Sequence[Section], room: int, count: Count) -> list[Section]:
-    """Return the sections that can be shown at least with the number of their entries."""
-    least = {}
+def _hidden(sections: Sequence[Section]) -> str:
+    """Return the line about sections that are not shown; empty without any."""
+    if not sections:
+        return ""
+    named = []
     for section in sections:
-        section.kept = 0
-        least[id(section)] = section.cost(count)
-    room -= sum(least[id(section)] for section in sections if section.required)
-    shown = []
+        names = section.names(len(section.lines), 0)
+        named.append(f"{len(section.lines)} under {section.kind!r}{names and f' ({names})'}")
+    return (
+        f"Not shown for lack of space: {', '.join(named)}; `search_history(section=NAME)` returns those of a section, "
+        "`search_memory` memories."
+    )
+
+
+def _with_heading(sections: Sequence[Section], room: int, count: Count) -> tuple[list[Section], list[Section]]:
+    """Return the sections that can be shown at least with the number of their entries, and the others."""
     for section in sections:
-        if not section.required:
-            room -= least[id(section)]
-        if section.required or room >= 0:
-            shown.append(section)
-        elif not section.required:
-            room += least[id(section)]
-    return shown
+        section.kept = min(section.least, len(section.lines))
+    shown, hidden = list(sections), list[Section]()
+    while sum(section.cost(count) for section in shown) + count(_hidden(hidden)) > room:
+        last = next((one for one in reversed(shown) if not (one.required or one.least)), None)
+        if last is None:
+            break
+        shown.remove(last)
+        last.kept = 0
+        hidden.insert(0, last)
+    return shown, hidden

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,6 +22,10 @@ __all__ = [
 ]
 
 _Offset = Annotated[int, Field(ge=0, le=2**40, description="Where to start, for the rest of a long result.")]
+_Event = Annotated[str, Field(pattern=r"^(\d{1,15}(-\d{1,15})?)?$")]
+_Section = Literal[
+    "", "former", "failed", "open", "decisions", "discoveries", "promises", "questions", "artifacts", "files"
+]
 _Query = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
@@ -45,15 +49,20 @@ class RecallStep(ToolArguments):
 
 
 class SearchHistory(ToolArguments):
-    """Search the log of your task (steps, tool calls, decisions, messages) for words, the newest events first."""
+    """Search the log of your task (steps, tool calls, decisions, messages) for words, the newest events first.
+
+    It also returns one event in full, or a whole section of the brief.
+    """
 
     tool = "search_history"
     query: Annotated[_Query, Field(description="Words that an event must have, all of them.")] = "*"
-    before: Annotated[
-        str, Field(pattern=r"^(\d{1,15}-\d{1,15})?$", description="Search only events before this event.")
-    ] = ""
-    event: Annotated[
-        str, Field(pattern=r"^(\d{1,15}-\d{1,15})?$", description="Return this event in full instead of searching.")
+    before: Annotated[_Event, Field(description="Search only events before this event: its number or id.")] = ""
+    event: Annotated[_Event, Field(description="Number or id of an event to return in full instead of searching.")] = ""
+    section: Annotated[
+        Literal[
+            "", "former", "failed", "open", "decisions", "discoveries", "promises", "questions", "artifacts", "files"
+        ],
+        Field(description="Return all entries of this section of the brief, in full, instead of searching."),
     ] = ""
     offset: _Offset = 0
 

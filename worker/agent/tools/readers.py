@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from ....queues import InboxMessage, TaskEvent, retry_while_unavailable
-from ....queues.event_log import read_events, read_last_events
+from ....queues.event_log import read_last_events
 from ...durable import CURRENT_RUN, Context, Run
 from ...errors import ArtifactDamaged, ArtifactMissing
-from ...journal import AgentState, Artifact
+from ...journal import AgentState, Artifact, Resumption, StepStatus
 from ...journal.quoting import quoted_block, quoted_line, quoted_name
 from ...log import log_wait
 from .arguments import TOOLS
@@ -27,6 +29,9 @@ _MOST_FOUND: Final = 20
 _EXCERPT: Final = 300
 _BINARY: Final = 0.1
 """Share of undecodable characters from which an artifact is not text."""
+
+_FAILED: Final = (StepStatus.FAILED, StepStatus.DROPPED)
+_OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
 
 
 class Reader:
@@ -51,12 +56,19 @@ class Reader:
         text = found.result if isinstance(found.result, str) else json.dumps(found.result, ensure_ascii=False, indent=1)
         return "\n".join([*lines, *_window("result", text, offset, self._limit, "recall_step")])
 
-    async def search_history(self, query: str, before: str, event: str, offset: int) -> str:
+    async def search_history(self, query: str, before: str, event: str, section: str, offset: int) -> str:
+        if section:
+            return self._section(section, offset)
         run = _run_of(self._ctx)
         await run.flush()
-        if event:
-            return await self._event(run, event, offset)
         words = [] if query == "*" else query.casefold().split()
+        if named := event or before:
+            start = await _find_event(run, named)
+            if start is None:
+                return f"error: the log of your task has no event {named}"
+            if event:
+                return "\n".join(_window(_label(start), _text_of(start), offset, self._limit, "search_history"))
+            before = start.id
         found: list[str] = []
         searched, last, complete = 0, before, False
         while searched < _MOST_SEARCHED and len(found) < _MOST_FOUND and not complete:
@@ -79,14 +91,24 @@ class Reader:
         rest = "the log has no earlier ones" if complete else f"for earlier ones use before {last!r}"
         return "\n".join([*kept, f"{searched} events were searched; {rest}; event returns one of them in full."])
 
-    async def _event(self, run: Run, event_id: str, offset: int) -> str:
-        time, _, place = event_id.partition("-")
-        former = f"{time}-{int(place) - 1}" if int(place) else f"{max(0, int(time) - 1)}-{2**63}"
-        reading = partial(read_events, run.gateway, run.delivery.partition, run.id, after=former, limit=1)
-        found = [one for one in await _waiting(run, reading) if one.id == event_id]
+    def _section(self, section: str, offset: int) -> str:
+        """Return a section of the brief from the state, with whole texts."""
+        state = self._state
+        found: list[Any]
+        if section == "former":
+            found = _left_by(self._ctx.resumption)
+        elif section in ("failed", "open"):
+            kinds = _FAILED if section == "failed" else _OPEN
+            found = [step.model_dump(mode="json") for step in state.plan if step.status in kinds]
+        else:
+            held: Sequence[BaseModel] = getattr(state, "commitments" if section == "promises" else section)
+            found = [one.model_dump(mode="json") for one in held if not getattr(one, "done", False)]
+            if section == "questions" and state.waiting_for is not None:
+                found.insert(0, {"waiting_for": state.waiting_for.model_dump(mode="json")})
         if not found:
-            return f"error: the log of your task has no event {event_id}"
-        return "\n".join(_window(_label(found[0]), _text_of(found[0]), offset, self._limit, "search_history"))
+            return f"There are no entries under {section!r}."
+        text = json.dumps(found, ensure_ascii=False, indent=1)
+        return "\n".join(_window(f"all {len(found)} under {section!r}", text, offset, self._limit, "search_history"))
 
     async def search_memory(self, query: str, limit: int) -> str:
         found = await self._ctx.memory.search(query, limit=limit, subject=["", *self._subjects])
@@ -133,6 +155,16 @@ class Reader:
         return bytes(found)
 
 
+def _left_by(resumption: Resumption | None) -> list[Any]:
+    """Return what the former run left beside the state."""
+    left = None if resumption is None else resumption.handoff
+    if left is None:
+        return []
+    doubtful = [{"in_doubt": one.model_dump()} for one in left.dependencies.in_doubt]
+    waiting = [{"was_waiting_for": one.call} for one in left.dependencies.in_flight]
+    return [*doubtful, *waiting, *([{"note": left.message}] if left.message else []), *left.attention]
+
+
 _RELATIONS: Final = {"supersedes": "instead of the older", "conflicts": "in conflict with", "same": "also known from"}
 
 
@@ -157,9 +189,23 @@ def _run_of(ctx: Context) -> Run:
     return run
 
 
-async def _log_page(run: Run, before: str | None) -> list[TaskEvent]:
+async def _find_event(run: Run, named: str) -> TaskEvent | None:
+    """Return the event with this id, or with this number since the log was restarted."""
+    time, dash, place = named.partition("-")
+    last: str | None = f"{time}-{int(place) + 1}" if dash else None
+    while page := await _log_page(run, last, 1 if dash else None):
+        for one in page:
+            if named in (one.id, str(one.number)):
+                return one
+            if dash or one.restarts or (one.number is not None and one.number < int(time)):
+                return None
+        last = page[-1].id
+    return None
+
+
+async def _log_page(run: Run, before: str | None, limit: int | None = None) -> list[TaskEvent]:
     return await _waiting(
-        run, partial(read_last_events, run.gateway, run.delivery.partition, run.id, _PAGE, before=before)
+        run, partial(read_last_events, run.gateway, run.delivery.partition, run.id, limit or _PAGE, before=before)
     )
 
 
@@ -199,7 +245,8 @@ def _text_of(event: TaskEvent) -> str:
 
 def _label(event: TaskEvent) -> str:
     step = f" in step {quoted_name(event.step)}" if event.step else ""
-    return f"event {event.id} {quoted_line(event.type, 100)}{step}, {_time(event.at / 1000)}"
+    number = "" if event.number is None else f" (number {event.number})"
+    return f"event {event.id}{number} {quoted_line(event.type, 100)}{step}, {_time(event.at / 1000)}"
 
 
 def _time(seconds: float) -> str:
