@@ -166,6 +166,8 @@ def test_a_chat_remembers_what_was_said_before_its_worker_was_killed(tmp_path: P
     with worker("chat.py", tmp_path):
         second = program("chat.py", "ada", stdin="And a fence?\n")
     assert second == "You have said 3 things, the first was 'Hello'.\n"
+    listed = call("session", "list", "--json").json
+    assert [(one["agent"], one["id"], one["turns"], one["status"]) for one in listed] == [("chat", "ada", 3, "idle")]
 
 
 @pytest.mark.parametrize("name", ["approval_agent.py", "nightly_batch.py", "fan_out.py", "chat.py", "web_job.py"])
