@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -61,6 +62,8 @@ class Runtime:
         thread: Returns a thread, not yet started, that runs a function and does not keep the process alive.
         event: Returns an event that threads can wait for.
         sync_connection: Class of the connections of synchronous clients; None for the one that the address needs.
+        host: Returns the name of this machine.
+        pid: Returns the id of this process.
         exit: Ends this process at once, without cleaning up.
     """
 
@@ -72,6 +75,8 @@ class Runtime:
     thread: Callable[[Callable[[], None], str], BackgroundThread] = _thread
     event: Callable[[], ThreadEvent] = threading.Event
     sync_connection: type[Any] | None = None
+    host: Callable[[], str] = socket.gethostname
+    pid: Callable[[], int] = os.getpid
     exit: Callable[[int], None] = os._exit
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -95,7 +93,7 @@ class Worker:
         self.queues = tuple(queues or app.tasks.queues)
         if not self.queues:
             raise ConfigurationError(f"app {app.name!r} has no tasks, so there is no queue to work on")
-        self.id = f"{name or app.name}-{socket.gethostname()}-{os.getpid()}-{RUNTIME.token(3)}"
+        self.id = f"{name or app.name}-{RUNTIME.host()}-{RUNTIME.pid()}-{RUNTIME.token(3)}"
         self.concurrency = concurrency
         self._partitions = partitions or self.settings.partitions
         self._namespace = Namespace(self.settings.namespace)

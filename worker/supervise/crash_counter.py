@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,6 +22,7 @@ from ...queues import (
     supervise,
     withdraw_supervisor,
 )
+from ...queues.runtime import RUNTIME
 from ..log import logger
 from ..runtime.children.child import Child
 from ..runtime.children.timings import SupervisorTimings
@@ -50,7 +49,7 @@ class SupervisorRegistry:
         on_paused: Callable[[Mapping[str, Any]], None],
         timings: SupervisorTimings,
     ) -> None:
-        host = socket.gethostname()
+        host = RUNTIME.host()
         self.name = f"{name or app.app}-{host}"
         self.state = SupervisorState(0, 0, "")
         self._app = app
@@ -61,11 +60,11 @@ class SupervisorRegistry:
         self._resumed = anyio.Event()
         self._closed = False
         self._info = SupervisorInfo(
-            id=f"{self.name}-{os.getpid()}",
+            id=f"{self.name}-{RUNTIME.pid()}",
             name=self.name,
             app=app.app,
             host=host,
-            pid=os.getpid(),
+            pid=RUNTIME.pid(),
             version=version("perdure"),
             processes=processes,
             window=app.crash_window,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -72,8 +70,8 @@ def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int
     return WorkerInfo(
         id=worker_id,
         app=app,
-        host=socket.gethostname(),
-        pid=os.getpid(),
+        host=RUNTIME.host(),
+        pid=RUNTIME.pid(),
         version=version("perdure"),
         queues=queues,
         concurrency=concurrency,
