@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         TaskNotFound,
         Unavailable,
     )
+    from .queues.sessions import SessionFailed, SessionFull, SessionNotFound
     from .worker.agent import Agent, Coherence
     from .worker.agent.context import ContextBuilder
     from .worker.app import App
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         StepInDoubt,
         StepMismatch,
         StepTimeout,
+        WorkspaceError,
     )
     from .worker.journal import (
         AgentState,
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     )
     from .worker.log import configure_logging, use_stdlib_logging
     from .worker.runtime import Worker
+    from .worker.session import Session, TurnHandle
     from .worker.settings import Settings
 
 __all__ = [
@@ -98,6 +101,10 @@ __all__ = [
     "Retry",
     "RetryLater",
     "ServerFull",
+    "Session",
+    "SessionFailed",
+    "SessionFull",
+    "SessionNotFound",
     "Settings",
     "Settlement",
     "Snooze",
@@ -115,8 +122,10 @@ __all__ = [
     "TaskFailed",
     "TaskHandle",
     "TaskNotFound",
+    "TurnHandle",
     "Unavailable",
     "Worker",
+    "WorkspaceError",
     "configure_logging",
     "current_context",
     "current_step",
@@ -155,6 +164,10 @@ _HOMES = {
     "Retry": ".deadletter",
     "RetryLater": ".worker.errors",
     "ServerFull": ".queues",
+    "Session": ".worker.session",
+    "SessionFailed": ".queues.sessions",
+    "SessionFull": ".queues.sessions",
+    "SessionNotFound": ".queues.sessions",
     "Settings": ".worker.settings",
     "Settlement": ".worker.durable",
     "Snooze": ".worker.errors",
@@ -172,8 +185,10 @@ _HOMES = {
     "TaskFailed": ".queues",
     "TaskHandle": ".queues",
     "TaskNotFound": ".queues",
+    "TurnHandle": ".worker.session",
     "Unavailable": ".queues",
     "Worker": ".worker.runtime",
+    "WorkspaceError": ".worker.errors",
     "configure_logging": ".worker.log",
     "current_context": ".worker.durable",
     "current_step": ".worker.durable",

@@ -13,12 +13,12 @@ from ..queues.sessions import check_session_id
 from .agent import Agent, Coherence, OnMessage, OnResume, S, StateType, make_handler
 from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp, open_lifespan
-from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain
+from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain, enqueue_innermost
 from .errors import ConfigurationError
 from .handlers import Handler, P, R, SyncHandler
 from .journal import AgentState
 from .log import logger
-from .registry import OnOrphan, Registry, Task, build_message
+from .registry import OnOrphan, Registry, Task
 from .session import Session
 from .settings import Settings, load_settings
 from .sync_producer import SyncProducer
@@ -86,7 +86,7 @@ class App:
         for one in self.middleware:
             if not isinstance(one, Middleware):
                 raise ConfigurationError(f"middleware of app {name!r} must be instances of Middleware, got {one!r}")
-        self._enqueue_chain = build_chain(self.middleware, "enqueue", build_message, shown=1, must_call=True)
+        self._enqueue_chain = build_chain(self.middleware, "enqueue", enqueue_innermost, shown=1, must_call=True)
         self._lifespan = lifespan
         self._encryptor: Encryptor | None = None
         self._warned = False

@@ -50,7 +50,6 @@ __all__ = [
     "Registry",
     "Task",
     "TaskCall",
-    "build_message",
     "hooked_message",
 ]
 
@@ -286,16 +285,15 @@ class TaskCall(Generic[P, R]):
 
 
 async def hooked_message(chain: Chain, call: EnqueueCall, build: Callable[[], TaskMessage]) -> TaskMessage:
-    """Return the message that `build_message`, the innermost of the enqueue hooks, built."""
+    """Return the message that was built within the enqueue hooks."""
     built: list[TaskMessage] = []
-    await chain(call, build, built)
+
+    async def prepare() -> str:
+        built.append(build())
+        return built[0].id
+
+    await chain(call, prepare)
     return built[0]
-
-
-async def build_message(_call: EnqueueCall, build: Callable[[], TaskMessage], built: list[TaskMessage]) -> str:
-    """Build a message; the innermost of the enqueue hooks."""
-    built.append(build())
-    return built[0].id
 
 
 class Registry(Mapping[str, Task[Any, Any]]):

@@ -40,6 +40,7 @@ from ..queues.sessions import (
 )
 from .agent import S, problem_of
 from .agent_task import AgentTask
+from .durable import EnqueueCall
 from .errors import InvalidArguments
 from .journal import decode_snapshot
 
@@ -60,7 +61,7 @@ class Session(Generic[S]):
 
     Each message is a turn of its own, and each turn a task: the message is the goal, the result the answer. Turns run
     one at a time, in the order of the messages. The state of the agent carries over from turn to turn, except plan and
-    results.
+    results. It is in Redis, not in this object: `state()`, `record()` and `history()` are calls that read it there.
 
     Calls with the suffix `_sync` are for synchronous code, see `App.sync`.
     """
@@ -100,21 +101,36 @@ class Session(Generic[S]):
             self._agent.state_type.kind(**task.arguments.decode(arguments))
         except ValidationError as error:
             raise InvalidArguments(task.name, problem_of(error)) from None
-        producer = task.app.producer
-        turn = await send_to_session(
-            producer.gateway,
-            producer.namespace,
-            self._agent.name,
-            self.id,
-            text,
-            queue=self._agent.queue,
-            sender=sender,
-            message_id=message_id,
-            inputs=(arguments, secrets),
-            skip_failed=skip_failed,
-            limit=producer.payload_limit,
+        producer, sent = task.app.producer, list[TurnId]()
+        options = {"message_id": message_id, "skip_failed": skip_failed or None}
+        call = EnqueueCall(
+            task.name,
+            {"goal": text, **self._inputs},
+            self._agent.queue,
+            {name: value for name, value in options.items() if value is not None},
+            {"session": self.id},
         )
-        return TurnHandle(producer, self._address, turn, task.decode)
+
+        async def store() -> str:
+            turn = await send_to_session(
+                producer.gateway,
+                producer.namespace,
+                self._agent.name,
+                self.id,
+                text,
+                queue=self._agent.queue,
+                sender=sender,
+                message_id=message_id,
+                inputs=(arguments, secrets),
+                headers={name: value for name, value in call.headers.items() if name != "session"},
+                skip_failed=skip_failed,
+                limit=producer.payload_limit,
+            )
+            sent.append(turn)
+            return str(turn)
+
+        await (store() if (chain := task.app.enqueue_chain) is None else chain(call, store))
+        return TurnHandle(producer, self._address, sent[0], task.decode)
 
     async def record(self) -> SessionRecord:
         """Return the record: status, turns, times. Raises `SessionNotFound`."""

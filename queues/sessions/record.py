@@ -6,7 +6,7 @@ import heapq
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
@@ -209,11 +209,20 @@ async def read_turn(gateway: Gateway, address: SessionAddress, turn: int) -> tup
     return address.cipher(gateway).decrypt(answer_field(turn), answer), ""
 
 
-def decode_message(cipher: TaskCipher, stored: bytes) -> tuple[int, str, str]:
-    """Return time, sender and text of a stored message. Raises `DecryptionError`."""
+class StoredMessage(NamedTuple):
+    """A message as it is stored. headers: of the task of its turn."""
+
+    at: int
+    sender: str
+    content: str
+    headers: dict[str, str]
+
+
+def decode_message(cipher: TaskCipher, stored: bytes) -> StoredMessage:
+    """Read a stored message. Raises `DecryptionError`."""
     at, _, data = stored.partition(b" ")
     fields = orjson.loads(cipher.decrypt(MESSAGE, data))
-    return int(at), fields["sender"], fields["content"]
+    return StoredMessage(int(at), fields["sender"], fields["content"], fields.get("headers", {}))
 
 
 NOTE_SENDER: Final = "~commitments"
@@ -222,7 +231,7 @@ NOTE_SENDER: Final = "~commitments"
 
 def _sent_message(cipher: TaskCipher, turn: int, stored: bytes, status: str) -> SessionMessage:
     try:
-        at, sender, content = decode_message(cipher, stored)
+        at, sender, content, _ = decode_message(cipher, stored)
     except DecryptionError as error:
         return SessionMessage(turn, "user", f"({error})", 0, "", status)
     if sender == NOTE_SENDER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -69,6 +70,7 @@ async def send_to_session(
     sender: str = "",
     message_id: str | None = None,
     inputs: tuple[bytes, SecretPaths] | None = None,
+    headers: Mapping[str, str] | None = None,
     skip_failed: bool = False,
     limit: int = DEFAULT_PAYLOAD_LIMIT,
 ) -> TurnId:
@@ -79,8 +81,9 @@ async def send_to_session(
         message_id: A message that is sent again under the same id is stored once.
         inputs: JSON object of the inputs of the agent, and the paths of its secrets; None to keep those of the
             message before.
+        headers: Headers of the task of its turn.
         skip_failed: Pass over a turn that is a dead letter.
-        limit: Largest size of message and inputs in bytes.
+        limit: Largest size of message, headers and inputs in bytes.
 
     Raises:
         SessionFailed: A turn is a dead letter; the message was not stored.
@@ -92,7 +95,7 @@ async def send_to_session(
     if sender.startswith("~"):
         raise ValueError(f"sender must not start with '~', got {sender!r}")
     address, cipher = (found := SessionAddress.of(namespace, agent, session_id)), found.cipher(gateway)
-    data = to_json({"sender": sender, "content": text})
+    data = to_json({"sender": sender, "content": text, **({"headers": dict(headers)} if headers else {})})
     given, secrets = inputs or (b"", ())
     check_size("the message and the inputs", len(data) + len(given), limit)
     digest = hashlib.blake2b((message_id or new_task_id()).encode(), digest_size=12).hexdigest()
@@ -133,12 +136,13 @@ async def enqueue_turn(gateway: Gateway, address: SessionAddress, turn: TurnId) 
         return
     agent, session_id, queue, inputs, secrets, stored = rest
     cipher, name = address.cipher(gateway), agent.decode()
-    _, _, text = decode_message(cipher, stored)
+    message = decode_message(cipher, stored)
     known = {} if inputs is None else orjson.loads(cipher.decrypt(INPUTS, inputs))
-    arguments = orjson.dumps({**known, "goal": text})
-    template = EnvelopeTemplate(name, {"session": session_id.decode()}, Options(result_ttl=_TURN_TTL))
-    message = template.message(arguments, tuple(map(tuple, orjson.loads(secrets or b"[]"))), task_id=str(turn))
-    await _store(gateway, Namespace(address.partition.namespace), queue.decode(), name, message)
+    arguments = orjson.dumps({**known, "goal": message.content})
+    headers = {**message.headers, "session": session_id.decode()}
+    template = EnvelopeTemplate(name, headers, Options(result_ttl=_TURN_TTL))
+    task = template.message(arguments, tuple(map(tuple, orjson.loads(secrets or b"[]"))), task_id=str(turn))
+    await _store(gateway, Namespace(address.partition.namespace), queue.decode(), name, task)
 
 
 async def _store(gateway: Gateway, namespace: Namespace, queue: str, task: str, message: TaskMessage) -> None:
@@ -183,7 +187,7 @@ async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, ta
         raise TurnRefused(task_id, f"turn {turn.number} of its session has ended or was passed over")
     stored, state, claimed = rest
     cipher = address.cipher(gateway)
-    _, sender, text = decode_message(cipher, stored)
+    _, sender, text, _ = decode_message(cipher, stored)
     opened = cipher.decrypt(STATE, state) if state else None
     return TurnStart(text, "" if sender == NOTE_SENDER else sender, sender == NOTE_SENDER, opened, int(claimed))
 

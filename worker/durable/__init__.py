@@ -31,7 +31,7 @@ from .continuation import HANDING, complete_successor, successor_of
 from .goal import goal_of
 from .log_calls import log_orphans
 from .messaging import InboxOwner, consumed
-from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
+from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain, enqueue_innermost
 from .observer import RunObserver
 from .recall import RecalledStep, recall_step
 from .run import Run
@@ -87,6 +87,7 @@ __all__ = [
     "counters_after",
     "current_context",
     "current_step",
+    "enqueue_innermost",
     "forget_steps",
     "goal_of",
     "log_orphans",

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from ..journal import Handoff
     from .context import Context
 
-__all__ = ["CallNext", "Chain", "EnqueueCall", "Middleware", "Settlement", "StepCall", "build_chain"]
+__all__ = [
+    "CallNext",
+    "Chain",
+    "EnqueueCall",
+    "Middleware",
+    "Settlement",
+    "StepCall",
+    "build_chain",
+    "enqueue_innermost",
+]
 
 CallNext = Callable[[], Awaitable[Any]]
 Chain = Callable[..., Awaitable[Any]]
@@ -68,7 +77,10 @@ class Middleware:
     """
 
     async def enqueue(self, call: EnqueueCall, call_next: CallNext) -> str:
-        """Wrap the preparation of one task, which is stored after all hooks have returned; returns the task's id."""
+        """Wrap the preparation of one task, which is stored after all hooks have returned; returns the task's id.
+
+        For a message to a session, `call_next()` stores it, and returns the id of its turn's task.
+        """
         task_id: str = await call_next()
         return task_id
 
@@ -83,6 +95,12 @@ class Middleware:
     async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
         """Wrap the storing of the outcome; what it raises before `call_next()` leaves the task to the lease."""
         await call_next()
+
+
+async def enqueue_innermost(_call: EnqueueCall, prepare: CallNext) -> str:
+    """Prepare a task, and return its id; the innermost of the enqueue hooks."""
+    task_id: str = await prepare()
+    return task_id
 
 
 class _Next:
