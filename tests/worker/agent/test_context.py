@@ -78,12 +78,19 @@ def talkative(app: App, builder: ContextBuilder, prompts: list[Prompt], *, turns
 def check_ranges(reported: list[TaskEvent], said: list[TaskEvent], summaries: Summaries) -> int:
     """Assert that each summary cites the messages that it replaces, up to the last; return their number.
 
-    The first message is the user's first instruction, which stays.
+    The first message is the user's first instruction, which stays. Copies of the user's latest messages are added.
     """
-    gone = 0
+    gone = copies = 0
     for event, old in zip(reported, summaries.asked, strict=True):
-        gone += event.data["messages"] - (2 if gone else 1)  # without the instruction and the former summary
-        assert [one["content"] for one in event.data["kept"]] == [said[0].data["message"]["content"]]
+        # without the instruction, the copies and the former summary
+        gone += event.data["messages"] - (2 + copies if gone else 1)
+        first, *later = [one["content"] for one in event.data["kept"]]
+        copies = len(later)
+        assert first == said[0].data["message"]["content"]
+        assert later == [
+            f"[earlier message of the user, event {one.number}]\n{one.data['message']['content']}"
+            for one in [one for one in said[1 : gone + 1] if one.data["message"]["role"] == "user"][-copies:]
+        ]
         assert event.data["first"] == old.first == said[1].number
         assert event.data["last"] == old.last == said[gone].number
         assert f"[Summary of events {old.first} to {old.last}: {gone} messages, kept in full" in event.data["summary"]
@@ -109,11 +116,12 @@ async def test_the_oldest_messages_are_summarized_once_with_their_event_numbers(
     assert old.goal == "Talk"
     assert old.messages[0].content.startswith("[Summary of events")
     assert said[0] == "turn 0"
-    assert said[1].endswith("summary " + str(len(reported)))
+    assert [one.startswith("[earlier message of the user, event ") for one in said[1:3]] == [True, True]
+    assert said[3].endswith("summary " + str(len(reported)))
     assert len(said) < 20
     last = prompts[-1]
     assert last.messages[0].content.startswith("Me.")
-    assert [one.content for one in last.messages[1:4]] == ["# Goal\n\nTalk", *said[:2]]
+    assert [one.content for one in last.messages[1:6]] == ["# Goal\n\nTalk", *said[:4]]
     assert last.left_out == {}
 
 
@@ -311,7 +319,7 @@ async def test_summaries_are_encrypted_with_the_task(settings: Settings) -> None
         talk = talkative(app, ContextBuilder(window=1000, summarizer=summaries, keep=8), prompts)
         handle = await talk.enqueue()
         await work_off(app)
-        assert "in plain words" in (await handle.result(timeout=0))[1]
+        assert any("in plain words" in one for one in await handle.result(timeout=0))
         assert (await of_type(handle, "compacted"))[0].data["summary"].endswith("in plain words")
         log = await redis_command(app, "XRANGE", handle.partition.log(handle.id), "-", "+")
         assert "in plain words" not in repr(log) + repr(await recorded_steps(app, handle))
@@ -418,6 +426,7 @@ async def test_the_compacted_event_changes_the_state_of_an_agent(settings: Setti
         said = await of_type(handle, "message_added")
     assert len(kind.prompts) == 12
     assert len(reported) == 2
-    assert length == 24 - check_ranges(reported, said, kind.summaries) + 1
+    copies = len(reported[-1].data["kept"]) - 1
+    assert length == 24 - check_ranges(reported, said, kind.summaries) + 1 + copies
     assert first == said[0].number, "the instruction stays"
     assert {event.data["step"] for event in reported} == {"talk"}

@@ -13,6 +13,7 @@ from perdure.worker.agent.context import Layers, Prompt, assemble
 from perdure.worker.agent.context.background import Background
 from perdure.worker.agent.context.tokens import Estimate
 from perdure.worker.journal import Message, Resumption
+from perdure.worker.journal.chat import FROM_INBOX
 
 from tests.support.prompts.reading import parts_of, stability
 from tests.support.workers import work_off
@@ -152,6 +153,33 @@ def test_first_instructions_are_bounded() -> None:
     assert prompt.messages[0].content.startswith("Never pay. xxx")
     assert prompt.messages[0].content.endswith(" more characters]")
     assert prompt.total <= 8000 * 0.85
+
+
+def test_what_the_user_said_stays_word_for_word_when_its_turns_leave() -> None:
+    """The first instructions and the latest messages, bounded; they change only when turns leave."""
+    messages = conversation(1)
+    prompts: list[Prompt] = []
+    for at in range(1, 200):
+        said: Any = "user" if at % 10 == 5 else "assistant"
+        text = {25: "Never write to carl.", 35: "x" * 40_000, 45: "From others."}.get(at, f"{at} {ANSWER}")
+        name = {25: "ada\n# Rules", 45: FROM_INBOX}.get(at)
+        messages.append(Message(role=said, content=text, name=name, n=at + 1))
+        prompts.append(assemble(Layers(AgentState(messages=messages)), 16_000))
+    assert all(prompt.total <= 16_000 * 0.85 for prompt in prompts)
+    copies = [[one for one in prompt.messages if one.name == "said"] for prompt in prompts]
+    heads = [prompt.messages[: 1 + len(found)] for prompt, found in zip(prompts, copies, strict=True)]
+    assert {head[0].content for head in heads} == {messages[0].content}
+    texts = [one.content for found in copies for one in found]
+    assert "[earlier message of the user from `ada # Rules`, event 26]\nNever write to carl." in texts
+    assert all("From others." not in text for text in texts), "a message of others is data"
+    assert max(map(Estimate().count, texts)) < 16_000 * 0.05 / 3, "a long one does not displace the others"
+    for prompt, found in zip(prompts, copies, strict=True):
+        shown = [one.n for one in prompt.messages if one.name != "said" and one.n is not None]
+        assert not {one.n for one in found} & set(shown), "what is shown has no copy"
+    changes = sum(head != former for former, head in pairwise(heads))
+    blocks = sum(one.left_out != other.left_out for one, other in pairwise(prompts))
+    assert changes <= blocks <= 20
+    assert sum(share > 0.8 for share in stability(prompts)[60:]) > len(prompts[61:]) * 0.85
 
 
 @pytest.mark.integration

@@ -1,7 +1,8 @@
 """Compaction: a recorded summary replaces the oldest messages of a conversation; the event log keeps them.
 
-The user's first instructions stay, word for word, before the summary. A summary starts with the numbers of the events
-that it covers, and with the number of their messages; a later one includes the messages of an earlier one.
+The user's first instructions stay before the summary, and copies of the user's later messages, word for word, as far
+as a budget reaches; see turns.py. A summary starts with the numbers of the events that it covers, and with the number
+of their messages; a later one includes the messages of an earlier one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ...errors import CompactionFailed
 from ...journal import AgentState, Message, StepRecord
 from ...journal.agent_events import Compacted
 from ...log import logger
-from .conversation import SUMMARY, completed, exchanges
+from .conversation import SAID, SUMMARY, completed, exchanges
 from .tokens import TokenCounter, message_tokens
 from .turns import pinned_within
 
@@ -36,7 +37,8 @@ class CompactionRequest:
 
     Attributes:
         messages: whole exchanges, the oldest first; the first message may be an earlier summary. The user's first
-            instructions are not among them: they stay in the conversation.
+            instructions are not among them: they stay in the conversation. Later messages of the user are among them,
+            also those of which the conversation keeps a copy.
         first: the number of the first event that the messages come from; 0 if no event has one of them.
         last: the number of the last such event.
         goal: the goal of the task.
@@ -92,7 +94,7 @@ async def compact(
 
     Args:
         budget: tokens of the summary.
-        pinned: tokens of the user's first instructions, which stay; longer ones are cut.
+        pinned: tokens of what the user said, which stays.
         retry: how often and how far apart the summarizer is called.
         on_failure: if no summary is usable, raise `CompactionFailed`, or use a digest: the start of each message, as
             many of the latest as fit the budget.
@@ -103,9 +105,10 @@ async def compact(
     cut = cut_at(messages, keep)
     kept = tuple(pinned_within(messages[:cut], pinned, counter))
     whole = sum(one == other for one, other in zip(kept, messages, strict=False))  # the last one may be cut
-    old = messages[whole:cut]
+    old = [one for one in messages[whole:cut] if one.name != SAID]
     fresh = [one for one in old if one.name != SUMMARY]
-    if not fresh or sum(message_tokens(one, counter) for one in old) < _GAIN * budget:
+    copied = sum(message_tokens(one, counter) for one in kept if one.name == SAID)
+    if not fresh or sum(message_tokens(one, counter) for one in old) < _GAIN * budget + copied:
         return False
     first, last = _range(old)
     request = CompactionRequest(tuple(completed(old)), first, last, state.goal, budget)

@@ -123,6 +123,9 @@ NO_OUTPUT: Final = "[no output]"
 SUMMARY: Final = "summary"
 """Name of the message that replaces earlier ones."""
 
+SAID: Final = "said"
+"""Name of copies of what the user said in messages that are not shown: each starts with the number of its event."""
+
 
 @dataclass(slots=True)
 class Turn:
@@ -219,7 +222,7 @@ def _as_text(message: Message) -> list[str]:
             return [f"[result of an earlier tool call, {quoted_name(message.tool_call_id)}]\n{message.content}"]
         case "system":
             return [f"[system]\n{message.content}"]
-        case _ if message.name not in (None, "", SUMMARY, FROM_INBOX):
+        case _ if message.name not in (None, "", SUMMARY, SAID, FROM_INBOX):
             return [f"{quoted_line(message.name, 100)}: {message.content}"]
     return [message.content]
 

@@ -18,7 +18,8 @@ class Budgets:
     Attributes:
         identity: identity and rules. Exceeding it is an error, because nothing of them is left out.
         memory: profile and the memories for the goal; the excess is left out.
-        pinned: the user's first instructions, when older messages are left out or summarized; the excess is cut.
+        pinned: what the user said, word for word, when older messages are left out or summarized: the first
+            instructions, the excess of which is cut, then the latest messages.
         brief: the excess is left out, and counted; the first line and what is waited for always stay.
         inbox: the excess is left out.
         reserve: for the answer and the descriptions of tools.

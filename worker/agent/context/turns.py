@@ -2,6 +2,14 @@
 
 A provider caches the start of a prompt, so the first shown message must not change with each prompt. When the turns do
 not fit, half of the room for them is freed at once: the next messages fit until that half is full again.
+
+What the user said stays word for word when the messages around it leave, as far as a budget reaches: first the
+instructions before the first answer, which name the task; then the latest messages, because a later instruction may
+change an earlier one, and never the other way round. Nothing marks a message as an instruction: a person who writes
+"no, in dollars" marks nothing, and a model that had to choose could be wrong. So each message of the user is kept, and
+the budget decides. A long one is cut to a part of the budget: a pasted file must not displace the others. A message
+from the inbox is data of others, and is not kept. The copies change only when messages leave, so that the start of the
+prompt stays the same in between.
 """
 
 from __future__ import annotations
@@ -13,7 +21,9 @@ from typing import Final
 
 from ...errors import ContextTooLarge
 from ...journal import Message
-from .conversation import SUMMARY, completed, exchanges
+from ...journal.chat import FROM_INBOX
+from ...journal.quoting import quoted_name
+from .conversation import SAID, SUMMARY, completed, exchanges
 from .tokens import TokenCounter, cut, message_tokens
 
 __all__ = ["NOTE", "Turns", "first_instructions", "pinned_within", "turns_within"]
@@ -23,6 +33,9 @@ NOTE: Final = 32
 
 _LEAST: Final = 24
 """Tokens of a text that is not cut further: the note about the cut takes nearly as many."""
+
+_SHARE: Final = 4
+"""Part of the budget that a message after the first instructions may take: one in so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +50,39 @@ class Turns:
 def first_instructions(messages: Sequence[Message]) -> int:
     """Return how many messages at the start are the user's first instructions: those before any answer or summary."""
     for at, message in enumerate(messages):
-        if message.role != "user" or message.name:
+        if not _is_said(message):
             return at
     return len(messages)
 
 
+def _is_said(message: Message) -> bool:
+    """Return whether the user said it: it is no summary, no copy, and no message of others."""
+    return message.role == "user" and message.name not in (SUMMARY, SAID, FROM_INBOX)
+
+
 def pinned_within(messages: Sequence[Message], budget: int, counter: TokenCounter) -> list[Message]:
-    """Return the user's first instructions, the last one cut where the budget ends."""
+    """Return what stays of messages that leave: the first instructions, and copies of the user's latest messages.
+
+    The instructions are cut where the budget ends. The copies have what is left of it, at least half of the budget.
+    """
+    first = first_instructions(messages)
+    found = _within(messages[:first], budget, counter)
+    room = max(budget - sum(message_tokens(one, counter) for one in found), budget // 2)
+    copies: list[Message] = []
+    for message in reversed(messages[first:]):
+        if message.name == SAID or (_is_said(message) and message.content.strip()):
+            copy = message if message.name == SAID else _copy(message, budget // _SHARE, counter)
+            room -= message_tokens(copy, counter)
+            if room < 0:
+                break
+            copies.append(copy)
+    return [*found, *reversed(copies)]
+
+
+def _within(messages: Sequence[Message], budget: int, counter: TokenCounter) -> list[Message]:
+    """Return the first messages that fit, the last one cut."""
     found: list[Message] = []
-    for message in messages[: first_instructions(messages)]:
+    for message in messages:
         tokens = message_tokens(message, counter)
         if tokens > budget:
             text = cut(message.content, budget - (tokens - counter.count(message.content)), counter)
@@ -53,6 +90,13 @@ def pinned_within(messages: Sequence[Message], budget: int, counter: TokenCounte
         budget -= tokens
         found.append(message)
     return found
+
+
+def _copy(message: Message, most: int, counter: TokenCounter) -> Message:
+    sender = f" from {quoted_name(message.name)}" if message.name else ""
+    event = f", event {message.n}" if message.n else ""
+    text = f"[earlier message of the user{sender}{event}]\n{cut(message.content, max(_LEAST, most), counter)}"
+    return Message(role="user", content=text, name=SAID, n=message.n)
 
 
 def turns_within(
@@ -65,14 +109,14 @@ def turns_within(
     last: int | None = None,
     archived: int = 0,
 ) -> Turns:
-    """Return the turns that fit: the first instructions, the summary, and the latest exchanges.
+    """Return the turns that fit: what the user said before, the summary, and the latest exchanges.
 
     If the last exchange alone is too large, its texts are cut. Raises `ContextTooLarge` if that is not enough.
 
     Args:
         room: tokens of the turns in this prompt.
         steady: tokens that are there in every prompt, by which the first shown message is chosen.
-        instructions: tokens of the user's first instructions when messages are hidden.
+        instructions: tokens of what the user said in messages that are hidden.
         last: most messages.
         archived: messages that have left the conversation.
     """
@@ -83,27 +127,36 @@ def turns_within(
     if wanted <= room - spare and (last is None or len(whole) <= last):
         head = _head(whole)
         return Turns((*whole[:head], *_note(archived), *whole[head:]), 0, wanted)
-    first = first_instructions(whole)
-    start = pinned_within(whole, instructions, counter)
-    if first < len(whole) and whole[first].name == SUMMARY:
-        start.append(whole[first])
-        first += 1
-    elif first == len(whole):  # nothing but instructions: the last ones count
-        first, start = 0, []
-    fixed = NOTE + sum(message_tokens(one, counter) for one in start)
-    pieces = exchanges(whole[first:])
+    head, first = _head(whole), first_instructions(whole)
+    if first == len(whole):  # nothing but instructions: the last ones count
+        head = first = instructions = 0
+    summary = [one for one in whole[:head] if one.name == SUMMARY]
+    pieces = exchanges(whole[head:])
     costs = [sum(message_tokens(one, counter) for one in piece) for piece in pieces]
+    pinned = sum(message_tokens(one, counter) for one in _within(whole[:first], instructions, counter))
+    if any(one.name == SAID or _is_said(one) for one in whole[first:]):
+        pinned = max(instructions, pinned + instructions // 2)
+    fixed = NOTE + pinned + sum(message_tokens(one, counter) for one in summary)
     at = _first_shown(costs, [len(piece) for piece in pieces], min(room, steady) - fixed, last)
     kept = [one for piece in pieces[at:] for one in piece]
+    gone = [*whole[:head], *(one for piece in pieces[:at] for one in piece)]
+    start = list(summary)
+    if instructions:
+        stays = pinned_within(gone, instructions, counter)
+        before = {id(one) for one in whole[:head]}
+        later = [one for one in stays if one.name == SAID and id(one) not in before]  # than the summary
+        start = [*stays[: len(stays) - len(later)], *summary, *later]
     if sum(costs[at:]) > room - fixed:
         kept = _clipped(pieces[at], room - fixed, counter)
-    hidden = len(whole) - len(start) - len(kept)
+    hidden = len(whole) - len(kept) - sum(one.name != SAID for one in start)
     return Turns((*start, *_note(hidden + archived), *kept), hidden, wanted)
 
 
 def _head(messages: Sequence[Message]) -> int:
-    """Return how many messages at the start stay when others leave: instructions and a summary."""
+    """Return how many messages at the start stay when others leave: instructions, copies and a summary."""
     at = first_instructions(messages)
+    while at < len(messages) and messages[at].name == SAID:
+        at += 1
     return at + (at < len(messages) and messages[at].name == SUMMARY)
 
 
