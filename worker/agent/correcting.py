@@ -13,6 +13,7 @@ import orjson
 
 from ...queues import Entry, InboxMessage, Kind, PayloadTooLarge, read_inbox, retry_while_unavailable
 from ...queues.inbox import CORRECTION
+from ..durable import next_entries
 from ..errors import StateMismatch
 from ..journal import Message, diff
 from ..journal.agent_events import Corrected, CorrectionRefused, MessageAdded
@@ -76,16 +77,12 @@ class Corrections:
         wanted = message.content if isinstance(message.content, dict) else {}
         try:
             if wanted:  # else it only confirms that the agent may continue
-                entries.append(run.next_entry(self._event(wanted, message.sender)))
+                events = (self._event(wanted, message.sender), *self._turn(wanted, message.sender))
+                entries += next_entries(run, *events)
         except Exception as error:  # noqa: BLE001 - a validator of the state class may raise anything
             entries.append(self._refusal(wanted, message.sender, error))
         else:
             entries += also() if wanted else ()
-            if wanted and not self._incoming.owned:
-                text = quoted_block(orjson.dumps(wanted, option=orjson.OPT_INDENT_2).decode(), _LONGEST)
-                by = f" by {quoted_name(message.sender)}" if message.sender else ""
-                turn = Message(role="user", content=f"The state was corrected{by}:\n{text}", name=FROM_INBOX)
-                entries.append(run.next_entry(MessageAdded(message=turn)))
         await run.recorder.put(*entries, wait=True, replicated=self._replicated)
         run.touch()
         run.progressed()
@@ -106,6 +103,16 @@ class Corrections:
             raise CannotCorrect(f"the state would have {size:,} bytes, more than PERDURE_PAYLOAD_LIMIT, {limit:,}")
         # `own` lets a worker of a version without this type apply the changes.
         return Corrected(paths=tuple(wanted), by=by, changes=diff(live.logged_state, after), own=True)
+
+    def _turn(self, wanted: dict[str, Any], sender: str) -> list[Event]:
+        """Return the event that mentions a correction in the conversation, if the agent does not read its inbox."""
+        if self._incoming.owned:
+            return []
+        text = quoted_block(orjson.dumps(wanted, option=orjson.OPT_INDENT_2).decode(), _LONGEST)
+        by = f" by {quoted_name(sender)}" if sender else ""
+        return [
+            MessageAdded(message=Message(role="user", content=f"The state was corrected{by}:\n{text}", name=FROM_INBOX))
+        ]
 
     def _refusal(self, wanted: dict[str, Any], by: str, error: Exception) -> Entry:
         why = error.problem if isinstance(error, StateMismatch) else str(error) or type(error).__name__

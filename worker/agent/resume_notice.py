@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ...queues import PayloadTooLarge
 from ...queues.durations import iso_time
-from ..durable import Context, forget_steps
-from ..journal import AgentState, Message, Resumption, StepStatus
+from ..durable import Context, forget_steps, next_entries
+from ..journal import AgentState, Event, Message, Resumption, StepStatus
 from ..journal.agent_events import MessageAdded, ResumeNotice
 from ..journal.quoting import quoted_line, quoted_name
+from ..log import logger
 from .agent import Agent
 from .live_state import LiveState
 
@@ -18,7 +20,7 @@ _SCOPE: Final = "#resume"
 """Scope of the steps that `on_resume` calls."""
 
 _LONGEST: Final = 4_000
-"""Most characters of what an agent says on a resume."""
+"""Most characters of what an agent says on a resume, and of its goal in the notice."""
 
 _MOST_CALLS: Final = 5
 """Calls in flight that a notice names."""
@@ -47,13 +49,18 @@ async def notify_of_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any]
     if said is not None and not isinstance(said, str):
         raise TypeError(f"on_resume must return a text or None, got {said!r}")
     gone = forget_steps(run.keys.under(f"{_SCOPE}/", run.history), run.history)
-    if not said:
-        await run.recorder.put(run.next_entry(notice), *gone, wait=False)
-        return
-    text = said[:_LONGEST]
-    noted = run.next_entry(notice.model_copy(update={"text": text}))
-    turn = run.next_entry(MessageAdded(message=Message(role="assistant", content=text)))
-    await run.recorder.put(noted, turn, *gone, wait=True)
+    turns: list[Event] = []
+    if said:
+        text = said[:_LONGEST]
+        notice = notice.model_copy(update={"text": text})
+        turns = [MessageAdded(message=Message(role="assistant", content=text))]
+    try:
+        entries = next_entries(run, notice, *turns)
+    except PayloadTooLarge as error:  # the agent must not fail at each resume because of it
+        logger.bind(task=run.envelope.task, id=run.id).warning("could not log the notice of the resume: {}", error)
+        entries = []
+    if entries or gone:
+        await run.recorder.put(*entries, *gone, wait=bool(turns))
 
 
 def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | None) -> ResumeNotice:
@@ -81,7 +88,7 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
         f"Next: {upcoming}.",
     ]
     return ResumeNotice(
-        goal=state.goal,
+        goal=state.goal[:_LONGEST],
         after=resumption.after,
         stopped=at,
         done=closed,

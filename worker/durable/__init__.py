@@ -30,7 +30,7 @@ from .context import Context, current_context
 from .continuation import HANDING, complete_successor, successor_of
 from .goal import goal_of
 from .log_calls import log_orphans
-from .messaging import InboxOwner, consumed
+from .messaging import InboxOwner, consumed, next_entries
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain, enqueue_innermost
 from .observer import RunObserver
 from .recall import RecalledStep, recall_step
@@ -92,6 +92,7 @@ __all__ = [
     "goal_of",
     "log_orphans",
     "make_codec",
+    "next_entries",
     "recall_step",
     "reload_records",
     "restore_workspace",

@@ -25,6 +25,7 @@ from ...queues import (
     TaskHandle,
     TaskNotFound,
     UnreadableMessage,
+    check_size,
     find_task,
     last_message,
     read_inbox,
@@ -32,7 +33,7 @@ from ...queues import (
     send_message,
 )
 from ..errors import StepMismatch, StepOutsideTask
-from ..journal import StepRecord
+from ..journal import Event, StepRecord, redacted
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
 from .observer import RunObserver
 from .run import Run
@@ -42,7 +43,7 @@ from .steps.matching import match_call, match_step
 from .steps.options import Durability
 from .stop_reasons import ParkReason
 
-__all__ = ["InboxOwner", "ask", "consumed", "receive", "send"]
+__all__ = ["InboxOwner", "ask", "consumed", "next_entries", "receive", "send"]
 
 _INBOX: Final = "#inbox"
 _SEND: Final = "#send"
@@ -182,10 +183,25 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
     return found
 
 
-def consumed(run: Run, message: InboxMessage) -> tuple[Entry, Entry]:
-    """Return the entries that log a message and remove it from the inbox. They must be put at once."""
+def consumed(run: Run, message: InboxMessage, *following: Event) -> list[Entry]:
+    """Return the entries that log a message, and remove it from the inbox. They must be put at once.
+
+    following: events to log after that of the message. Raises as `next_entries`.
+    """
     event = Received(number=message.number, sender=message.sender, content=message.content)
-    return run.next_entry(event), Entry(Kind.CONSUMED, str(message.number), b"")
+    return [*next_entries(run, event, *following), Entry(Kind.CONSUMED, str(message.number), b"")]
+
+
+def next_entries(run: Run, first: Event, *following: Event) -> list[Entry]:
+    """Return the log entries of events that belong together. They must be put at once.
+
+    Raises `PayloadTooLarge`, and what an observer raises. If an event is too large, none of them has a number: the
+    number of an event that is not stored would be a gap in the log.
+    """
+    for event in following:
+        clean = event if run.redact is None or event.masked else redacted(event, run.redact)
+        check_size(f"event {event.type!r} of task {run.id}", len(clean.to_json()), run.payload_limit)
+    return [run.next_entry(event) for event in (first, *following)]
 
 
 async def _record(
