@@ -39,7 +39,8 @@ class Kind(StrEnum):
     """Delete what is stored of the step: it is part of something larger that is recorded in the same script. `value`:
     digest and number of its chunks, if it has any."""
     CHUNK = "chunk"
-    """A chunk of a large step result: `step` is its name, `DIGEST:NUMBER`. The record that refers to it comes later."""
+    """A chunk of a large step result: `step` is its name, `DIGEST:NUMBER`. The record that refers to it comes later.
+    An empty value deletes it."""
     RESULT_CHUNK = "part"
     """A chunk of the task's large result: `step` is its number."""
     CONSUMED = "taken"

@@ -8,7 +8,7 @@
 --       inbox message of that number; moved: the value is the id of the successor, which gets the messages that come
 --       from now on; progress: the value is the progress that the handler reports, which replaces the last one;
 --       chunk, part: a chunk of a large step result, of the task's result, by its name, which an entry of
---       a later call refers to. The value of a drop has the digest and the number of the step's chunks, if it has any
+--       a later call refers to (an empty value deletes the chunk). The value of a drop has the digest and the number of the step's chunks, if it has any
 -- returns  0 refused, the lease has passed; -1 - N refused: entries before the first one are missing, N is the number of
 --          the last entry that is stored; {1 stored or 2 stored, and cancellation was requested; number of the last
 --          message that was sent to the task, 0 for none}
@@ -55,7 +55,11 @@ for i = 6, #ARGV, 4 do
       redis.call('HDEL', KEYS[3], 'c:' .. digest .. ':' .. chunk)
     end
   elseif kind == 'chunk' then
-    redis.call('HSET', KEYS[3], 'c:' .. step, value)
+    if value == '' then
+      redis.call('HDEL', KEYS[3], 'c:' .. step)
+    else
+      redis.call('HSET', KEYS[3], 'c:' .. step, value)
+    end
   elseif kind == 'part' then
     redis.call('HSET', KEYS[2], 'result:' .. step, value)
   elseif kind == 'taken' then

@@ -320,8 +320,8 @@ class Ledger:
                 digest, _, chunks = value.decode().partition(" ")
                 named = [f"c:{digest}:{chunk}" for chunk in range(int(chunks or 0))]
                 self.held.drop(steps, f"d:{step}", f"i:{step}", f"s:{step}", *named)
-            elif kind == "taken":
-                self.held.drop(inbox, f"m:{step}")
+            elif kind == "taken" or (kind == "chunk" and not value):
+                self.held.drop(*((inbox, f"m:{step}") if kind == "taken" else (steps, f"c:{step}")))
             elif kind in ("moved", "part"):
                 self.held.put(record, {"handed_to" if kind == "moved" else f"result:{step}": value})
             elif kind == "progress":

@@ -195,6 +195,7 @@ class LiveState(RunObserver, Generic[S]):
                 logged,
                 steps=None if steps is None else max(steps, closed - _MOST_ARCHIVED),
                 messages=None if messages is None else max(messages, count - _MOST_ARCHIVED),
+                number=self.number + 1,
             )
             if removed is None:
                 return entries

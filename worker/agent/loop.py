@@ -25,9 +25,8 @@ from ..durable import (
 )
 from ..errors import Reschedule, RetryLater, StateError, StateTooLarge, StepInDoubt
 from ..journal import Event, PlanStep, StepRecord, StepStatus
-from ..journal.agent_events import Changed, Finished, LeftUnread, Planned, Rewound
+from ..journal.agent_events import Changed, Finished, LeftUnread, Planned
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
-from ..log import logger
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
 from .background import in_background
@@ -39,14 +38,10 @@ from .correcting import Corrections
 from .incoming import Incoming, Interrupted, OnMessage
 from .live_state import LiveState
 from .planning import planned_steps, without_archived
+from .rewind import FINISH, PLAN, REPLAN, rewind
 from .size_limit import park_too_large, resume_after_compaction
 
 __all__ = ["Loop"]
-
-_PLAN: Final = "#plan"
-_REPLAN: Final = "#replan"
-_FINISH: Final = "#finish"
-"""Checkpoint keys and step scopes of the methods that are not steps of the plan."""
 
 _Plan: TypeAlias = Sequence[PlanStep]
 
@@ -87,9 +82,9 @@ class Loop(Generic[S]):
     async def drive(self, goal: str, inputs: dict[str, Any]) -> Any:
         """Run the agent from the point that earlier runs reached; return the result of `finish`."""
         await self._run.history.read_all()
-        recorded = self._run.history.done.get(_FINISH)
+        recorded = self._run.history.done.get(FINISH)
         if recorded is not None:
-            return codec_of(self._agent.finish).decode_record(_FINISH, StepRecord.decode(recorded).result)
+            return codec_of(self._agent.finish).decode_record(FINISH, StepRecord.decode(recorded).result)
         try:
             await self._live.open(goal, inputs)
             return await self._drive(goal)
@@ -102,7 +97,7 @@ class Loop(Generic[S]):
         if self._agent.identity is not None:
             await read_identity(self._run, self._agent.identity)
         if self._live.gap is not None:
-            await self._rewind(*self._live.gap)
+            await rewind(self._live, *self._live.gap, replans=self._replans)
         if archived := self._live.archive_due():  # a version without an archive, or a larger one, wrote the state
             await self._run.recorder.put(*archived, *self._live.snapshot(), wait=True)
         monitor = await self._monitor(goal)
@@ -125,7 +120,7 @@ class Loop(Generic[S]):
     @property
     def has_finished(self) -> bool:
         """Whether an earlier run recorded the result. The checkpoint must have been read."""
-        return _FINISH in self._run.history.done
+        return FINISH in self._run.history.done
 
     @property
     def _state(self) -> S:
@@ -145,29 +140,11 @@ class Loop(Generic[S]):
         self._run.observe(monitor)
         return monitor
 
-    async def _rewind(self, first: int, last: int) -> None:
-        """Continue from before events that are missing: drop what may follow from them, and store a snapshot."""
-        live, run = self._live, self._run
-        logger.bind(task=run.envelope.task, id=run.id).warning(
-            "event {} is missing from the log, Redis has lost data: resumed from before it, without events {} to {}",
-            first,
-            first,
-            last,
-        )
-        history = run.history
-        recorded = [*history.done, *history.intents, *history.saved]
-        within = tuple(f"{scope}/" for scope in (_PLAN, _REPLAN, _FINISH))
-        gone = {key for key in recorded if key == _REPLAN or key.startswith(within) or not key.startswith("#")}
-        if not self._state.plan:
-            gone.add(_PLAN)
-        event = live.checkpoint(Rewound(first=first, last=last))
-        await run.recorder.put(*event, *forget_steps(sorted(gone), history), *live.snapshot(force=True), wait=True)
-
     async def _next(self) -> PlanStep | None:
         """Return the next step of the plan, after new messages; unless the run is stopped here."""
         await self._run.plan_boundary()
         step = self._open_step()
-        await self._corrections.apply(partial(self._mark_changed, _FINISH if step is None else step.key))
+        await self._corrections.apply(partial(self._mark_changed, FINISH if step is None else step.key))
         while self._incoming.has_new and await self._deliver(self._open_step()):
             await self._run.plan_boundary()
         return self._open_step()
@@ -190,16 +167,16 @@ class Loop(Generic[S]):
         interrupted, self._interrupted = self._interrupted, False
         from_start = self._on_message == "restart" or (step is None and not self._replans)
         replan = from_start or step is None or (interrupted and self._replans)
-        due = [Entry(Kind.SAVED, _REPLAN, _FROM_START if from_start else b"1")] if replan else []
-        due += self._mark_changed(_FINISH if step is None else step.key)
-        if not await self._incoming.deliver(*due, last=step is None):
+        due = [Entry(Kind.SAVED, REPLAN, _FROM_START if from_start else b"1")] if replan else []
+        scope = FINISH if step is None else step.key
+        if not await self._incoming.deliver(lambda: due + self._mark_changed(scope), last=step is None):
             return False
         if replan:
             await self._replan(from_start=from_start)
         return replan
 
     def _mark_changed(self, scope: str) -> list[Entry]:
-        """Return the entry that lets recorded inner steps run again with other arguments; none without inner steps."""
+        """Let recorded inner steps run again with other arguments; return the entry, to be put at once."""
         saved, mark = self._run.history.saved, changed_scope(scope)
         if mark in saved or not self._parts(scope):
             return []
@@ -208,24 +185,24 @@ class Loop(Generic[S]):
 
     async def _plan(self) -> None:
         saved = self._run.history.saved
-        if _PLAN in self._run.history.done or self._state.plan:
-            if _REPLAN in saved:
-                await self._replan_due(from_start=saved[_REPLAN] == _FROM_START)
+        if PLAN in self._run.history.done or self._state.plan:
+            if REPLAN in saved:
+                await self._replan_due(from_start=saved[REPLAN] == _FROM_START)
             return
         if not self._run.delivery.has_history:
             await self._run.flush()  # whose reply says whether there are messages
-        await self._corrections.apply(partial(self._mark_changed, _PLAN))
-        await self._incoming.deliver(*self._mark_changed(_PLAN))
-        steps = await self._within(_PLAN, lambda: self._agent.plan(self._ctx, self._state))
-        mark = Entry(Kind.DONE_WITH_EVENT, _PLAN, StepRecord(b"null").encode())
-        await self._record(_PLAN, Planned(steps=planned_steps("plan", steps)), mark)
+        await self._corrections.apply(partial(self._mark_changed, PLAN))
+        await self._incoming.deliver(partial(self._mark_changed, PLAN))
+        steps = await self._within(PLAN, lambda: self._agent.plan(self._ctx, self._state))
+        mark = Entry(Kind.DONE_WITH_EVENT, PLAN, StepRecord(b"null").encode())
+        await self._record(PLAN, Planned(steps=planned_steps("plan", steps)), mark)
 
     async def _replan_due(self, *, from_start: bool = False) -> None:
         """Ask for another plan after a step, and after the messages that came meanwhile. from_start: see `_replan`."""
-        await self._corrections.apply(partial(self._mark_changed, _REPLAN))
+        await self._corrections.apply(partial(self._mark_changed, REPLAN))
         restart = self._on_message == "restart"
-        due = [Entry(Kind.SAVED, _REPLAN, _FROM_START)] if restart else []
-        came = await self._incoming.deliver(*due, *self._mark_changed(_REPLAN))
+        due = [Entry(Kind.SAVED, REPLAN, _FROM_START)] if restart else []
+        came = await self._incoming.deliver(lambda: due + self._mark_changed(REPLAN))
         await self._replan(from_start=from_start or (came and restart))
 
     async def _replan(self, *, from_start: bool = False) -> None:
@@ -234,25 +211,25 @@ class Loop(Generic[S]):
         from_start: ask `plan`, not `replan`.
         """
         steps = await self._ask_again(self._agent.plan if from_start else self._agent.replan)
-        due = Entry(Kind.DROP, _REPLAN, b"")
+        due = Entry(Kind.DROP, REPLAN, b"")
         if steps is not None:
             planned = planned_steps("plan" if from_start else "replan", steps)
             running = next((step.key for step in self._state.plan if step.status is StepStatus.RUNNING), None)
             replaced = running is not None and all(step.key != running for step in planned)
             gone = self._parts_gone(running) if running is not None and replaced else []
-            await self._record(_REPLAN, Planned(steps=planned, again=True), due, *gone)
+            await self._record(REPLAN, Planned(steps=planned, again=True), due, *gone)
         elif self._live.has_changed():
-            await self._record(_REPLAN, Changed(), due)
+            await self._record(REPLAN, Changed(), due)
         else:
-            await self._run.recorder.put(due, *self._parts_gone(_REPLAN), wait=False)
+            await self._run.recorder.put(due, *self._parts_gone(REPLAN), wait=False)
 
     async def _ask_again(self, method: Callable[[Context, S], Awaitable[_Plan | None]]) -> _Plan | None:
-        steps: _Plan | None = await self._within(_REPLAN, lambda: method(self._ctx, self._state))
+        steps: _Plan | None = await self._within(REPLAN, lambda: method(self._ctx, self._state))
         return await without_archived(self._run, self._state, steps) if steps else steps
 
     async def _finish(self) -> AlreadyDone[Any] | None:
         """Finish, and return the result; None if messages came meanwhile: then `finish` is called again after them."""
-        run, closed = self._run, await self._within(_FINISH, self._close)
+        run, closed = self._run, await self._within(FINISH, self._close)
         if closed is None:
             await self._undo()
             return None
@@ -260,7 +237,7 @@ class Loop(Generic[S]):
         if unread:
             senders = tuple(dict.fromkeys(message.sender for message in unread))[:_MOST_SENDERS]
             await run.log_event(LeftUnread(count=len(unread), senders=senders))
-        await self._record(_FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, _FINISH, StepRecord(data).encode()))
+        await self._record(FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, FINISH, StepRecord(data).encode()))
         return AlreadyDone(result)
 
     async def _close(self) -> tuple[bytes, Any, Sequence[InboxMessage]] | None:
@@ -301,7 +278,7 @@ class Loop(Generic[S]):
         data, _ = codec_of(self._agent.act).encode(f"step {step.key!r}", result)
         check_size(f"the result of step {step.key!r}", len(data), self._run.payload_limit)
         event = StepCompleted(step=step.key, attempt=attempt, result=orjson.loads(data))
-        due = [Entry(Kind.SAVED, _REPLAN, b"1")] if self._replans else []
+        due = [Entry(Kind.SAVED, REPLAN, b"1")] if self._replans else []
         await self._record(step.key, event, *due)
         return True
 
@@ -313,7 +290,7 @@ class Loop(Generic[S]):
     async def _start(self, step: PlanStep, attempt: int) -> None:
         """Log the start of a step, and wait for the write if the step is risky."""
         run = self._run
-        left = self._parts_gone(_REPLAN)  # steps of a replan that was cut off
+        left = self._parts_gone(REPLAN)  # steps of a replan that was cut off
         event_entries = self._live.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
         replicated = step.risky and self._replicated
         await run.recorder.put(*event_entries, *left, *self._live.snapshot(), wait=step.risky, replicated=replicated)
@@ -353,7 +330,7 @@ class Loop(Generic[S]):
         if all(step.key != key for step in steps):
             self._named(key).status = StepStatus.FAILED
         dropped = forget_steps([key, *self._parts(key)], run.history)
-        await self._record(_REPLAN, Planned(steps=planned_steps("replan", steps), again=True), *dropped)
+        await self._record(REPLAN, Planned(steps=planned_steps("replan", steps), again=True), *dropped)
 
     async def _hooked(self, step: PlanStep, attempt: int, act: Callable[[], Awaitable[Any]]) -> Any:
         """Act on a step of the plan, within the step hooks of the middleware."""

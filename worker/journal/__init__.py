@@ -27,7 +27,7 @@ default, raise the version of a type whose meaning changes, and never rename eit
 """
 
 from . import agent_events, run_events
-from .archive import ARCHIVED, Removed, archived_field, archived_keys, read_archived_step, remove_oldest
+from .archive import ARCHIVED, Removed, archived_field, archived_keys, archived_since, read_archived_step, remove_oldest
 from .chat import Message, Role, ToolCall
 from .compaction import COMPACTION, TOO_LARGE, compact_state
 from .correction import CannotCorrect, corrected
@@ -112,6 +112,7 @@ __all__ = [
     "apply",
     "archived_field",
     "archived_keys",
+    "archived_since",
     "build_handoff",
     "check_state",
     "compact_state",

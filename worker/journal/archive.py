@@ -22,6 +22,7 @@ __all__ = [
     "Removed",
     "archived_field",
     "archived_keys",
+    "archived_since",
     "archived_steps",
     "read_archived_step",
     "remove_oldest",
@@ -46,7 +47,8 @@ class Removed:
     """Steps and messages that leave a state, and the state without them.
 
     Attributes:
-        steps: Records of the steps by key, as JSON: the step as the plan had it, and its `result` if it has one.
+        steps: Records of the steps by key, as JSON: the step as the plan had it, its `result` if it has one, and `n`,
+            the number of the event that archives it.
         messages: How many messages left, and the index of the first one.
     """
 
@@ -56,8 +58,10 @@ class Removed:
     first_message: int
 
 
-def remove_oldest(state: State, *, steps: int | None, messages: int | None) -> Removed | None:
+def remove_oldest(state: State, *, steps: int | None, messages: int | None, number: int = 0) -> Removed | None:
     """Return what leaves a state so that it keeps so many closed steps and messages; None if nothing leaves.
+
+    number: of the event that archives them.
 
     Open steps stay. So do the first instructions of a conversation: system messages at its start, and the messages of
     the user before a summary, with it, or else the first message of the user. A call of a tool leaves with its result.
@@ -70,7 +74,7 @@ def remove_oldest(state: State, *, steps: int | None, messages: int | None) -> R
         return None
     results = state["results"]
     records = {
-        key: orjson.dumps({"step": step, "result": results[key]} if key in results else {"step": step})
+        key: orjson.dumps({"step": step, "n": number} | ({"result": results[key]} if key in results else {}))
         for key, step in gone.items()
     }
     archive = Archive.model_validate(state["archive"])
@@ -147,6 +151,12 @@ async def archived_steps(gateway: Gateway, partition: Partition, task_id: str) -
             field = name.decode()
             found[field.removeprefix(archived_field(""))] = cipher.decrypt(field, data)
     return found
+
+
+async def archived_since(gateway: Gateway, partition: Partition, task_id: str, number: int) -> list[str]:
+    """Return the keys of the steps that events from this number on have archived. Raises `DecryptionError`."""
+    found = await archived_steps(gateway, partition, task_id)
+    return [key for key, record in found.items() if orjson.loads(record).get("n", 0) >= number]
 
 
 async def archived_keys(gateway: Gateway, partition: Partition, task_id: str, keys: Sequence[str]) -> set[str]:

@@ -82,7 +82,7 @@ async def compact_state(
     context = dict(before["context"])
     for key in drop_context:
         del context[key]
-    removed = remove_oldest(before, steps=keep_steps, messages=keep_messages)
+    removed = remove_oldest(before, steps=keep_steps, messages=keep_messages, number=position.events + 1)
     after = {**(before if removed is None else removed.state), "context": context}
     waits = before["waiting_for"]
     if waits is not None and waits.get("what") == COMPACTION:

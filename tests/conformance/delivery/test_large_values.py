@@ -89,6 +89,9 @@ async def test_a_dropped_step_drops_its_chunks_alone(
     await add_entries(gateway, delivery, "x", [Entry(Kind.DROP, "read", f"{VALUE.digest} {VALUE.chunks}".encode())])
     names = await gateway.command("HKEYS", partition.steps("x"))
     assert sorted(names) == [f"c:{other.digest}:{number}".encode() for number in range(3)]
+    await add_entries(gateway, delivery, "x", [others[0]._replace(value=b"")])
+    names = await gateway.command("HKEYS", partition.steps("x"))
+    assert sorted(names) == [f"c:{other.digest}:{number}".encode() for number in (1, 2)], "an empty value deletes one"
 
 
 @pytest.mark.parametrize("act", ["succeed", "bury", "cancelled"])

@@ -142,6 +142,39 @@ async def test_a_fork_can_recall_what_its_source_had_archived_by_then(app: App, 
     assert walker.acts == [f"p{n}" for n in range(7, 12)]
 
 
+@pytest.mark.parametrize("lost", ["the plan after the step", "the start of the next step"])
+async def test_steps_that_were_archived_after_a_gap_in_the_log_run_again(
+    app: App, walker: type[Walker], lost: str
+) -> None:
+    """Their records are of a future that did not happen: they hide no step, and are not recalled."""
+
+    class Next(walker):  # type: ignore[misc, valid-type]  # a class that a fixture returns
+        snapshot_every: ClassVar[int] = 1000
+        early: ClassVar[list[Any]] = []
+
+        async def replan(self, ctx: Context, state: Pages) -> list[PlanStep] | None:
+            done = state.archive.steps + len([step for step in state.plan if step.status == "done"])
+            self.early.append(await ctx.recall_step("p8"))
+            return self.pages(state)[done : done + 1] or None if not state.plan[-1].error else None
+
+    Next.fails.add("p11")
+    handle = await app.agent(name="walk", retry=Retry(max_attempts=1))(Next).enqueue("read")
+    await work_off(app)
+    found = await letter(app, handle)
+    first = next(event.number for event in await history(handle) if event.type == "archived")
+    gap = (first or 0) + (1 if lost == "the plan after the step" else 2)
+    (entry,) = [event.id for event in await history(handle) if event.number == gap]
+    await redis_command(app, "XDEL", handle.partition.log(handle.id), entry)
+    Next.acts.clear()
+    Next.early.clear()
+    await replay(app.producer.gateway, found, Replay())
+    await work_off(app)
+    assert (await bounded(handle.result()))["archived"] == 9
+    assert Next.acts == [f"p{n}" for n in range(4, 12)]
+    assert Next.early[:4] == [None] * 4
+    assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
+
+
 async def test_records_of_archived_steps_are_encrypted(settings: Settings, walker: type[Walker]) -> None:
     async with App("long", settings=with_keys(settings, FIRST)) as app:
         handle = await app.agent(name="walk")(walker).enqueue("read")

@@ -15,7 +15,7 @@ from perdure.queues import Gateway, Script, last_message
 from perdure.worker.agent.background import in_background
 from perdure.worker.errors import Snooze, TaskDefinitionError
 
-from tests.support.workers import BOUND, bounded, history, recorded_steps, running_worker, wait_until, work_off
+from tests.support.workers import BOUND, bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -326,6 +326,39 @@ async def test_many_messages_enter_in_batches_that_the_state_can_hold(settings: 
         await work_off(app)
         assert [text[0] for text in await bounded(handle.result())] == ["0", "1", "2", "3"]
         assert [len(known) for _, known in kind.seen] == [1, 2, 3, 4, 4, 4]
+
+
+async def test_a_message_that_takes_more_room_as_a_turn_is_cut(settings: Settings) -> None:
+    """Its event fits the limit. In the conversation its quotes are escaped, and the event of the turn would not fit."""
+    async with App("small", settings=settings.model_copy(update={"payload_limit": 2_000, "check_state": True})) as app:
+        kind = fresh(Worked)
+        handle = await app.agent(kind, name="informed").enqueue("a")
+        await handle.send(["a"] * 380)
+        await work_off(app)
+        (text,) = await bounded(handle.result())
+        assert text.startswith('["a","a",')
+        received, turn = (event for event in await history(handle) if event.type in ("received", "message_added"))
+        assert f"cut; event {received.number} has all of it" in turn.data["message"]["content"]
+        assert turn.number == (received.number or 0) + 1
+
+
+async def test_a_plan_may_only_change_its_inner_steps_if_a_message_came(app: App) -> None:
+    calls: list[int] = []
+
+    class Planner(Worked):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            self.note("plan", state)
+            await ctx.step("look", calls.append, len(self.seen))
+            if len(self.seen) == 1 or not texts(state):
+                raise ConnectionError
+            return []
+
+    kind = fresh(Planner)
+    handle = await app.agent(kind, name="planner", retry=Retry(max_attempts=2, base=0.0)).enqueue("a")
+    await work_off(app)
+    found = await letter(app, handle)
+    assert "StepMismatch" in found.error
+    assert calls == [1]
 
 
 # interruption

@@ -33,7 +33,7 @@ def said(role: str, content: str, *, calls: tuple[str, ...] = (), answers: str |
 
 def test_the_oldest_closed_steps_leave_with_their_results() -> None:
     before = state_of(5, pending=2)
-    removed = remove_oldest(before, steps=2, messages=None)
+    removed = remove_oldest(before, steps=2, messages=None, number=9)
     assert removed is not None
     assert [step["key"] for step in removed.state["plan"]] == ["s3", "s4", "s5", "s6"]
     assert removed.state["results"] == {"s3": 30, "s4": 40}
@@ -42,7 +42,7 @@ def test_the_oldest_closed_steps_leave_with_their_results() -> None:
         "messages": 0,
         "ranges": [{"first": "s0", "last": "s2", "steps": 3}],
     }
-    assert orjson.loads(removed.steps["s1"]) == {"step": before["plan"][1], "result": 10}
+    assert orjson.loads(removed.steps["s1"]) == {"step": before["plan"][1], "n": 9, "result": 10}
     assert len(before["plan"]) == 7, "the given state is not changed"
     assert remove_oldest(removed.state, steps=2, messages=None) is None
 
@@ -51,7 +51,7 @@ def test_a_step_without_a_result_is_archived_without_one() -> None:
     state = state_of(1)
     state["plan"][0]["status"], state["results"] = "failed", {}
     removed = remove_oldest(state, steps=0, messages=None)
-    assert removed is not None and orjson.loads(removed.steps["s0"]) == {"step": state["plan"][0]}
+    assert removed is not None and orjson.loads(removed.steps["s0"]) == {"step": state["plan"][0], "n": 0}
 
 
 def test_the_archive_has_a_bounded_number_of_ranges() -> None:
