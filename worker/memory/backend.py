@@ -19,6 +19,7 @@ __all__ = [
     "Match",
     "Near",
     "Where",
+    "WordMatch",
     "links_to",
     "match",
 ]
@@ -62,6 +63,13 @@ class Near(NamedTuple):
 
     id: str
     similarity: float
+
+
+class WordMatch(NamedTuple):
+    """Id of a memory with words of the query, and whether it has a vector of the store's embedder too."""
+
+    id: str
+    embedded: bool
 
 
 class Match(NamedTuple):
@@ -133,12 +141,12 @@ class Backend(Protocol):
         """Store memories unchanged, except those whose id or text (per owner, type) is known. Return their number."""
         ...
 
-    async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:
-        """Return ids of memories with any of the words, the best first."""
+    async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[WordMatch]:
+        """Return the memories with any of the words, the best first, except those of importance 0."""
         ...
 
     async def by_vector(self, vector: Vector, where: Where, limit: int) -> list[Near]:
-        """Return the memories with the nearest vectors, the nearest first."""
+        """Return the memories with the nearest vectors, the nearest first, except those of importance 0."""
         ...
 
     async def get(self, ids: Sequence[str]) -> dict[str, Memory]: ...

@@ -21,8 +21,8 @@ from .errors import MemoryStoreUnavailable
 from .memory import FoundMemory, Memory, NewMemory, strength
 from .notes import with_notes
 from .pruning import Policy, Pruning
-from .relevance import calibrated_floor
-from .text import content_words, digest
+from .relevance import calibrated_floor, relevant
+from .text import content_words, digest, has_words
 
 __all__ = ["RANK_CONSTANT", "HybridStore", "fuse"]
 
@@ -40,6 +40,10 @@ def fuse(rankings: Iterable[Sequence[str]]) -> dict[str, float]:
 
 def _digest(memory: Memory) -> str:
     return digest(memory.text, memory.subject, memory.source)
+
+
+def _has_all(memory: Memory, words: Collection[str]) -> bool:
+    return has_words(" ".join((memory.text, *memory.tags)), words)
 
 
 _PAGE: Final = 500
@@ -149,8 +153,10 @@ class HybridStore:
     ) -> builtins.list[FoundMemory]:
         """Return the memories that match best, by words and (with an embedder) by vectors, weighted by their strength.
 
-        A memory matches if it has a content word of the query, or a similarity above the floor. Of linked memories the
-        newest is returned, with the others in `related`. Nothing is changed: call `touch` for those that were useful.
+        With an embedder, a memory matches if its similarity is above the floor and not far below the best one, or if it
+        has all content words of the query: one shared word is often chance. Without an embedder, or if the memory has
+        no vector, one is enough. Of linked memories the newest is returned, with the others in `related`. Nothing is
+        changed: call `touch` for those that were useful.
 
         Args:
             subject: Profile to search; "" for the agents' own memories, so that no profile is found by mistake.
@@ -159,15 +165,22 @@ class HybridStore:
         if limit < 1 or not query.strip():
             return []
         where, depth = Where.of(owner, type, tags, subject), max(_LEAST_DEPTH, _DEPTH * limit)
-        texts = await self._backend.by_words(asked, where, depth) if (asked := content_words(query)) else []
+        asked = content_words(query)
+        worded = await self._backend.by_words(asked, where, depth) if asked else []
         near = await self._near(query, where, depth, floor)
-        scores = fuse([texts, [one.id for one in near]])
-        text_ranks = {one: rank for rank, one in enumerate(texts, 1)}
         vector_ranks = {one.id: (rank, one.similarity) for rank, one in enumerate(near, 1)}
+        memories = await self._backend.get([*vector_ranks, *(one.id for one in worded if one.id not in vector_ranks)])
+        texts = [
+            one.id
+            for one in worded
+            if one.id in memories and (one.id in vector_ranks or not one.embedded or _has_all(memories[one.id], asked))
+        ]
+        text_ranks = {one: rank for rank, one in enumerate(texts, 1)}
+        scores = fuse([texts, builtins.list(vector_ranks)])
         now = self._clock()
         found = []
-        for memory in (await self._backend.get(builtins.list(scores))).values():
-            if (score := scores[memory.id] * strength(memory, now)) > 0:
+        for memory in memories.values():
+            if (score := scores.get(memory.id, 0.0) * strength(memory, now)) > 0:
                 rank, similarity = vector_ranks.get(memory.id, (None, None))
                 found.append(
                     FoundMemory(
@@ -189,8 +202,7 @@ class HybridStore:
             if self._floor is None:
                 self._floor = await calibrated_floor(self._embedder)
             floor = self._floor
-        # orthogonal or opposite vectors are unrelated
-        return [one for one in await self._backend.by_vector(vector, where, depth) if one.similarity > max(0.0, floor)]
+        return relevant(await self._backend.by_vector(vector, where, depth), floor)
 
     async def _with_notes(self, found: Sequence[FoundMemory]) -> builtins.list[FoundMemory]:
         wanted = {one.memory.id for one in found} | {link.id for one in found for link in one.memory.links}

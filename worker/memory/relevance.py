@@ -1,31 +1,30 @@
-"""Floor of relevance: the similarity from which a vector counts as a match, calibrated per embedder."""
+"""Relevance: which memories with a vector near the query's match it."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
 
+from .backend import Near
 from .embedders import Embedder, Vector, embed
+from .text import UNRELATED
 
-__all__ = ["calibrated_floor"]
+__all__ = ["calibrated_floor", "relevant"]
 
-_UNRELATED: Final = (
-    "The invoice of March was paid by bank transfer",
-    "Whales breathe air at the surface of the sea",
-    "Restart the web server after changing its certificate",
-    "She plays the violin in a small orchestra",
-    "The bridge is closed to trucks because of repairs",
-    "Add two eggs and a cup of flour to the dough",
-    "Our football team lost the final in overtime",
-    "The patient takes one tablet before breakfast",
-    "Volcanic soil is good for growing wine",
-    "A passport is needed to enter the country",
-    "The battery of the old phone lasts four hours",
-    "Children under six travel free on the train",
-    "The court rejected the appeal of the tenant",
-    "Paint the wall only when the plaster is dry",
-    "Quantum states collapse when they are measured",
-    "The shop sells handmade leather shoes",
-)
+
+def relevant(near: Sequence[Near], floor: float) -> list[Near]:
+    """Return the memories that match: above the floor, and in the upper half between it and the best similarity.
+
+    One threshold is too low for a query with a clear answer and too high for one without, so a good result raises it.
+
+    Args:
+        near: Memories, the most similar first.
+        floor: Similarity up to which a memory is unrelated. Orthogonal and opposite vectors always are.
+    """
+    if not near:
+        return []
+    floor = max(0.0, floor)
+    least = (floor + near[0].similarity) / 2
+    return [one for one in near if one.similarity > floor and one.similarity >= least]
 
 
 async def calibrated_floor(embedder: Embedder) -> float:
@@ -33,7 +32,7 @@ async def calibrated_floor(embedder: Embedder) -> float:
     known = getattr(embedder, "floor", None)
     if isinstance(known, int | float):
         return float(known)
-    vectors = [vector for vector in await embed(embedder, list(_UNRELATED)) if vector is not None]
+    vectors = [vector for vector in await embed(embedder, list(UNRELATED)) if vector is not None]
     return max((_cosine(one, other) for at, one in enumerate(vectors) for other in vectors[:at]), default=0.0)
 
 

@@ -5,9 +5,30 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections.abc import Collection
 from typing import Final
 
-__all__ = ["content_words", "digest", "normal", "word_set", "words"]
+__all__ = ["UNRELATED", "content_words", "digest", "has_words", "normal", "word_set", "words"]
+
+UNRELATED: Final = (
+    "The invoice of March was paid by bank transfer",
+    "Whales breathe air at the surface of the sea",
+    "Restart the web server after changing its certificate",
+    "She plays the violin in a small orchestra",
+    "The bridge is closed to trucks because of repairs",
+    "Add two eggs and a cup of flour to the dough",
+    "Our football team lost the final in overtime",
+    "The patient takes one tablet before breakfast",
+    "Volcanic soil is good for growing wine",
+    "A passport is needed to enter the country",
+    "The battery of the old phone lasts four hours",
+    "Children under six travel free on the train",
+    "The court rejected the appeal of the tenant",
+    "Paint the wall only when the plaster is dry",
+    "Quantum states collapse when they are measured",
+    "The shop sells handmade leather shoes",
+)
+"""Sentences that have nothing in common but what all sentences have; they calibrate embedders."""
 
 _MOST_WORDS: Final = 64
 """Largest number of words in a query; more do not improve it, and a long text as a query stays cheap."""
@@ -63,3 +84,8 @@ def content_words(query: str) -> list[str]:
     """Return the words of a query without English function words, which match any text."""
     names = {name.casefold() for name in _WRITTEN_NAME.findall(query)}
     return [word for word in words(query) if word not in _FUNCTION_WORDS or word in names]
+
+
+def has_words(text: str, asked: Collection[str]) -> bool:
+    """Return whether a text has all of these words, in the same forms. No words: False."""
+    return bool(asked) and {*asked} <= {*_WORD.findall(unicodedata.normalize("NFKC", text).casefold())}

@@ -9,7 +9,9 @@ from typing import Literal
 import psycopg
 import pytest
 from perdure.worker.memory import HybridStore, Memory, MemoryLink, Salvage, SqliteBackend, new_memory
+from perdure.worker.memory.backend import Near
 from perdure.worker.memory.comparison import Difference, differences, relation
+from perdure.worker.memory.relevance import relevant
 
 from tests.support.memory_stores import Angles, Stores, remember
 
@@ -165,6 +167,46 @@ async def test_a_query_that_matches_nothing_returns_nothing(stores: Stores, stor
         await remember(vectors, "far", "near")
         assert [one.memory.text for one in await vectors.search("query", floor=0.5)] == ["near"]
         assert await vectors.search("query", floor=0.99) == []
+
+
+async def test_one_shared_word_is_no_match_if_the_vectors_disagree(stores: Stores) -> None:
+    async with stores() as store:
+        await remember(store, "the train to Bern", tags=("travel",))
+        assert len(await store.search("train to Hogwarts")) == 1
+    async with stores(Angles({"train to Hogwarts": 0.0, "Zug": 60.0, "Train, Bern, travel": 0.0})) as store:
+        assert len(await store.search("train to Hogwarts")) == 1  # it has no vector: words decide
+        await remember(store, "trains stop here", "Zug")
+        found = {one.memory.text: one for one in await store.search("train to Hogwarts")}
+        assert found.keys() == {"Zug", "the train to Bern"}
+        async for _ in store.reembed():
+            pass
+        assert [one.memory.text for one in await store.search("train to Hogwarts")] == ["Zug"]
+        # all words of the query, in the text or the tags
+        assert {one.memory.text for one in await store.search("Train, Bern, travel")} == {"the train to Bern", "Zug"}
+
+
+async def test_a_memory_of_importance_0_raises_no_floor(stores: Stores) -> None:
+    async with stores(Angles({"hidden": 0.0, "shown": 70.0, "query": 0.0})) as store:
+        await remember(store, "hidden", importance=0)
+        await remember(store, "shown")
+        assert [one.memory.text for one in await store.search("query")] == ["shown"]
+
+
+@pytest.mark.parametrize(
+    ("similarities", "floor", "count"),
+    [
+        ([], 0.2, 0),
+        ([0.2, 0.1], 0.2, 0),
+        ([0.21, 0.2], 0.2, 1),
+        ([0.8, 0.5, 0.49], 0.2, 2),  # the middle between 0.2 and 0.8 is 0.5
+        ([0.3, 0.26, 0.24], 0.2, 2),
+        ([1.0, 0.6, 0.5, 0.4], -1.0, 3),
+        ([0.0, -0.5], -1.0, 0),
+    ],
+)
+def test_matches_are_above_the_floor_and_near_the_best(similarities: list[float], floor: float, count: int) -> None:
+    near = [Near(str(place), similarity) for place, similarity in enumerate(similarities)]
+    assert relevant(near, floor) == near[:count]
 
 
 async def test_the_floor_of_an_embedder_is_calibrated_once(stores: Stores) -> None:

@@ -12,7 +12,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from ..backend import CANDIDATES, SAME, EmbedderIdentity, Match, Near, Where, match
+from ..backend import CANDIDATES, SAME, EmbedderIdentity, Match, Near, Where, WordMatch, match
 from ..embedders import Vector
 from ..errors import MemoryStoreDamaged, MemoryStoreUnavailable, VectorsUnavailable
 from ..memory import Memory, linked
@@ -240,18 +240,25 @@ class PostgresBackend:
 
     # reading
 
-    async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:
+    async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[WordMatch]:
         condition, values = condition_of(where)
         asked = " or ".join(f'"{word}"' for word in words)  # a word has letters and digits only
         query = sql.SQL(
             """
-            SELECT id FROM perdure_memories AS memories, websearch_to_tsquery('english', %s) AS asked
-            WHERE words @@ asked AND {} ORDER BY ts_rank(words, asked, 1) DESC, number LIMIT %s
+            SELECT id, {} FROM perdure_memories AS memories, websearch_to_tsquery('english', %s) AS asked
+            WHERE words @@ asked AND importance > 0 AND {} ORDER BY ts_rank(words, asked, 1) DESC, number LIMIT %s
             """
-        )
+        ).format(self._has_vector, condition)
         async with self._transaction() as connection:
-            rows = await fetch(connection, query.format(condition), (asked, *values, limit))
-        return [row[0] for row in rows]
+            rows = await fetch(connection, query, (asked, *values, limit))
+        return [WordMatch(*row) for row in rows]
+
+    @property
+    def _has_vector(self) -> sql.Composable:
+        if self._embedder is None:  # the table of vectors may be missing
+            return sql.SQL("false")
+        owned = "EXISTS (SELECT 1 FROM perdure_memory_vectors AS v WHERE v.number = memories.number AND embedder = {})"
+        return sql.SQL(owned).format(sql.Literal(self._label))
 
     async def by_vector(self, vector: Vector, where: Where, limit: int) -> list[Near]:
         condition, values = condition_of(where)
@@ -259,7 +266,7 @@ class PostgresBackend:
             """
             SELECT id, embedding <=> %s::vector AS distance
             FROM perdure_memory_vectors JOIN perdure_memories AS memories USING (number)
-            WHERE embedder = %s AND {} ORDER BY distance, number LIMIT %s
+            WHERE embedder = %s AND importance > 0 AND {} ORDER BY distance, number LIMIT %s
             """
         )
         async with self._transaction() as connection:

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from ..backend import CANDIDATES, SAME, EmbedderIdentity, Match, Near, Where, match
+from ..backend import CANDIDATES, SAME, EmbedderIdentity, Match, Near, Where, WordMatch, match
 from ..embedders import Vector
 from ..memory import Memory, linked
 from .driver import Database
@@ -187,20 +187,22 @@ class SqliteBackend:
 
     # reading
 
-    async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:
+    async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[WordMatch]:
         condition, values = condition_of(where)
         asked = " OR ".join(f'"{word}"' for word in words)  # a word has letters and digits only
         sql = f"""
-            SELECT id FROM words JOIN memories ON number = words.rowid
-            WHERE words MATCH ? AND {condition} ORDER BY words.rank, number LIMIT ?
+            SELECT id, EXISTS (SELECT 1 FROM vectors WHERE vectors.number = memories.number AND embedder = ?)
+            FROM words JOIN memories ON number = words.rowid
+            WHERE words MATCH ? AND importance > 0 AND {condition} ORDER BY words.rank, number LIMIT ?
         """  # noqa: S608 - the condition has marks only
-        return await self._in_thread(lambda database: [row[0] for row in database.run(sql, asked, *values, limit)])
+        rows = await self._in_thread(lambda database: database.run(sql, self._label, asked, *values, limit))
+        return [WordMatch(one, bool(embedded)) for one, embedded in rows]
 
     async def by_vector(self, vector: Vector, where: Where, limit: int) -> list[Near]:
         condition, values = condition_of(where)
         sql = f"""
             SELECT id, vec_distance_cosine(embedding, ?) AS distance FROM vectors JOIN memories USING (number)
-            WHERE embedder = ? AND {condition} ORDER BY distance, number LIMIT ?
+            WHERE embedder = ? AND importance > 0 AND {condition} ORDER BY distance, number LIMIT ?
         """  # noqa: S608 - the condition has marks only
 
         def nearest(database: Database) -> list[Near]:
