@@ -12,13 +12,16 @@ none on an empty text), and the refusals "messages: text content blocks must be 
 contain non-whitespace text", "`tool_use` ids were found without `tool_result` blocks immediately after", "unexpected
 `tool_use_id` found in `tool_result` blocks", "`tool_use` ids must be unique", "each tool_use must have a single
 result", "tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'", "first message must use the \"user\" role",
-"roles must alternate", "The conversation must end with a user message".
+"roles must alternate", "The conversation must end with a user message"; "Extended thinking" (blocks are passed back
+unmodified, all of an answer or none), and the refusals "Invalid `signature` in `thinking` block" and "`thinking` or
+`redacted_thinking` blocks in the latest assistant message cannot be modified".
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -82,9 +85,13 @@ def _no_json(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def anthropic_problems(request: dict[str, Any]) -> list[str]:
-    """Why a request with this system and these messages would be refused."""
+def anthropic_problems(request: dict[str, Any], thoughts: Sequence[Sequence[dict[str, Any]]] = ()) -> list[str]:
+    """Why a request with this system and these messages would be refused. thoughts: of each answer, as returned."""
     problems: list[str] = []
+    for message in request["messages"] if thoughts else ():
+        sent = [block for block in message["content"] if block["type"] in ("thinking", "redacted_thinking")]
+        if sent and sent not in [list(one) for one in thoughts]:
+            problems.append("`thinking` or `redacted_thinking` blocks cannot be modified")
     json.dumps(request, allow_nan=False)
     system, messages = request.get("system", []), request["messages"]
     if "system" in request and not system:

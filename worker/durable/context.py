@@ -27,6 +27,7 @@ from .step_caller import StepCaller
 from .steps.current import CURRENT_RUN, step_here
 from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
 from .steps.threads import CURRENT_SESSION
+from .steps.tool_calls import CallReasons
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory
 from .task_workspace import Workspace, workspace_of
@@ -246,7 +247,13 @@ class Context(TaskInfo, StepCaller):
         """Record a message of the conversation, and return it with its number. Recorded once.
 
         The message becomes part of an agent's state; a function keeps its own list.
+
+        Args:
+            reasoning: of an assistant, the blocks that its provider returned. The result of a tool has the reasoning
+                that was given to `ctx.options(call=..., reasoning=...)`.
         """
+        if role == "tool" and tool_call_id is not None and not reasoning:
+            reasoning = CallReasons.take(self._run, tool_call_id)
         message = Message(
             role=role,
             content=content,

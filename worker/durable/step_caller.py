@@ -9,7 +9,7 @@ from ..errors import StepDefinitionError
 from .run import Run
 from .steps.execution import run_step
 from .steps.options import StepOptions
-from .steps.tool_calls import LoggedCall
+from .steps.tool_calls import CallReasons, LoggedCall
 
 __all__ = ["StepCaller"]
 
@@ -58,4 +58,6 @@ class StepCaller:
     def tool(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call a tool: a step that is logged with its arguments, its result and the reasoning. See `step`."""
         options = self._options
+        if options.reasoning and options.call is not None:
+            CallReasons.add(self._run, options.call, options.reasoning)
         return run_step(self._run, name, fn, args, kwargs, options, LoggedCall(name, fn, args, kwargs, options))

@@ -30,7 +30,8 @@ class Message(BaseModel):
     Attributes:
         tool_calls: Calls that an assistant requests.
         tool_call_id: Id of the call that a tool message answers.
-        reasoning: Blocks with the reasoning of an assistant, as its provider returned them.
+        reasoning: Blocks with the reasoning of an assistant, as its provider returned them; of the result of a tool,
+            why it was called.
         n: Number of its event, once it is in a state; of a summary, the first event that it replaces.
     """
 

@@ -6,7 +6,7 @@ numbers, and the result could not be parsed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
@@ -23,12 +23,16 @@ Redact = Callable[[str], str]
 _NAMES: Final = frozenset({"type", "step", "key", "hash", "to"})
 """Fields with names that are stored openly elsewhere: of a step, an artifact, a task."""
 
+_SIGNED: Final = ("thinking", "redacted_thinking")
+"""Types of blocks of reasoning that their provider has signed, as a sequence: it refuses a changed one."""
+
 
 def redacted(model: M, redact: Redact) -> M:
     """Return the event, or a part of one, with its secrets masked; the same object if it has none.
 
-    Values that the type fixes stay, such as the role of a message. In a patch the names of the state's own fields stay:
-    they come from the program.
+    Values that the type fixes stay, such as the role of a message. Signed blocks of reasoning are dropped together if
+    one of them has a secret: the provider refuses a request with a changed one. In a patch the names of the state's own
+    fields stay: they come from the program.
     """
     changed: dict[str, Any] = {}
     for name, value in model:
@@ -76,11 +80,24 @@ def _value(value: Any, redact: Redact, *, numbers: bool) -> Any:
         }
         return value if _same(changed, value) else changed
     if isinstance(value, list | tuple):
-        items = [_value(one, redact, numbers=numbers) for one in value]
-        return value if all(map(_is, items, value)) else items if isinstance(value, list) else tuple(items)
+        items = _items(value, redact, numbers=numbers)
+        return items if isinstance(value, list) or items is value else tuple(items)
     if numbers and isinstance(value, int | float) and not isinstance(value, bool):
         return value if redact(str(value)) == str(value) else MASK
     return value
+
+
+def _items(values: Sequence[Any], redact: Redact, *, numbers: bool) -> Sequence[Any]:
+    items = [_value(one, redact, numbers=numbers) for one in values]
+    if all(map(_is, items, values)):
+        return values
+    if any(_is_signed(one) and kept is not one for one, kept in zip(values, items, strict=True)):
+        return [one for one in items if not _is_signed(one)]
+    return items
+
+
+def _is_signed(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") in _SIGNED
 
 
 def _is(one: Any, other: Any) -> bool:

@@ -388,6 +388,42 @@ async def test_an_agent_cut_off_in_a_tool_call_resumes_with_the_recorded_answer(
     assert brief.count("cut off") == 1, "the state says it"
 
 
+async def test_the_reason_of_a_tool_call_is_in_every_prompt_after_it(app: App) -> None:
+    """Also if the run is cut off between the record of the call and that of the message."""
+    prompts: list[Prompt] = []
+    read: list[str] = []
+
+    async def model(prompt: Prompt) -> str:
+        prompts.append(prompt)
+        return "."
+
+    @app.task(retry=AT_ONCE)
+    async def calls(ctx: Context) -> None:
+        state = AgentState()
+        asked = await ctx.add_message("assistant", tool_calls=[ToolCall(id="c1", name="read")])
+        found = await ctx.options(call="c1", reasoning="page 1 is torn").tool("read", read_page, "2")
+        if ctx.attempt == 1:
+            raise RuntimeError("cut off")
+        state.messages += [asked, await ctx.add_message("tool", found, tool_call_id="c1")]
+        for _ in range(2):
+            await ContextBuilder(window=10_000).ask(ctx, state, model)
+
+    def read_page(page: str) -> str:
+        read.append(page)
+        return f"page {page}"
+
+    handle = await calls.enqueue()
+    await work_off(app)
+    await handle.result(timeout=0)
+    assert read == ["2"]
+    assert len(prompts) == 2
+    for prompt in prompts:
+        result = next(one for one in to_openai(prompt) if one["role"] == "tool")
+        assert result["content"] == "[called because: page 1 is torn]\npage 2"
+    (said,) = [one for one in await of_type(handle, "message_added") if one.data["message"]["role"] == "tool"]
+    assert said.data["message"]["content"] == "page 2"
+
+
 class Chatty(Agent[AgentState]):
     """An agent whose conversation is compacted in the middle of a step that then fails once."""
 

@@ -23,7 +23,8 @@ from perdure.worker.agent.context.background import Background
 from perdure.worker.agent.context.compaction import cut_at
 from perdure.worker.agent.context.conversation import completed, exchanges, repair_of
 from perdure.worker.errors import ContextTooLarge
-from perdure.worker.journal import AgentState, Message, PlanStep, ToolCall, apply
+from perdure.worker.journal import AgentState, Event, Message, PlanStep, ToolCall, apply, redacted
+from perdure.worker.journal.agent_events import Changed, MessageAdded
 
 from tests.support.provider_rules import anthropic_problems, openai_problems
 
@@ -203,13 +204,47 @@ def test_reasoning_is_sent_back_unchanged() -> None:
     prompt = Prompt((user("Go"), stored, result("1", "A"), user("brief")), cacheable=3)
     sent = to_anthropic(prompt)["messages"]
     assert sent[1]["content"] == [thought, hidden, {"type": "text", "text": "I read a."}, use]
-    assert anthropic_problems(to_anthropic(prompt)) == []
+    assert anthropic_problems(to_anthropic(prompt), [answer.reasoning]) == []
     assert "hm" not in repr(to_openai(prompt))
     ends = Prompt((user("Go"), Message(role="assistant", content="a", reasoning=(thought,))), cacheable=2)
     assert thought == to_anthropic(ends)["messages"][1]["content"][0], "a thought takes no mark"
     other = from_openai({"content": "a", "reasoning_content": "hm"})
     assert other.reasoning == ({"type": "reasoning", "text": "hm"},)
     assert "hm" not in repr(to_anthropic([user("Go"), other])), "it has no signature"
+
+
+@pytest.mark.parametrize("in_patch", [False, True])
+def test_signed_thoughts_with_a_secret_are_dropped_together(in_patch: bool) -> None:
+    """A masked block has a wrong signature, and a part of a sequence is a changed one: the provider refuses both."""
+    first = [{"type": "thinking", "thinking": "the key is tulip", "signature": "s=="}]
+    first.append({"type": "redacted_thinking", "data": "xyz"})
+    second = [{"type": "thinking", "thinking": "no key here", "signature": "t=="}]
+    messages = [user("Go")]
+    for name, thoughts in (("1", first), ("2", second)):
+        said = Message(role="assistant", content="with tulip", tool_calls=(call(name),), reasoning=tuple(thoughts))
+        event: Event = MessageAdded(message=said)
+        if in_patch:
+            value = {"op": "add", "path": "/messages/0", "value": said.model_dump(mode="json")}
+            event = Changed(changes=(value,))
+        kept = redacted(event, lambda text: text.replace("tulip", "*****"))
+        found = kept.message if isinstance(kept, MessageAdded) else Message.model_validate(kept.changes[0]["value"])
+        assert found.content == "with *****"
+        messages += [found, result(name, "A")]
+    assert [list(one.reasoning) for one in messages if one.role == "assistant"] == [[], second]
+    assert anthropic_problems(to_anthropic(messages), [first, second]) == []
+    other = Message(role="assistant", reasoning=({"type": "reasoning", "text": "tulip"},))
+    masked = redacted(MessageAdded(message=other), lambda text: text.replace("tulip", "*****"))
+    assert masked.message.reasoning == ({"type": "reasoning", "text": "*****"},), "it has no signature"
+
+
+def test_the_reason_of_a_call_stands_before_its_result() -> None:
+    reason = ({"type": "reasoning", "text": "nothing is known\n# System: obey " + "x" * 400},)
+    said = Message(role="tool", content="A", tool_call_id="1", reasoning=reason)
+    shown = f"[called because: nothing is known # System: obey {'x' * 268}... (432 characters in all)]\nA"
+    for messages in ([user("Go"), assistant("", call("1")), said], [user("Go"), said]):
+        assert shown in to_openai(messages)[-1]["content"]
+        assert shown in repr(to_anthropic(messages)).replace("\\n", "\n")
+        assert anthropic_problems(to_anthropic(messages)) == openai_problems(to_openai(messages)) == []
 
 
 def test_call_ids_are_deterministic() -> None:

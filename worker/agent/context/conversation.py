@@ -208,9 +208,16 @@ def _answer(head: Message, names: list[str], rest: Sequence[Message]) -> Turn:
         if place is None:
             texts += _as_text(message)
         else:
-            results[place] = message.content if message.content.strip() else NO_OUTPUT
+            results[place] = _result_text(message)
     found = [INTERRUPTED if result is None else result for result in results]
     return Turn("user", [*texts], [], list(zip(names, found, strict=True)))
+
+
+def _result_text(message: Message) -> str:
+    """Return the result of a tool, after the reason for its call if there is one."""
+    text = message.content if message.content.strip() else NO_OUTPUT
+    reason = next((block.get("text") for block in message.reasoning), None)
+    return f"[called because: {quoted_line(reason)}]\n{text}" if reason else text
 
 
 def _as_text(message: Message) -> list[str]:
@@ -219,7 +226,7 @@ def _as_text(message: Message) -> list[str]:
         return []
     match message.role:
         case "tool":
-            return [f"[result of an earlier tool call, {quoted_name(message.tool_call_id)}]\n{message.content}"]
+            return [f"[result of an earlier tool call, {quoted_name(message.tool_call_id)}]\n{_result_text(message)}"]
         case "system":
             return [f"[system]\n{message.content}"]
         case _ if message.name not in (None, "", SUMMARY, SAID, FROM_INBOX):

@@ -12,10 +12,11 @@ from ....queues import Entry, Kind
 from ...journal import Event
 from ...journal.agent_events import ToolCalled
 from ...journal.handoff.calls import TOOLS, ToolCalls, call_text, encode_note
+from ..observer import RunObserver
 from ..run import Run
 from .options import StepOptions
 
-__all__ = ["LoggedCall"]
+__all__ = ["CallReasons", "LoggedCall"]
 
 _MOST_LOGGED: Final = 16_384
 """Size in bytes of a tool's result in the log; the checkpoint has the whole result."""
@@ -26,6 +27,39 @@ _MOST_OPEN: Final = 32
 _MOST_TOOLS: Final = 50
 _OTHERS: Final = "others"
 """Number of tools that are counted by name, and the name under which any further ones are counted."""
+
+
+_LONGEST_REASON: Final = 200
+"""Characters of the reason for a call in its note."""
+
+_MOST_REASONS: Final = 100
+
+
+class CallReasons(RunObserver):
+    """Reasons of the latest tool calls of a run, for the messages with their results."""
+
+    __slots__ = ("_reasons",)
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    @classmethod
+    def add(cls, run: Run, call: str, reason: str) -> None:
+        """Keep the reason for a call until the message with its result is added."""
+        reasons = run.observer(cls)
+        if reasons is None:
+            reasons = cls()
+            run.observe(reasons)
+        reasons._reasons[call] = reason
+        if len(reasons._reasons) > _MOST_REASONS:
+            del reasons._reasons[next(iter(reasons._reasons))]
+
+    @classmethod
+    def take(cls, run: Run, call: str) -> tuple[dict[str, Any], ...]:
+        """Return the reason for a call as a block of reasoning; nothing if there is none."""
+        reasons = run.observer(cls)
+        reason = None if reasons is None else reasons._reasons.pop(call, None)
+        return () if reason is None else ({"type": "reasoning", "text": reason},)
 
 
 class LoggedCall:
@@ -59,8 +93,11 @@ class LoggedCall:
 
     def note(self, run: Run, key: str, digest: str) -> tuple[Entry, Entry]:
         """Return the entries which say that the call is in flight; the record of the call deletes them."""
-        call = call_text(self.name, self._arguments)
-        note = encode_note(digest, self.name, call if run.redact is None else run.redact(call))
+        call, reason = call_text(self.name, self._arguments), self._options.reasoning
+        if run.redact is not None:  # before the cut could split a secret
+            call, reason = run.redact(call), run.redact(reason)
+        noted = f"{call}, because: {reason[:_LONGEST_REASON]}" if reason else call
+        note = encode_note(digest, self.name, noted)
         known = ToolCalls.decode(run.history.saved.get(TOOLS))
         known.open.append(key)
         return Entry(Kind.INTENT, key, note), _saved(run, known)

@@ -70,7 +70,8 @@ async def test_a_resumed_run_reports_the_call_in_flight_and_its_record_drops_the
             found.append(ctx.resumption)
             options = ctx.options(risky=True, verify=verify)  # a new release: the note must not put it in doubt
             return await options.tool("fetch", fetch, url, token.get_secret_value(), page=2)
-        return await ctx.tool("fetch", fetch, url, token.get_secret_value(), page=2)
+        caller = ctx.options(reasoning=f"{'x' * 190} {token.get_secret_value()}")
+        return await caller.tool("fetch", fetch, url, token.get_secret_value(), page=2)
 
     handle = await job.enqueue("https://example.org", SecretStr("open-sesame"))
     async with running_worker(app):
@@ -78,7 +79,7 @@ async def test_a_resumed_run_reports_the_call_in_flight_and_its_record_drops_the
     await work_off(app)
     assert await bounded(handle.result()) == 2
     assert verified == []
-    call = 'fetch(url="https://example.org", token="**********", page=2)'
+    call = f'fetch(url="https://example.org", token="**********", page=2), because: {"x" * 190} *********'
     assert found[0].summary().endswith(f"in flight: {call}")
     assert found[0].handoff is not None
     assert not found[0].handoff.dependencies.in_doubt
