@@ -63,7 +63,6 @@ from .derived_tasks import (
     confirm_successor,
     enqueue_successor,
     read_task_input,
-    recorded_results,
     store_fork,
 )
 from .durations import Duration, Moment, seconds_until, to_seconds
@@ -187,6 +186,7 @@ from .transport import (
     jittered,
     load_script,
     pairs,
+    recorded_results,
     retry_while_unavailable,
 )
 

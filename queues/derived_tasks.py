@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,6 +16,8 @@ from .errors import (
     DecryptionError,
     HandOffRefused,
     LargeValueLost,
+    PerdureError,
+    QueueError,
     Refused,
     TaskExists,
     TaskNotFound,
@@ -25,17 +26,15 @@ from .errors import (
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions import PartitionRouter, spread
-from .security import ERROR, MESSAGE, TaskCipher, event_field, step_chunks
+from .security import ERROR, MESSAGE, event_field
 from .transport import (
     Argument,
     Gateway,
-    LargeValue,
-    cut,
     pairs,
     queue_script,
     read_arguments,
-    read_large,
     store_with_upload,
+    stored_record,
 )
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "enqueue_successor",
     "find_conflicts",
     "read_task_input",
-    "recorded_results",
     "store_fork",
     "store_import",
 ]
@@ -90,7 +88,7 @@ async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: S
     name, value = successor.handoff
     cipher = gateway.encryptor.of(namespace.partition(successor.queue), task_id)
     plain = TaskMessage(task_id, successor.envelope.encode(), successor.arguments, spread(task_id), own_id=True)
-    message = plain.encrypted(cipher)
+    message = plain.encrypted(cipher, store=gateway.value_store)
     args = (
         message.envelope,
         message.arguments,
@@ -229,6 +227,10 @@ async def _conflict(
             return None
     except (TaskNotFound, UnreadableEnvelope, DecryptionError, LargeValueLost, Refused, ValueError):
         return None
+    except QueueError:
+        raise
+    except PerdureError:  # of the value store
+        return None
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
     return f"with other arguments ({', '.join(names[:_SHOWN_NAMES])}{more})"
 
@@ -246,46 +248,6 @@ def _different(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
     missing = object()
     names = dict.fromkeys([*given, *stored])
     return [name for name in names if stored.get(name, missing) != given.get(name, missing)]
-
-
-async def recorded_results(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, bytes]:
-    """Return the decrypted step records of a task, by key, with large results in place of the references to them.
-
-    Raises `DecryptionError`, `LargeValueLost`.
-    """
-    cipher, checkpoint = gateway.encryptor.of(partition, task_id), partition.steps(task_id)
-    fields: dict[bytes, bytes] = {}
-    cursor: Any = None
-    while cursor != b"0":
-        cursor, page = await gateway.command("HSCAN", checkpoint, cursor or 0, "MATCH", "d:*", "COUNT", _PAGE)
-        fields.update(pairs(page))
-    found: dict[str, bytes] = {}
-    for name, value in fields.items():
-        key = name[2:].decode()
-        head, _, result = (record := cipher.decrypt(f"d:{key}", value)).partition(b"\n")
-        if (large := LargeValue.decode(result)) is not None:
-            what = f"the result of step {key!r} of task {task_id}"
-            decrypt = partial(cipher.decrypt, step_chunks(key))
-            data = await read_large(gateway, checkpoint, f"c:{large.digest}:", key, large, decrypt, what)
-            record = b"%b\n%b" % (head, data)
-        found[key] = record
-    return found
-
-
-_PAGE: Final = 512
-"""Fields of a checkpoint that are read at once."""
-
-
-def _stored_record(cipher: TaskCipher, key: str, record: bytes) -> list[Argument]:
-    """Return the fields of a step record and their values, a large result in chunks."""
-    fields: list[Argument] = []
-    if len(record) > DEFAULT_PAYLOAD_LIMIT:
-        head, _, result = record.partition(b"\n")
-        large, chunks = cut(key, cipher.encrypt(step_chunks(key), result), size=len(result))
-        for number, chunk in enumerate(chunks):
-            fields += (f"c:{large.digest}:{number}", chunk)
-        record = b"%b\n%b" % (head, large.encode())
-    return [*fields, f"d:{key}", cipher.encrypt(f"d:{key}", record)]
 
 
 async def store_fork(
@@ -317,7 +279,8 @@ async def store_fork(
     queue = origin.partition.queue
     cipher = gateway.encryptor.of(namespace.partition(queue), task_id)
     envelope = orjson.dumps(orjson.loads(origin.stored) | {"id": task_id})
-    message = TaskMessage(task_id, envelope, arguments, spread(task_id), own_id=True).encrypted(cipher)
+    plain = TaskMessage(task_id, envelope, arguments, spread(task_id), own_id=True)
+    message = plain.encrypted(cipher, store=gateway.value_store)
     args: list[Argument] = [
         message.envelope,
         message.arguments,
@@ -326,7 +289,7 @@ async def store_fork(
         task_id,
     ]
     for key, value in done.items():
-        args += _stored_record(cipher, key, value)
+        args += await stored_record(gateway, cipher, task_id, key, value, DEFAULT_PAYLOAD_LIMIT)
     for key, value in saved.items():
         args += (f"s:{key}", cipher.encrypt(f"s:{key}", value))
     for name, value in other.items():
@@ -366,11 +329,13 @@ async def store_import(
         TaskExists: The id belongs to another task.
     """
     cipher = gateway.encryptor.of(namespace.partition(queue), task_id)
-    message = TaskMessage(task_id, envelope, arguments, spread(task_id), own_id=True).encrypted(cipher)
+    plain = TaskMessage(task_id, envelope, arguments, spread(task_id), own_id=True)
+    message = plain.encrypted(cipher, store=gateway.value_store)
     fields: list[Argument] = []
     for name, value in past.fields.items():
         if name.startswith("d:"):
-            fields += _stored_record(cipher, name.removeprefix("d:"), value)
+            key = name.removeprefix("d:")
+            fields += await stored_record(gateway, cipher, task_id, key, value, DEFAULT_PAYLOAD_LIMIT)
         else:
             fields += (name, cipher.encrypt(name, value))
     inbox: list[Argument] = []

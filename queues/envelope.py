@@ -34,7 +34,7 @@ from .security import (
     arguments_field,
     unwrap_secrets,
 )
-from .transport import LARGE_ARGUMENTS, LargeArguments, cut_arguments
+from .transport import LARGE_ARGUMENTS, LargeArguments, ValueStore, cut_arguments
 
 __all__ = [
     "DEFAULT_LARGE_LIMIT",
@@ -272,19 +272,23 @@ class TaskMessage(NamedTuple):
             check_size("the task's envelope", len(self.envelope), payload_limit)
             check_size("the task's arguments", len(self.arguments), large_limit, "large_limit")
 
-    def encrypted(self, cipher: TaskCipher, limit: int = DEFAULT_PAYLOAD_LIMIT) -> TaskMessage:
-        """Return the message as it is stored: encrypted if keys are set, and arguments over the limit in chunks."""
+    def encrypted(
+        self, cipher: TaskCipher, limit: int = DEFAULT_PAYLOAD_LIMIT, *, store: ValueStore | None
+    ) -> TaskMessage:
+        """Return the message as it is stored: encrypted if keys are set, and arguments over the limit in chunks, or in
+        the store if they are too large for Redis.
+        """
         form = orjson.loads(self.envelope)
         if len(self.envelope) + len(self.arguments) <= limit:
             return self._replace(arguments=cipher.encrypt(arguments_field(form["task"]), self.arguments))
-        large = cut_arguments(cipher, self.id, form["task"], self.arguments)
+        large = cut_arguments(cipher, self.id, form["task"], self.arguments, store)
         form["requires"] = max(form.get("requires", 0), LARGE_ARGUMENTS)
         return self._replace(envelope=orjson.dumps(form), arguments=large.reference.encode(), large=large)
 
     def plain_arguments(self, cipher: TaskCipher, task: str) -> bytes:
         """Return the arguments of an encrypted message as JSON. Raises `DecryptionError`."""
         if self.large is not None:
-            return cipher.decrypt(argument_chunks(task), b"".join(self.large.chunks))
+            return cipher.decrypt(argument_chunks(task), self.large.stored)
         return cipher.decrypt(arguments_field(task), self.arguments)
 
     def placed_by_id(self) -> TaskMessage:

@@ -226,7 +226,7 @@ class TaskHandle(Generic[R]):
         if (value := LargeValue.decode(data)) is not None:
             key, what = self.partition.record(self.id), f"the result of task {self.id}"
             decrypt = partial(record.cipher.decrypt, RESULT_CHUNKS)
-            data = await read_large(self._gateway, key, "result:", "", value, decrypt, what)
+            data = await read_large(self._gateway, key, "result", "", value, decrypt, what)
         return self._decode(data)
 
     async def cancel(self) -> State:

@@ -343,7 +343,8 @@ class Producer:
             message.check(limit, self.large_limit)
         elif not encryptor.active:
             return message
-        return message.encrypted(encryptor.of(self.namespace.partition(queue), message.id), limit)
+        cipher = encryptor.of(self.namespace.partition(queue), message.id)
+        return message.encrypted(cipher, limit, store=self.gateway.value_store)
 
     def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
         return TaskHandle(

@@ -13,6 +13,7 @@ from ..queues.sessions import check_session_id
 from .agent import Agent, Coherence, OnMessage, OnResume, S, StateType, make_handler
 from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp, open_lifespan
+from .artifacts import keep_large_values
 from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain, enqueue_innermost
 from .errors import ConfigurationError
 from .handlers import Handler, P, R, SyncHandler
@@ -169,12 +170,13 @@ class App:
                 address=self.settings.address,
                 namespace=self.settings.namespace,
                 payload_limit=self.settings.payload_limit,
-                large_limit=self.settings.large_limit,
+                large_limit=self.settings.largest_value,
                 result_ttl=self.settings.result_ttl,
                 encryptor=self.encryptor,
                 replication=self.settings.replication,
                 requirements=self.settings.requirements,
             )
+            keep_large_values(producer.gateway, self.settings)
             self._warn_of_open_secrets()
             stack.callback(_forget, opened)
             opened.producer = await stack.enter_async_context(producer)

@@ -38,7 +38,8 @@ class Settings(ConnectionSettings):
         session_ttl: Retention of sessions after their last message.
         partitions: Read all partitions of the queues ("all"), or share them with other workers ("share").
         payload_limit: Limit of messages and records in bytes; larger arguments and results are stored in chunks.
-        large_limit: Limit of arguments and results that are stored in chunks, in bytes; 0 for none.
+        large_limit: Limit of arguments and results that are stored in chunks, in bytes; 0 for none. Larger ones are
+            stored in the artifact store, if that is one that every worker reaches.
         artifacts: Artifact store: a folder or an fsspec URL; empty for a folder in data_dir.
         artifact_limit: Limit of one artifact in bytes, and of one file of a workspace.
         workspaces: Folder of the workspaces of running tasks; empty for the system's temporary folder.
@@ -110,6 +111,17 @@ class Settings(ConnectionSettings):
         if url.get_secret_value() and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError("must be an http or https URL")
         return url
+
+    @property
+    def shared_artifacts(self) -> bool:
+        """Whether every worker reaches the artifact store: its URL is not that of a folder of this host."""
+        scheme = self.artifacts.rpartition("::")[2].partition("://")[0]
+        return "://" in self.artifacts and scheme not in ("file", "local", "memory")
+
+    @property
+    def largest_value(self) -> int:
+        """Limit of arguments and results in bytes: in Redis, or in an artifact store that every worker reaches."""
+        return max(self.large_limit, self.artifact_limit) if self.shared_artifacts else self.large_limit
 
     @property
     def artifact_place(self) -> str:

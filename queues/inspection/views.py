@@ -15,6 +15,7 @@ from ..partitions import load_routes
 from ..presence import list_workers, total_rates
 from ..records import Record, State, read_records
 from ..transport import Command, Gateway, pairs
+from ..transport.large_values import LINKS, linked_object
 
 __all__ = [
     "QueueStats",
@@ -252,7 +253,7 @@ _PAGE: Final = 500
 
 async def checkpoint_fields(gateway: Gateway, partition: Partition, task_id: str, prefix: str) -> dict[str, bytes]:
     """Return the saved fields of a task whose names start with a prefix. Raises `DecryptionError`."""
-    found = await _fields(gateway, [partition.steps(task_id)], prefix)
+    found = await _fields(gateway, [partition.steps(task_id)], f"s:{prefix}*")
     return _decrypted(gateway, partition, task_id, found[partition.steps(task_id)])
 
 
@@ -270,10 +271,30 @@ async def checkpoint_fields_of_all(
         while True:
             scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE, "TYPE", "hash")
             cursor, keys = await gateway.command(*scan, node_of=node)
-            for key, saved in (await _fields(gateway, [key.decode() for key in keys], prefix)).items():
+            for key, saved in (await _fields(gateway, [key.decode() for key in keys], f"s:{prefix}*")).items():
                 head, colon, task_id = key.rpartition(":")
                 if (partition := known.get(head + colon)) is not None:
                     yield partition, task_id, _decrypted(gateway, partition, task_id, saved)
+            if cursor == b"0":
+                break
+
+
+async def linked_objects(gateway: Gateway, namespace: Namespace) -> AsyncIterator[str]:
+    """Yield the names of the objects of the value store that large values of tasks are. Uses SCAN; may repeat a name.
+
+    An upload links its object for some minutes only, and became that of a task or of none when those are over.
+    """
+    partitions = await queue_partitions(gateway, namespace)
+    kinds: tuple[TaskKey, ...] = ("record", "steps")
+    for pattern, _, node in [scan for kind in kinds for scan in _scans(gateway, namespace, None, partitions, kind)]:
+        cursor = b"0"
+        while True:
+            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE, "TYPE", "hash")
+            cursor, keys = await gateway.command(*scan, node_of=node)
+            for fields in (await _fields(gateway, [key.decode() for key in keys], LINKS)).values():
+                for field in fields:
+                    if (name := linked_object(field.decode())) is not None:
+                        yield name
             if cursor == b"0":
                 break
 
@@ -329,11 +350,10 @@ async def _resumable(
             yield record, None if value is None else cipher.decrypt(f"s:{saved}", value)
 
 
-async def _fields(gateway: Gateway, keys: list[str], prefix: str) -> dict[str, dict[bytes, bytes]]:
-    """Return the fields with a prefix, by key. Each round trip reads a page of every hash that has more."""
+async def _fields(gateway: Gateway, keys: list[str], pattern: str) -> dict[str, dict[bytes, bytes]]:
+    """Return the fields that match, by key. Each round trip reads a page of every hash that has more."""
     found: dict[str, dict[bytes, bytes]] = {key: {} for key in keys}
     cursors: dict[str, Any] = dict.fromkeys(keys, b"0")
-    pattern = f"s:{prefix}*"
     while cursors:
         asked = [("HSCAN", key, cursor, "MATCH", pattern, "COUNT", _PAGE) for key, cursor in cursors.items()]
         for key, (cursor, flat) in zip(list(cursors), await gateway.pipeline(asked), strict=True):

@@ -13,6 +13,8 @@
     scripts       Lua scripts, called by digest
     large_values  values that are stored in chunks
     large_arguments  arguments that are, from before their task is stored
+    large_results  results of steps, copied with their task
+    value_store   protocol of the store outside of Redis for the largest values
     backoff       delays between attempts; the loop that waits while Redis is unavailable
 
 The gateway repeats a command whose reply was lost only if it is repeatable: a script must have the same effect when it
@@ -28,10 +30,12 @@ from .backoff import Backoff, jittered, retry_while_unavailable
 from .clients import COMMAND_TIMEOUT, is_missing_group, is_read_only, sync_client, translated
 from .gateway import Argument, BlockingConnection, Command, Gateway, GatewayTimings
 from .large_arguments import LARGE_ARGUMENTS, LargeArguments, cut_arguments, read_arguments, store_with_upload
-from .large_values import CHUNK_BYTES, REFERENCE, LargeValue, bytes_as_json, cut, read_large
+from .large_results import recorded_results, stored_record
+from .large_values import CHUNK_BYTES, REFERENCE, CutValue, LargeValue, bytes_as_json, cut, read_large
 from .replication import Replicated, Replication
 from .scripts import Script, load_script, pairs, queue_script
 from .server_check import ServerRequirements
+from .value_store import ValueStore
 
 __all__ = [
     "CHUNK_BYTES",
@@ -43,6 +47,7 @@ __all__ = [
     "Backoff",
     "BlockingConnection",
     "Command",
+    "CutValue",
     "Gateway",
     "GatewayTimings",
     "LargeArguments",
@@ -51,6 +56,7 @@ __all__ = [
     "Replication",
     "Script",
     "ServerRequirements",
+    "ValueStore",
     "bytes_as_json",
     "cut",
     "cut_arguments",
@@ -62,8 +68,10 @@ __all__ = [
     "queue_script",
     "read_arguments",
     "read_large",
+    "recorded_results",
     "retry_while_unavailable",
     "store_with_upload",
+    "stored_record",
     "sync_client",
     "translated",
 ]

@@ -47,6 +47,7 @@ from .replication import Replication, Replicator
 from .scripts import Script, loaded_scripts
 from .server_check import DEFAULT_REQUIREMENTS, ServerRequirements, check_servers
 from .threadsafe_calls import ThreadsafeCaller
+from .value_store import ValueStore
 
 __all__ = ["Argument", "BlockingConnection", "Command", "Gateway", "GatewayTimings"]
 
@@ -108,6 +109,7 @@ class Gateway:
         self._cluster: ClusterConnection | None = None
         self._replicator: Replicator | None = None
         self._borrowed = False
+        self.value_store: ValueStore | None = None  # for the largest values; kept here, as `encryptor` is
         self.caller: ThreadsafeCaller | None = None  # of this gateway's event loop, for synchronous code
 
     @property

@@ -2,6 +2,7 @@
 
 The chunks are written to a key with a TTL, the upload. The script that stores the task renames the upload to the task's
 record, so the chunks belong to the task from then on, and expire with it. The message has a reference in their place.
+The object of arguments in the value store is saved before their upload, which has the link to it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from ..errors import LargeValueLost
 from ..keys import Partition
 from ..security import TaskCipher, argument_chunks, arguments_field
 from .gateway import Gateway
-from .large_values import LargeValue, cut, read_large
+from .large_values import CutValue, LargeValue, cut, read_large
 from .scripts import queue_script
+from .value_store import ValueStore
 
 __all__ = ["LARGE_ARGUMENTS", "LargeArguments", "cut_arguments", "read_arguments", "store_with_upload"]
 
@@ -34,22 +36,34 @@ _PLACE: Final = "args"
 
 
 class LargeArguments(NamedTuple):
-    """Chunks of the arguments of a task that is not stored yet, and the reference to them."""
+    """Arguments of a task that is not stored yet."""
 
     task_id: str
-    reference: LargeValue
-    chunks: Sequence[bytes]
+    value: CutValue
+
+    @property
+    def reference(self) -> LargeValue:
+        """The reference to the arguments."""
+        return self.value.reference
+
+    @property
+    def stored(self) -> bytes:
+        """The arguments as they are stored."""
+        return b"".join(self.value.chunks) if self.value.object is None else self.value.object
 
     async def upload(self, gateway: Gateway, key: str) -> None:
-        """Store the chunks one by one."""
-        for number, chunk in enumerate(self.chunks):
-            await gateway.run(_UPLOAD, [key], [_field(self.reference, number), chunk, _TTL])
+        """Store the object, if there is one, and the chunks one by one."""
+        await self.value.save_object(gateway, f"the arguments of task {self.task_id}")
+        for number, chunk in enumerate(self.value.chunks):
+            await gateway.run(_UPLOAD, [key], [self.reference.field(_PLACE, number), chunk, _TTL])
 
 
-def cut_arguments(cipher: TaskCipher, task_id: str, task: str, arguments: bytes) -> LargeArguments:
-    """Cut arguments, as JSON, into chunks, encrypted if keys are set."""
-    reference, chunks = cut(_PLACE, cipher.encrypt(argument_chunks(task), arguments), size=len(arguments))
-    return LargeArguments(task_id, reference, chunks)
+def cut_arguments(
+    cipher: TaskCipher, task_id: str, task: str, arguments: bytes, store: ValueStore | None
+) -> LargeArguments:
+    """Cut arguments, as JSON, encrypted if keys are set. store: see `cut`."""
+    stored = cipher.encrypt(argument_chunks(task), arguments)
+    return LargeArguments(task_id, cut(_PLACE, stored, size=len(arguments), store=store))
 
 
 async def store_with_upload(
@@ -98,8 +112,4 @@ async def read_arguments(
         return cipher.decrypt(arguments_field(task), stored, plain=plain)
     decrypt = partial(cipher.decrypt, argument_chunks(task), plain=plain)
     what = f"the arguments of task {task_id}"
-    return await read_large(gateway, partition.record(task_id), _field(reference, ""), _PLACE, reference, decrypt, what)
-
-
-def _field(reference: LargeValue, number: int | str) -> str:
-    return f"args:{reference.digest}:{number}"
+    return await read_large(gateway, partition.record(task_id), _PLACE, _PLACE, reference, decrypt, what)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Settings, TaskHandle
-from perdure.worker.durable.task_artifacts import artifact_store
+from perdure.worker.artifacts import artifact_store
 from perdure.worker.journal import check_state
 from perdure.worker.memory import LazyMemoryStore
 

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from perdure import Producer, Settings
+from perdure import App, Producer, Settings
 
+from tests.support.command_line import call
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcesses, worker_processes
+from tests.support.servers.shared_store import objects, shared_url
+from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import bounded
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
@@ -37,7 +40,7 @@ async def test_a_worker_killed_before_and_after_the_record_of_a_large_result(
     arguments = {"size": SIZE, "path": str(tmp_path / "go")}
     handle = await producer.enqueue("report", arguments, queue="large", result_ttl=600)
     steps, record = handle.partition.steps(handle.id), handle.partition.record(handle.id)
-    workers.environment["HELD"] = "1"
+    workers.environment["HELD"] = "reference"
     first = await workers.start().ready()
     await workers.line("chunks", pid=first.pid)
     del workers.environment["HELD"]
@@ -59,6 +62,40 @@ async def test_a_worker_killed_before_and_after_the_record_of_a_large_result(
     assert await bounded(handle.result()) == "<" + "x" * SIZE + ">"
     lifetimes = await producer.gateway.pipeline([("TTL", steps), ("TTL", record)])
     assert all(0 < ttl <= 600 for ttl in lifetimes)
+
+
+async def test_a_worker_killed_before_the_link_to_an_object(
+    workers: WorkerProcesses, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object that it leaves is collected, those of live tasks are kept. Encrypted objects are never equal."""
+    folder = tmp_path / "store"
+    limits = {"payload_limit": 10_000, "large_limit": 100_000, "artifacts": shared_url(folder)}
+    settings = with_keys(settings.model_copy(update=limits), FIRST)
+    where = {"redis_url": settings.redis_url, "namespace": settings.namespace, "encryption_keys": FIRST}
+    for name, value in (limits | where).items():
+        monkeypatch.setenv(f"PERDURE_{name.upper()}", str(value))
+    workers.environment["HELD"] = "link"
+    async with App("large", settings=settings) as app:
+        producer = app.producer
+        arguments = {"size": SIZE, "path": str(tmp_path / "go")}
+        handle = await producer.enqueue("report", arguments, queue="large")
+        first = await workers.start().ready()
+        await workers.line("object", pid=first.pid)
+        assert await producer.gateway.command("HKEYS", handle.partition.steps(handle.id)) == []
+        (left,) = objects(folder)
+        del workers.environment["HELD"]
+        second = workers.start()
+        first.kill()
+
+        await workers.line("waits", pid=second.pid)
+        assert len(workers.lines("make", pid=second.pid)) == 1
+        (tmp_path / "go").touch()
+        assert await bounded(handle.result()) == "<" + "x" * SIZE + ">"
+        assert len(objects(folder)) == 3
+        collected = await asyncio.to_thread(call, "artifacts", "gc", "--grace", "0")
+        assert collected.out.split() == [left.parent.name + left.name]
+        assert len(objects(folder)) == 2
+        assert await bounded(handle.result()) == "<" + "x" * SIZE + ">"
 
 
 PRODUCER = """

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from perdure import App, Settings, TaskHandle
+from perdure.worker.artifacts import artifact_store
 from perdure.worker.cli.support.app_loader import load_app
-from perdure.worker.durable.task_artifacts import artifact_store
 
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes import worker_processes

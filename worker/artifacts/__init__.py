@@ -7,6 +7,7 @@ The package knows nothing of steps, events and agents; `ctx.artifacts` is in wor
     local.py         backend in a folder
     object_store.py  backend in any file system of fsspec
     chunks.py        input data as a stream of chunks
+    deployment.py    the store of a deployment, also for values that are too large for Redis
     links.py         links from tasks to artifacts; orphans
 
 Bytes are stored first and linked in the checkpoint afterwards, so a crash leaves bytes without a link and never a link
@@ -14,6 +15,7 @@ without bytes. The collector removes unlinked bytes after a grace; saving the sa
 """
 
 from .chunks import Data
+from .deployment import artifact_store, keep_large_values
 from .links import ArtifactLink, all_links, field_of, orphans, task_links
 from .store import ArtifactStore, check_artifact_name, open_store
 
@@ -22,8 +24,10 @@ __all__ = [
     "ArtifactStore",
     "Data",
     "all_links",
+    "artifact_store",
     "check_artifact_name",
     "field_of",
+    "keep_large_values",
     "open_store",
     "orphans",
     "task_links",

@@ -33,7 +33,7 @@ from .backend import ArtifactBackend, StoredObject, WrongSize
 from .chunks import CHUNK, Data, chunks_of
 from .local import LocalBackend
 
-__all__ = ["ArtifactStore", "Stored", "check_artifact_name", "open_store"]
+__all__ = ["ArtifactStore", "Stored", "check_artifact_name", "open_store", "shown_place"]
 
 R = TypeVar("R")
 
@@ -247,8 +247,13 @@ def open_store(place: str, folder: str, *, limit: int) -> ArtifactStore:
     return ArtifactStore(backend, limit=limit)
 
 
+def shown_place(url: str) -> str:
+    """Return the URL of a store without credentials."""
+    return re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
+
+
 def _remote(url: str, folder: str) -> ArtifactBackend:
-    shown = re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
+    shown = shown_place(url)
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # fsspec is an extra
 

@@ -15,8 +15,9 @@ import anyio.to_thread
 import typer
 
 from ...queues import Producer
-from ..artifacts import ArtifactLink, ArtifactStore, all_links, orphans, task_links
-from ..durable import artifact_store, shared_hashes, workspace_hashes
+from ...queues.inspection import linked_objects
+from ..artifacts import ArtifactLink, ArtifactStore, all_links, artifact_store, orphans, task_links
+from ..durable import shared_hashes, workspace_hashes
 from ..settings import load_settings
 from .support.connection import ConnectionOptions, connected, find_handle, with_connection_options
 from .support.errors import Failed, Misuse
@@ -230,7 +231,7 @@ async def _collect(place: ConnectionOptions, grace: float, dry_run: bool, json: 
 
 
 async def _linked(producer: Producer, store: ArtifactStore, bar: Bar) -> AsyncIterator[str]:
-    """Yield the hashes that are linked: by artifacts of tasks, by their workspaces and by shared ones."""
+    """Yield the hashes that are linked: by artifacts of tasks, by their workspaces, by shared ones, by large values."""
     async for _, _, links in all_links(producer.gateway, producer.namespace):
         bar.advance()
         for link in links:
@@ -238,6 +239,8 @@ async def _linked(producer: Producer, store: ArtifactStore, bar: Bar) -> AsyncIt
     async for digest in workspace_hashes(producer.gateway, producer.namespace, store):
         yield digest
     async for digest in shared_hashes(producer.gateway, producer.namespace):
+        yield digest
+    async for digest in linked_objects(producer.gateway, producer.namespace):
         yield digest
 
 

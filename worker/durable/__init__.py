@@ -44,7 +44,7 @@ from .steps.matching import reload_records
 from .steps.options import AlreadyDone, Durability, StepOptions
 from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
-from .task_artifacts import Artifacts, artifact_store
+from .task_artifacts import Artifacts
 from .task_memory import TaskMemory, store_findings
 from .task_workspace import FolderOnly, Workspace, restore_workspace, task_workspace_files, workspace_hashes
 
@@ -78,7 +78,6 @@ __all__ = [
     "TaskMemory",
     "Threads",
     "Workspace",
-    "artifact_store",
     "build_chain",
     "changed_scope",
     "codec_of",

@@ -84,7 +84,7 @@ async def continue_as(
     target_queue = queue or (run.delivery.partition.queue if to is None or isinstance(to, str) else to.queue)
     check_name("queue", target_queue)
     data, marks = await _arguments(run, None if isinstance(to, str) else to, arguments)
-    limit = max(run.settings.large_limit, run.payload_limit)
+    limit = max(run.settings.largest_value, run.payload_limit)
     check_size("the arguments of the successor", len(data), limit, "large_limit")
     task_id = await _free_id(run)
     await run.flush()

@@ -16,12 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...queues import Gateway, Namespace
 from ...queues.transport import pairs, queue_script
-from ..artifacts import Data
+from ..artifacts import Data, artifact_store
 from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge
 from ..settings import Settings
 from ..workspace.manifest import check_path
 from .steps.current import step_here
-from .task_artifacts import artifact_store
 
 __all__ = ["SharedFile", "SharedWorkspace", "shared_hashes"]
 

@@ -9,34 +9,19 @@ from __future__ import annotations
 import mimetypes
 from collections.abc import AsyncIterator
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
-from ...queues import Entry, Gateway, Kind, Namespace, checkpoint_fields, deployment_id, retry_while_unavailable
-from ..artifacts import ArtifactLink, ArtifactStore, Data, check_artifact_name, field_of, open_store
+from ...queues import Entry, Kind, checkpoint_fields, retry_while_unavailable
+from ..artifacts import ArtifactLink, ArtifactStore, Data, artifact_store, check_artifact_name, field_of
 from ..artifacts.links import links_among
 from ..errors import ArtifactError
 from ..journal import Artifact, StepRecord
 from ..journal.agent_events import ArtifactSaved
 from ..log import log_wait
-from ..settings import Settings
 from .run import Run
 from .steps.current import Step, check_place, step_here
 from .steps.options import Durability
 
-__all__ = ["Artifacts", "artifact_store"]
-
-_stores: WeakKeyDictionary[Gateway, ArtifactStore] = WeakKeyDictionary()
-"""Artifact store by gateway; a worker has one."""
-
-
-async def artifact_store(gateway: Gateway, settings: Settings) -> ArtifactStore:
-    """Return the artifact store of this deployment. Raises `ConfigurationError`."""
-    store = _stores.get(gateway)
-    if store is None:
-        namespace = Namespace(settings.namespace)
-        folder = f"{namespace.name}-{await deployment_id(gateway, namespace)}"
-        store = _stores[gateway] = open_store(settings.artifact_place, folder, limit=settings.artifact_limit)
-    return store
+__all__ = ["Artifacts"]
 
 
 class Artifacts:

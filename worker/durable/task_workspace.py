@@ -33,7 +33,7 @@ from ...queues import (
     checkpoint_fields_of_all,
     retry_while_unavailable,
 )
-from ..artifacts import ArtifactStore
+from ..artifacts import ArtifactStore, artifact_store
 from ..errors import ArtifactError, StoreUnavailable, WorkspaceError
 from ..journal.agent_events import WorkspaceSaved
 from ..log import log_wait, logger
@@ -48,7 +48,6 @@ from ..workspace import (
     remove_folder,
 )
 from .run import Run
-from .task_artifacts import artifact_store
 
 __all__ = ["FolderOnly", "Workspace", "restore_workspace", "task_workspace_files", "workspace_hashes", "workspace_of"]
 

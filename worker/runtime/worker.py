@@ -30,6 +30,7 @@ from ...queues import (
 )
 from ...queues.runtime import RUNTIME
 from ..app import App
+from ..artifacts import keep_large_values
 from ..durable import Run, StopReason
 from ..errors import ConfigurationError
 from ..log import logger
@@ -97,7 +98,7 @@ class Worker:
         self.concurrency = concurrency
         self._partitions = partitions or self.settings.partitions
         self._namespace = Namespace(self.settings.namespace)
-        self._gateway = self.settings.make_gateway(app.encryptor)
+        self._gateway = keep_large_values(self.settings.make_gateway(app.encryptor), self.settings)
         self._shared = SharedSettings(self.settings)
         self._slots = Slots(concurrency)
         self._quarantine = (

@@ -24,7 +24,7 @@ from tests.support.delivery_calls import SETTLING, add_entries
 from tests.support.task_places import dump, lifetimes
 
 TEXT = b"0123456789" * 120_000
-VALUE, CHUNKS = cut("read", TEXT, size=len(TEXT))
+VALUE, CHUNKS, _ = cut("read", TEXT, size=len(TEXT))
 ENTRIES = [Entry(Kind.CHUNK, f"{VALUE.digest}:{number}", chunk) for number, chunk in enumerate(CHUNKS)]
 RECORD = Entry(Kind.DONE, "read", b"{}\n" + VALUE.encode())
 
@@ -37,8 +37,7 @@ async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -
 
 
 async def read_value(gateway: Gateway, partition: Partition) -> bytes:
-    field = f"c:{VALUE.digest}:"
-    return await read_large(gateway, partition.steps("x"), field, "read", VALUE, bytes, "the value")
+    return await read_large(gateway, partition.steps("x"), "c", "read", VALUE, bytes, "the value")
 
 
 def test_a_value_is_cut_and_its_reference_is_no_json() -> None:
@@ -83,7 +82,7 @@ async def test_a_record_is_not_stored_where_redis_has_lost_a_chunk(gateway: Gate
 async def test_a_dropped_step_drops_its_chunks_alone(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
-    other, chunks = cut("other", TEXT, size=len(TEXT))
+    other, chunks, _ = cut("other", TEXT, size=len(TEXT))
     others = [Entry(Kind.CHUNK, f"{other.digest}:{number}", chunk) for number, chunk in enumerate(chunks)]
     await add_entries(gateway, delivery, "x", [*ENTRIES, RECORD, *others])
     await add_entries(gateway, delivery, "x", [Entry(Kind.DROP, "read", f"{VALUE.digest} {VALUE.chunks}".encode())])

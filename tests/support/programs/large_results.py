@@ -1,18 +1,27 @@
-"""A worker whose tasks have large results or arguments. With HELD, it never stores the reference to stored chunks."""
+"""A worker whose tasks have large results or arguments.
+
+HELD names what it never stores: `reference`, that to stored chunks, or `link`, that to a stored object.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import anyio
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
 from perdure import App, Context, Retry, Worker
 from perdure.queues import Entry, Kind
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 
+import tests.support.servers.shared_store  # noqa: F401 - registers the protocol of PERDURE_ARTIFACTS
+
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
-HELD = "HELD" in os.environ
+HELD = os.environ.get("HELD")
 
 app = App("large")
 
@@ -26,8 +35,11 @@ put = CheckpointWriter.put
 
 async def held_put(writer: CheckpointWriter, *entries: Entry, **how: Any) -> None:
     """Put entries; stop before the record that refers to chunks."""
-    if HELD and any(entry.kind is Kind.DONE and b"\n#" in entry.value for entry in entries):
+    if HELD == "reference" and any(entry.kind is Kind.DONE and b"\n#" in entry.value for entry in entries):
         note("chunks", "stored")
+        await anyio.sleep_forever()
+    if HELD == "link" and any(entry.kind is Kind.CHUNK for entry in entries):
+        note("object", "stored")
         await anyio.sleep_forever()
     await put(writer, *entries, **how)
 

@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
-from perdure.worker.artifacts import orphans
+from perdure.worker.artifacts import artifact_store, orphans
 from perdure.worker.artifacts.backend import INCOMING, Upload
 from perdure.worker.artifacts.local import LocalBackend
-from perdure.worker.durable import artifact_store, workspace_hashes
+from perdure.worker.durable import workspace_hashes
 from perdure.worker.journal.forks import fork
 
 from tests.support.workers import bounded, history, letter, work_off

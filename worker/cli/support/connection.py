@@ -13,6 +13,7 @@ import anyio
 import typer
 
 from ....queues import Partition, Producer, TaskHandle, TaskNotFound, queue_partitions
+from ...artifacts import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
 from .options import with_options
@@ -77,16 +78,18 @@ class ConnectionOptions:
     def producer(self) -> Producer:
         """Return a producer that is not open yet."""
         settings = load_settings(**self.overrides())
-        return Producer(
+        producer = Producer(
             address=settings.address,
             namespace=settings.namespace,
             payload_limit=settings.payload_limit,
-            large_limit=settings.large_limit,
+            large_limit=settings.largest_value,
             result_ttl=settings.result_ttl,
             encryptor=settings.encryptor,
             replication=settings.replication,
             requirements=settings.requirements,
         )
+        keep_large_values(producer.gateway, settings)
+        return producer
 
 
 def with_connection_options(command: Callable[Concatenate[ConnectionOptions, P], None]) -> Callable[..., None]:

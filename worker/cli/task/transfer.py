@@ -15,7 +15,7 @@ from typing import IO, Annotated, cast
 import anyio
 import typer
 
-from ...durable import artifact_store
+from ...artifacts import artifact_store
 from ...settings import load_settings
 from ...transfer import ExportedTask, close_source, export_task, import_task
 from ..support.connection import ConnectionOptions, find_handle, with_connection_options

@@ -1,5 +1,8 @@
 """Large results: those above the payload limit are stored in chunks, with a reference in their place.
 
+Those above the limit of large ones are objects of the artifact store, if all workers reach it. Their one chunk is the
+link. A run that ends before it stores the link leaves an object that `perdure artifacts gc` deletes.
+
 The chunks are entries of the checkpoint like any other: fenced, numbered, and stored before the entry or the outcome
 that refers to them. So Redis never has a reference without its chunks, also after it has lost its last second. A run
 that ends in between leaves chunks in the keys of its task, which are deleted with the task.
@@ -8,13 +11,12 @@ that ends in between leaves chunks in the keys of its task, which are deleted wi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from ....queues import Entry, Kind, PayloadTooLarge, TaskCipher
 from ....queues.security import RESULT_CHUNKS, step_chunks
-from ....queues.transport import LargeValue, cut, read_large
+from ....queues.transport import CutValue, LargeValue, cut, read_large
 from ..run import Run
 
 __all__ = ["read_step_result", "store_step_result", "store_task_result"]
@@ -31,16 +33,18 @@ async def store_step_result(run: Run, key: str, data: bytes, value: Any, size: i
 
     Raises:
         PayloadTooLarge: It is over the limit of large results.
+        ArtifactError: The artifact store did not take it.
         LeaseLost, EntriesLost: See `CheckpointWriter`.
     """
     _check(run, f"the record of step {key!r}", size)
-    return await _store(run, step_chunks(key), key, Kind.CHUNK, data, value)
+    what = f"the result of step {key!r} of task {run.id}"
+    return await _store(run, step_chunks(key), key, Kind.CHUNK, data, value, what)
 
 
 async def store_task_result(run: Run, data: bytes, value: Any) -> bytes:
     """Store the task's result in chunks, and return the reference for the outcome. See `store_step_result`."""
     _check(run, "the result", len(data))
-    return await _store(run, RESULT_CHUNKS, "", Kind.RESULT_CHUNK, data, value)
+    return await _store(run, RESULT_CHUNKS, "", Kind.RESULT_CHUNK, data, value, f"the result of task {run.id}")
 
 
 async def read_step_result(run: Run, key: str, reference: bytes) -> bytes:
@@ -51,32 +55,33 @@ async def read_step_result(run: Run, key: str, reference: bytes) -> bytes:
     field = run.delivery.partition.steps(run.id)
     what = f"the result of step {key!r} of task {run.id}"
     decrypt = partial(_cipher(run).decrypt, step_chunks(key))
-    data = await read_large(run.gateway, field, f"c:{value.digest}:", key, value, decrypt, what)
+    data = await read_large(run.gateway, field, "c", key, value, decrypt, what)
     run.touch()
     return data
 
 
 def _check(run: Run, what: str, size: int) -> None:
-    limit = max(run.settings.large_limit, run.payload_limit)
+    limit = max(run.settings.largest_value, run.payload_limit)
     if size > limit:
         raise PayloadTooLarge(what, size, limit, "large_limit")
 
 
-async def _store(run: Run, kind: str, place: str, entry: Kind, data: bytes, value: Any) -> bytes:
+async def _store(run: Run, kind: str, place: str, entry: Kind, data: bytes, value: Any, what: str) -> bytes:
     raw = type(value) is bytes and data.startswith(_BASE64)
-    reference, chunks = await asyncio.to_thread(_prepare, _cipher(run), kind, place, value if raw else data, raw=raw)
+    stored = await asyncio.to_thread(_prepare, run, kind, place, value if raw else data, raw=raw)
+    await stored.save_object(run.gateway, what)
+    field = "c" if entry is Kind.CHUNK else "result"
     async with run.recorder.large_values:
-        for number, chunk in enumerate(chunks):
-            name = f"{reference.digest}:{number}" if entry is Kind.CHUNK else str(number)
+        for number, chunk in enumerate(stored.chunks):
+            name = stored.reference.field(field, number).removeprefix(f"{field}:")
             await run.recorder.put(Entry(entry, name, chunk), wait=True)
             run.touch()
-    return reference.encode()
+    return stored.reference.encode()
 
 
-def _prepare(
-    cipher: TaskCipher, kind: str, place: str, data: bytes, *, raw: bool
-) -> tuple[LargeValue, Sequence[bytes]]:
-    return cut(place, cipher.encrypt(kind, data), size=len(data), raw=raw)
+def _prepare(run: Run, kind: str, place: str, data: bytes, *, raw: bool) -> CutValue:
+    stored = _cipher(run).encrypt(kind, data)
+    return cut(place, stored, size=len(data), raw=raw, store=run.gateway.value_store)
 
 
 def _cipher(run: Run) -> TaskCipher:

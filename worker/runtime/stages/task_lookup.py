@@ -11,7 +11,7 @@ from ....queues import MARK, DecryptionError, KeyMissing, Redaction, arguments_f
 from ....queues.errors import LargeValueLost
 from ....queues.transport import REFERENCE, read_arguments
 from ...durable import Run
-from ...errors import InvalidArguments, UnknownTask
+from ...errors import ArtifactError, ConfigurationError, InvalidArguments, UnknownTask
 from ...registry import Registry, Task
 from ...settings import Settings
 from ..outcome import Burial, Outcome
@@ -89,6 +89,8 @@ class DecodeArguments:
             execution.arguments = await asyncio.to_thread(decode_arguments, run, task, data)
         except DecryptionError as error:
             return _undecryptable(execution, self._settings, error)
+        except (ConfigurationError, ArtifactError) as error:  # another worker may reach the artifact store
+            return hand_back(execution, self._settings.unknown_task, error, Reason.UNREADABLE)
         except LargeValueLost as lost:
             return Burial(Reason.UNREADABLE, run.history.counters, lost)
         except InvalidArguments as invalid:

@@ -1,0 +1,27 @@
+"""Store outside of Redis for the largest values: the protocol that the artifact store of a deployment fulfils."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["ValueStore"]
+
+
+class ValueStore(Protocol):
+    """Store that every worker reaches. Its objects are named by their SHA-256; it deletes those without a task.
+
+    Both methods raise an error that names the store and the remedy.
+
+    Attributes:
+        above: Values of more bytes are stored here, others in Redis.
+        shown: Location without credentials.
+    """
+
+    above: int
+    shown: str
+
+    async def save(self, what: str, data: bytes) -> None:
+        """Store bytes, or renew the age of those that are stored already. what: their name in errors."""
+
+    async def read(self, what: str, digest: str, size: int) -> bytes:
+        """Return the bytes with this SHA-256 and this size, verified."""
