@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Literal
 
 import pytest
 import redis
@@ -15,6 +16,7 @@ from perdure import App, Context, Retry, ServerFull, Settings, State, TaskCancel
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import Address, Delivery, Gateway, Namespace, Partition, Producer
 from perdure.queues.partitions.assignment import join_group
+from perdure.queues.sessions import SessionAddress, SessionTurnEnd, end_turn, read_session, send_to_session
 
 from tests.conformance.delivery.test_settlement import WHERE
 from tests.conftest import ON_SERVERS
@@ -93,6 +95,19 @@ async def test_what_a_run_writes_is_refused_and_leaves_nothing(
     assert await gateway.command("EXISTS", partition.steps("x")) == 0
     await full(gateway, False)
     await WRITING[act](gateway, delivery, "x")
+
+
+@pytest.mark.parametrize("outcome", ["answered", "failed"])
+async def test_the_end_of_a_turn_is_let_through(
+    gateway: Gateway, namespace: Namespace, outcome: Literal["answered", "failed"]
+) -> None:
+    turn = await send_to_session(gateway, namespace, "bot", "ada", "hello", queue="default")
+    address = SessionAddress.of(namespace, "bot", "ada")
+    await full(gateway)
+    assert await end_turn(gateway, address, turn, SessionTurnEnd(outcome, b'"done"', b"{}"))
+    await full(gateway, False)
+    found = await read_session(gateway, address)
+    assert found is not None and (found.failed is not None) == (outcome == "failed")
 
 
 async def test_a_dead_letter_stays_one_until_there_is_room(
