@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -20,7 +20,7 @@ Data = bytes | bytearray | memoryview | str | Path | IO[bytes] | AsyncIterator[b
 """Bytes; text, which is saved as UTF-8; a `Path`; an open binary file, sync or async; a stream of bytes."""
 
 
-async def chunks_of(what: str, data: Data) -> AsyncIterator[bytes | memoryview]:
+async def chunks_of(what: str, data: Data) -> AsyncGenerator[bytes | memoryview, None]:
     """Yield the data in chunks. what: names the artifact in errors. Raises `ArtifactError`."""
     if isinstance(data, str):
         data = data.encode()

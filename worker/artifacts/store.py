@@ -9,10 +9,11 @@ import hashlib
 import os
 import re
 import tempfile
+import threading
 import time
 import unicodedata
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -78,19 +79,20 @@ class ArtifactStore:
             ArtifactError: The data cannot be read.
         """
         digest, size = hashlib.sha256(), 0
-        upload = await self._call(what, "written to", self._backend.upload)
+        upload = await self._open(what, "written to", self._backend.upload, lambda upload: upload.discard())
         try:
 
             def take(chunk: bytes | memoryview) -> None:
                 digest.update(chunk)
                 upload.write(chunk)
 
-            async for chunk in chunks_of(what, data):
-                size += len(chunk)
-                if size > self.limit:
-                    raise ArtifactTooLarge(what, self.limit)
-                await self._call(what, "written to", take, chunk)
-                on_progress()
+            async with aclosing(chunks_of(what, data)) as chunks:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if size > self.limit:
+                        raise ArtifactTooLarge(what, self.limit)
+                    await self._call(what, "written to", take, chunk)
+                    on_progress()
             stored = Stored(digest.hexdigest(), size)
             try:
                 await self._call(what, "written to", upload.keep, stored.hash, size)
@@ -101,7 +103,7 @@ class ArtifactStore:
                 await self._call(what, "written to", upload.discard)
         return stored
 
-    async def chunks(self, what: str, digest: str, size: int) -> AsyncIterator[bytes]:
+    async def chunks(self, what: str, digest: str, size: int) -> AsyncGenerator[bytes, None]:
         """Yield the bytes in chunks. The hash is verified after the last chunk.
 
         Raises:
@@ -109,7 +111,7 @@ class ArtifactStore:
             ArtifactDamaged: After the last chunk, or as soon as there are too many bytes.
         """
         try:
-            file = await self._call(what, "read from", self._backend.open, digest)
+            file = await self._open(what, "read from", lambda: self._backend.open(digest), lambda file: file.close())
         except FileNotFoundError:
             raise ArtifactMissing(what, digest, self.shown) from None
         found, seen = hashlib.sha256(), 0
@@ -127,7 +129,8 @@ class ArtifactStore:
 
     async def read(self, what: str, digest: str, size: int) -> bytes:
         """Return all bytes, verified. Raises as `chunks` does."""
-        return b"".join([chunk async for chunk in self.chunks(what, digest, size)])
+        async with aclosing(self.chunks(what, digest, size)) as chunks:
+            return b"".join([chunk async for chunk in chunks])
 
     async def fetch(self, what: str, digest: str, size: int, to: Path) -> None:
         """Write the verified bytes to a file, which is replaced atomically.
@@ -141,8 +144,9 @@ class ArtifactStore:
         fetched = anyio.Path(name)
         try:
             with os.fdopen(number, "wb") as file:
-                async for chunk in self.chunks(what, digest, size):
-                    await anyio.to_thread.run_sync(file.write, chunk)
+                async with aclosing(self.chunks(what, digest, size)) as chunks:
+                    async for chunk in chunks:
+                        await anyio.to_thread.run_sync(file.write, chunk)
             await fetched.replace(to)
         except OSError as error:
             raise ArtifactError(f"could not write {what} to {str(to)!r}: {error}") from error
@@ -189,6 +193,26 @@ class ArtifactStore:
         """Delete unfinished uploads that are older than the grace (seconds); return their number."""
         before = time.time() - grace
         return await self._call("unfinished uploads", "removed from", self._backend.remove_stale_uploads, before)
+
+    async def _open(self, what: str, verb: str, opens: Callable[[], R], close: Callable[[R], object]) -> R:
+        """Call a function in a thread. A cancelled caller does not get what the thread opens, so it is closed."""
+        opened, abandoned = list[R](), threading.Event()
+
+        def call() -> R:
+            found = opens()
+            opened.append(found)
+            if abandoned.is_set():
+                close(found)
+            return found
+
+        try:
+            return await self._call(what, verb, call)
+        except BaseException:
+            abandoned.set()
+            for one in opened:
+                with anyio.CancelScope(shield=True), suppress(StoreUnavailable):
+                    await self._call(what, verb, close, one)
+            raise
 
     async def _call(self, what: str, verb: str, function: Callable[..., R], *args: Any) -> R:
         """Call a function in a thread. Any exception but a missing file means that the store is unavailable."""

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -186,6 +187,36 @@ async def test_a_cancelled_save_leaves_nothing(place: Place) -> None:
     with pytest.raises(asyncio.CancelledError):
         await saving
     assert place.names() == []
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_save_that_is_cancelled_while_it_opens_its_file_leaves_nothing(place: Place, ended: bool) -> None:
+    """The thread that opens the file cannot be cancelled. ended: it has ended before the save ends."""
+    backend: Any = place.store._backend
+    upload, opened, cancelled = backend.upload, threading.Event(), threading.Event()
+    uploads: list[Any] = []
+
+    def slow() -> Any:
+        if not ended:
+            opened.set()
+            cancelled.wait(10.0)
+        uploads.append(upload())
+        if ended:
+            opened.set()
+        return uploads[0]
+
+    backend.upload = slow
+    saving = asyncio.create_task(place.store.save("a", b"some"))
+    while not opened.is_set():  # noqa: ASYNC110 - set by a thread
+        await asyncio.sleep(0)
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    cancelled.set()
+    with anyio.fail_after(10.0):
+        in_memory = place.files.protocol == "memory"  # its files have no descriptor
+        while not uploads or place.names() or not (in_memory or uploads[0]._file.closed):  # noqa: ASYNC110 - by a thread
+            await asyncio.sleep(0.001)
 
 
 async def test_the_upload_of_a_killed_process_is_collected(place: Place) -> None:
