@@ -7,7 +7,7 @@ from typing import Final
 
 from .runtime import RUNTIME
 
-__all__ = ["Duration", "Moment", "iso_time", "seconds_until", "to_seconds"]
+__all__ = ["Duration", "Moment", "iso_time", "seconds_until", "shown_time", "to_seconds"]
 
 Duration = float | timedelta
 """A duration: seconds or a timedelta."""
@@ -39,8 +39,13 @@ def seconds_until(moment: Moment) -> float:
     return max(_LEAST, (moment - datetime.fromtimestamp(RUNTIME.wall_clock(), UTC)).total_seconds())
 
 
+def shown_time(at: float) -> str:
+    """Return a time in milliseconds since the epoch as texts show it to people and models, in UTC."""
+    return f"{datetime.fromtimestamp(min(at, _LATEST) / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def iso_time(at: int | None) -> str | None:
-    """Return a time in milliseconds since the epoch as ISO 8601 in UTC."""
+    """Return a time in milliseconds since the epoch as ISO 8601 in UTC, for programs."""
     if at is None:
         return None
     return (

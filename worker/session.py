@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from ..queues import (
     Producer,
     Record,
     Refused,
+    Sent,
     State,
     TaskCancelled,
     TaskFailed,
@@ -28,6 +29,7 @@ from ..queues.runtime import RUNTIME
 from ..queues.sessions import (
     SessionAddress,
     SessionFailed,
+    SessionIdle,
     SessionMessage,
     SessionNotFound,
     SessionRecord,
@@ -153,6 +155,20 @@ class Session(Generic[S]):
             return self._agent.state_type.kind(**self._inputs)
         return self._agent.state_type.load(f"session {self.id}", decode_snapshot(f"session {self.id}", data).state)
 
+    async def correct(
+        self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None, confirm: bool = False
+    ) -> Sent:
+        """Correct the state in the turn that runs, waits or is a dead letter; see `TaskHandle.correct`.
+
+        Raises as that, `SessionNotFound`, and:
+            SessionIdle: There is no such turn.
+        """
+        record, producer = await self.record(), self._agent.task.app.producer
+        handle = None if record.status == "idle" else await producer.find(record.task_id(record.turn))
+        if handle is None:
+            raise SessionIdle(record.name)
+        return await handle.correct(changes, by=by, message_id=message_id, confirm=confirm)
+
     async def history(self, *, after: int = 0) -> AsyncIterator[SessionMessage]:
         """Yield messages and answers of all turns in order, those that wait for their turn last.
 
@@ -200,6 +216,12 @@ class Session(Generic[S]):
     def state_sync(self) -> S:
         """See `state`."""
         return self._sync(self.state, "state()")
+
+    def correct_sync(
+        self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None, confirm: bool = False
+    ) -> Sent:
+        """See `correct`."""
+        return self._sync(lambda: self.correct(changes, by=by, message_id=message_id, confirm=confirm), "correct(...)")
 
     def history_sync(self, *, after: int = 0) -> list[SessionMessage]:
         """See `history`."""

@@ -24,7 +24,7 @@ turn whose task is stored, begin and end let the task wait until the turn before
 """
 
 from .address import SessionAddress, TurnId, check_session_id, parse_turn_id
-from .errors import SessionError, SessionFailed, SessionFull, SessionNotFound, TurnEarly, TurnRefused
+from .errors import SessionError, SessionFailed, SessionFull, SessionIdle, SessionNotFound, TurnEarly, TurnRefused
 from .record import SessionMessage, SessionRecord, list_sessions, read_history, read_session, read_turn
 from .turns import (
     SessionTurnEnd,
@@ -44,6 +44,7 @@ __all__ = [
     "SessionError",
     "SessionFailed",
     "SessionFull",
+    "SessionIdle",
     "SessionMessage",
     "SessionNotFound",
     "SessionRecord",

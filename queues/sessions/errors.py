@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import QueueError
 
-__all__ = ["SessionError", "SessionFailed", "SessionFull", "SessionNotFound", "TurnEarly", "TurnRefused"]
+__all__ = ["SessionError", "SessionFailed", "SessionFull", "SessionIdle", "SessionNotFound", "TurnEarly", "TurnRefused"]
 
 
 class SessionError(QueueError):
@@ -38,6 +38,14 @@ class SessionFull(SessionError):
     def __init__(self, name: str, waiting: int) -> None:
         super().__init__(f"session {name} has {waiting} waiting messages and takes no more: wait for their turns")
         self.name, self.waiting = name, waiting
+
+
+class SessionIdle(SessionError):
+    """No turn of the session is running, or stopped."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no turn of session {name} is running or stopped: send a message to it")
+        self.name = name
 
 
 class TurnRefused(SessionError):

@@ -2,6 +2,7 @@
 
 The checkpoint has the question until a message or a correction arrives that is newer than the question, or its time has
 passed; then it has the number of steps that were closed. A later stop asks again only if more steps are closed by then.
+A correction to a dead letter confirms its replay: its sender knew of the stop, and decided to continue.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from ...queues import LONGEST, Entry, Kind, last_message, retry_while_unavailable
+from ...queues import LONGEST, Entry, Kind, last_message, read_inbox, retry_while_unavailable
+from ...queues.inbox import CORRECTION
 from ..durable import Context, ParkReason
 from ..journal import AgentState, StepStatus
 from ..journal.resumption import After
@@ -60,6 +62,11 @@ async def confirm_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any], 
         run.recorder.mail = max(run.recorder.mail, last)
         await run.recorder.put(run.next_entry(Waited()), Entry(Kind.SAVED, _ASKED, confirmed), wait=False)
         return
+    if reason == "replay" and not is_open and await _corrected_since_burial(live):
+        confirmed = run.history.saved[_ASKED] = orjson.dumps({"closed": _closed(live)})
+        run.recorder.mail = max(run.recorder.mail, last)
+        await run.recorder.put(Entry(Kind.SAVED, _ASKED, confirmed), wait=False)
+        return
     if reason is not None and not is_open:
         why = f"it resumes after {AFTER[reason]}"
         seconds = min(agent.resume_timeout, LONGEST)
@@ -76,6 +83,18 @@ def _reason(live: LiveState[Any], closed: int) -> After | None:
     if resumption is None or resumption.after not in _INVOLUNTARY or not resumption.restored:
         return None
     return resumption.after if _closed(live) > closed else None
+
+
+async def _corrected_since_burial(live: LiveState[Any]) -> bool:
+    """Return whether the inbox has a correction, or a confirmation, that is newer than the dead letter."""
+    run = live.run
+    since = None if run.resumption is None else run.resumption.at
+
+    async def read() -> bool:
+        inbox = read_inbox(run.gateway, run.delivery.partition, run.id)
+        return since is not None and any([one.kind == CORRECTION and one.at >= since async for one in inbox])
+
+    return await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
 
 
 def _closed(live: LiveState[Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ...queues import PayloadTooLarge
-from ...queues.durations import iso_time
+from ...queues.durations import iso_time, shown_time
 from ..durable import Context, forget_steps, next_entries
 from ..journal import AgentState, Event, Message, Resumption, StepStatus
 from ..journal.agent_events import MessageAdded, ResumeNotice
@@ -69,18 +69,20 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
     steps = len(state.plan) + state.archive.steps
     running = next((step for step in state.plan if step.status is StepStatus.RUNNING), None)
     following = running or next((step for step in state.plan if step.status is StepStatus.PENDING), None)
-    doubt = [] if running is None else [f"step {quoted_name(running.key)} was started and has no result"]
+    doubt = []
     if running is not None and running.risky:
-        doubt = [f"{doubt[0]}: its effect may have happened"]
+        doubt = [f"step {quoted_name(running.key)} was started and has no result: its effect may have happened"]
     calls = () if resumption.handoff is None else resumption.handoff.dependencies.in_flight[:_MOST_CALLS]
     doubt += [f"the call {quoted_line(one.call)} was in flight" for one in calls]
     lost = "" if gap is None else f"events {gap[0]} to {gap[1]} of its log"
     upcoming = "finish" if following is None else f"step {quoted_name(following.key)} {quoted_line(following.title)}"
+    if running is not None:
+        upcoming += ", which was cut off"
     if following is None and not steps:
         upcoming = "plan"
-    at = iso_time(resumption.at) or ""
+    at = "" if resumption.at is None else f" at {shown_time(resumption.at)}"
     parts = [
-        f"Resumed after {AFTER[resumption.after]}{at and f' at {at}'}.",
+        f"Resumed after {AFTER[resumption.after]}{at}.",
         f"Goal: {quoted_line(state.goal)}.",
         f"Restored: {closed} of {steps} steps are done, {len(state.messages)} messages.",
         f"Lost: {lost}." if lost else "",
@@ -90,7 +92,7 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
     return ResumeNotice(
         goal=state.goal[:_LONGEST],
         after=resumption.after,
-        stopped=at,
+        stopped=iso_time(resumption.at) or "",
         done=closed,
         steps=steps,
         messages=len(state.messages),

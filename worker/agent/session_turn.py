@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 import orjson
 
 from ...queues import Namespace, retry_while_unavailable
+from ...queues.durations import shown_time
 from ...queues.sessions import (
     SessionAddress,
     SessionTurnEnd,
@@ -146,4 +147,4 @@ class SessionTurn(Generic[S]):
 def _note(commitment: Commitment, at: datetime) -> str:
     """Return the note that a commitment has fallen due, in one line."""
     what, by, to = quoted_line(commitment.what), quoted_name(commitment.by), quoted_name(commitment.to or "me")
-    return f"A commitment fell due at {at.isoformat(timespec='seconds')}: {what} (promised by {by} to {to})"
+    return f"A commitment fell due at {shown_time(at.timestamp() * 1000)}: {what} (promised by {by} to {to})"

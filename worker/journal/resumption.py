@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from ...queues.durations import shown_time
 from .handoff import HANDOFF_TOKENS, Counter, Handoff, clipped, estimated_tokens, fitted_text
 from .quoting import quoted_line
 
@@ -49,7 +49,7 @@ class Resumption(BaseModel):
         found = ", ".join(
             f"{count} {_ONE.get(kind, kind) if count == 1 else kind}" for kind, count in self.restored.items() if count
         )
-        at = "" if self.at is None else f" at {datetime.fromtimestamp(self.at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        at = "" if self.at is None else f" at {shown_time(self.at)}"
         gap = "" if self.gap is None else f" ({self.gap:.1f} s without a worker)"
         last = (
             "" if self.handoff is None or not self.handoff.last_completed else quoted_line(self.handoff.last_completed)

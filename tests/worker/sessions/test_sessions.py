@@ -27,6 +27,7 @@ from perdure.deadletter import Replay, replay
 from perdure.queues.sessions import (
     SessionAddress,
     SessionFailed,
+    SessionIdle,
     SessionNotFound,
     SessionTurnEnd,
     check_session,
@@ -214,6 +215,24 @@ async def test_a_failed_turn_stops_the_session_until_it_is_replayed(app: App) ->
         await replay_turn(app, failed)
         assert await failed.result(30) == "ada (none) said 1 things in 1 messages"
         assert await waiting.result(30) == "ada (none) said 2 things in 3 messages"
+
+
+async def test_the_state_is_corrected_in_a_turn_that_stopped(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    with pytest.raises(SessionNotFound):
+        await session.correct({"user": "bob"})
+    async with running_worker(app):
+        turn = await session.send("fail")
+        with pytest.raises(TaskFailed):
+            await turn.result(30)
+        assert (await session.correct({"user": "bob"}, by="carl")).task_id == turn.task_id
+        Assistant.broken = False
+        await replay_turn(app, turn)
+        assert await turn.result(30) == "bob (none) said 1 things in 2 messages"
+        with pytest.raises(SessionIdle, match="no turn of session 'a' of agent 'assistant' is running"):
+            await session.correct({"user": "eve"})
+    assert (await session.state()).user == "bob"
+    assert "The state was corrected by `carl`" in (await session.state()).messages[1].content
 
 
 async def test_a_failed_turn_is_passed_over_and_its_replay_is_refused(app: App) -> None:

@@ -26,10 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from math import inf
 from typing import Any, Final
 
+from ....queues.durations import shown_time
 from ...journal import AgentState, Commitment, PlanStep, Question, StepStatus
 from ...journal.quoting import quoted_line, quoted_name
 from .sections import Count, Section, fitted
@@ -56,7 +56,7 @@ class Interruption:
     Attributes:
         name: of the task or agent.
         reason: as in "after a crash".
-        at: when the former run ended.
+        at: when the former run ended, in milliseconds since the epoch.
         message: its note for this one.
         in_doubt: keys of steps that may have taken effect, each with its idempotency key.
         cut_off: calls that had no result yet.
@@ -65,7 +65,7 @@ class Interruption:
 
     name: str
     reason: str
-    at: datetime | None = None
+    at: int | None = None
     message: str = ""
     in_doubt: Sequence[tuple[str, str]] = ()
     cut_off: Sequence[str] = ()
@@ -110,7 +110,7 @@ def _headline(state: AgentState, interruption: Interruption | None) -> str:
     place = _place(state)
     if interruption is None:
         return place and f"{place[0].upper()}{place[1:]}"
-    at = "" if interruption.at is None else f" ({_utc(interruption.at)})"
+    at = "" if interruption.at is None else f" ({shown_time(interruption.at)})"
     text = f"You are resuming {quoted_line(interruption.name, _TITLE)} after {interruption.reason}{at}."
     if place:
         text += f" {place[0].upper()}{place[1:]}" if place.startswith("all") else f" Continue with {place}"
@@ -307,7 +307,7 @@ def _promised(one: Commitment, limit: int = 300) -> str:
     """Return who has promised something, to whom, and until when."""
     by = "you" if one.by == "me" else quoted_line(one.by, limit, brief=True)
     to = "" if not one.to else " to you" if one.to == "me" else f" to {quoted_line(one.to, limit, brief=True)}"
-    due = f" (due {_utc(one.due)})" if one.due is not None else ""
+    due = f" (due {shown_time(one.due.timestamp() * 1000)})" if one.due is not None else ""
     return f"promised by {by}{to}{due}"
 
 
@@ -323,10 +323,6 @@ def _questions(state: AgentState) -> Iterable[str]:
 
 def _asked(one: Question) -> str:
     return f"{_word(one.text)}{f' to {_word(one.to)}' if one.to else ''}"
-
-
-def _utc(time: datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _ranges(state: AgentState, left: Sequence[PlanStep], most: int) -> str:

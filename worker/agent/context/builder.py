@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from ....deadletter import Retry
@@ -275,7 +274,7 @@ def _interruption(run: Run) -> Interruption | None:
     return Interruption(
         name=run.envelope.task,
         reason=_REASONS[found.after],
-        at=None if found.at is None else datetime.fromtimestamp(found.at / 1000, UTC),
+        at=found.at,
         message="" if left is None or left is found.received else left.message,
         in_doubt=() if left is None else [(one.key, one.idempotency_key) for one in left.dependencies.in_doubt],
         cut_off=() if left is None else [one.call for one in left.dependencies.in_flight],

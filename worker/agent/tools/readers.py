@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from ....queues import InboxMessage, TaskEvent, retry_while_unavailable
+from ....queues.durations import shown_time
 from ....queues.event_log import read_last_events
 from ...durable import CURRENT_RUN, Context, Run
 from ...errors import ArtifactDamaged, ArtifactMissing
@@ -177,7 +177,7 @@ def inbox_text(messages: Sequence[InboxMessage], limit: int) -> str:
     for one in messages:
         text = one.content if isinstance(one.content, str) else json.dumps(one.content, ensure_ascii=False)
         cut = "; it is cut, search_history finds the whole message" if len(text) > share else ""
-        parts.append(f"message from {quoted_name(one.sender or 'unknown')}, {_time(one.at / 1000)}{cut}:")
+        parts.append(f"message from {quoted_name(one.sender or 'unknown')}, {shown_time(one.at)}{cut}:")
         parts.append(quoted_block(text, share))
     return "\n".join(parts)
 
@@ -246,15 +246,11 @@ def _text_of(event: TaskEvent) -> str:
 def _label(event: TaskEvent) -> str:
     step = f" in step {quoted_name(event.step)}" if event.step else ""
     number = "" if event.number is None else f" (number {event.number})"
-    return f"event {event.id}{number} {quoted_line(event.type, 100)}{step}, {_time(event.at / 1000)}"
-
-
-def _time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"event {event.id}{number} {quoted_line(event.type, 100)}{step}, {shown_time(event.at)}"
 
 
 def _origin(source: str, updated: float) -> str:
-    return f"{'source ' + quoted_name(source) if source else 'no source'}, {_time(updated)}"
+    return f"{'source ' + quoted_name(source) if source else 'no source'}, {shown_time(updated * 1000)}"
 
 
 def _window(label: str, text: str, offset: int, limit: int, tool: str) -> list[str]:

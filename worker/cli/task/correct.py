@@ -39,8 +39,8 @@ async def correct(
     The agent applies all values, or none, before its next step. The event
     'corrected' or 'correction_refused' says which; 'perdure task events ID'
     prints it. An agent that waits for a message wakes up; a dead letter
-    applies the values after a replay. An agent that waits for a confirmation
-    (on_resume="ask") continues. PATH has dots between names and
+    applies the values after a replay, and does not ask whether it may continue.
+    An agent that waits for a confirmation (on_resume="ask") continues. PATH has dots between names and
     indexes; for a name with a dot write a JSON pointer: /context/a.b
 
     Example: perdure task correct 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --field context.city=Paris

@@ -56,7 +56,7 @@ class CallReasons(RunObserver):
 
     @classmethod
     def take(cls, run: Run, call: str) -> tuple[dict[str, Any], ...]:
-        """Return the reason for a call as a block of reasoning; nothing if there is none."""
+        """Return the reason for a call as a block of reasoning, if it is known."""
         reasons = run.observer(cls)
         reason = None if reasons is None else reasons._reasons.pop(call, None)
         return () if reason is None else ({"type": "reasoning", "text": reason},)

@@ -7,12 +7,12 @@ Its JSON is stored in the checkpoint under `#handoff`; its Markdown is for reade
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ....queues.durations import shown_time
 from ...errors import BadHandoff
 from ..quoting import quoted_line, quoted_name
 
@@ -197,7 +197,7 @@ class Handoff(_Part):
 
     def _head(self) -> str:
         agent = f", agent {_flat(self.agent)}" if self.agent else ""
-        when = "" if self.at is None else f" at {datetime.fromtimestamp(self.at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        when = "" if self.at is None else f" at {shown_time(self.at)}"
         successor = f" Continued as task {self.to}." if self.to else ""
         lines = [f"# Handoff of {_flat(self.task)} {self.session}"]
         lines.append(f"{_STOPPED[self.why]}{when}{agent}{_colon(self.detail)}.{successor}".replace("..", "."))

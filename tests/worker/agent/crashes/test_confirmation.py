@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -198,6 +199,43 @@ async def test_a_replayed_dead_letter_asks(app: App) -> None:
     await replay(app.producer.gateway, await letter(app, handle), Replay())
     await work(app, handle)
     assert await status(handle) == "waiting"
+
+
+@pytest.mark.parametrize("changes", [{"context.city": "Oslo"}, {}])
+async def test_a_correction_to_a_dead_letter_confirms_its_replay(app: App, changes: dict[str, Any]) -> None:
+    stops = [("two", "error"), ("three", "error")]
+    handle = await stopped(app, *stops, retry=Retry(max_attempts=1))
+    await handle.send("hurry")  # a message is no decision to continue
+    await handle.correct(changes, by="ada", confirm=True)
+    await replay(app.producer.gateway, await letter(app, handle), Replay())
+    await work(app, handle)
+    assert await status(handle) == "dead", "it did not ask, and failed in the next step"
+    assert "waiting" not in await logged(handle)
+    await handle.send("hurry")
+    await replay(app.producer.gateway, await letter(app, handle), Replay())
+    await work(app, handle)
+    assert await status(handle) == "waiting", "the correction was for the stop before"
+    await handle.correct({}, confirm=True)
+    await work(app, handle)
+    city = "Oslo" if changes else "Rome"
+    assert (await bounded(handle.result()))[:3] == ["Rome", city, city]
+
+
+async def test_a_correction_before_the_death_confirms_nothing(app: App) -> None:
+    class Corrected(Careful):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            if step.key == "two" and self.stops:
+                await handles[0].correct({}, confirm=True)
+                await asyncio.sleep(0.002)  # the clocks of both times have milliseconds
+            return await super().act(ctx, state, step)
+
+    Corrected.app, Corrected.stops = app, [("two", "error")]
+    once = Retry(max_attempts=1)
+    handles = [await app.agent(Corrected, name="careful", retry=once, on_resume="ask").enqueue("work")]
+    await work(app, handles[0])
+    await replay(app.producer.gateway, await letter(app, handles[0]), Replay())
+    await work(app, handles[0])
+    assert await status(handles[0]) == "waiting"
 
 
 async def test_a_question_does_not_outlive_the_option(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
