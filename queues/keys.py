@@ -31,6 +31,7 @@ on one server.
     {ns:~sessions:n}:history:ID   stream  producers, workers  like its session; at most about 10,000 turns
     {ns:~sessions:n}:timeline     zset    producers, workers  sessions by time of the last activity (ms)
     {ns:~sessions:n}:due          zset    producers, workers  sessions to look at (score: ms of Redis' clock)
+    {ns:~sessions:n}:forgotten    hash    workers, operators  while tasks of forgotten sessions are to be deleted
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
     {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its data
@@ -212,6 +213,10 @@ class SessionPartition:
     @property
     def timeline(self) -> str:
         return f"{self._tag}:timeline"
+
+    @property
+    def forgotten(self) -> str:
+        return f"{self._tag}:forgotten"
 
     def session(self, digest: str) -> str:
         return f"{self._tag}:session:{digest}"

@@ -183,18 +183,12 @@ class Session(Generic[S]):
             yield message
 
     async def forget(self) -> bool:
-        """Delete the session with its state and history; return whether it was there.
+        """Delete the session with its state and history, and the tasks of its turns; return whether it was there.
 
-        Its running turn is cancelled. The tasks of its turns expire within a day of their end.
+        The worker that runs a turn loses its lease: nothing that it writes afterwards is stored. If the caller dies in
+        the middle, a worker deletes the rest within a minute. Memories and the bytes of artifacts are kept.
         """
-        record = await read_session(self._agent.task.app.producer.gateway, self._address)
-        if record is None:
-            return False
-        if record.status == "running":
-            handle = await self._agent.task.app.producer.find(record.task_id(record.turn))
-            if handle is not None:
-                await handle.cancel()
-        return await forget_session(self._agent.task.app.producer.gateway, self._address, born=str(record.born))
+        return await forget_session(self._agent.task.app.producer.gateway, self._address)
 
     # synchronous calls
 

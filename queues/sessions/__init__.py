@@ -20,12 +20,14 @@ turn whose task is stored, begin and end let the task wait until the turn before
     address.py   names of sessions and turns, and the keys of a session
     record.py    the record of a session, its history, and lists of sessions
     turns.py     the steps of the protocol
+    removal.py   removal of a session, with the tasks of its turns or after its retention
     errors.py    errors
 """
 
 from .address import SessionAddress, TurnId, check_session_id, parse_turn_id
 from .errors import SessionError, SessionFailed, SessionFull, SessionIdle, SessionNotFound, TurnEarly, TurnRefused
 from .record import SessionMessage, SessionRecord, list_sessions, read_history, read_session, read_turn
+from .removal import finish_forgetting, forget_idle_sessions, forget_session, forget_task
 from .turns import (
     SessionTurnEnd,
     TurnStart,
@@ -34,8 +36,6 @@ from .turns import (
     due_sessions,
     end_turn,
     enqueue_turn,
-    forget_idle_sessions,
-    forget_session,
     send_to_session,
 )
 
@@ -59,8 +59,10 @@ __all__ = [
     "due_sessions",
     "end_turn",
     "enqueue_turn",
+    "finish_forgetting",
     "forget_idle_sessions",
     "forget_session",
+    "forget_task",
     "list_sessions",
     "parse_turn_id",
     "read_history",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Literal
 
 import orjson
@@ -32,8 +31,6 @@ __all__ = [
     "due_sessions",
     "end_turn",
     "enqueue_turn",
-    "forget_idle_sessions",
-    "forget_session",
     "send_to_session",
 ]
 
@@ -41,7 +38,6 @@ _SEND = queue_script("session_send")
 _BEGIN = queue_script("session_begin")
 _END = queue_script("session_end")
 _LOOK = queue_script("session_look")
-_FORGET = queue_script("session_forget")
 
 MOST_WAITING: Final = 1000
 """Messages of a session that wait for their turn."""
@@ -296,31 +292,3 @@ async def _last_record(gateway: Gateway, namespace: Namespace, task_id: str) -> 
 def _result(record: Record) -> bytes:
     data = b"null" if record.result is None else record.cipher.decrypt(RESULT, record.result)
     return b"null" if LargeValue.decode(data) is not None else data
-
-
-async def forget_session(gateway: Gateway, address: SessionAddress, *, born: str = "", idle_ms: str = "") -> bool:
-    """Delete a session with its history; return whether it was there.
-
-    Args:
-        born: Only if its first message was sent at this time.
-        idle_ms: Only if no turn runs, and nothing has happened for so many milliseconds.
-    """
-    return bool(await gateway.run(_FORGET, address.keys, [address.digest, born, idle_ms]))
-
-
-async def forget_idle_sessions(gateway: Gateway, namespace: Namespace, ttl: float) -> int:
-    """Delete sessions without a message for `ttl` seconds whose turns have ended or failed; return their number."""
-    partitions = namespace.session_partitions
-    seconds, _ = await gateway.command("TIME", node_of=partitions[0].due)
-    before = int((int(seconds) - ttl) * 1000)
-    pages = await gateway.pipeline(
-        [("ZRANGE", one.timeline, "-inf", before, "BYSCORE", "LIMIT", 0, _PAGE) for one in partitions]
-    )
-    forget = partial(forget_session, gateway, idle_ms=str(round(ttl * 1000)))
-    return sum(
-        [
-            await forget(SessionAddress(partition, digest.decode()))
-            for partition, page in zip(partitions, pages, strict=True)
-            for digest in page
-        ]
-    )

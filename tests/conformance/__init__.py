@@ -21,6 +21,7 @@ holds for all scripts.
 | `test_results` | cancel, finish |
 | `test_scripts` | enqueue_fork, reset_task |
 | `sessions/test_protocol` | session_begin, session_end, session_forget, session_look, session_send |
+| `sessions/test_removal` | forget_task |
 | `delivery/test_settlement` | release, reschedule |
 | `test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |

@@ -289,8 +289,7 @@ async def converse(gateway: Gateway, namespace: Namespace) -> None:
     assert await end_turn(gateway, address, turn, SessionTurnEnd("answered", b"1"))
     await check_session(gateway, address)
     assert await forget_session(gateway, address)
-    async with Producer(namespace=namespace.name, gateway=gateway) as producer:
-        assert await (await known(producer, str(turn))).cancel() is State.CANCELLED
+    assert await find_task(gateway, namespace, str(turn)) is None
 
 
 async def test_each_script_runs_on_a_server_that_lost_it(gateway: Gateway, namespace: Namespace) -> None:

@@ -23,6 +23,9 @@ from perdure.queues.sessions import (
     begin_turn,
     check_session,
     end_turn,
+    finish_forgetting,
+    forget_session,
+    forget_task,
     read_history,
     read_session,
     send_to_session,
@@ -99,13 +102,16 @@ class Play:
             try:
                 start = await begin_turn(self.gateway, self.address, turn, str(turn))
             except TurnRefused:
-                await self.settle(turn)
+                if await end_turn(self.gateway, self.address, turn, SessionTurnEnd("failed", b"refused")):
+                    await self.settle(turn)
+                else:
+                    await forget_task(self.gateway, self.partition, str(turn))
                 return
             state = [] if start.state is None else orjson.loads(start.state)
             self.recorded[str(turn)] = [*state, start.text]
         state = self.recorded[str(turn)]
         end = SessionTurnEnd("answered", orjson.dumps(len(state)), orjson.dumps(state))
-        assert await end_turn(self.gateway, self.address, turn, end)
+        await end_turn(self.gateway, self.address, turn, end)
         await self.settle(turn)
 
     async def settle(self, turn: TurnId) -> None:
@@ -124,6 +130,26 @@ class Play:
         await self.gateway.command("ZADD", self.address.partition.due, "XX", 1, self.address.digest)
         await check_session(self.gateway, self.address)
 
+    async def forget(self, _: int) -> None:
+        await asyncio.sleep(0.002)  # two sessions of one name have another first time
+        try:
+            await forget_session(self.gateway, self.address)
+        finally:
+            left, self.gateway.left = self.gateway.left, None
+            if await read_session(self.gateway, self.address) is None:
+                self.sent.clear()
+            self.gateway.left = left
+
+    async def clean(self, _: int) -> None:
+        """Delete tasks of forgotten sessions, as a worker does; those of the session stay."""
+        await finish_forgetting(self.gateway, self.namespace)
+
+    async def forgotten_tasks(self) -> list[str]:
+        """Return the tasks of sessions that were forgotten."""
+        born = (await self.gateway.command("HGET", self.address.session, "born") or b"-").decode()
+        found = await self.gateway.command("KEYS", f"*:turn-{self.address.digest}-*")
+        return [key.decode() for key in found if f"-{born}." not in key.decode()]
+
     async def late(self, which: int) -> None:
         """Let bytes of an earlier run arrive once more: a begin and an end of a turn."""
         if self.recorded:
@@ -135,7 +161,7 @@ class Play:
             await end_turn(self.gateway, self.address, turn, end)
 
 
-ACTS = st.sampled_from(["send", "send", "run", "run", "run", "look", "expire", "late"])
+ACTS = st.sampled_from(["send", "send", "send", "run", "run", "run", "look", "expire", "late", "forget", "clean"])
 STEPS = st.lists(st.tuples(ACTS, st.integers(0, 5), st.none() | st.integers(0, 9), st.booleans()), max_size=25)
 
 
@@ -170,6 +196,8 @@ async def play(steps: list[tuple[str, int, int | None, bool]]) -> None:
     for _ in range(2 * len(game.sent) + 2):
         await game.look(0)
         await game.run(0)
+    await game.clean(0)
+    assert await game.forgotten_tasks() == []
     record = await read_session(gateway, game.address)
     if game.sent:
         assert record is not None
@@ -191,5 +219,5 @@ async def check(game: Play) -> None:
     if record is not None:
         assert record.ended <= record.turn <= min(record.ended + 1, record.sent)
         assert orjson.loads(record.state or b"[]") == game.sent[: record.ended]
-        unsettled = [turn.number for turn in await game.queued()]
+        unsettled = [str(turn) for turn in await game.queued()]
         assert len(set(unsettled)) == len(unsettled)

@@ -273,23 +273,27 @@ async def forget(
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete a session with its state and history, and cancel its running turn.
+    """Delete a session with its state, its history and the tasks of its turns.
 
-    Tasks of its turns expire within a day. 'perdure session export' saves
-    the session first.
+    A running turn is stopped, and dead letters are deleted, too. 'perdure
+    session export' saves the session first.
 
     Example: perdure session forget assistant user-42
     """
-    record = await _find(producer, agent, session_id)
+    try:
+        record = await _find(producer, agent, session_id)
+    except Failed:
+        await forget_session(producer.gateway, _address(producer, agent, session_id))  # what an earlier call has left
+        raise
     if not yes:
         if not sys.stdin.isatty():
             raise Misuse("forget deletes the session permanently: add --yes, because stdin is no terminal")
         if not typer.confirm(f"Permanently delete session {clean(record.name)} with {record.ended} turns?", err=True):
             raise Failed("nothing was deleted")
-    if record.status == "running":
-        handle = await producer.find(record.task_id(record.turn))
-        if handle is not None:
-            await handle.cancel()
     if not await forget_session(producer.gateway, record.address, born=str(record.born)):
         raise Failed(f"session {record.name} was deleted meanwhile")
+    note(
+        "memories, and what tasks have put into the artifact store, are kept: 'perdure memory forget --all --subject "
+        "SUBJECT' deletes the memories about a subject, 'perdure artifacts gc' the files that nothing links"
+    )
     print_data(record.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...queues import Gateway, Namespace, QueueError
-from ...queues.sessions import SessionAddress, SessionTurnEnd, end_turn, parse_turn_id
+from ...queues.sessions import SessionAddress, SessionTurnEnd, end_turn, forget_task, parse_turn_id
 from ..durable import CallNext, Context, Middleware, Settlement
 from ..log import logger
 from .outcome import Burial, Cancelled
@@ -37,7 +37,9 @@ class SessionMiddleware(Middleware):
             return
         address = SessionAddress.at(Namespace(run.delivery.partition.namespace), turn.digest)
         try:
-            await end_turn(self._gateway, address, turn, end)
+            if not await end_turn(self._gateway, address, turn, end):
+                # The session was forgotten, and the task stored by a sender that had read the session before.
+                await forget_task(self._gateway, run.delivery.partition, run.id)
         except QueueError as error:
             logger.bind(task=run.envelope.task, id=run.id).warning(
                 "could not end turn {} of its session: {}; a worker does so within a minute", turn.number, error

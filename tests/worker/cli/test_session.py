@@ -80,7 +80,11 @@ def test_a_session_from_its_first_message_until_it_is_forgotten(work: Callable[[
         (2, "assistant", ""),
     ]
     assert "add --yes" in call("session", "forget", "echo", "ada").err
-    assert call("session", "forget", "echo", "ada", "--yes").ids == ["ada"]
+    forgotten = call("session", "forget", "echo", "ada", "--yes")
+    assert forgotten.ids == ["ada"]
+    assert "'perdure memory forget --all --subject SUBJECT'" in forgotten.err
+    assert "'perdure artifacts gc'" in forgotten.err
+    assert call("task", "list", "--json").json == []
     assert call("session", "show", "echo", "ada").code == 1
     assert call("session", "list", "--json").json == []
 

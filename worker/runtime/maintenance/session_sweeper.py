@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....queues import Gateway, Namespace, QueueError, acquire_fleet_locks
-from ....queues.sessions import check_session, due_sessions, forget_idle_sessions
+from ....queues.sessions import check_session, due_sessions, finish_forgetting, forget_idle_sessions
 from ...log import logger
 
 __all__ = ["SessionSweeper"]
@@ -21,7 +21,7 @@ class SessionSweeper:
         self._lock_ttl = lock_ttl
 
     async def sweep(self) -> None:
-        """Store lost tasks of claimed turns, start turns of commitments that fell due, delete idle sessions."""
+        """Store lost tasks of claimed turns, start turns of commitments that fell due, delete sessions."""
         locks = {"sessions": self._namespace.session_lock}
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
         if waits["sessions"]:
@@ -31,5 +31,6 @@ class SessionSweeper:
                 await check_session(self._gateway, address)
             except QueueError as error:  # such as a missing key; the other sessions must not wait for this one
                 logger.warning("could not look at session {}: {}", address.digest, error)
+        await finish_forgetting(self._gateway, self._namespace)
         if forgotten := await forget_idle_sessions(self._gateway, self._namespace, self._ttl):
             logger.info("deleted {} sessions that were idle for {:g} s", forgotten, self._ttl)
