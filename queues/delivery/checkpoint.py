@@ -149,7 +149,7 @@ class History:
 
     def take_known(self, step: str) -> bytes | None:
         """Return a step's record if it is known; it may be read from Redis again if it is asked for again."""
-        return self.done.get(step) if self.pages is None else self.pages.take(step)
+        return self.done.get(step) if self.pages is None else self.pages.take(step, None)
 
     async def read_unfinished(self, *steps: str) -> None:
         """Read the intents and the saved progress of steps, unless all are known. Raises `DecryptionError`."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from ..errors import Unavailable, UnreadableCheckpoint
 from ..keys import Partition
@@ -34,6 +34,9 @@ _MARK: Final = MARK[0]
 _FIRST: Final = itemgetter(0)
 """First byte of a value, which shows whether it is encrypted."""
 
+_Ahead: TypeAlias = "tuple[str, list[str], asyncio.Future[Any]]"
+"""A page that is read ahead: what its names have in common, the names, and the future of the records."""
+
 
 class StepPages:
     """Fields of a checkpoint with more than one page. `read` returns a step's record, and reads others ahead.
@@ -41,6 +44,9 @@ class StepPages:
     A loop names its steps by numbers (`read#17`, `page-17`), so the records of the next numbers are read with one that
     is asked for. If a step is followed by no such records, the names have no order that is known here, and each further
     read also brings a page of any fields, until all of them are known.
+
+    After a page of which each record was found, the next one is read ahead: the server sends it while the handler is
+    given the records of this one. A page whose reply was lost is read again when it is asked for.
 
     A handler asks for its recorded steps first, so the few other fields (intents, saved progress) are read for a step
     that is not recorded, together with those of the next numbers: new steps in a row share these reads.
@@ -51,6 +57,7 @@ class StepPages:
 
     __slots__ = (
         "_absent",
+        "_ahead",
         "_cursor",
         "_gateway",
         "_key",
@@ -63,6 +70,7 @@ class StepPages:
         "_task_id",
         "cipher",
         "on_wait",
+        "take",
         "total",
     )
 
@@ -81,8 +89,11 @@ class StepPages:
         self._task_id = task_id
         self._known = known
         self._records = known["d"]
+        self.take: Callable[[str, None], bytes | None] = self._records.pop
+        """Returns a known record, and forgets it unless a scan has started, whose end says that all are known."""
         self._absent: set[str] = set()
         """Steps that were read ahead and are not recorded."""
+        self._ahead: _Ahead | None = None
         self._cursor: bytes | int = 0
         self._scans = False
         self._numbered: set[str] = set()
@@ -105,10 +116,6 @@ class StepPages:
             self._absent.discard(step)
             return self._records.get(step)
 
-    def take(self, step: str) -> bytes | None:
-        """Return a known record, and forget it unless a scan has started, whose end says that all records are known."""
-        return self._records.get(step) if self._scans else self._records.pop(step, None)
-
     async def read_unfinished(self, steps: Sequence[str]) -> None:
         """Read the intents and the saved progress of steps. Raises `DecryptionError`."""
         await retry_while_unavailable(partial(self._read_unfinished, steps), on_wait=self.on_wait)
@@ -121,12 +128,20 @@ class StepPages:
         """
         async with self._lock:
             if not self._is_complete:
-                self._scans, self._cursor = True, 0
+                self._cursor = 0
+                self._start_scan()
             per_scan = PAGE
             while not self._is_complete:
                 found = await retry_while_unavailable(partial(self._scan, per_scan), on_wait=self.on_wait)
                 if found < per_scan // 4:  # most fields are chunks, which cost no transfer
                     per_scan = min(2 * per_scan, _MOST_SCANNED)
+
+    def forget_ahead(self) -> None:
+        """Forget the page that is read ahead: steps that were recorded since then are asked for again."""
+        self._ahead = None
+
+    def _start_scan(self) -> None:
+        self._scans, self.take = True, self._records.get
 
     async def _scan(self, count: int) -> int:
         """Read one page, and return how many fields it had."""
@@ -143,36 +158,66 @@ class StepPages:
         return self._scans and self._cursor == b"0"
 
     async def _read_page(self, step: str) -> None:
-        stem, ahead = _successors(step, self._per_page)
-        names = [step, *ahead]
-        commands: list[Command] = [("HMGET", self._key, *["d:" + name for name in names])]
-        if self._scans and stem not in self._numbered:
-            commands.append(("HSCAN", self._key, self._cursor, "MATCH", NO_CHUNKS, "COUNT", PAGE))
-        values, *pages = await self._gateway.pipeline(commands)
-        missing: list[str] = []
-        records, cipher = self._records, self.cipher
-        plain = cipher is None or cipher.accepts_plain
-        if plain and None not in values and _MARK not in map(_FIRST, values) and records.keys().isdisjoint(names):
-            records.update(zip(names, values, strict=True))  # as most pages, without a line per record
+        page = await self._take_ahead(step)
+        commands: list[Command] = []
+        if page is None:
+            stem, following = _successors(step, self._per_page)
+            names = [step, *following]
+            commands.append(self._records_of(names))
+            if self._scans and stem not in self._numbered:
+                commands.append(("HSCAN", self._key, self._cursor, "MATCH", NO_CHUNKS, "COUNT", PAGE))
+            values, *scanned = await self._gateway.pipeline(commands)
         else:
-            for name, value in zip(names, values, strict=True):
-                if value is None:
-                    missing.append(name)
-                elif name not in records:
-                    records[name] = value if cipher is None else cipher.decrypt(f"d:{name}", value)
-        if values[0] is None:
-            await self._read_unfinished(missing)
-            self._absent.update(missing)
+            (stem, names, reply), scanned = page, []
+            values = reply.result()
+        read = dict(zip(names, values, strict=True))
+        missing = [] if all(values) else [name for name in names if read[name] is None]
         found = len(names) - len(missing)
         if found > (values[0] is not None):
             self._numbered.add(stem)
         elif stem not in self._numbered:
-            self._scans = True
-        for cursor, flat in pages:
+            self._start_scan()
+        size = sum(map(len, filter(None, values)))
+        self._per_page = max(8, min(PAGE // 2 if missing else PAGE, _PAGE_BYTES * found // max(size, 1)))
+        if not (missing or self._scans or self._ahead):
+            self._send_ahead(stem, names[-1])
+        if step in missing:
+            await self._read_unfinished(missing)
+            self._absent.update(missing)
+        self._add_records(read, missing)
+        for cursor, flat in scanned:
             self._add(pairs(flat).items())
             self._cursor = cursor
-        size = sum(map(len, filter(None, values)))
-        self._per_page = max(8, min(PAGE // 2, _PAGE_BYTES * found // max(size, 1)))
+
+    def _records_of(self, steps: Iterable[str]) -> Command:
+        return ("HMGET", self._key, *["d:" + step for step in steps])
+
+    def _add_records(self, read: dict[str, bytes], missing: Iterable[str]) -> None:
+        """Add the records of a page that are not known yet. Most pages need no line per record."""
+        records, cipher = self._records, self.cipher
+        for name in [*missing, *(records.keys() & read.keys())]:
+            read.pop(name, None)
+        plain = cipher is None or (cipher.accepts_plain and all(read.values()))
+        if cipher is not None and not (plain and _MARK not in map(_FIRST, read.values())):
+            read = {name: cipher.decrypt(f"d:{name}", value) for name, value in read.items()}
+        records.update(read)
+
+    def _send_ahead(self, stem: str, last: str) -> None:
+        """Have the server read the page after a complete one while the handler uses that."""
+        names = _successors(last, self._per_page)[1]
+        reply = self._gateway.submit_now(*self._records_of(names))
+        reply.add_done_callback(_retrieve)
+        self._ahead = (stem, names, reply)
+
+    async def _take_ahead(self, step: str) -> _Ahead | None:
+        """Return the page that was read ahead if it has the step, None if its reply was lost: it is read again."""
+        if self._ahead is None or step not in self._ahead[1]:
+            return None
+        ahead, self._ahead = self._ahead, None
+        reply = ahead[2]
+        if not reply.done():
+            await asyncio.wait((reply,))
+        return None if reply.cancelled() or reply.exception() is not None else ahead
 
     async def _read_unfinished(self, steps: Iterable[str]) -> None:
         fields = [kind + step for step in steps for kind in ("i:", "s:")]
@@ -185,6 +230,11 @@ class StepPages:
         add_fields(self._known, fields, broken, self.cipher)
         if broken:
             raise UnreadableCheckpoint(self._task_id, broken[0])
+
+
+def _retrieve(reply: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a page that is never asked for: asyncio would log it."""
+    _ = reply.cancelled() or reply.exception()
 
 
 def add_fields(

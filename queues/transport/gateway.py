@@ -200,16 +200,17 @@ class Gateway:
             return await self._retry(error, partial(self._submit, command, node_of), repeatable)
 
     async def command_now(self, *command: Argument) -> Any:
-        """Write one command that is not repeatable at once, instead of at the end of the event loop's tick.
-
-        The server then executes it while this process does something else.
-        """
+        """Write one command that is not repeatable at once, see `submit_now`."""
         try:
-            reply = self._submit(command)
-            self._open_connection.flush()
-            return await reply
+            return await self.submit_now(*command)
         except _ERRORS as error:
             return await self._retry(error, partial(self._submit, command), False)
+
+    def submit_now(self, *command: Argument) -> asyncio.Future[Any]:
+        """Write one command at once, so that the server executes it while this process does something else."""
+        reply = self._submit(command)
+        self._open_connection.flush()
+        return reply
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Execute one script that may be sent again after a lost reply, as nearly all may."""

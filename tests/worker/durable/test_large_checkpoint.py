@@ -127,7 +127,7 @@ class Traffic:
         self.commands: list[str] = []
         self.size = 0
         self._task_id = ""
-        command, pipeline = Gateway.command, Gateway.pipeline
+        command, pipeline, submit_now = Gateway.command, Gateway.pipeline, Gateway.submit_now
 
         async def counted_command(gateway: Gateway, *given: Any, **options: Any) -> Any:
             reply = await command(gateway, *given, **options)
@@ -139,6 +139,12 @@ class Traffic:
             self._count(given, replies)
             return replies
 
+        def counted_now(gateway: Gateway, *given: Any) -> asyncio.Future[Any]:
+            reply = submit_now(gateway, *given)
+            reply.add_done_callback(lambda done: self._count([given], [done.result()]))
+            return reply
+
+        monkeypatch.setattr(Gateway, "submit_now", counted_now)
         monkeypatch.setattr(Gateway, "command", counted_command)
         monkeypatch.setattr(Gateway, "pipeline", counted_pipeline)
 

@@ -41,8 +41,10 @@ class Codec:
         self._declared = declared
         self._secrets = secrets
         self._adapter: TypeAdapter[Any] | None = None
+        self._from_json: Callable[[bytes], Any] = from_json
         if declared is not Any and declared is not inspect.Signature.empty:
             self._adapter = _adapter(declared)
+            self._from_json = self._adapter.validator.validate_json
 
     def encode(self, what: str, value: Any) -> tuple[bytes, Any]:
         """Return the result as JSON, and as its record will return it. what: names the step or task in errors.
@@ -76,12 +78,12 @@ class Codec:
 
     def decode(self, data: bytes) -> Any:
         """Return a result in its declared type. Raises `pydantic.ValidationError`."""
-        return from_json(data) if self._adapter is None else self._adapter.validator.validate_json(data)
+        return self._from_json(data)
 
     def decode_record(self, step: str, data: bytes) -> Any:
         """Return the recorded result of a step in its declared type. Raises `ResultMismatch`."""
         try:
-            return from_json(data) if self._adapter is None else self._adapter.validator.validate_json(data)
+            return self._from_json(data)
         except ValidationError as error:
             declared = self._declared
             name = declared.__qualname__ if isinstance(declared, type) else str(declared)
@@ -154,7 +156,7 @@ _by_code: dict[CodeType, tuple[Any, dict[str, Any], Codec]] = {}
 def codec_of(fn: Callable[..., Any]) -> Codec:
     """Return the codec of a function's result; plain JSON if it has no annotation or one that cannot be resolved."""
     code: CodeType | None
-    if isinstance(fn, MethodType):
+    if type(fn) is MethodType:
         fn = fn.__func__
     if type(fn) is FunctionType and not fn.__dict__:  # a plain function without a wrapper
         plain: Any = fn

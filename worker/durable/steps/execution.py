@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -60,10 +61,11 @@ async def run_step(
         match: Match = (run.keys.next(name), None, None)
     elif outer is None and options.step_id is None and (known := run.keys.match_next(name, arguments[0], history)):
         if run.around_step is None:
-            run.touch()
-            if known[1][:1] == REFERENCE:
-                return codec_of(fn).decode_record(known[0], await read_step_result(run, *known))
-            return codec_of(fn).decode_record(*known)
+            run.active = monotonic()
+            key, result = known
+            if result[:1] == REFERENCE:
+                result = await read_step_result(run, key, result)
+            return codec_of(fn).decode_record(key, result)
         match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
@@ -244,6 +246,8 @@ async def _call_with_retries(
             step.remembered = 0
             if step.records_nested:
                 run.keys.restart(f"{step.key}/")
+                if run.history.pages is not None:
+                    run.history.pages.forget_ahead()
             run.touch()
 
 

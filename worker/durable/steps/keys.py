@@ -111,7 +111,7 @@ class StepKeys:
             return None
         self._names[name] = number
         if history.pages is not None:
-            history.pages.take(key)
+            history.pages.take(key, None)
         return key, result
 
     def match_any(
