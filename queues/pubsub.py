@@ -107,7 +107,8 @@ class TaskNotifications:
         async with self._changing:
             self._check_open(closes)
             if name not in self._subscribed:
-                joining = {name, *(one for one in self._joining if one in self._listeners)}
+                # Not those that are subscribed: their listeners wait for the confirmation of the first subscription.
+                joining = {one for one in self._joining if one in self._listeners and one not in self._subscribed}
                 self._joining.clear()
                 self._subscribed.update((one, asyncio.Event()) for one in joining)
                 try:

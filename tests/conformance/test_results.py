@@ -435,6 +435,33 @@ async def test_a_subscription_is_restored_after_its_connection_was_killed(
                 pass
 
 
+async def test_listeners_of_one_channel_are_subscribed_together_with_another_one(
+    gateway: Gateway, partition: Partition
+) -> None:
+    """Two wait for one confirmation, which comes after a listener of another channel has subscribed as well."""
+    needs_one_server(gateway, "the line that waits stands before one server")
+    async with lossy_gateway(gateway) as (lossy, line):
+        news = TaskNotifications(lossy)
+        async with news.listen(partition.record("w")):
+            line.flowing.clear()
+            listening = [asyncio.create_task(hear(news, partition.record(name))) for name in ("x", "x", "y")]
+            for _ in range(20):  # they send their subscriptions
+                await asyncio.sleep(0)
+            line.flowing.set()
+            try:
+                await listeners(gateway, partition, "x", "y")
+                async with asyncio.timeout(SOON):
+                    while not all(one.done() for one in listening):
+                        for name in ("x", "y"):
+                            await gateway.command("PUBLISH", partition.record(name), "news")
+                        await asyncio.wait(listening, timeout=0.01)
+            finally:
+                for one in listening:
+                    one.cancel()
+                await asyncio.gather(*listening, return_exceptions=True)
+        await news.close()
+
+
 async def test_a_message_published_without_a_connection_is_not_missed(
     gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
