@@ -1,1 +1,57 @@
-"""A model of the content of Redis after each act, compared with the server."""
+"""A model of the content of Redis after each act, compared with the server.
+
+Every script that moves a task or writes a key of a task has a method of `machine.Queues` that runs it:
+
+| script | method |
+|---|---|
+| await_version | await_version |
+| bury | bury |
+| cancel | cancel |
+| claim | claim |
+| clear_quarantined | acquit |
+| close_exported | close_exported |
+| close_partition | close |
+| confirm_successor | confirm_successor |
+| create_groups | join |
+| discard | purge |
+| dismiss | dismiss |
+| due | promote |
+| edit_checkpoint | edit_checkpoint |
+| enqueue | enqueue |
+| enqueue_fork | fork |
+| enqueue_import | import_ |
+| enqueue_large | enqueue_large |
+| enqueue_successor | hand |
+| excuse_crashes | excuse |
+| finish | finish |
+| join_group | share |
+| leave_group | leave |
+| park | park |
+| partition_status | is_as_expected |
+| promote | promote |
+| quarantine | set_aside |
+| raise_count | raise_count |
+| release | release |
+| remove_consumer | forget |
+| renew_leases | beat |
+| replay | replay |
+| report_crash | crash |
+| reschedule | retry |
+| reset_task | reset |
+| retire_partition | retire |
+| schedule | enqueue |
+| send_message | send |
+| set_config | set_config |
+| set_route | reroute |
+| take_quarantined | take_suspect |
+| touch | touch |
+| trim_timeline | trim_timeline |
+| upload_chunk | message |
+| wake_version | wake_version |
+| write_checkpoint | record |
+
+Scripts of sessions (session_begin, session_end, session_forget, session_look, session_send) have a model of their own,
+`test_sessions`. Scripts that write no key of a task have none: records of workers and supervisors (count_crash,
+read_workers, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), and files of shared
+workspaces (put_file). tests/conformance has their tests.
+"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from typing import NamedTuple
 
 import orjson
 from perdure.queues import Delivery, Namespace, Partition
@@ -21,7 +22,7 @@ from tests.model.shelf import Fields, Pending, Shelf, Stream
 _RUN = ("run", "began", "alive", "step", "step_at")
 """Fields of a record that a heartbeat stores."""
 
-__all__ = ["Ledger", "LedgerCopy"]
+__all__ = ["Ledger", "LedgerCopy", "Past"]
 
 Handed = tuple[bytes, int, dict[bytes, bytes]]
 """A delivery as a worker receives it: entry, count, fields."""
@@ -31,10 +32,27 @@ Hash = dict[str, Value | int | str]
 
 HOUR = 3_600_000
 
+_UPLOAD = 600_000
+"""Milliseconds for which an upload is kept after its last chunk."""
+
+_COMPARED = ("state", "events", "entries", "settled", "replays", "dead", "waits")
+
 VALID = 60_000
 """Milliseconds for which a registered retention may be used."""
 
 LedgerCopy = tuple[Shelf, int]
+
+
+class Past(NamedTuple):
+    """Data of an imported task; see `TaskPast`."""
+
+    events: int
+    entries: int
+    format: int | None
+    fields: Mapping[str, bytes]
+    inbox: Mapping[str, bytes]
+    log: Sequence[tuple[str, Mapping[str, bytes]]]
+
 
 CRASHES = ("excused", "recent", "recent_at", "crash", "newer_since")
 """Fields of a record that describe crashes."""
@@ -148,6 +166,74 @@ class Ledger:
         if 1 in answers and (first is None or self.held.now + delay < first):
             self.nudge("due")
         return answers
+
+    def upload_chunk(self, upload: str, field: str, chunk: bytes) -> None:
+        """Store a chunk of large arguments before their task."""
+        self.held.put(upload, {field: chunk})
+        self.held.expire(_UPLOAD, upload)
+
+    def _take_upload(self, upload: str | None, record: str, args: bytes) -> bool:
+        """Make an upload, if there is one, the record of its task. Return False if chunks are missing."""
+        if upload is None:
+            return True
+        chunks = self.held.hashes.get(upload, {})
+        if len(chunks) != orjson.loads(args[1:])["chunks"]:
+            return False
+        self.held.delete(record, upload)
+        self.held.put(record, chunks)
+        return True
+
+    def enqueue_large(self, delay: int, task: str, envelope: bytes, args: bytes, upload: str) -> int | None:
+        """Store a task whose arguments were uploaded."""
+        if (answer := self._stored(task)) != 1:
+            return answer
+        if not self._take_upload(upload, self.at.record(task), args):
+            return None
+        return self._place(delay, task, envelope, args)
+
+    def _place(self, delay: int, task: str, envelope: bytes, args: bytes) -> int:
+        """Add the message or the due time of a task that has no state yet."""
+        record, first = self.at.record(task), self._earliest()
+        if delay:
+            self._schedule(task, delay)
+            self.held.put(record, {"state": "scheduled", "at": Moment(), "env": envelope, "args": args})
+        else:
+            entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args)))
+            self.held.put(record, {"state": "queued", "entry": entry})
+        self._list(task, by_producer=True)
+        if delay and (first is None or self.held.now + delay < first):
+            self.nudge("due")
+        return 1
+
+    def known(self, task: str) -> tuple[bytes, ...]:
+        """Return what a caller reads of a record before it replaces the task."""
+        return tuple(self.held.get(self.at.record(task), name) or b"" for name in ("finished", "token", "replays"))
+
+    def reset(
+        self, task: str, envelope: bytes, args: bytes, token: str, known: tuple[bytes, ...], upload: str | None
+    ) -> bytes | None:
+        """Store a task in the place of an ended one with the same id."""
+        record, steps, log, inbox, _ = self.parts(task)
+        state, letter = self.state(task), self.held.get(record, "dead")
+        if self.held.get(record, "token") == token.encode():
+            return b"stored"
+        if state not in (None, b"succeeded", b"dead", b"cancelled"):
+            return state
+        if self.known(task) != known:
+            return b"changed"
+        if upload is not None and len(self.held.hashes.get(upload, {})) != orjson.loads(args[1:])["chunks"]:
+            return None
+        if letter is not None:
+            self.held.stream(self.at.dead).remove(letter)
+        self.held.delete(record, steps, log, inbox)
+        if self.held.exists(self.at.closed):
+            self.held.drop_score(self.at.timeline, task)
+            return b"closed"
+        self._take_upload(upload, record, args)
+        self._place(0, task, envelope, args)
+        self._keep_timeline()
+        self.held.put(record, {"token": token})
+        return b"stored"
 
     def _list(self, task: str, at: Value | None = None, *, by_producer: bool = False) -> None:
         """Add a task to the timeline, unless it is there with a time that is given. A producer gives it no TTL."""
@@ -710,12 +796,23 @@ class Ledger:
             if first is not None and self.held.now < first:
                 self.nudge("due")
 
-    def hand(self, task: str, envelope: bytes, args: bytes, source: str, name: str, value: bytes) -> int:
+    def hand(
+        self,
+        task: str,
+        envelope: bytes,
+        args: bytes,
+        source: str,
+        name: str,
+        value: bytes,
+        upload: str | None = None,
+    ) -> int | None:
         """Store the successor of a task, which continues with its checkpoint."""
         record, steps, *_ = self.parts(task)
         answer = self._stored(task)
         if answer == 0:
             return 0 if self.held.get(record, "handed_from") == source.encode() else -2
+        if answer == 1 and not self._take_upload(upload, record, args):
+            return None
         if answer == 1:
             entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
             self.held.put(record, {"state": "queued", "entry": entry, "at": Moment(), "handed_from": source})
@@ -724,13 +821,22 @@ class Ledger:
         return answer
 
     def fork(
-        self, task: str, envelope: bytes, args: bytes, source: str, reported: bytes, kept: Mapping[str, bytes]
-    ) -> int:
+        self,
+        task: str,
+        envelope: bytes,
+        args: bytes,
+        source: str,
+        reported: bytes,
+        kept: Mapping[str, bytes],
+        upload: str | None = None,
+    ) -> int | None:
         """Store a task that starts from the checkpoint of another one."""
         record, steps, *_ = self.parts(task)
         answer = self._stored(task)
         if answer == 0:
             return int(self.held.get(record, "forked") == source.encode())
+        if answer == 1 and not self._take_upload(upload, record, args):
+            return None
         if answer == 1:
             entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
             self.held.put(record, {"state": "queued", "entry": entry, "events": 1, "forked": source})
@@ -739,6 +845,71 @@ class Ledger:
             if kept:
                 self.held.put(steps, dict(kept))
         return answer
+
+    def import_(
+        self, task: str, envelope: bytes, args: bytes, token: str, past: Past, upload: str | None = None
+    ) -> int | None:
+        """Store a task with the past that it had on another deployment."""
+        record, steps, log, inbox, _ = self.parts(task)
+        answer = self._stored(task)
+        if answer == 0:
+            return int(self.held.get(record, "forked") == token.encode())
+        if answer == 1 and not self._take_upload(upload, record, args):
+            return None
+        if answer == 1:
+            entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
+            numbers = {"events": past.events, "entries": past.entries}
+            self.held.put(record, {"state": "queued", "entry": entry, **numbers, "forked": token})
+            if past.format is not None:
+                self.held.put(record, {"format": past.format})
+            self._list(task)
+            self.held.delete(steps, log, inbox)
+            for key, fields in ((steps, past.fields), (inbox, past.inbox)):
+                if fields:
+                    self.held.put(key, dict(fields))
+            for at, fields in past.log:
+                self.held.add(log, tuple((name.encode(), value) for name, value in fields.items())).known = at.encode()
+        return answer
+
+    def mark(self, task: str) -> tuple[bytes, ...]:
+        """Return what an export reads of a task, and compares before it ends the task."""
+        record, _, log, inbox, _ = self.parts(task)
+        fields = [self.held.get(record, name) for name in _COMPARED]
+        counts = [self.held.get(inbox, name) for name in ("sent", "used", "last")]
+        entries = self.held.stream(log).entries
+        return (*(value or b"" for value in (*fields, *counts)), text_of(entries[-1][0]) if entries else b"")
+
+    def close_exported(self, task: str, mark: tuple[bytes, ...], event: bytes, retention: int) -> bool:
+        """Cancel a task that continues on another deployment, unless something of it has changed since the export."""
+        record, steps, log, inbox, control = self.parts(task)
+        if self.state(task) not in (b"scheduled", b"dead") or self.mark(task) != mark:
+            return False
+        letter = self.held.get(record, "dead")
+        if letter is not None:
+            letters = self.held.stream(self.at.dead)
+            self.held.put(record, _payload(letters.find(letter)))
+            letters.remove(letter)
+        self.held.drop_score(self.at.due, task)
+        self.note_event(task, "exported", event)
+        self._register_retention(retention)
+        self.held.put(record, {"state": "cancelled", "finished": Moment()})
+        self.held.drop(record, "entry", "waits", "wakes", "dead", "reason", "error")
+        self.held.delete(control)
+        self.held.expire(retention, record, steps, log, inbox)
+        self._keep_timeline()
+        self.tell(task, "cancelled")
+        return True
+
+    def dismiss(self, task: str, data: bytes) -> bytes:
+        """Log that a person dismissed a finding."""
+        state, log = self.state(task), self.at.log(task)
+        if state is None or not self.held.exists(log):
+            return b"missing"
+        if state in (b"succeeded", b"cancelled"):
+            return state
+        self.note_event(task, "dismissed", data)
+        self.tell(task, "dismissed")
+        return b"dismissed"
 
     def edit(self, task: str, events: int, entries: int, wakes: str, fields: Mapping[str, bytes], gone: str) -> int:
         """Edit the checkpoint of a task that no worker has, and wake the task if it waits for that."""

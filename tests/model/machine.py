@@ -7,7 +7,7 @@ time to live. So no act waits, and the order of the acts alone decides the resul
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -46,6 +46,7 @@ from perdure.queues import (
     wake_version,
     write_entries,
 )
+from perdure.queues.delivery import close_exported, read_mark
 from perdure.queues.delivery.heartbeat import renewal
 from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
 from perdure.queues.delivery.quarantine_store import (
@@ -63,11 +64,12 @@ from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
 from perdure.queues.partitions.route import SINGLE
 from perdure.queues.transport.gateway import Argument
+from perdure.queues.transport.large_values import LargeValue
 from perdure.queues.transport.scripts import queue_script
 
 from tests.model.ground import Ground
 from tests.model.later import Moment, text_of
-from tests.model.ledger import HOUR, Handed, Ledger, LedgerCopy
+from tests.model.ledger import HOUR, Handed, Ledger, LedgerCopy, Past
 from tests.model.picture import Copy, put_back, take_copy, take_picture
 from tests.model.promises import broken_promises
 from tests.support.consumers import Held, worker
@@ -117,6 +119,23 @@ OLD_LETTER = (
     (b"at", b"1"),
 )
 
+PASTS = (
+    Past(0, 1, None, {}, {}, []),
+    Past(
+        2,
+        4,
+        2,
+        {"d:s": b"0", "s:#state": b"{}", "c:#step:old": b"{}"},
+        {"m:7": b"5 message", "n:1": b"7 d7", "id:d7": b"7", "sent": b"1", "last": b"7"},
+        [
+            ("1-1", {"type": b"started", "n": b"1", "data": b"{}", "e": b"1"}),
+            ("2-0", {"type": b"attempt_failed"}),
+        ],
+    ),
+)
+
+UPLOAD_TTL = 600_000
+
 Written = tuple[str, str, bytes, bytes]
 """An entry: kind, step, value, log data."""
 
@@ -130,6 +149,10 @@ numbers = st.integers(0, 3)
 aheads = st.sampled_from([0, 0, 0, 1])
 """By how many entries a run is ahead of the record: Redis has lost them."""
 
+few = st.sampled_from([0, 0, 1, 2])
+"""Number of chunks of the arguments of a task."""
+
+rarely = st.sampled_from([False, False, False, True])
 which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
 lifetimes = st.sampled_from([HOUR, 2 * HOUR])
@@ -178,6 +201,7 @@ class Queues(RuleBasedStateMachine):
         self.written: set[object] = set()  # fences under which something was recorded
         self.runs: dict[object, Sent] = {}  # by fence, also of a delivery that Redis has lost
         self.copy: tuple[Copy, LedgerCopy] | None = None
+        self.marks: list[tuple[str, tuple[bytes, ...]]] = []  # all exports so far, late ones too
         self.letters: list[DeadLetter] = []  # all letters so far, stale ones too
         self.ground.listen(self.namespace)
         self.number = 0
@@ -327,18 +351,60 @@ class Queues(RuleBasedStateMachine):
             expected = self.ledger.schedule(delay, stored) if delay else self.ledger.enqueue(stored)
             self.same(self.ground.run(sending._store(self.partition, messages)), expected)
 
-    @rule(task=tasks, source=st.sampled_from(["one token", "other token"]))
-    def hand(self, task: str, source: str) -> None:
+    def message(self, task: str, chunks: int, missing: bool) -> tuple[bytes, bytes, str | None]:
+        """Return envelope and arguments of a task, and the upload of these if they have chunks; one may be missing."""
         (message,) = self.messages([task], False)
+        if not chunks:
+            return message.envelope, message.arguments, None
+        digest = f"{self.number:x}"
+        upload = self.partition.upload(task, digest)
+        for number in range(chunks - missing):
+            for _ in range(2):
+                field, chunk = f"args:{digest}:{number}", b"chunk %d" % number
+                given: list[Argument] = [field, chunk, UPLOAD_TTL]
+                self.ground.run(self.ground.gateway.run(queue_script("upload_chunk"), [upload], given))
+                self.ledger.upload_chunk(upload, field, chunk)
+        self.is_as_expected()
+        return message.envelope, LargeValue(digest, 9, chunks).encode(), upload
+
+    def store(self, script: str, keys: list[str], args: Sequence[Argument], expected: object) -> None:
+        self.same(self.ground.run(self.ground.gateway.run(queue_script(script), keys, args)), expected)
+
+    @rule(task=tasks, delay=delays, chunks=st.integers(1, 2), missing=rarely)
+    def enqueue_large(self, task: str, delay: int, chunks: int, missing: bool) -> None:
         at = self.partition
-        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.timeline]
-        given = (message.envelope, message.arguments, source, "s:#received", b"{}")
+        envelope, args, upload = self.message(task, chunks, missing)
+        assert upload is not None
+        keys = [at.ready, at.closed, at.timeline, at.record(task), upload, at.due, at.nudge]
         for _ in range(2):
-            expected = self.ledger.hand(task, *given)
-            self.same(
-                self.ground.run(self.ground.gateway.run(queue_script("enqueue_successor"), keys, [*given, task])),
-                expected,
-            )
+            expected = self.ledger.enqueue_large(delay, task, envelope, args, upload)
+            self.store("enqueue_large", keys, [task, envelope, args, delay], expected)
+
+    @rule(task=tasks, chunks=few, missing=rarely, late=rarely)
+    def reset(self, task: str, chunks: int, missing: bool, late: bool) -> None:
+        """Replace an ended task. late: the caller has read the record before it was replaced once already."""
+        at = self.partition
+        known = self.ledger.known(task)
+        for number in range(1 + late):
+            envelope, args, upload = self.message(task, chunks, missing)
+            keys = [at.ready, at.closed, at.record(task), at.steps(task), at.log(task), at.dead]
+            keys += [at.inbox(task), at.timeline, *([upload] if upload else [])]
+            if number:
+                self.cancel(task, HOUR)
+            token = f"token {self.number}"
+            for _ in range(2):
+                expected = self.ledger.reset(task, envelope, args, token, known, upload)
+                self.store("reset_task", keys, [envelope, args, token, task, *known], expected)
+
+    @rule(task=tasks, source=st.sampled_from(["one token", "other token"]), chunks=few, missing=rarely)
+    def hand(self, task: str, source: str, chunks: int, missing: bool) -> None:
+        at = self.partition
+        envelope, args, upload = self.message(task, chunks, missing)
+        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.timeline, *([upload] if upload else [])]
+        given = (envelope, args, source, "s:#received", b"{}")
+        for _ in range(2):
+            expected = self.ledger.hand(task, *given, upload)
+            self.store("enqueue_successor", keys, [*given, task], expected)
 
     @rule(task=tasks, source=st.sampled_from(["one token", "other token"]))
     def confirm_successor(self, task: str, source: str) -> None:
@@ -350,20 +416,79 @@ class Queues(RuleBasedStateMachine):
                 self.ledger.held.put(record, {"continued": source})
             self.same(bool(answer), known)
 
-    @rule(task=tasks, source=st.sampled_from(["one 1-0", "one 2-0"]), kept=st.booleans())
-    def fork(self, task: str, source: str, kept: bool) -> None:
-        (message,) = self.messages([task], False)
+    @rule(task=tasks, source=st.sampled_from(["one 1-0", "one 2-0"]), kept=st.booleans(), chunks=few, missing=rarely)
+    def fork(self, task: str, source: str, kept: bool, chunks: int, missing: bool) -> None:
         at = self.partition
+        envelope, args, upload = self.message(task, chunks, missing)
         keys = [at.ready, at.closed, at.record(task), at.steps(task), at.log(task), at.timeline]
-        given = (message.envelope, message.arguments, source, b"{}")
+        keys += [upload] if upload else []
+        given = (envelope, args, source, b"{}")
         fields = {"d:s": b"0", "s:#state": b"{}"} if kept else {}
         flat = [part for pair in fields.items() for part in pair]
         for _ in range(2):
-            expected = self.ledger.fork(task, *given, fields)
-            self.same(
-                self.ground.run(self.ground.gateway.run(queue_script("enqueue_fork"), keys, [*given, task, *flat])),
-                expected,
-            )
+            expected = self.ledger.fork(task, *given, fields, upload)
+            self.store("enqueue_fork", keys, [*given, task, *flat], expected)
+
+    @rule(
+        task=tasks,
+        token=st.sampled_from(["import 1", "import 2"]),
+        past=st.sampled_from(PASTS),
+        chunks=few,
+        missing=rarely,
+    )
+    def import_(self, task: str, token: str, past: Past, chunks: int, missing: bool) -> None:
+        at = self.partition
+        envelope, args, upload = self.message(task, chunks, missing)
+        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.log(task), at.timeline, at.inbox(task)]
+        keys += [upload] if upload else []
+        given: list[Argument] = [envelope, args, token, task, past.events, past.entries, past.format or ""]
+        given += [len(past.fields), len(past.inbox), *flat_of(past.fields), *flat_of(past.inbox)]
+        for entry, fields in past.log:
+            given += [entry, len(fields), *flat_of(fields)]
+        for _ in range(2):
+            self.store("enqueue_import", keys, given, self.ledger.import_(task, envelope, args, token, past, upload))
+
+    @rule(task=tasks)
+    def begin_export(self, task: str) -> None:
+        """Read what an export compares when it ends the task, which may move before that."""
+        mark = self.ground.run(read_mark(self.ground.gateway, self.partition, task))
+        agree(mark, self.ledger.mark(task))
+        self.marks.append((task, mark))
+
+    @rule(which=which, how=st.sampled_from(["parked", "dead", "as it is", "late"]), kept=lifetimes)
+    def close_exported(self, which: int, how: str, kept: int) -> None:
+        """End an exported task. how: where it is at the export; `late` if it may have moved since."""
+        if how in ("parked", "dead"):
+            delivery, task = self.pick(which, MINE)
+            if task in TASKS and self.ledger.owned(delivery):
+                if how == "parked":
+                    self.park(which, MINE, HOUR, (1, 0, 0), Wake.MESSAGE, came=False, earlier=False)
+                else:
+                    self.bury(which, MINE, raw=False, counters=(1, 0), kept=HOUR)
+                self.is_as_expected()
+        if how != "late":
+            self.begin_export(TASKS[which % len(TASKS)])
+        if not self.marks:
+            return
+        task, mark = self.marks[-1 - (which % len(self.marks) if how == "late" else 0)]
+        if self.has_raw_letter(task):  # an export cannot read such a task
+            return
+        for _ in range(2):
+            expected = self.ledger.close_exported(task, mark, b"{}", kept)
+            act = close_exported(self.ground.gateway, self.partition, task, mark, event=b"{}", retention=kept / 1000)
+            self.same(self.ground.run(act), expected)
+
+    def has_raw_letter(self, task: str) -> bool:
+        entry = self.ledger.held.get(self.partition.record(task), "dead")
+        fields = self.ledger.held.stream(self.partition.dead).find(entry) if entry else None
+        return fields is not None and b"env" not in dict(fields)
+
+    @rule(task=tasks)
+    def expire_uploads(self, task: str) -> None:
+        """Let the TTL of uploads pass whose tasks were not stored."""
+        for key in [key for key in self.ledger.held.hashes if key.startswith(self.partition.upload(task, ""))]:
+            self.ground.command("DEL", key)
+            self.ledger.held.delete(key)
 
     @rule(task=tasks, behind=st.sampled_from([0, 0, 0, 1]), wakes=st.sampled_from(["message", "compaction"]))
     def edit_checkpoint(self, task: str, behind: int, wakes: str) -> None:
@@ -376,6 +501,12 @@ class Queues(RuleBasedStateMachine):
         for _ in range(2):
             expected = self.ledger.edit(task, events, entries, wakes, {"s:#state": b"{}"}, "s:#blob")
             self.same(self.ground.run(self.ground.gateway.run(queue_script("edit_checkpoint"), keys, given)), expected)
+
+    @rule(task=tasks)
+    def dismiss(self, task: str) -> None:
+        for _ in range(2):
+            expected = self.ledger.dismiss(task, b"{}")
+            self.store("dismiss", [self.partition.record(task), self.partition.log(task)], [b"{}"], expected)
 
     def post_garbage(self, fields: dict[bytes, bytes]) -> None:
         flat = [part for pair in fields.items() for part in pair]
@@ -1103,6 +1234,10 @@ class Queues(RuleBasedStateMachine):
 def agree(found: object, expected: object) -> None:
     """Fail with both values where they differ."""
     assert found == expected, f"\nfound:    {found}\nexpected: {expected}"
+
+
+def flat_of(fields: Mapping[str, bytes]) -> list[Argument]:
+    return [part for pair in fields.items() for part in pair]
 
 
 def _task_of(delivery: Delivery) -> str:

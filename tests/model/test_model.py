@@ -6,18 +6,24 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from hashlib import sha1
+from pathlib import Path
+from typing import Any
 
+import perdure
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from perdure.queues.delivery import checkpoint
 from perdure.queues.transport.scripts import Script, queue_script
 
+from tests import model
 from tests.conftest import ON_SERVERS, SERVERS, default_kind, shared_server
 from tests.model.ground import Ground
-from tests.model.machine import Queues, Written
+from tests.model.ledger import HOUR
+from tests.model.machine import PASTS, TASKS, Queues, Written
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.integration
@@ -80,6 +86,61 @@ def test_a_script_that_leaves_a_gap_is_found(machine: Queues, monkeypatch: pytes
     with pytest.raises(AssertionError, match="expected: -2"):
         write_after_a_loss(machine, kept=kept)
     machine.sound = False  # Redis differs from the model, so the partition is not closed at the end
+
+
+def test_large_arguments_imports_and_exports_agree_with_the_model(machine: Queues) -> None:
+    """What a random run seldom reaches: an upload that lost chunks, repeated calls, and an export that is late."""
+
+    def act(name: str, *args: object, **kwargs: object) -> None:
+        getattr(machine, name)(*args, **kwargs)
+        machine.is_as_expected()
+
+    machine.start(old=False, some=[])
+    for missing in (True, False, False):
+        act("enqueue_large", task="t0", delay=0, chunks=2, missing=missing)
+        act("enqueue_large", task="t1", delay=HOUR, chunks=1, missing=missing)
+        act("import_", task="t2", token="import 1", past=PASTS[1], chunks=2, missing=missing)
+        act("fork", task="t3", source="one 1-0", kept=True, chunks=2, missing=missing)
+    act("import_", task="t2", token="import 2", past=PASTS[1], chunks=0, missing=False)
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("send", {"which": 3}),
+        ("edit_checkpoint", {"behind": 0, "wakes": "x"}),
+        ("look", {}),
+    ]
+    for change, given in changes:
+        act("begin_export", task="t1")
+        act(change, task="t1", **given)
+        act("close_exported", 0, "late", HOUR)
+    act("close_exported", 0, "late", HOUR)
+    act("read", "a", 4, heard=True)
+    act("close_exported", 0, "dead", HOUR)
+    act("bury", 0, "mine", raw=False, counters=(1, 0), kept=HOUR)
+    for task in TASKS:
+        act("begin_export", task=task)
+        act("dismiss", task=task)
+        act("close_exported", 0, "late", HOUR)
+        act("close_exported", 0, "as it is", HOUR)
+    for missing in (True, False):
+        act("reset", "t1", 2, missing, late=not missing)
+    act("cancel", "t1", HOUR)
+    act("reset", "t1", 1, missing=False, late=True)
+    machine.close(2)
+    for task in TASKS:
+        act("cancel", task, HOUR)
+        act("expire", task)
+        act("enqueue_large", task=task, delay=0, chunks=1, missing=False)
+        act("import_", task=task, token="import 1", past=PASTS[1], chunks=1, missing=False)
+        act("reset", task, 1, missing=False, late=False)
+        act("expire_uploads", task)
+
+
+def test_each_script_has_a_rule_or_is_named_with_the_reason() -> None:
+    rows = re.findall(r"^\| (\w+) \| (\w+) \|$", model.__doc__ or "", re.MULTILINE)[1:]
+    others = {name for group in re.findall(r"\(([\w,\s]+)\)", model.__doc__ or "") for name in group.split()}
+    named = [name for name, _ in rows] + [name.rstrip(",") for name in others]
+    scripts = {path.stem for path in Path(perdure.__file__).parent.glob("*/lua/*.lua")}
+    assert sorted(named) == sorted(scripts - {"fence", "retention", "seen", "upload"})
+    assert [method for _, method in rows if not callable(getattr(Queues, method, None))] == []
 
 
 @pytest.mark.parametrize("kind", ON_SERVERS)
