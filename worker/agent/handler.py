@@ -86,6 +86,7 @@ async def _take_turn(
     await live.run.history.read_all()
     if not loop.has_finished:
         live.carried = await turn.begin()
+        goal = live.carried.goal
     result = await loop.drive(goal, inputs)
     if live.number == 0:  # an earlier run recorded the result: its state has not been restored
         await live.open(goal, inputs)

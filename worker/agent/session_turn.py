@@ -53,6 +53,11 @@ class Carried(Generic[S]):
         self._stored = stored
         self._message = message
 
+    @property
+    def goal(self) -> str:
+        """The text of the message. The task may have another one, if a failover lost that and this took its number."""
+        return self._message.content
+
     def apply(self, state: S) -> None:
         """Set the fields of a new state. Raises `StateMismatch`."""
         names = self._state_type.fields.keys() - self._state_type.ephemeral - _OF_A_TURN

@@ -166,6 +166,30 @@ async def test_a_turn_whose_claim_redis_has_lost_waits_until_it_is_claimed_again
     assert len((await session.state()).said) == 1
 
 
+async def test_a_turn_has_the_message_of_the_session_if_redis_lost_the_one_of_its_task(app: App) -> None:
+    """A failover loses a message between the write of it and that of its task; the next one gets its number."""
+    session = app.session(Assistant, "user-42", user="ada")
+    key = address_of(session).session
+    await session.send("first")
+    await work_off(app)
+    before = [part for pair in (await raw_fields(app, key)).items() for part in pair]
+    lost = await session.send("lost")
+    await redis_command(app, "DEL", key)
+    await redis_command(app, "HSET", key, *before)
+    turn = await session.send("kept")
+    assert turn.task_id == lost.task_id
+    await work_off(app)
+    await turn.result(5)
+    state = await session.state()
+    assert state.said == ["first", "kept"]
+    assert [one.content for one in state.messages if one.role == "user"] == ["first", "kept"]
+
+
+async def raw_fields(app: App, key: str) -> dict[bytes, bytes]:
+    fields = await redis_command(app, "HGETALL", key)
+    return fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+
+
 async def test_sessions_are_apart_by_id_and_inputs_are_checked(app: App) -> None:
     one, other = app.session(Assistant, "a", user="ada"), app.session(Assistant, "b", user="bob")
     turns = [await one.send("x"), await other.send("y"), await one.send("z")]
