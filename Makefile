@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-build test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
-.PHONY: model fuzz bounded evaluate chaos bench bench-scale bench-peers clean
+.PHONY: model simulate fuzz bounded evaluate chaos bench bench-scale bench-peers clean
 
 help:
 	@printf '%s\n' \
@@ -30,7 +30,8 @@ help:
 	  'make check        ruff, mypy --strict, basedpyright, import layers' \
 	  'make format       format the code and sort its imports' \
 	  'make model        a thousand random sequences of all scripts, compared with a model (MODEL_SEED, MODEL_RUNS)' \
-	  'make fuzz         ten thousand hostile messages to a worker process (FUZZ_SEED, FUZZ_ENTRIES)' \
+	  'make simulate     a thousand runs of the whole system under virtual time, with faults (SEEDS, SEED)' \
+  'make fuzz         ten thousand hostile messages to a worker process (FUZZ_SEED, FUZZ_ENTRIES)' \
 	  'make bounded      100,000 tasks of all outcomes, which leave no key in Redis and no memory in the worker' \
 	  'make evaluate     measure what agents know over long and interrupted runs, and print the figures (EVALUATE)' \
 	  'make failover     kill primaries and move slots under load, and print the outcomes of the tasks' \
@@ -144,6 +145,12 @@ model: export MODEL_ACTS ?= 60
 model: export MODEL_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 model: install
 	$(BIN)/python -m pytest tests/model -rP $(UNLIMITED)
+
+# SEEDS: number of runs; SEED: the first one. One run: python -m tests.simulation --seed N
+simulate: SEEDS ?= 1000
+simulate: SEED ?= 0
+simulate: install
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --start $(SEED)
 
 fuzz: export FUZZ_ENTRIES ?= 10000
 fuzz: export FUZZ_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')

@@ -303,7 +303,7 @@ def changed_scope(within: str | None) -> str:
 
 def forget_steps(keys: Iterable[str], history: History) -> list[Entry]:
     """Remove the records of steps from the history, and return the entries that drop them from the checkpoint."""
-    dropped = {key: history.done.get(key) for key in keys}
+    dropped = {key: history.done.get(key) for key in sorted(keys)}
     for key in dropped:
         for records in (history.done, history.intents, history.saved):
             records.pop(key, None)

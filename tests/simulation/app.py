@@ -1,0 +1,173 @@
+"""App of the simulated workers: tasks of every kind, whose steps write to a journal that no kill can touch."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Snooze, current_step
+from perdure.worker.durable import CallNext, Middleware
+from perdure.worker.settings import Settings
+
+from .loop import SimulatedLoop, current
+
+__all__ = ["Entry", "Journal", "make_app"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal.
+
+    Attributes:
+        at: Virtual time.
+        what: "effect" of a step; "got" for a result that a handler has, so that it is recorded; "acked" by a producer;
+            "result" of a handler.
+    """
+
+    at: float
+    what: str
+    machine: str
+    task: str
+    step: str = ""
+    value: Any = None
+    run: int = 0
+
+
+_RUN: ContextVar[int] = ContextVar("_RUN", default=0)
+
+
+@dataclass
+class Journal:
+    """What happened in a run, as an observer outside of the world sees it."""
+
+    loop: SimulatedLoop
+    entries: list[Entry] = field(default_factory=list)
+    tokens: int = 0
+    runs: int = 0
+
+    def write(self, what: str, task: str, step: str = "", value: Any = None) -> None:
+        self.entries.append(Entry(self.loop.now, what, current().name, task, step, value, _RUN.get()))
+
+    def token(self) -> str:
+        """Return a value that no other step makes."""
+        self.tokens += 1
+        return f"v{self.tokens}"
+
+
+class _RunLog(Middleware):
+    """Middleware that logs each run, and what it returns."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    async def run(self, ctx: Context, call_next: CallNext) -> Any:
+        self._journal.runs += 1
+        _RUN.set(self._journal.runs)
+        self._journal.write("run", ctx.task_id)
+        result = await call_next()
+        self._journal.write("result", ctx.task_id, value=result)
+        return result
+
+
+class _Progress(AgentState):
+    steps: int = 0
+    pause: float = 0.0
+
+
+def make_app(journal: Journal, url: str, lease: float) -> App:
+    """Return the app of one simulated process."""
+    app = App(
+        "sim", settings=Settings(redis_url=url, lease=lease, namespace="sim", grace=2.0), middleware=[_RunLog(journal)]
+    )
+    retry = Retry(max_attempts=3, max_crashes=20, base=0.1, cap=1.0)
+
+    async def work(inputs: list[str], pause: float) -> str:
+        step = current_step()
+        task, _, key = step.idempotency_key.partition(":")
+        token = journal.token()
+        journal.write("effect", task, key, token)
+        await anyio.sleep(pause)
+        return token
+
+    async def stepped(ctx: Context, name: str, inputs: list[str], pause: float, *, durability: Any = "sync") -> str:
+        token: str = await ctx.options(durability=durability).step(name, work, inputs, pause)
+        if durability == "sync":
+            journal.write("got", ctx.task_id, value=token)
+        return token
+
+    @app.task(retry=retry)
+    async def chain(ctx: Context, steps: int, pause: float) -> list[str]:
+        """Steps that build on each other."""
+        found: list[str] = []
+        for number in range(steps):
+            found.append(await stepped(ctx, f"step-{number}", list(found), pause))
+        return found
+
+    @app.task(retry=retry)
+    async def hasty(ctx: Context, steps: int, pause: float) -> list[str]:
+        """Steps recorded in the background, every third before the next begins."""
+        found: list[str] = []
+        for number in range(steps):
+            durability = "sync" if number % 3 == 2 else "async"
+            found.append(await stepped(ctx, f"step-{number}", list(found), pause, durability=durability))
+        return found
+
+    @app.task(retry=retry)
+    async def fan(ctx: Context, steps: int, pause: float) -> list[str]:
+        """Steps at the same time, and one that takes what all have made."""
+        found: dict[int, str] = {}
+
+        async def one(number: int) -> None:
+            found[number] = await stepped(ctx, f"ray-{number}", [], pause * (1 + number / steps))
+
+        async with anyio.create_task_group() as group:
+            for number in range(steps):
+                group.start_soon(one, number)
+        rays = [found[number] for number in range(steps)]
+        return [*rays, await stepped(ctx, "together", rays, pause)]
+
+    @app.task(retry=retry)
+    async def stumbles(ctx: Context, steps: int, pause: float) -> list[str]:
+        """Fails at first, and keeps its checkpoint from attempt to attempt."""
+        found: list[str] = []
+        for number in range(steps):
+            found.append(await stepped(ctx, f"step-{number}", list(found), pause))
+            if number < ctx.attempt < 3:
+                raise ValueError(f"attempt {ctx.attempt} fails")
+        return found
+
+    @app.task(retry=retry)
+    async def doomed(ctx: Context, steps: int, pause: float) -> list[str]:
+        """Fails in each attempt."""
+        await stepped(ctx, "step-0", [], pause)
+        raise ValueError("as it always does")
+
+    @app.task(retry=retry)
+    async def dozes(ctx: Context, steps: int, pause: float) -> list[str]:
+        """Sleeps without a slot between its steps."""
+        rested = ctx.resumed
+        found = [await stepped(ctx, "step-0", [], pause)]
+        if not rested:
+            raise Snooze(pause * 2)
+        found.append(await stepped(ctx, "step-1", list(found), pause))
+        return found
+
+    @app.agent(name="agent", retry=retry)
+    class SimulatedAgent(Agent[_Progress]):
+        """Agent whose steps each take the results before them."""
+
+        snapshot_every = 5
+
+        async def plan(self, ctx: Context, state: _Progress) -> list[PlanStep]:
+            return [PlanStep(key=f"part-{number}", title=f"part {number}") for number in range(state.steps)]
+
+        async def act(self, ctx: Context, state: _Progress, step: PlanStep) -> str:
+            await ctx.decide(f"take {step.key}", reasoning=f"{len(state.results)} parts are done")
+            return await stepped(ctx, "work", list(state.results.values()), state.pause)
+
+        async def finish(self, ctx: Context, state: _Progress) -> list[str]:
+            return list(state.results.values())
+
+    return app

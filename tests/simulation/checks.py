@@ -1,0 +1,205 @@
+"""Checks of a simulated run: the guarantees, after every write and at the end."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from .app import Entry
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = ["Checks", "Violation"]
+
+_RECORD: Final = re.compile(rb"(\{sim:sim:\d+\}):(?:record|steps|log|inbox|control):(.+)")
+_ENDED: Final = frozenset({b"succeeded", b"dead", b"cancelled"})
+_PLACE: Final = {b"queued": "ready", b"scheduled": "due", b"dead": "dead"}
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A guarantee that did not hold. kind: the same for one defect, whatever the run."""
+
+    kind: str
+    text: str
+    at: float
+
+    def __str__(self) -> str:
+        return f"{self.at:9.4f}  {self.kind}: {self.text}"
+
+
+class Checks:
+    """Checks of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.violations: list[Violation] = []
+        self._tasks: dict[tuple[bytes, bytes], bytes | None] = {}
+        world.server.on_write = self.check_write
+
+    def add(self, kind: str, text: str) -> None:
+        """Report a violation."""
+        self.violations.append(Violation(kind, text, self._world.loop.now - self._world.begin))
+
+    # after every write
+
+    def check_write(self, fields: list[bytes]) -> None:
+        """Check that each task whose keys a command names is in one place."""
+        touched = {found.groups() for field in fields if (found := _RECORD.fullmatch(field))}
+        for tag, task in sorted(touched):
+            self._check_place(tag, task)
+
+    def _check_place(self, tag: bytes, task: bytes) -> None:
+        record = self._hash(tag + b":record:" + task)
+        state = record.get(b"state")
+        found = [
+            (name, entry) for name in ("ready", "dead") for entry, held in self._messages(tag, name) if held == task
+        ]
+        if task in self._zset(tag + b":due"):
+            found.append(("due", b""))
+        wanted = _PLACE.get(state or b"")
+        places = [name for name, _ in found]
+        if places != ([wanted] if wanted else []):
+            self.add("one place", f"{task.decode()} is {(state or b'unknown').decode()}, and in {places or 'no place'}")
+        elif wanted == "ready" and record.get(b"entry") != found[0][1]:
+            self.add("one place", f"the record of {task.decode()} names {record.get(b'entry')!r}, not {found[0][1]!r}")
+
+    def _messages(self, tag: bytes, name: str) -> list[tuple[bytes, bytes | None]]:
+        """Return entries of a stream of tasks, each with the id of its task."""
+        key = tag + b":" + name.encode()
+        item = self._items.get(key)
+        found = []
+        for entry, pairs in item.value if item is not None else ():
+            cached = (key, entry)
+            if cached not in self._tasks:
+                values = dict(zip(pairs[::2], pairs[1::2], strict=True))
+                self._tasks[cached] = values[b"id"] if b"id" in values else orjson.loads(values[b"env"])["id"].encode()
+            found.append((entry, self._tasks[cached]))
+        return found
+
+    @property
+    def _items(self) -> dict[bytes, Any]:
+        return self._world.server.items
+
+    def _hash(self, key: bytes) -> dict[bytes, bytes]:
+        item = self._items.get(key)
+        return {} if item is None else item.value._values
+
+    def _zset(self, key: bytes) -> Any:
+        item = self._items.get(key)
+        return () if item is None else item.value
+
+    # at the end
+
+    def state(self, task: str) -> str | None:
+        """Return the state of a task; None if it has no record."""
+        for key, item in self._items.items():
+            found = _RECORD.fullmatch(key)
+            if found and found[2] == task.encode() and b":record:" in key:
+                state: bytes | None = item.value._values.get(b"state")
+                return state.decode() if state else None
+        return None
+
+    def unfinished(self) -> list[str]:
+        """Return the tasks that may still get an outcome."""
+        acked = {entry.task for entry in self._world.journal.entries if entry.what == "acked"}
+        return [
+            task.id
+            for task in self._world.plan.tasks
+            if task.id not in acked or self.state(task.id) in ("queued", "scheduled")
+        ]
+
+    def finish(self) -> None:
+        """Check what holds at the end of a run."""
+        world = self._world
+        for context in world.loop.failures:
+            error = context.get("exception")
+            self.add("unhandled", f"{context.get('message')}: {error!r}")
+        self._check_outcomes()
+        self._check_steps()
+        self._check_keys()
+
+    def _check_outcomes(self) -> None:
+        world = self._world
+        acked = {entry.task for entry in world.journal.entries if entry.what == "acked"}
+        for task in world.plan.tasks:
+            state = self.state(task.id)
+            wanted = {"dead"} if task.kind == "doomed" else {"succeeded"}
+            if task.id in world.cancelled:
+                wanted |= {"cancelled", None}  # type: ignore[arg-type]
+            if task.id not in acked:
+                self.add("not enqueued", f"{task.id} was not acknowledged")
+            elif state is None and self._lost(task.id.encode()):
+                continue
+            elif state is None and task.id not in world.cancelled:
+                self.add("lost", f"{task.id} ({task.kind}) has no record")
+            elif state not in wanted:
+                kind = "no progress" if state in ("queued", "scheduled") else "wrong outcome"
+                self.add(kind, f"{task.id} ({task.kind}) is {state}{self._why(task.id)}")
+            elif state == "succeeded":
+                self._check_result(task.id)
+
+    def _why(self, task: str) -> str:
+        for key, item in self._items.items():
+            if key.endswith(b":record:" + task.encode()):
+                fields = item.value._values
+                return f": { ({name: value for name, value in fields.items() if name not in (b'env', b'args')})!r}"[
+                    :900
+                ]
+        return ""
+
+    def _lost(self, text: bytes) -> bool:
+        """Return whether the server lost a write that contains a text."""
+        return any(text in field for fields in self._world.server.lost for field in fields)
+
+    def _check_result(self, task: str) -> None:
+        """Compare the result with what the handlers saw."""
+        last = [entry.value for entry in self._world.journal.entries if entry.what == "result" and entry.task == task]
+        for key, item in self._items.items():
+            if key.endswith(b":record:" + task.encode()):
+                stored = orjson.loads(item.value._values[b"result"])
+                if stored not in last:
+                    self.add("wrong result", f"{task} has {stored}, its handler returned {last}")
+
+    def _check_steps(self) -> None:
+        """Check that no recorded step ran again, and that each has one result."""
+        made: dict[str, Entry] = {}
+        got: dict[tuple[str, str], Entry] = {}
+        began: dict[int, float] = {}
+        for entry in self._world.journal.entries:
+            if entry.what == "run":
+                began[entry.run] = entry.at
+            elif entry.what == "effect":
+                made[entry.value] = entry
+                earlier = got.get((entry.task, entry.step))
+                if (
+                    earlier
+                    and (earlier.at < began[entry.run] or earlier.run == entry.run)
+                    and not self._lost_value(earlier)
+                ):
+                    self.add("repeated", f"{entry.task} {entry.step}: {earlier.value} was recorded, {entry.value} made")
+            elif entry.what == "got":
+                source = made[entry.value]
+                place = (entry.task, source.step)
+                earlier = got.get(place)
+                if earlier and earlier.value != entry.value and not self._lost_value(earlier):
+                    self.add("two results", f"{entry.task} {source.step}: {earlier.value}, then {entry.value}")
+                if not earlier or earlier.value != entry.value:
+                    got[place] = entry
+
+    def _lost_value(self, entry: Entry) -> bool:
+        return self._lost(f'"{entry.value}"'.encode())
+
+    def _check_keys(self) -> None:
+        """Check that each key belongs to a live task or has a TTL."""
+        for key, item in self._items.items():
+            found = _RECORD.fullmatch(key)
+            if found is None or item.expireat is not None:
+                continue
+            state = self._hash(found[1] + b":record:" + found[2]).get(b"state")
+            if state not in (b"queued", b"scheduled"):
+                self.add("leak", f"{key.decode()} has no TTL, and its task is {state!r}")

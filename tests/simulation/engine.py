@@ -1,0 +1,135 @@
+"""Engine of the simulated server: fakeredis with one Lua interpreter for all runs, and a time that the server sets."""
+
+from __future__ import annotations
+
+import pickle
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import fakeredis._helpers
+import fakeredis._socket._base
+import fakeredis.commands_mixins.server_mixin
+import fakeredis.model._client_info
+import fakeredis.model._stream
+from fakeredis import FakeServer
+from fakeredis._helpers import SimpleError
+from fakeredis._socket._fakesocket import FakeSocket
+
+__all__ = ["EPOCH", "clock", "encoded", "engine_time", "new_engine", "restore", "snapshot"]
+
+_TIMED: Final = (
+    fakeredis._helpers,
+    fakeredis._socket._base,
+    fakeredis.commands_mixins.server_mixin,
+    fakeredis.model._client_info,
+    fakeredis.model._stream,
+)
+"""Modules of the engine that ask for the time."""
+
+_VERSION: Final = (7, 2)
+
+EPOCH: Final = 1_800_000_000.0
+
+
+class _Callbacks(list[Callable[[], None]]):
+    """Callbacks in the order in which they were added; a set would order them by their addresses."""
+
+    add = list.append
+
+
+class _Lua:
+    """One Lua interpreter for all engines, which compiles each script once and collects garbage seldom."""
+
+    def __init__(self) -> None:
+        engine = FakeServer(version=_VERSION, server_type="redis")
+        self._runtime = FakeSocket(engine, 0, None, object)._get_server_runtime(engine)
+        self.state = {
+            name: value for name, value in vars(engine).items() if name.startswith("_lua_") and name != "_lua_runtime"
+        }
+        self._compiled: dict[bytes, Any] = {}
+
+    def execute(self, source: bytes | str) -> Any:
+        if source == "collectgarbage()":
+            return None
+        compiled = self._compiled.get(source)  # type: ignore[arg-type]
+        if compiled is None:
+            compiled = self._compiled[source] = self._runtime.compile(source)  # type: ignore[index]
+        return compiled()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+
+_LUA: Final = _Lua()
+
+
+def new_engine(now: float) -> FakeServer:
+    """Return an empty engine."""
+    with clock(now):
+        engine = FakeServer(version=_VERSION, server_type="redis")
+    engine.dbs[0]._change_callbacks = _Callbacks()  # type: ignore[assignment]
+    engine._lua_runtime = _LUA  # type: ignore[attr-defined]
+    for name, value in _LUA.state.items():
+        setattr(engine, name, value)
+    return engine
+
+
+def encoded(reply: Any) -> bytes:
+    """Return a reply in RESP 2, https://redis.io/docs/latest/develop/reference/protocol-spec/."""
+    if reply is None:
+        return b"$-1\r\n"
+    if isinstance(reply, SimpleError):
+        return f"-{reply.value}\r\n".encode()
+    if isinstance(reply, bool):
+        return b":%d\r\n" % reply
+    if isinstance(reply, int):
+        return b":%d\r\n" % reply
+    if isinstance(reply, (list, tuple)):
+        return b"*%d\r\n" % len(reply) + b"".join(map(encoded, reply))
+    data = reply if isinstance(reply, bytes) else str(reply).encode()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def snapshot(engine: FakeServer) -> bytes:
+    return pickle.dumps((engine.dbs[0]._dict, engine.dbs[0]._expiry_heap))
+
+
+def restore(engine: FakeServer, stored: bytes) -> None:
+    items, expiry = pickle.loads(stored)
+    engine.dbs[0]._dict.update(items)
+    engine.dbs[0]._expiry_heap.extend(expiry)
+
+
+@contextmanager
+def clock(now: float) -> Iterator[None]:
+    """Let the engine read this time."""
+    _TIME.now, former = now, _TIME.now
+    try:
+        yield
+    finally:
+        _TIME.now = former
+
+
+class _Time(types.SimpleNamespace):
+    now: float = EPOCH
+
+    def time(self) -> float:
+        return self.now
+
+
+_TIME: Final = _Time()
+
+
+@contextmanager
+def engine_time() -> Iterator[None]:
+    """Let the engine read the time of the server that executes, instead of that of this machine."""
+    former = [vars(module)["time"] for module in _TIMED]
+    try:
+        for module in _TIMED:
+            vars(module)["time"] = _TIME
+        yield
+    finally:
+        for module, time in zip(_TIMED, former, strict=True):
+            vars(module)["time"] = time

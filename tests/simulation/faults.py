@@ -1,0 +1,160 @@
+"""Faults of the simulated world, by their names in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from perdure.queues import QueueError
+
+from .network import Connection
+from .plan import FAULTS, Fault
+
+if TYPE_CHECKING:
+    from .world import Process, World
+
+__all__ = ["FAULT_TYPES"]
+
+_RESTART: Final = 0.3
+"""Seconds after which the server starts again with a shorter file."""
+
+
+def _worker(world: World, fault: Fault) -> Process | None:
+    alive = [process for process in world.processes if not process.machine.dead]
+    return alive[fault.target % len(alive)] if alive else None
+
+
+def _connection(world: World, fault: Fault) -> Connection | None:
+    lines = [one for one in world.network.connections if one.open]
+    return lines[fault.target % len(lines)] if lines else None
+
+
+async def _kill(world: World, fault: Fault) -> None:
+    """Kill a worker; it is started again after a while."""
+    if process := _worker(world, fault):
+        world.end(process)
+        world.later(fault.size, world.start_worker)
+
+
+async def _freeze(world: World, fault: Fault) -> None:
+    """Stop all threads of a worker, as SIGSTOP does."""
+    if process := _worker(world, fault):
+        process.machine.frozen = True
+        world.later(fault.size, lambda: setattr(process.machine, "frozen", False))
+
+
+async def _block(world: World, fault: Fault) -> None:
+    """Block the event loop of a worker; its other threads run."""
+    if process := _worker(world, fault):
+        process.machine.blocked = True
+        world.later(fault.size, lambda: setattr(process.machine, "blocked", False))
+
+
+async def _stop(world: World, fault: Fault) -> None:
+    """Stop a worker gracefully, as a deploy does."""
+    if process := _worker(world, fault):
+        world.signal(process)
+
+
+async def _cut(world: World, fault: Fault) -> None:
+    """Break a connection, and lose what is on its way."""
+    if line := _connection(world, fault):
+        line.cut()
+
+
+async def _late(world: World, fault: Fault) -> None:
+    """Break a connection; what is on its way to the server arrives later, perhaps after what the next one sends."""
+    if line := _connection(world, fault):
+        line.cut(late=fault.size)
+
+
+async def _deaf(world: World, fault: Fault) -> None:
+    """Lose all replies of a connection, without a sign."""
+    if line := _connection(world, fault):
+        line.swallow()
+
+
+async def _hold(world: World, fault: Fault) -> None:
+    """Keep a worker from the server; all bytes arrive when the line is repaired."""
+    if process := _worker(world, fault):
+        world.network.hold(process.machine)
+        world.later(fault.size, lambda: world.network.repair(process.machine))
+
+
+async def _restart(world: World, fault: Fault) -> None:
+    """Stop the server, and start it again with all that it had."""
+    if world.server.up:
+        world.server.stop()
+        world.later(fault.size, world.server.start)
+
+
+async def _lose_tail(world: World, fault: Fault) -> None:
+    """Restart the server without its last writes, as a power cut or a failover to a lagging replica does."""
+    if world.server.up:
+        world.server.stop()
+        world.later(_RESTART, lambda: world.server.start(losing=fault.size))
+
+
+async def _step_clock(world: World, fault: Fault) -> None:
+    """Set the clock of the server forward."""
+    world.server.offset += fault.size
+
+
+async def _step_clock_back(world: World, fault: Fault) -> None:
+    """Set the clock of the server back."""
+    world.server.offset -= fault.size
+    world.set_back += fault.size
+
+
+async def _flush_scripts(world: World, fault: Fault) -> None:
+    """Let the server forget its scripts."""
+    world.server.flush_scripts()
+
+
+async def _pause_server(world: World, fault: Fault) -> None:
+    """Let the server stand still."""
+    world.server.machine.frozen = True
+    world.later(fault.size, lambda: setattr(world.server.machine, "frozen", False))
+
+
+async def _newcomer(world: World, fault: Fault) -> None:
+    """Start one more worker."""
+    world.start_worker()
+
+
+async def _cancel(world: World, fault: Fault) -> None:
+    """Cancel a task that was enqueued."""
+    names = sorted(world.handles)
+    if not names:
+        return
+    handle = world.handles[names[fault.target % len(names)]]
+
+    async def cancel() -> None:
+        world.cancelled.add(handle.id)
+        try:
+            await handle.cancel()
+        except QueueError as error:
+            world.tell(f"cancelling {handle.id}: {error}")
+
+    world.on_producer(cancel)
+
+
+FAULT_TYPES: Final[dict[str, Callable[[World, Fault], Awaitable[None]]]] = {
+    "kill": _kill,
+    "freeze": _freeze,
+    "block": _block,
+    "stop": _stop,
+    "cut": _cut,
+    "late": _late,
+    "deaf": _deaf,
+    "hold": _hold,
+    "restart": _restart,
+    "lose tail": _lose_tail,
+    "step clock": _step_clock,
+    "step clock back": _step_clock_back,
+    "flush scripts": _flush_scripts,
+    "pause server": _pause_server,
+    "newcomer": _newcomer,
+    "cancel": _cancel,
+}
+assert FAULT_TYPES.keys() == FAULTS.keys()

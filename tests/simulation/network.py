@@ -1,0 +1,384 @@
+"""Network of the simulated world: connections that carry bytes in order, late, or not at all.
+
+A connection has two directions, each of which keeps its order, as TCP does; two connections know nothing of each other.
+So what was written to a lost connection may arrive after what was written to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import redis.connection
+
+from .loop import Machine, SimulatedLoop, current
+from .threads import block
+
+__all__ = ["Connection", "Host", "Network", "sync_connection"]
+
+_LATENCY: Final = (0.00005, 0.0006)
+"""Seconds that bytes travel."""
+
+
+class Host(Protocol):
+    """What listens at an address."""
+
+    machine: Machine
+    up: bool
+
+    def accept(self, connection: Connection) -> Callable[[bytes], None]:
+        """Return the function that gets the bytes of a new connection."""
+        ...
+
+    def closed(self, connection: Connection) -> None:
+        """Learn that the client has closed the connection, or was lost."""
+        ...
+
+
+@dataclass
+class Network:
+    """All connections of a world, and what is wrong with them.
+
+    Attributes:
+        held: Machines whose bytes wait, in both directions, until the line is repaired.
+    """
+
+    loop: SimulatedLoop
+
+    def __post_init__(self) -> None:
+        self.hosts: dict[str, Host] = {}
+        self.connections: list[Connection] = []
+        self.held: set[Machine] = set()
+        self.count = 0
+
+    def open(self, name: str, receive: Callable[[bytes], None], lost: Callable[[Exception | None], None]) -> Connection:
+        """Open a connection from the running machine. Raises `ConnectionRefusedError`."""
+        host = self.hosts[name]
+        if not host.up:
+            raise ConnectionRefusedError(111, "connection refused")
+        self.count += 1
+        connection = Connection(self, self.count, current(), host, receive, lost)
+        self.connections.append(connection)
+        return connection
+
+    def of(self, machine: Machine) -> list[Connection]:
+        """Return the connections of a machine, oldest first."""
+        return [one for one in self.connections if one.machine is machine]
+
+    def hold(self, machine: Machine) -> None:
+        """Let bytes of a machine wait from now on."""
+        self.held.add(machine)
+
+    def repair(self, machine: Machine) -> None:
+        """Deliver the bytes that waited, in order."""
+        self.held.discard(machine)
+        for connection in self.of(machine):
+            connection.resume()
+
+
+class Connection:
+    """One connection of a client with a server."""
+
+    def __init__(
+        self,
+        network: Network,
+        number: int,
+        machine: Machine,
+        host: Host,
+        receive: Callable[[bytes], None],
+        lost: Callable[[Exception | None], None],
+    ) -> None:
+        self.network = network
+        self.number = number
+        self.machine = machine
+        self.host = host
+        self.receive, self.lost = receive, lost
+        self.open = True  # for the client
+        self.accepted = True  # for the server
+        loop = network.loop
+        # The client's callbacks belong to its main loop or to the thread that blocks on the connection.
+        self._to_client = _Direction(network, machine, copy_context())
+        self._to_server = _Direction(network, machine, loop.context_of(host.machine))
+        self._feed = host.accept(self)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the server."""
+        if self.open and not self.machine.dead:
+            self._to_server.send(self._arrive, bytes(data))
+
+    def reply(self, data: bytes) -> None:
+        """Send bytes to the client."""
+        if self.accepted:
+            self._to_client.send(self._deliver, data)
+
+    def close(self) -> None:
+        """Close the connection from the client's side. The server learns it after the bytes that were written."""
+        if self.open:
+            self.open = False
+            self._to_server.send(self._hang_up)
+
+    def cut(self, late: float | None = None) -> None:
+        """Break the connection. late: seconds until the bytes on their way to the server arrive; None loses them."""
+        if late is None:
+            self._to_server.drop()
+        else:
+            self._to_server.delay(late)
+        self._to_server.send(self._hang_up)
+        self._to_client.drop()
+        self._to_client.send(self._break)
+
+    def swallow(self) -> None:
+        """Lose everything that the server answers from now on, without a sign."""
+        self._to_client.drop()
+        self._to_client.dead = True
+
+    def reset(self) -> None:
+        """End the connection from the server's side, as its end does."""
+        self.accepted = False
+        self._to_server.drop()
+        self._to_client.send(self._break)
+        self._forget()
+
+    def resume(self) -> None:
+        self._to_server.resume()
+        self._to_client.resume()
+
+    def _arrive(self, data: bytes) -> None:
+        if self.accepted:
+            self._feed(data)
+
+    def _deliver(self, data: bytes) -> None:
+        if self.open:
+            self.receive(data)
+
+    def _hang_up(self) -> None:
+        if self.accepted:
+            self.accepted = False
+            self.host.closed(self)
+        self._forget()
+
+    def _break(self) -> None:
+        if self.open:
+            self.open = False
+            self.lost(ConnectionResetError(104, "connection reset by peer"))
+
+    def _forget(self) -> None:
+        if self in self.network.connections:
+            self.network.connections.remove(self)
+
+
+class _Direction:
+    """Deliveries of one direction of a connection, in order."""
+
+    def __init__(self, network: Network, machine: Machine, context: Any) -> None:
+        self._network = network
+        self._machine = machine
+        self._context = context
+        self._last = 0.0
+        self._queue: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
+        self.dead = False
+
+    def send(self, deliver: Callable[..., None], *args: Any) -> None:
+        if self.dead:
+            return
+        loop = self._network.loop
+        least, most = _LATENCY
+        self._last = max(self._last, loop.now + least + (most - least) * loop.random.random())
+        self._queue.append((self._last, deliver, args))
+        if self._machine not in self._network.held:
+            loop.call_at(self._last, self._next, context=self._context)
+
+    def _next(self) -> None:
+        if self._queue and self._machine not in self._network.held and self._queue[0][0] <= self._network.loop.now:
+            _, deliver, args = self._queue.pop(0)
+            deliver(*args)
+
+    def drop(self) -> None:
+        self._queue.clear()
+
+    def delay(self, seconds: float) -> None:
+        """Deliver what is on its way so many seconds later."""
+        self._queue = [(at + seconds, deliver, args) for at, deliver, args in self._queue]
+        self._last += seconds
+        self.resume()
+
+    def resume(self) -> None:
+        now = self._network.loop.now
+        for at, _, _ in self._queue:
+            self._network.loop.call_at(max(at, now), self._next, context=self._context)
+
+
+class _Transport(asyncio.Transport):
+    """Transport of an asyncio connection."""
+
+    def __init__(self, network: Network, name: str, protocol: asyncio.BaseProtocol) -> None:
+        super().__init__()
+        self._protocol: Any = protocol
+        self._closing = False
+        self._connection = network.open(name, self._receive, self._lost)
+        self._loop = network.loop
+
+    def _receive(self, data: bytes) -> None:
+        self._protocol.data_received(data)
+
+    def _lost(self, error: Exception | None) -> None:
+        self._closing = True
+        self._protocol.connection_lost(error)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol  # type: ignore[no-any-return]
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def write(self, data: Any) -> None:
+        self._connection.write(data)
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._connection.close()
+            self._loop.call_soon(self._protocol.connection_lost, None)
+
+    def pause_reading(self) -> None:
+        """Go on: the replies of a run fit into memory."""
+
+    def resume_reading(self) -> None:
+        """Go on."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def connector(network: Network) -> Callable[..., Any]:
+    """Return what `create_connection` of the loop does."""
+
+    async def connect(factory: Any, host: str, port: int) -> tuple[_Transport, asyncio.BaseProtocol]:
+        await _reach(network)
+        protocol = factory()
+        transport = _Transport(network, host, protocol)
+        protocol.connection_made(transport)
+        return transport, protocol
+
+    return connect
+
+
+async def _reach(network: Network) -> None:
+    """Wait for the handshake of TCP, which a machine without a line does not get."""
+    await asyncio.sleep(sum(_LATENCY))
+    while current() in network.held:  # noqa: ASYNC110 - TCP sends its first segment again, too
+        await asyncio.sleep(0.2)
+
+
+class _Socket:
+    """The part of a blocking socket that redis-py uses."""
+
+    def __init__(self, network: Network, name: str, timeout: float | None) -> None:
+        self._loop = network.loop
+        self._timeout = timeout
+        self._buffer = bytearray()
+        self._lost: Exception | None = None
+        self._wake: Callable[..., None] | None = None
+        self._connection = network.open(name, self._receive, self._break)
+
+    def _receive(self, data: bytes) -> None:
+        self._buffer += data
+        self._resume()
+
+    def _break(self, error: Exception | None) -> None:
+        self._lost = error
+        self._resume()
+
+    def _resume(self) -> None:
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def settimeout(self, timeout: float | None) -> None:
+        self._timeout = timeout
+
+    def gettimeout(self) -> float | None:
+        return self._timeout
+
+    def setblocking(self, flag: bool) -> None:
+        self._timeout = None if flag else 0.0
+
+    def sendall(self, data: bytes) -> None:
+        if self._lost is not None:
+            raise self._lost
+        self._connection.write(data)
+
+    def recv(self, count: int, flags: int = 0) -> bytes:
+        self._wait()
+        found = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return found
+
+    def recv_into(self, buffer: Any, count: int = 0, flags: int = 0) -> int:
+        found = self.recv(count or len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def readable(self) -> bool:
+        return bool(self._buffer) or self._lost is not None
+
+    def _wait(self) -> None:
+        if self._buffer:
+            return
+        if self._lost is not None:
+            raise self._lost
+        if self._timeout == 0:
+            raise BlockingIOError(11, "resource temporarily unavailable")
+        block(self._loop, self._arrange)
+        if self._lost is not None:
+            raise self._lost
+        if not self._buffer:
+            raise TimeoutError("timed out")
+
+    def _arrange(self, resume: Callable[..., None]) -> None:
+        self._wake = resume
+        if self._timeout is not None:
+            self._loop.call_later(self._timeout, resume)
+
+    def shutdown(self, how: int) -> None:
+        self._connection.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def sync_connection(network: Network) -> type[redis.connection.Connection]:
+    """Return the class of the connections of synchronous clients."""
+
+    class SyncConnection(redis.connection.Connection):
+        """Connection over the simulated network."""
+
+        def _connect(self) -> Any:
+            loop = network.loop
+            block(loop, lambda resume: loop.call_later(sum(_LATENCY), resume))
+            return _Socket(network, self.host, self.socket_connect_timeout)
+
+        def can_read(self, timeout: float | None = 0) -> bool:
+            """Return whether there is something to read at once; redis-py asks with select, which needs a file."""
+            socket: Any = self._sock
+            return socket is not None and bool(socket.readable())
+
+    return SyncConnection

@@ -1,0 +1,301 @@
+"""A Redis server in memory, with the real Lua scripts, that can lose its last writes.
+
+The engine is fakeredis with Lua, which the conformance suite compares with real servers script by script. Here it gets
+the virtual time, replies over the simulated network, and an append-only file: the commands that wrote something, each
+with its time. A restart executes those again that were kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha1
+from typing import Any, Final
+
+from fakeredis._helpers import NoResponse, SimpleError
+from fakeredis._socket._fakesocket import FakeSocket
+
+from .engine import EPOCH, clock, encoded, new_engine, restore, snapshot
+from .loop import SimulatedLoop
+from .network import Connection
+
+__all__ = ["SimulatedServer"]
+
+_READS: Final = frozenset(
+    b"AUTH CLIENT COMMAND CONFIG DBSIZE ECHO EXISTS GET HELLO HGET HGETALL HKEYS HLEN HMGET HSCAN INFO LLEN LRANGE"
+    b" MEMORY MGET PING PSUBSCRIBE PTTL PUBLISH PUNSUBSCRIBE SCAN SCARD SCRIPT SELECT SISMEMBER SMEMBERS SUBSCRIBE"
+    b" TIME TTL TYPE UNSUBSCRIBE WAIT XINFO XLEN XPENDING XRANGE XREVRANGE ZCARD ZCOUNT ZRANGE ZRANGEBYSCORE"
+    b" ZSCORE".split()
+)
+"""Commands that change nothing that an append-only file keeps."""
+
+_INFO: Final = b"redis_version:7.2.0\r\nredis_mode:standalone\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"
+
+_ADMINISTRATION: Final[dict[bytes, Callable[[list[bytes]], Any]]] = {
+    b"INFO": lambda fields: _INFO,
+    b"CONFIG": lambda fields: [fields[2], b"everysec"],
+    b"COMMAND": lambda fields: [[name] for name in fields[2:]],
+}
+"""Replies to questions about the server, which the engine does not answer as a server does."""
+
+_SNAPSHOT_EVERY: Final = 200
+"""Writes between two snapshots, from which a restart begins."""
+
+
+class SimulatedServer:
+    """One server."""
+
+    def __init__(self, loop: SimulatedLoop, name: str) -> None:
+        self.loop = loop
+        self.name = name
+        self.machine = loop.machine(name)
+        self.up = True
+        self.alter: Callable[[bytes], bytes] = lambda source: source
+        """Returns what is executed in place of a script, for defects that a test puts into it."""
+        self.offset = 0.0
+        """Seconds by which the clock is ahead of the virtual time."""
+        self.scripts: dict[bytes, bytes] = {}
+        """Sources by digest, of all scripts that were ever loaded."""
+        self.log: list[tuple[float, list[bytes]]] = []
+        self.executed = 0
+        self.lost: list[list[bytes]] = []
+        self.on_write: Callable[[list[bytes]], None] = lambda fields: None
+        self._snapshots: list[tuple[int, bytes]] = []
+        self._sockets: dict[Connection, _Socket] = {}
+        self._engine = new_engine(self.now)
+
+    # clock
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970 by the clock of the server."""
+        return EPOCH + self.loop.now + self.offset
+
+    @property
+    def items(self) -> dict[bytes, Any]:
+        """The stored items by key."""
+        return self._engine.dbs[0]._dict
+
+    # connections
+
+    def accept(self, connection: Connection) -> Callable[[bytes], None]:
+        socket = self._sockets[connection] = _Socket(self, connection)
+        return socket.feed
+
+    def closed(self, connection: Connection) -> None:
+        socket = self._sockets.pop(connection, None)
+        if socket is not None:
+            socket.end()
+
+    # faults
+
+    def stop(self) -> None:
+        """End the server; its connections break."""
+        self.up = False
+        for connection, socket in [*self._sockets.items()]:
+            socket.end()
+            connection.reset()
+        self._sockets.clear()
+
+    def start(self, losing: float = 0.0) -> None:
+        """Start the server with what its append-only file has, without the writes of the last seconds.
+
+        The file ends when the server stops, so the seconds count back from the last write.
+        """
+        end = self.log[-1][0] - losing if self.log else 0.0
+        kept = len(self.log)
+        while kept and losing and self.log[kept - 1][0] > end:
+            kept -= 1
+        self.lost += [fields for _, fields in self.log[kept:]]
+        del self.log[kept:]
+        while self._snapshots and self._snapshots[-1][0] > kept:
+            self._snapshots.pop()
+        self._engine = new_engine(self.now)
+        begin = 0
+        if self._snapshots:
+            begin, stored = self._snapshots[-1]
+            restore(self._engine, stored)
+        if begin < kept:
+            replayed = _Socket(self, None)
+            for at, fields in self.log[begin:]:
+                with clock(at):
+                    replayed.execute(fields)
+        self.up = True
+
+    def flush_scripts(self) -> None:
+        """Forget all scripts, as SCRIPT FLUSH does."""
+        self._engine.script_cache.clear()
+
+    # reading for checks, outside of the world
+
+    def read(self, *command: Any) -> Any:
+        """Execute a command at once, outside of the network."""
+        socket = _Socket(self, None)
+        with clock(self.now):
+            return socket.execute([_bytes(part) for part in command])
+
+    def record(self, at: float, fields: list[bytes]) -> None:
+        """Append a write to the file."""
+        if fields[0].upper() == b"EVALSHA":
+            digest = fields[1].lower()
+            self.scripts[digest] = self._engine.script_cache[digest]
+        self.log.append((at, fields))
+        self.on_write(fields)
+        if len(self.log) % _SNAPSHOT_EVERY == 0:
+            self._snapshots.append((len(self.log), snapshot(self._engine)))
+
+
+class _Socket(FakeSocket):
+    """The server's end of a connection; without one, it keeps its replies."""
+
+    def __init__(self, server: SimulatedServer, connection: Connection | None) -> None:
+        self._owner = server
+        self._connection = connection
+        self._unblock: Callable[[], None] | None = None
+        self._waiting: list[bytes] = []  # the read that blocks, without its wait
+        self._blocks = False
+        self._replied: Any = None
+        self.replies: list[Any] = []
+        super().__init__(server._engine, 0, None, object)
+        if connection is None:
+            server._engine.sockets.remove(self)
+
+    def __hash__(self) -> int:
+        return 0 if self._connection is None else self._connection.number
+
+    def feed(self, data: bytes) -> None:
+        with clock(self._owner.now):
+            self._parser.send(data)
+
+    def execute(self, fields: list[bytes]) -> Any:
+        """Execute a command and return its reply."""
+        self.replies.clear()
+        self._process_command(fields)
+        return self.replies[0] if self.replies else None
+
+    def end(self) -> None:
+        """Forget the client."""
+        self._finish_blocking()
+        self._cleanup(self._server)
+        if self in self._server.sockets:
+            self._server.sockets.remove(self)
+
+    def _process_command(self, fields: list[bytes]) -> None:
+        name = fields[0].upper()
+        if self._connection is None:
+            fields = self._by_source(fields)
+            super()._process_command(fields)
+            return
+        self._owner.executed += 1
+        if name in _ADMINISTRATION:
+            self.put_response(_ADMINISTRATION[name](fields))
+            return
+        at = self._owner.now
+        self._blocks = False
+        super()._process_command(fields)
+        if name not in _READS:
+            written = _unblocked(fields)
+            if self._blocks:
+                self._waiting = written
+            elif not isinstance(self._replied, Exception):
+                self._owner.record(at, written)
+
+    def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
+        altered = self._owner.alter(script)
+        if altered is not script:
+            self._server.script_cache[sha1(script, usedforsecurity=False).hexdigest().encode()] = script
+        return super().eval(altered, numkeys, *keys_and_args)
+
+    def _by_source(self, fields: list[bytes]) -> list[bytes]:
+        if fields[0].upper() != b"EVALSHA" or fields[1].lower() not in self._owner.scripts:
+            return fields
+        return [b"EVAL", self._owner.scripts[fields[1].lower()], *fields[2:]]
+
+    def put_response(self, msg: Any) -> None:
+        self._replied = msg
+        if self._connection is None:
+            self.replies.append(msg)
+        else:
+            self._connection.reply(encoded(msg))
+
+    def _decode_error(self, error: SimpleError) -> Any:
+        return error
+
+    def _blocking(self, timeout: float | None, func: Callable[[bool], Any], shape: Any = None) -> Any:
+        found = func(True) or None  # the engine answers a read in vain with an empty reply, and would not wait
+        if found is not None or self._in_transaction or self._connection is None:
+            return found if shape is None else shape(found)
+        loop = self._owner.loop
+        context = loop.context_of(self._owner.machine)
+        self.pause()
+        self._blocked = True
+        self._blocks = True
+        woken = False
+
+        def answer(reply: Any) -> None:
+            self._finish_blocking()
+            self.put_response(self._decode_result(reply))
+            with clock(self._owner.now):
+                self.resume()
+
+        def look() -> None:
+            nonlocal woken
+            woken = False
+            if self._unblock is None:
+                return
+            at = self._owner.now
+            with clock(at):
+                if self._unblock_reason is not None:
+                    try:
+                        self._take_unblock_reason()
+                        answer(None if shape is None else shape(None))
+                    except SimpleError as error:
+                        answer(error)
+                    return
+                reply = func(False) or None
+            if reply is not None:
+                self._owner.record(at, self._waiting)
+                answer(reply if shape is None else shape(reply))
+
+        def wake() -> None:
+            nonlocal woken
+            if not woken:
+                woken = True
+                loop.call_soon(look, context=context)
+
+        def expire() -> None:
+            if self._unblock is not None:
+                answer(None if shape is None else shape(None))
+
+        timer = loop.call_later(timeout, expire, context=context) if timeout else None
+        database = self._db
+        database.add_change_callback(wake)
+
+        def unblock() -> None:
+            database.remove_change_callback(wake)
+            if timer is not None:
+                timer.cancel()
+            self._blocked = False
+            self._unblock_reason = None
+
+        self._unblock = unblock
+        return NoResponse()
+
+    def _finish_blocking(self) -> None:
+        unblock, self._unblock = self._unblock, None
+        if unblock is not None:
+            unblock()
+
+
+def _unblocked(fields: list[bytes]) -> list[bytes]:
+    """Return a read of a stream without its wait."""
+    if fields[0].upper() != b"XREADGROUP":
+        return fields
+    names = [field.upper() for field in fields]
+    if b"BLOCK" not in names:
+        return fields
+    at = names.index(b"BLOCK")
+    return [*fields[:at], *fields[at + 2 :]]
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
