@@ -2,7 +2,7 @@
 -- KEYS  session, history, due, timeline
 -- ARGV  digest of the session, time of its first message, turn, outcome ('answered', 'cancelled' or 'failed'), answer or
 --       reason, state or '' to keep it, time at which a commitment falls due or '', message about it, largest number of
---       turns in the history
+--       turns in the history, link of the workspace or '' to keep it
 -- returns  {'ended', last claimed turn, last ended turn}; {'failed', turn, last ended turn}; {'early', now}: the turn is not
 --          claimed, Redis has lost its claim; {'missing'}: the session was forgotten
 -- Atomic: state, history and the claim of the next turn change together. Compare-and-set: a turn that has ended, or was
@@ -34,6 +34,9 @@ redis.call('HDEL', KEYS[1], 'm:' .. n, 'wake')
 redis.call('HSET', KEYS[1], 'ended', n, 'at', now)
 if ARGV[6] ~= '' then
   redis.call('HSET', KEYS[1], 'state', ARGV[6])
+end
+if (ARGV[10] or '') ~= '' then
+  redis.call('HSET', KEYS[1], 'workspace', ARGV[10])
 end
 if tonumber(known[2]) > n then
   turn = n + 1

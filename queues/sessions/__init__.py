@@ -26,7 +26,15 @@ turn whose task is stored, begin and end let the task wait until the turn before
 
 from .address import SessionAddress, TurnId, check_session_id, parse_turn_id
 from .errors import SessionError, SessionFailed, SessionFull, SessionIdle, SessionNotFound, TurnEarly, TurnRefused
-from .record import SessionMessage, SessionRecord, list_sessions, read_history, read_session, read_turn
+from .record import (
+    SessionMessage,
+    SessionRecord,
+    list_sessions,
+    read_history,
+    read_session,
+    read_turn,
+    session_data,
+)
 from .removal import finish_forgetting, forget_idle_sessions, forget_session, forget_task
 from .turns import (
     SessionTurnEnd,
@@ -69,4 +77,5 @@ __all__ = [
     "read_session",
     "read_turn",
     "send_to_session",
+    "session_data",
 ]

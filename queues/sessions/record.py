@@ -18,15 +18,27 @@ from ..transport import Gateway, pairs
 from .address import SessionAddress, TurnId
 from .errors import SessionNotFound
 
-__all__ = ["SessionMessage", "SessionRecord", "list_sessions", "read_history", "read_session", "read_turn"]
+__all__ = [
+    "SessionMessage",
+    "SessionRecord",
+    "list_sessions",
+    "read_history",
+    "read_session",
+    "read_turn",
+    "session_data",
+]
 
 _PAGE: Final = 100
 """Turns of the history that are read at once."""
+
+_STATES: Final = 20
+"""States that are read at once."""
 
 _CURSOR: Final = re.compile(r"[0-9]{1,16}-[0-9a-f]{32}")
 
 INPUTS: Final = "inputs"
 STATE: Final = "state"
+WORKSPACE: Final = "workspace"
 """Kinds of encrypted data."""
 
 
@@ -168,6 +180,25 @@ async def read_session(gateway: Gateway, address: SessionAddress) -> SessionReco
     """Return the record of a session, None if there is no such session."""
     *found, state = await gateway.command("HMGET", address.session, *_FIELDS, "state")
     return _record(address, gateway, found, len(state or b""), state)
+
+
+async def session_data(gateway: Gateway, namespace: Namespace) -> AsyncIterator[tuple[str, bytes | None, bytes | None]]:
+    """Yield the digest of each session, its state and the link of its files. Raises `DecryptionError`."""
+    for partition in namespace.session_partitions:
+        cursor = b"0"
+        while True:
+            cursor, page = await gateway.command("ZSCAN", partition.timeline, cursor, "COUNT", _STATES)
+            addresses = [SessionAddress(partition, digest.decode()) for digest in page[::2]]
+            found = await gateway.pipeline([("HMGET", one.session, "state", "workspace") for one in addresses])
+            for address, (state, link) in zip(addresses, found, strict=True):
+                cipher = address.cipher(gateway)
+                yield (
+                    address.digest,
+                    None if state is None else cipher.decrypt(STATE, state),
+                    None if link is None else cipher.decrypt(WORKSPACE, link),
+                )
+            if cursor == b"0":
+                break
 
 
 async def read_history(gateway: Gateway, address: SessionAddress, *, after: int = 0) -> AsyncIterator[SessionMessage]:

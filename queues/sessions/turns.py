@@ -21,7 +21,7 @@ from ..security import MESSAGE, RESULT, SecretPaths, arguments_field
 from ..transport import Argument, Gateway, LargeValue, queue_script
 from .address import SessionAddress, TurnId
 from .errors import SessionFailed, SessionFull, TurnEarly, TurnRefused
-from .record import INPUTS, NOTE_SENDER, STATE, answer_field, decode_message
+from .record import INPUTS, NOTE_SENDER, STATE, WORKSPACE, answer_field, decode_message
 
 __all__ = [
     "SessionTurnEnd",
@@ -155,6 +155,7 @@ class TurnStart:
         sender: Name of the sender of the message.
         note: Whether the message is the note that a commitment fell due.
         state: State that the turns before left, as it was stored; None in the first turn.
+        workspace: Link of the files that they left, None if there are none.
         claimed: Time at which the turn was claimed (ms).
     """
 
@@ -163,6 +164,7 @@ class TurnStart:
     note: bool
     state: bytes | None
     claimed: int
+    workspace: bytes | None = None
 
 
 async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, task_id: str) -> TurnStart:
@@ -181,11 +183,12 @@ async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, ta
         raise TurnEarly(str(turn), int(rest[0]))
     if answer == b"ended":
         raise TurnRefused(task_id, f"turn {turn.number} of its session has ended or was passed over")
-    stored, state, claimed = rest
+    stored, state, claimed, workspace = rest
     cipher = address.cipher(gateway)
     _, sender, text, _ = decode_message(cipher, stored)
     opened = cipher.decrypt(STATE, state) if state else None
-    return TurnStart(text, "" if sender == NOTE_SENDER else sender, sender == NOTE_SENDER, opened, int(claimed))
+    files = cipher.decrypt(WORKSPACE, workspace) if workspace else None
+    return TurnStart(text, "" if sender == NOTE_SENDER else sender, sender == NOTE_SENDER, opened, int(claimed), files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,7 @@ class SessionTurnEnd:
         outcome: `failed` keeps the turn claimed, until it is replayed or passed over.
         value: Answer as JSON, or the reason.
         state: State to store; None to keep the one before.
+        workspace: Link of the files to store; None to keep the one before.
         wake: Time (ms) at which a commitment falls due, and the note about it that a turn then gets.
     """
 
@@ -203,6 +207,7 @@ class SessionTurnEnd:
     value: bytes
     state: bytes | None = None
     wake: tuple[int, str] | None = None
+    workspace: bytes | None = None
 
 
 async def end_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, end: SessionTurnEnd) -> bool:
@@ -231,6 +236,7 @@ async def end_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, end:
         wake_at,
         note,
         MOST_TURNS,
+        b"" if end.workspace is None else cipher.encrypt(WORKSPACE, end.workspace),
     ]
     answer, *rest = await gateway.run(_END, address.keys, args)
     if answer == b"missing":

@@ -21,7 +21,7 @@ from ...queues.sessions import (
     end_turn,
     parse_turn_id,
 )
-from ..durable import Run, codec_of
+from ..durable import Run, codec_of, restore_workspace, workspace_link
 from ..errors import Snooze
 from ..journal import Commitment, Message, decode_snapshot, encode_snapshot
 from ..journal.quoting import quoted_line, quoted_name
@@ -88,9 +88,10 @@ class SessionTurn(Generic[S]):
         return None if turn is None else cls(run, turn, agent, state_type)
 
     async def begin(self) -> Carried[S]:
-        """Return what the turn starts from.
+        """Return what the turn starts from, after the files that earlier turns left are restored.
 
-        Raises `TurnRefused`, `Snooze`, `DecryptionError`, and `BadSnapshot` if this version cannot read the state.
+        Raises `TurnRefused`, `Snooze`, `DecryptionError`, `BadSnapshot` if this version cannot read the state, and
+        `WorkspaceError` and `ArtifactError`.
         """
         run = self._run
         start = await self._claimed_turn(lambda: begin_turn(run.gateway, self._address, self._turn, run.id))
@@ -99,12 +100,17 @@ class SessionTurn(Generic[S]):
         if start.state is not None:
             found = decode_snapshot(run.id, start.state)
             stored = found.state if found.agent == self._state_type.agent else {}
+        if start.workspace is not None:
+            await restore_workspace(run, start.workspace)
         role: Any = "system" if start.note else "user"
         message = Message(role=role, content=start.text, name=start.sender or None, n=1)
         return Carried(run.id, self._state_type, stored, message)
 
     async def end(self, state: dict[str, Any], result: Any) -> None:
-        """Store answer and state in the session. A repeated end changes nothing. Raises `TurnRefused`, `Snooze`."""
+        """Store answer, state and the link of the files in the session. A repeated end changes nothing.
+
+        Raises `TurnRefused`, `Snooze`.
+        """
         run = self._run
         answer, _ = codec_of(self._agent.finish).encode("finish", result)
         value = orjson.loads(answer)
@@ -114,7 +120,7 @@ class SessionTurn(Generic[S]):
             messages.append(Message(role="assistant", content=text, n=0).model_dump(mode="json"))
         left = {name: value for name, value in state.items() if name not in _OF_A_TURN} | {"messages": messages}
         data = encode_snapshot(left, self._turn.number, self._state_type.agent)
-        end = SessionTurnEnd("answered", answer, data, self._wake(state))
+        end = SessionTurnEnd("answered", answer, data, self._wake(state), workspace_link(run))
         store = partial(end_turn, run.gateway, self._address, self._turn, end)
         if not await self._claimed_turn(store):
             logger.bind(task=run.envelope.task, id=run.id).warning("the session of the turn was forgotten meanwhile")

@@ -46,7 +46,14 @@ from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory, store_findings
-from .task_workspace import FolderOnly, Workspace, restore_workspace, task_workspace_files, workspace_hashes
+from .task_workspace import (
+    FolderOnly,
+    Workspace,
+    restore_workspace,
+    task_workspace_files,
+    workspace_hashes,
+    workspace_link,
+)
 
 __all__ = [
     "CURRENT_RUN",
@@ -102,4 +109,5 @@ __all__ = [
     "successor_of",
     "task_workspace_files",
     "workspace_hashes",
+    "workspace_link",
 ]

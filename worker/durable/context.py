@@ -131,6 +131,8 @@ class Context(TaskInfo, StepCaller):
     async def recall_step(self, key: str) -> RecalledStep | None:
         """Return a step of the agent's plan with its result, also if it has left the state; None if it is unknown.
 
+        In a turn of a session, steps of earlier turns are unknown: each turn has a plan of its own.
+
         Raises `DecryptionError`.
         """
         return await recall_step(self._run, key)

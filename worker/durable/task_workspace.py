@@ -33,8 +33,10 @@ from ...queues import (
     checkpoint_fields_of_all,
     retry_while_unavailable,
 )
+from ...queues.sessions import session_data
 from ..artifacts import ArtifactStore, artifact_store
 from ..errors import ArtifactError, StoreUnavailable, WorkspaceError
+from ..journal import decode_snapshot
 from ..journal.agent_events import WorkspaceSaved
 from ..log import log_wait, logger
 from ..settings import Settings
@@ -49,7 +51,15 @@ from ..workspace import (
 )
 from .run import Run
 
-__all__ = ["FolderOnly", "Workspace", "restore_workspace", "task_workspace_files", "workspace_hashes", "workspace_of"]
+__all__ = [
+    "FolderOnly",
+    "Workspace",
+    "restore_workspace",
+    "task_workspace_files",
+    "workspace_hashes",
+    "workspace_link",
+    "workspace_of",
+]
 
 WORKSPACE: Final = "#workspace"
 """Checkpoint key of the manifest of a task's workspace."""
@@ -192,7 +202,7 @@ class Workspace:
 
     async def restore(self, data: bytes) -> None:
         """Fill the folder with the files of a link. Raises `WorkspaceError`, `ArtifactError`."""
-        link = _decode(self._run.id, data)
+        link = _decode(f"task {self._run.id}", data)
         store = await self._store()
         what = f"the manifest of {self._what}"
         files = decode_manifest(self._what, await store.read(what, link.hash, link.size))
@@ -251,25 +261,50 @@ def workspace_of(run: Run) -> Workspace:
     return workspace
 
 
-async def restore_workspace(run: Run) -> None:
-    """Restore the workspace that earlier runs of a task saved, if they saved one. Raises as `Workspace.restore`."""
+async def restore_workspace(run: Run, inherited: bytes | None = None) -> None:
+    """Restore the workspace that earlier runs of a task saved, if they saved one. Raises as `Workspace.restore`.
+
+    inherited: link of files that the task starts with, unless earlier runs of it have saved others.
+    """
     await run.history.read_unfinished(WORKSPACE)
-    if (data := run.history.saved.get(WORKSPACE)) is not None:
+    data = run.history.saved.get(WORKSPACE)
+    if inherited is not None:
+        data = inherited if data is None else None  # its own were restored before the handler was called
+    if data is not None:
         await workspace_of(run).restore(data)
 
 
-async def workspace_hashes(gateway: Gateway, namespace: Namespace, store: ArtifactStore) -> AsyncIterator[str]:
-    """Yield the hashes that the workspaces of all tasks link: of their manifests and of the files in these.
+def workspace_link(run: Run) -> bytes | None:
+    """Return the link that the runs of a task saved last; None if they saved none."""
+    link: bytes | None = run.history.saved.get(WORKSPACE)
+    return link
 
-    Raises `WorkspaceError`, `ArtifactError` if a manifest cannot be read: then it is not known what it links.
+
+async def workspace_hashes(gateway: Gateway, namespace: Namespace, store: ArtifactStore) -> AsyncIterator[str]:
+    """Yield the hashes that the workspaces of all tasks and sessions link: of their manifests and the files in these.
+
+    With them come the artifacts in the states of sessions, which outlive the tasks of their turns.
+
+    Raises `WorkspaceError`, `ArtifactError`, `BadSnapshot` if one cannot be read: then it is not known what it links.
     """
     async for _, task_id, saved in checkpoint_fields_of_all(gateway, namespace, WORKSPACE):
         for data in saved.values():
-            link = _decode(task_id, data)
-            yield link.hash
-            what = f"the workspace of task {task_id}"
-            for file in decode_manifest(what, await store.read(what, link.hash, link.size)).values():
-                yield file.hash
+            async for digest in _hashes(f"task {task_id}", data, store):
+                yield digest
+    async for session, state, link in session_data(gateway, namespace):
+        if link is not None:
+            async for digest in _hashes(f"session {session}", link, store):
+                yield digest
+        if state is not None:
+            for artifact in decode_snapshot(f"session {session}", state).state.get("artifacts", ()):
+                yield artifact["hash"]
+
+
+async def _hashes(owner: str, data: bytes, store: ArtifactStore) -> AsyncIterator[str]:
+    link, what = _decode(owner, data), f"the workspace of {owner}"
+    yield link.hash
+    for file in decode_manifest(what, await store.read(what, link.hash, link.size)).values():
+        yield file.hash
 
 
 async def task_workspace_files(
@@ -277,22 +312,22 @@ async def task_workspace_files(
 ) -> AsyncIterator[tuple[str, SavedFile]]:
     """Yield the manifest of a task's workspace and its files, each with its name for errors."""
     for data in (await checkpoint_fields(gateway, partition, task_id, WORKSPACE)).values():
-        link, what = _decode(task_id, data), f"the workspace of task {task_id}"
+        link, what = _decode(f"task {task_id}", data), f"the workspace of task {task_id}"
         yield f"the manifest of {what}", SavedFile(link.hash, link.size)
         manifest = await store.read(f"the manifest of {what}", link.hash, link.size)
         for path, file in decode_manifest(what, manifest).items():
             yield f"file {path!r} in {what}", file
 
 
-def _decode(task_id: str, data: bytes) -> WorkspaceLink:
+def _decode(owner: str, data: bytes) -> WorkspaceLink:
     try:
         link = WorkspaceLink.model_validate_json(data)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise WorkspaceError(f"could not read the workspace of task {task_id}: {problem}") from None
+        raise WorkspaceError(f"could not read the workspace of {owner}: {problem}") from None
     if link.v > 1:
         raise WorkspaceError(
-            f"the workspace of task {task_id} has version {link.v}; this version of Perdure reads up to 1: update it"
+            f"the workspace of {owner} has version {link.v}; this version of Perdure reads up to 1: update it"
         )
     return link
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from ....queues import InboxMessage, TaskEvent, retry_while_unavailable
 from ....queues.durations import shown_time
 from ....queues.event_log import read_last_events
+from ....queues.sessions import parse_turn_id
 from ...durable import CURRENT_RUN, Context, Run
 from ...errors import ArtifactDamaged, ArtifactMissing
 from ...journal import AgentState, Artifact, Resumption, StepStatus
@@ -47,7 +48,9 @@ class Reader:
         found = await self._ctx.recall_step(key)
         if found is None:
             known = ", ".join(quoted_name(step.key, 60) for step in self._state.plan[-20:])
-            return f"error: your plan has no step {quoted_name(key)}; its latest steps are {known or 'none'}"
+            former = parse_turn_id(self._ctx.task_id) is not None
+            left = "; steps of earlier turns are not kept, but the answers that they led to" if former else ""
+            return f"error: your plan has no step {quoted_name(key)}; its latest steps are {known or 'none'}{left}"
         lines = [f"step {quoted_name(found.key)}: {quoted_line(found.title)} ({found.status})"]
         if found.error:
             lines.append(f"error: {quoted_line(found.error, 1_000)}")
