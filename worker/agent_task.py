@@ -63,7 +63,8 @@ class AgentTask(Generic[S]):
         Raises:
             InvalidArguments: the goal or an input is not valid; nothing was sent.
             StillRunning: `fresh` was asked for and the task has not ended.
-            PayloadTooLarge: the arguments are over the limit.
+            PayloadTooLarge: the goal and the inputs that are stored in the state are over its limit, or with the
+                ephemeral ones over that of large arguments.
             Unavailable: Redis did not answer.
         """
         task = self.task
@@ -73,7 +74,9 @@ class AgentTask(Generic[S]):
         except ValidationError as error:
             raise InvalidArguments(task.name, problem_of(error)) from None
         producer = task.app.producer
-        check_size("the arguments of an agent", len(arguments), producer.payload_limit)  # they are a part of its state
+        if len(arguments) > producer.payload_limit:
+            stored = orjson.dumps(self._stored(arguments))
+            check_size("the goal and the inputs, which the state has,", len(stored), producer.payload_limit)
         task_id = self._id(arguments, key)
         if (chain := task.app.enqueue_chain) is None:
             message = task.template.message(arguments, secrets, task_id=task_id)
@@ -103,9 +106,12 @@ class AgentTask(Generic[S]):
     def _id(self, arguments: bytes, key: str | None) -> str:
         if key == "":
             raise InvalidArguments(self.task.name, "key must not be empty; omit it to derive the id from the goal")
-        decoded = orjson.loads(arguments)
-        stored = {name: value for name, value in decoded.items() if name not in self.state_type.ephemeral}
-        return goal_id(self.task.name, key, stored)
+        return goal_id(self.task.name, key, self._stored(arguments))
+
+    def _stored(self, arguments: bytes) -> dict[str, Any]:
+        """Return the arguments that the state of the agent stores."""
+        decoded: dict[str, Any] = orjson.loads(arguments)
+        return {name: value for name, value in decoded.items() if name not in self.state_type.ephemeral}
 
     def __repr__(self) -> str:
         return f"AgentTask({self.name!r}, queue={self.queue!r})"

@@ -145,6 +145,7 @@ def make_context(
     crashes: int = 0,
     version: int = 1,
     headers: Mapping[str, str] | None = None,
+    tags: Sequence[str] = (),
     inbox: Sequence[Any] = (),
     recorded: Mapping[str, Any] | None = None,
     resources: Any = None,
@@ -154,7 +155,7 @@ def make_context(
     Steps run, with their retries, options and checks, and their results must be JSON data as in a worker.
 
     Args:
-        task, task_id, queue, attempt, crashes, version, headers, resources: what the context says about the task.
+        task, task_id, queue, attempt, crashes, version, headers, tags, resources: what the context says about the task.
         inbox: messages for `ctx.inbox` and `ctx.ask`: their contents, or each an `InboxMessage`.
         recorded: results of steps that an earlier run recorded, by key; these steps are not run.
 
@@ -167,7 +168,7 @@ def make_context(
     except RuntimeError:
         raise RuntimeError("make_context() must be called in an 'async def' test, where an event loop runs") from None
     settings = Settings.model_construct()  # the defaults: the environment must not change a unit test
-    envelope = Envelope(id=task_id or new_task_id(), task=task, headers=dict(headers or {}))
+    envelope = Envelope(id=task_id or new_task_id(), task=task, headers=dict(headers or {}), tags=tuple(tags))
     run = _UnitRun(
         cast("Gateway", _NoServer()),
         Delivery(Namespace("unit-test").partition(queue), b"0-1", "unit-test", 1, {}),

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PayloadTooLarge, PlanStep, Retry, Settings, State, TaskHandle
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Context,
+    Ephemeral,
+    PayloadTooLarge,
+    PlanStep,
+    Retry,
+    Settings,
+    State,
+    TaskHandle,
+)
 from perdure.deadletter import Reason
 from perdure.worker.journal import fork
 from pydantic import SecretStr
@@ -101,16 +113,26 @@ async def test_a_successor_and_a_fork_have_them(app: App) -> None:
     assert await bounded(forked.handle.result()) == 600_001
 
 
-async def test_an_agent_keeps_the_first_limit(app: App) -> None:
-    class Reader(Agent[AgentState]):
-        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+async def test_an_agent_has_large_inputs_if_its_state_does_not_store_them(app: App) -> None:
+    class State(AgentState):
+        text: Annotated[str, Ephemeral] = ""
+
+    class Reader(Agent[State]):
+        async def plan(self, ctx: Context, state: State) -> list[PlanStep]:
             return []
 
-        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None: ...
+        async def act(self, ctx: Context, state: State, step: PlanStep) -> None: ...
 
-        async def finish(self, ctx: Context, state: AgentState) -> None: ...
+        async def finish(self, ctx: Context, state: State) -> int:
+            return len(state.text)
 
     reader = app.agent(Reader)
-
-    with pytest.raises(PayloadTooLarge, match="payload_limit"):
+    handle = await reader.enqueue("count", text=TEXT)
+    await work_off(app)
+    assert await bounded(handle.result()) == 600_000
+    with pytest.raises(
+        PayloadTooLarge, match=r"inputs, which the state has, is .* raise payload_limit"
+    ):
         await reader.enqueue(TEXT)
+    with pytest.raises(PayloadTooLarge, match="raise large_limit"):
+        await reader.enqueue("count", text=3 * TEXT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +30,11 @@ from perdure import (
 )
 from perdure.deadletter import Reason
 from perdure.testing import make_context
-from perdure.worker.durable import CallNext
+from perdure.worker.durable import CallNext, TaskMemory, Workspace
+from perdure.worker.durable.context import TaskInfo
+from perdure.worker.durable.step_caller import StepCaller
+from perdure.worker.durable.sync.context import SyncStepCaller
+from perdure.worker.durable.sync.parts import Blocking
 from perdure.worker.errors import StepOutsideTask, TaskDefinitionError
 
 from tests.support.command_line import Running
@@ -55,6 +60,30 @@ REQUEST: ContextVar[str] = ContextVar("request", default="none")
 async def app(settings: Settings) -> AsyncIterator[App]:
     async with App("plain", settings=settings.model_copy(update={"lease": 300.0})) as app:
         yield app
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+OF_THE_LOOP = {TaskMemory: {"store"}, Workspace: {"close", "restore", "find_change", "entries"}}
+"""Names without a synchronous form: an open store is used in an event loop; the worker calls those of a workspace."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain"),
+    [
+        (Context, SyncContext),
+        (StepCaller, SyncStepCaller),
+        *[(kind.__orig_bases__[0].__args__[0], kind) for kind in Blocking.__subclasses__() if kind is not SyncContext],  # type: ignore[attr-defined]
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_what_async_handlers_use_has_a_synchronous_form(kind: type, plain: type) -> None:
+    missing = public(kind) - public(plain)
+    assert missing == OF_THE_LOOP.get(kind, set())
+    waiting = {name for name in public(plain) if inspect.iscoroutinefunction(getattr(plain, name))}
+    assert waiting == set()
 
 
 async def is_idle(worker: Worker) -> bool:
@@ -266,14 +295,6 @@ async def test_middleware_sees_the_steps(settings: Settings) -> None:
 # the other methods of the context
 
 
-def test_the_context_has_all_that_the_asynchronous_one_has() -> None:
-    def names(kind: type) -> set[str]:
-        return {name for name in dir(kind) if not name.startswith("_")}
-
-    assert names(SyncContext) - names(Context) == {"current"}
-    assert names(Context) <= names(SyncContext)
-
-
 async def test_the_context_logs_waits_and_sends(app: App) -> None:
     @app.task
     async def target(ctx: Context) -> list[Any]:
@@ -291,6 +312,8 @@ async def test_the_context_logs_waits_and_sends(app: App) -> None:
         (message,) = ctx.inbox(wait=BOUND)  # the task is parked here
         ctx.send(to, message.content)
         found = [one.memory.text for one in ctx.memory.search("sky")]
+        assert ctx.memory.profile("user:1") == []
+        assert b"".join(ctx.artifacts.chunks("note")) == b"text"
         info = dict(ctx.resume_info())
         assert "handoff" in info
         assert next(event.type for event in ctx.resume_info().history()) == "decided"
@@ -470,9 +493,12 @@ async def test_a_plain_function_runs_with_the_context_of_a_unit_test() -> None:
             length = ctx.step("length", len, word)
         ctx.decide("left")
         assert ctx.resumed
+        assert {name: getattr(ctx, name) for name in facts} == facts
         return [length, [message.content for message in ctx.inbox()]]
 
-    ctx = make_context(inbox=["hello"], recorded={"other": 1})
+    ctx = make_context(inbox=["hello"], recorded={"other": 1}, tags=["eu"], headers={"a": "b"}, version=2, resources=3)
+    facts = {name: getattr(ctx, name) for name in public(TaskInfo) - {"log"}}
+    assert facts["tags"] == ("eu",)
     assert await job(ctx, "word") == [4, ["hello"]]
     assert ctx.steps == {"page/length": 4}
     assert [event.type for event in ctx.events] == ["decided"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from ...journal import Event
+from ...journal import Artifact, Event
 from ...journal.handoff import Handoff
 from ..resume_info import Part, ResumeInfo
 from ..shared_workspace import SharedWorkspace
@@ -60,6 +60,7 @@ class SyncMemory(Blocking[TaskMemory]):
 
     add = blocking(TaskMemory.add)
     search = blocking(TaskMemory.search)
+    profile = blocking(TaskMemory.profile)
     touch = blocking(TaskMemory.touch)
     forget = blocking(TaskMemory.forget)
 
@@ -97,6 +98,16 @@ class SyncArtifacts(Blocking[Artifacts]):
     read = blocking(Artifacts.read)
     fetch = blocking(Artifacts.fetch)
     path = blocking(Artifacts.path)
+
+    def chunks(self, artifact: str | Artifact) -> Iterator[bytes]:
+        """Yield the bytes in chunks. The hash is verified after the last one. Raises as `read` does."""
+        found = self._wrapped.chunks(artifact)
+
+        async def read() -> bytes | None:
+            return await anext(found, None)
+
+        while (chunk := call_in_loop(read)) is not None:
+            yield chunk
 
 
 class SyncResumeInfo(Blocking[ResumeInfo]):
