@@ -87,6 +87,8 @@ class DeadLetter:
             "died_at": iso_time(self.died_at),
             "args": _data(self.shown_arguments()),
             "headers": self.envelope.headers if self.envelope else {},
+            "key": self.envelope.key if self.envelope else None,
+            "tags": list(self.envelope.tags) if self.envelope else [],
             "raw": {name: _text(self._shown_raw(name, value)) for name, value in self.raw.items()},
         }
 
@@ -96,14 +98,39 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Filter of dead letters. None matches all."""
+    """Filter of dead letters. None matches all.
+
+    Attributes:
+        since, until: Bounds of the time of death, in milliseconds of Redis' clock.
+        error: Text in the reason, the name or the message of the error, in any case.
+        key: The ordering key of the task.
+        tags: All of them.
+    """
 
     reason: Reason | None = None
     task: str | None = None
+    since: int | None = None
+    until: int | None = None
+    error: str | None = None
+    key: str | None = None
+    tags: tuple[str, ...] = ()
 
     def matches(self, letter: DeadLetter) -> bool:
         """Return whether a letter matches."""
-        return (self.reason is None or letter.reason == self.reason) and self.task in (None, letter.task)
+        key, tags = (letter.envelope.key, letter.envelope.tags) if letter.envelope else (None, ())
+        return (
+            (self.reason is None or letter.reason == self.reason)
+            and self.task in (None, letter.task)
+            and (self.since is None or letter.died_at >= self.since)
+            and (self.until is None or letter.died_at <= self.until)
+            and self.key in (None, key)
+            and all(tag in tags for tag in self.tags)
+            and (self.error is None or self.error.casefold() in _error_text(letter))
+        )
+
+
+def _error_text(letter: DeadLetter) -> str:
+    return f"{letter.reason} {letter.error}: {letter.message}".casefold()
 
 
 async def list_letters(

@@ -15,7 +15,7 @@ from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp, open_lifespan
 from .artifacts import keep_large_values
 from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain, enqueue_innermost
-from .errors import ConfigurationError
+from .errors import ConfigurationError, TaskDefinitionError
 from .handlers import Handler, P, R, SyncHandler
 from .journal import AgentState
 from .log import logger
@@ -286,6 +286,7 @@ class App:
         result_ttl: Duration | None = _MONTH,
         on_message: OnMessage = "next_step",
         on_resume: OnResume = None,
+        version: int = 1,
     ) -> AgentTask[S]: ...
     @overload
     def agent(
@@ -300,6 +301,7 @@ class App:
         result_ttl: Duration | None = _MONTH,
         on_message: OnMessage = "next_step",
         on_resume: OnResume = None,
+        version: int = 1,
     ) -> Callable[[type[Agent[S]]], AgentTask[S]]: ...
     def agent(
         self,
@@ -314,6 +316,8 @@ class App:
         result_ttl: Duration | None = _MONTH,
         on_message: OnMessage = "next_step",
         on_resume: OnResume = None,
+        version: int = 1,
+        strict_order: bool = False,
     ) -> Any:
         """Register a subclass of `Agent` as a task: `research = app.agent(Research)`, or as a decorator.
 
@@ -328,6 +332,8 @@ class App:
             on_message: when a message enters the conversation: before the `next_step`; or at once, with an `interrupt`
                 of the running step, which then runs again; or with a `restart`, which also plans again. None: only the
                 agent's own code reads messages. See docs/how-to/messages.md.
+            version: as for `task`; an agent begins with the version of the worker that stores its first state.
+            strict_order: refused, since a plan may change while it is followed.
             on_resume: "ask" lets it wait after a crash, a failure or a replay until a person confirms that it may
                 continue, for at most `Agent.resume_timeout`. See docs/how-to/agents.md.
         """
@@ -335,6 +341,10 @@ class App:
 
         def register(agent: type[Agent[Any]]) -> AgentTask[Any]:
             called = name or getattr(agent, "__name__", repr(agent)).lower()
+            if strict_order:
+                raise TaskDefinitionError(
+                    f"agent {called!r}: strict_order is for functions; a plan may change: omit it"
+                )
             form = StateType(called, getattr(agent, "state_type", AgentState))
             handler = make_handler(
                 agent,
@@ -354,6 +364,7 @@ class App:
                 idle_timeout=idle_timeout,
                 durability=durability,
                 result_ttl=result_ttl,
+                version=version,
             )
             found = self.agents[called] = AgentTask(agent, form, task)
             return found

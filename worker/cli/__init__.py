@@ -33,6 +33,7 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -110,7 +111,7 @@ def main(args: list[str] | None = None) -> None:
         code = 1
     except USAGE_ERROR as error:
         code = 2
-        _explain(error)
+        _explain(error, sys.argv[1:] if args is None else args)
     sys.exit(code)
 
 
@@ -123,10 +124,21 @@ def _accept_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _explain(error: Any) -> None:
+def _explain(error: Any, arguments: Sequence[str]) -> None:
     """Print a usage error as one line. It has no message if typer printed the help instead."""
     message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
     if message:
-        where = error.ctx.command_path if error.ctx else "perdure"
+        where = error.ctx.command_path if error.ctx else _named(arguments)
         end = "" if message.endswith("?") else ";"
         typer.echo(f"perdure: {' '.join(message.split())}{end} see '{where} --help'", err=True)
+
+
+def _named(arguments: Sequence[str]) -> str:
+    """Return the command that the arguments name, for an error of their parser, which does not say it."""
+    path, command = "perdure", commands
+    for name in arguments:
+        found = getattr(command, "commands", {}).get(name)
+        if found is None:
+            break
+        path, command = f"{path} {name}", found.fetch() if isinstance(found, LazyCommand) else found
+    return path

@@ -15,7 +15,6 @@ from rich.console import RenderableType
 from ...deadletter import (
     DeadLetter,
     Filter,
-    Reason,
     Replay,
     count_letters,
     find_letter,
@@ -27,17 +26,9 @@ from ...queues import Partition, PayloadTooLarge, Producer, check_size, recorded
 from ...queues.explanation import remedy_for
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
+from .support.letters import LetterOptions, selecting
 from .support.live import Watch, check_watch, show_live
-from .support.options import (
-    OutputFile,
-    QueueOption,
-    ReasonOption,
-    TaskId,
-    TaskIds,
-    TaskNameOption,
-    open_output,
-    read_object,
-)
+from .support.options import OutputFile, TaskId, TaskIds, open_output, read_object
 from .support.output import (
     AsJson,
     Bar,
@@ -63,30 +54,22 @@ class Selection:
     count: int | None
 
 
-async def select(
-    producer: Producer,
-    ids: Sequence[str],
-    every: bool,
-    *,
-    queue: str | None,
-    reason: Reason | None,
-    task: str | None,
-) -> Selection:
+async def select(producer: Producer, wanted: LetterOptions, ids: Sequence[str], every: bool) -> Selection:
     """Select dead letters, the oldest first.
 
     All ids are looked up before anything is changed. `every` selects those that are dead now, so a task that dies again
     during a replay is not replayed twice.
     """
-    filtered = queue is not None or reason is not None or task is not None
-    if ids and (every or filtered):
-        raise Misuse("give either IDs, or --all with --queue, --reason and --task")
+    matching = await wanted.filter(producer)
+    if ids and (every or wanted.queue is not None or matching != Filter()):
+        raise Misuse("give either IDs, or --all with options that limit it, such as --queue, --reason and --task")
     if not ids and not every:
-        raise Misuse("give IDs, or --all, which --queue, --reason and --task can limit")
-    partitions = await known_partitions(producer, queue)
+        raise Misuse("give IDs, or --all, which options such as --queue, --reason and --task can limit")
+    partitions = await known_partitions(producer, wanted.queue)
     if ids:
         return Selection(_each(await _find(producer, partitions, ids)), len(set(ids)))
-    count = None if reason or task else await count_letters(producer.gateway, partitions)
-    return Selection(list_letters(producer.gateway, partitions, Filter(reason, task), oldest_first=True), count)
+    count = await count_letters(producer.gateway, partitions) if matching == Filter() else None
+    return Selection(list_letters(producer.gateway, partitions, matching, oldest_first=True), count)
 
 
 async def _find(producer: Producer, partitions: Sequence[Partition], ids: Sequence[str]) -> list[DeadLetter]:
@@ -116,14 +99,13 @@ def read_rate(text: str) -> float:
 
 
 @connected
+@selecting
 async def replay(
     producer: Producer,
+    wanted: LetterOptions,
     ids: TaskIds = None,
     *,
     every: All = False,
-    reason: ReasonOption = None,
-    task: TaskNameOption = None,
-    queue: QueueOption = None,
     rate: Annotated[
         float | None, typer.Option(metavar="N/s", parser=read_rate, help="Replay at most N per second.")
     ] = None,
@@ -146,7 +128,7 @@ async def replay(
     Example: perdure dlq replay --all --reason timeout --rate 5/s
     """
     how = Replay(fresh=fresh, args=_new_arguments(producer, edit_args), rate=rate)
-    selected = await select(producer, ids or (), every, queue=queue, reason=reason, task=task)
+    selected = await select(producer, wanted, ids or (), every)
     if dry_run:
         await _print_selected(selected, json)
         return
@@ -183,14 +165,13 @@ async def _print_selected(selected: Selection, json: bool) -> None:
 
 
 @connected
+@selecting
 async def purge(
     producer: Producer,
+    wanted: LetterOptions,
     ids: TaskIds = None,
     *,
     every: All = False,
-    reason: ReasonOption = None,
-    task: TaskNameOption = None,
-    queue: QueueOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -201,7 +182,7 @@ async def purge(
 
     Example: perdure dlq purge --all --reason unreadable
     """
-    selected = await select(producer, ids or (), every, queue=queue, reason=reason, task=task)
+    selected = await select(producer, wanted, ids or (), every)
     if every and not yes:
         _confirm(selected.count)
     gone = []
@@ -255,12 +236,11 @@ def dlq() -> None:
 
 @app.command("list")
 @connected
+@selecting
 async def list_(
     producer: Producer,
+    wanted: LetterOptions,
     *,
-    queue: QueueOption = None,
-    reason: ReasonOption = None,
-    task: TaskNameOption = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N dead letters.")] = 100,
     wide: Wide = False,
     watch: Watch = False,
@@ -271,12 +251,12 @@ async def list_(
     Example: perdure dlq list --reason crash_loop
     """
     check_watch(watch, json)
-    partitions = await known_partitions(producer, queue)
+    partitions = await known_partitions(producer, wanted.queue)
 
     async def read() -> list[DeadLetter]:
         """Return one letter more than the limit if there are more."""
         found: list[DeadLetter] = []
-        async for letter in list_letters(producer.gateway, partitions, Filter(reason, task)):
+        async for letter in list_letters(producer.gateway, partitions, await wanted.filter(producer)):
             found.append(letter)
             if len(found) > limit:
                 break
@@ -359,21 +339,15 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
 
 @app.command()
 @connected
-async def export(
-    producer: Producer,
-    *,
-    queue: QueueOption = None,
-    reason: ReasonOption = None,
-    task: TaskNameOption = None,
-    output: OutputFile = None,
-) -> None:
+@selecting
+async def export(producer: Producer, wanted: LetterOptions, *, output: OutputFile = None) -> None:
     """Write dead letters as JSON lines, the oldest first.
 
     The dead letters are not changed.
 
     Example: perdure dlq export -o letters.jsonl
     """
-    selected = await select(producer, (), True, queue=queue, reason=reason, task=task)
+    selected = await select(producer, wanted, (), True)
     with Bar("exporting", selected.count) as bar, open_output(output) as file:
         async for letter in selected.letters:
             print_json_lines([letter.summary()], file)

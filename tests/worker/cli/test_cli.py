@@ -153,6 +153,7 @@ def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: str) ->
         (("tsk", "list"), "Did you mean 'task'?"),
         (("task", "lst"), "Did you mean 'list'? see 'perdure task --help'"),
         (("task", "show"), "Missing argument 'ID'"),
+        (("task", "list", "--tag"), "Option '--tag' requires an argument; see 'perdure task list --help'"),
         (("task", "list", "--limit", "0"), "'--limit'"),
         (("worker", "run", "tasks:app", "--concurrency", "0"), "'--concurrency'"),
         (("task", "list", "--state", "gone"), "'gone' is not one of 'queued', 'scheduled', 'waiting'"),

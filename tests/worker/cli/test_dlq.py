@@ -97,6 +97,26 @@ def test_list_narrows_by_queue_reason_and_task(crew: Crew) -> None:
     assert ids("--task", "other", "--reason", "timeout") == []
 
 
+def test_list_narrows_by_key_tag_time_and_text(crew: Crew) -> None:
+    plain, keyed = [
+        call("enqueue", "fail", "--queue", "test", *options).out.strip()
+        for options in ((), ("--key", "customer-7", "--tag", "eu", "--tag", "night"))
+    ]
+    crew.work()
+
+    def ids(*args: str) -> list[str]:
+        return [letter["id"] for letter in dead(*args)]
+
+    assert ids("--key", "customer-7") == ids("--tag", "eu") == ids("--tag", "eu", "--tag", "night") == [keyed]
+    assert ids("--key", "customer-8") == ids("--tag", "eu", "--tag", "us") == ids("--error", "other") == []
+    assert ids("--since", "1h", "--error", "no 0") == ids("--error", "VALUEERROR") == ids() == [keyed, plain]
+    assert ids("--until", "1h") == ids("--since", "2100-01-01") == []
+    (letter,) = dead("--tag", "eu")
+    assert (letter["key"], letter["tags"]) == ("customer-7", ["eu", "night"])
+    assert call("dlq", "replay", "--all", "--tag", "eu").ids == [keyed]
+    assert call("dlq", "purge", "--all", "--yes", "--since", "1h").ids == [plain]
+
+
 def test_list_reports_that_there_are_more_than_the_limit(crew: Crew) -> None:
     bury(crew, 3)
     answer = call("dlq", "list", "--limit", "2", "--json")

@@ -42,11 +42,12 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 def with_options(
-    command: Callable[Concatenate[T, P], None], options: Mapping[str, Any], make: Callable[..., T]
-) -> Callable[..., None]:
+    command: Callable[Concatenate[T, P], R], options: Mapping[str, Any], make: Callable[..., T]
+) -> Callable[..., R]:
     """Add options to a command, which receives what `make` returns for them as its first argument.
 
     Args:
@@ -54,8 +55,8 @@ def with_options(
     """
 
     @functools.wraps(command)
-    def called(*args: Any, **given: Any) -> None:
-        command(make(**{name: given.pop(name) for name in options}), *args, **given)
+    def called(*args: Any, **given: Any) -> R:
+        return command(make(**{name: given.pop(name) for name in options}), *args, **given)
 
     own = inspect.signature(command, eval_str=True)
     added = [

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, Settings, State, TaskHandle
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Entry, Unavailable
+from perdure.worker.agent_task import AgentTask
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import TaskDefinitionError
 from perdure.worker.journal import fork
@@ -79,8 +80,8 @@ async def make_due(app: App, handle: TaskHandle[Any]) -> None:
     await redis_command(app, "ZADD", handle.partition.due, "XX", 1, handle.id)
 
 
-async def waits(handle: TaskHandle[Any]) -> bool:
-    return (await handle.record()).waits == "version 2 of report"
+async def waits(handle: TaskHandle[Any], task: str = "report") -> bool:
+    return (await handle.record()).waits == f"version 2 of {task}"
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,45 @@ async def test_a_task_whose_arguments_the_older_code_does_not_accept_waits_too(s
         assert await handle.status() is State.WAITING
         async with running_worker(new):
             assert await bounded(handle.result()) == 7
+
+
+def traveller(app: App, version: int, seen: list[int]) -> AgentTask[AgentState]:
+    class Traveller(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="go", title="go")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
+            seen.append(ctx.version)
+            if len(seen) == 1:
+                raise ConnectionError("once")
+
+        async def finish(self, ctx: Context, state: AgentState) -> int:
+            return ctx.version
+
+    return app.agent(Traveller, version=version, retry=LATER)
+
+
+async def test_an_agent_that_began_with_newer_code_waits_for_it(settings: Settings) -> None:
+    async with App("deployed", settings=settings) as new, App("deployed", settings=settings) as old:
+        seen, older = list[int](), list[int]()
+        agent = traveller(new, 2, seen)
+        traveller(old, 1, older)
+        handle = await agent.enqueue("home")
+        async with running_worker(new):
+            await wait_until(lambda: has_state(handle, State.SCHEDULED), "its first attempt has failed")
+        await make_due(new, handle)
+        async with running_worker(old):
+            await wait_until(lambda: waits(handle, "traveller"), "it is parked")
+        async with running_worker(new):
+            assert await bounded(handle.result()) == 2
+    assert (seen, older) == ([2, 2], [])
+
+
+def test_an_agent_has_no_strict_order() -> None:
+    with pytest.raises(TaskDefinitionError, match="agent 'a': strict_order is for functions"):
+        App("deployed").agent(Agent, name="a", strict_order=True)  # type: ignore[call-overload]
+    with pytest.raises(TaskDefinitionError, match="version must be a whole number from 1, got 0"):
+        traveller(App("deployed"), 0, [])
 
 
 async def left_the_queue(handle: TaskHandle[Any]) -> bool:
