@@ -332,8 +332,7 @@ class App:
             on_message: when a message enters the conversation: before the `next_step`; or at once, with an `interrupt`
                 of the running step, which then runs again; or with a `restart`, which also plans again. None: only the
                 agent's own code reads messages. See docs/how-to/messages.md.
-            version: as for `task`; an agent begins with the version of the worker that stores its first state.
-            strict_order: refused, since a plan may change while it is followed.
+            version: as for `task`. strict_order: refused, since plans may change.
             on_resume: "ask" lets it wait after a crash, a failure or a replay until a person confirms that it may
                 continue, for at most `Agent.resume_timeout`. See docs/how-to/agents.md.
         """
