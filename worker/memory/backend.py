@@ -6,26 +6,26 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from .comparison import differences, relation
+from .comparison import relation
 from .embedders import Vector
 from .memory import Memory, MemoryLink, Relation
+from .text import normal
 
 __all__ = [
     "CANDIDATES",
     "KEY_LIFETIME",
-    "SAME",
+    "SIMILAR",
     "Backend",
     "EmbedderIdentity",
-    "Match",
     "Near",
     "Where",
     "WordMatch",
+    "links_of",
     "links_to",
-    "match",
 ]
 
-SAME: Final = 0.92
-"""Cosine similarity from which two memories of one owner, subject and type are compared: they are merged or linked."""
+SIMILAR: Final = 0.92
+"""Cosine similarity from which two memories of one owner, subject and type are compared by their words."""
 
 CANDIDATES: Final = 8
 """Largest number of similar memories that a new one is compared with."""
@@ -72,25 +72,14 @@ class WordMatch(NamedTuple):
     embedded: bool
 
 
-class Match(NamedTuple):
-    """Plan for a new memory: the number of the one to merge it into, or its links to others."""
-
-    merge: int | None
-    links: list[MemoryLink]
-
-
-def match(memory: Memory, similar: Sequence[tuple[int, Memory]]) -> Match:
-    """Compare a new memory with similar ones of its owner, subject and type, the most similar first."""
+def links_of(memory: Memory, similar: Sequence[Memory]) -> list[MemoryLink]:
+    """Return the links of a new memory to similar ones of its owner, subject and type."""
     links = []
-    for number, one in similar:
-        if differences(one.text, memory.text):
-            if (how := relation(one.text, memory.text)) is not None:
-                links.append(MemoryLink(how, one.id))
-        elif one.source == memory.source:
-            return Match(number, [])
-        else:
-            links.append(MemoryLink("same", one.id))
-    return Match(None, links)
+    for one in similar:
+        how = "same" if normal(one.text) == normal(memory.text) else relation(one.text, memory.text)
+        if how is not None:
+            links.append(MemoryLink(how, one.id))
+    return links
 
 
 def links_to(memory: Memory, links: Sequence[MemoryLink]) -> dict[str, MemoryLink]:
@@ -130,7 +119,10 @@ class Backend(Protocol):
     async def close(self) -> None: ...
 
     async def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Memory:
-        """Store a memory unless the key is known; merge it into an equal one, or link it to others, see `match`."""
+        """Store a memory unless the key is known.
+
+        Merge it into the one with its digest, owner and type; otherwise link it to similar ones, see `links_of`.
+        """
         ...
 
     async def known(self, key: str) -> Memory | None:

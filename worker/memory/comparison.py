@@ -1,7 +1,8 @@
-"""Comparison of two texts with similar vectors: whether they may be merged, and how they are related if not.
+"""Relation of two memories with similar vectors: whether the newer contradicts or replaces the older.
 
-Vectors do not separate "does want" from "does not want", nor "limit 10" from "limit 12". So texts are merged only if
-they have the same negations, numbers, dates and names. The rules know English words.
+Vectors do not separate "does want" from "does not want", nor "limit 10" from "limit 12". The rules know English words,
+and the negations of some other languages. They only decide how two memories are shown: neither is changed or removed,
+and if no relation is recognised, both are results of their own.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Final, Literal, NamedTuple
 
 from .text import word_set
 
-__all__ = ["Difference", "differences", "relation"]
+__all__ = ["relation"]
 
 
-class Difference(StrEnum):
+class _Kind(StrEnum):
     """Kind of a difference that changes the statement of a text."""
 
     NEGATION = "negation"
@@ -25,11 +26,16 @@ class Difference(StrEnum):
     NAME = "name"
 
 
-_NEGATIONS: Final = word_set("not no never none nothing neither nor without cannot hardly nowhere ain't")
+_NEGATIONS: Final = word_set(
+    "not no never none nothing neither nor without cannot hardly barely rarely seldom nowhere ain't "
+    "stop stops stopped fail fails failed refuse refuses refused "
+    "nicht kein keine keinen keinem keiner nie niemals ohne ne pas jamais sans nunca non senza"
+)
 
 # Pairs of opposite words; each counts as a negation of the other.
 _OPPOSITES: Final = (
     ("enable", "disable"), ("enabled", "disabled"), ("allow", "forbid"), ("allow", "deny"), ("allow", "block"),
+    ("allows", "forbids"), ("allows", "denies"), ("allows", "blocks"),
     ("allowed", "forbidden"), ("allowed", "denied"), ("allowed", "blocked"), ("accept", "reject"), ("accept", "refuse"),
     ("accepted", "rejected"), ("accepted", "refused"), ("accepts", "rejects"), ("accepts", "refuses"),
     ("all", "some"), ("always", "sometimes"), ("always", "rarely"), ("before", "after"), ("more", "less"),
@@ -105,7 +111,7 @@ _STEM: Final = 4
 
 
 class _Value(NamedTuple):
-    kind: Difference
+    kind: _Kind
     text: str
     place: int
 
@@ -136,53 +142,53 @@ class _Statement:
         singular = word.removesuffix("s")
         ambiguous = word in _ALSO_WORDS and not capital
         if kind == "date":
-            self._value(Difference.DATE, word)
+            self._value(_Kind.DATE, word)
         elif kind == "number":
-            self._value(Difference.NUMBER, _number(word))
+            self._value(_Kind.NUMBER, _number(word))
         elif kind == "sign":
             if word not in ":=":
-                self._value(Difference.NUMBER, word)
+                self._value(_Kind.NUMBER, word)
         elif word in _NEGATIONS or word.endswith("n't"):
-            self._value(Difference.NEGATION, word)
+            self._value(_Kind.NEGATION, word)
         elif (word in _DATES or singular in _DATES) and not ambiguous:
-            self._value(Difference.DATE, singular)
+            self._value(_Kind.DATE, singular)
         elif word in _COUNTS and not ambiguous and not (word == "one" and first):
-            self._value(Difference.NUMBER, _COUNTS[word])
+            self._value(_Kind.NUMBER, _COUNTS[word])
         elif glued := _GLUED.fullmatch(word):
-            self._value(Difference.NUMBER, _number(glued[1]))
-            self._value(Difference.NUMBER, glued[2])
+            self._value(_Kind.NUMBER, _number(glued[1]))
+            self._value(_Kind.NUMBER, glued[2])
         elif word in _UNITS and self._after_number():
-            self._value(Difference.NUMBER, singular if len(word) > _STEM else word)
+            self._value(_Kind.NUMBER, singular if len(word) > _STEM else word)
         elif _IDENTIFIER.search(written) or (capital and not first and word not in _COMMON):
-            self._value(Difference.NAME, word)
+            self._value(_Kind.NAME, word)
         elif capital and word not in _COMMON:
             self.starts.add(word)
         self.words.append(word)
 
-    def _value(self, kind: Difference, text: str) -> None:
+    def _value(self, kind: _Kind, text: str) -> None:
         self.values.append(_Value(kind, text, len(self.words)))
 
     def _after_number(self) -> bool:
-        return bool(self.values) and self.values[-1][::2] == (Difference.NUMBER, len(self.words) - 1)
+        return bool(self.values) and self.values[-1][::2] == (_Kind.NUMBER, len(self.words) - 1)
 
-    def of(self, kind: Difference) -> list[_Value]:
+    def of(self, kind: _Kind) -> list[_Value]:
         return [one for one in self.values if one.kind is kind]
 
     def negated(self) -> set[str]:
         """Return the first significant word after each negation."""
-        after = (self.words[one.place + 1 :] for one in self.of(Difference.NEGATION))
+        after = (self.words[one.place + 1 :] for one in self.of(_Kind.NEGATION))
         return {word for rest in after for word in [one for one in rest if one not in _COMMON][:1]}
 
     def names(self, other: _Statement) -> list[_Value]:
         """Return the names, each once, compared with another text: one of its plain words is no name."""
-        mine, others = ({one.text for one in text.of(Difference.NAME)} for text in (self, other))
+        mine, others = ({one.text for one in text.of(_Kind.NAME)} for text in (self, other))
         plain = {*other.words} - others - other.starts
-        found = [one for one in self.of(Difference.NAME) if one.text not in plain]
+        found = [one for one in self.of(_Kind.NAME) if one.text not in plain]
         alike = {*self.words} & {*other.words} - _COMMON
         for word in self.starts:
             known = not alike or any(word[:_STEM] == there[:_STEM] for there in other.words)
             if word in others or word in mine or not known:
-                found.append(_Value(Difference.NAME, word, self.words.index(word)))
+                found.append(_Value(_Kind.NAME, word, self.words.index(word)))
         return list({one.text: one for one in sorted(found, key=lambda one: -one.place)}.values())[::-1]
 
 
@@ -198,14 +204,14 @@ def _number(written: str) -> str:
         return plain
 
 
-def _compare(old: str, new: str) -> tuple[frozenset[Difference], bool]:
+def _compare(old: str, new: str) -> tuple[frozenset[_Kind], bool]:
     """Return the kinds of differences, and whether a value that names what the text is about differs."""
     first, second = _Statement(old), _Statement(new)
     kinds, about = set(), False
     if _negation_differs(first, second):
-        kinds.add(Difference.NEGATION)
-    for kind in (Difference.NUMBER, Difference.DATE, Difference.NAME):
-        if kind is Difference.NAME:
+        kinds.add(_Kind.NEGATION)
+    for kind in (_Kind.NUMBER, _Kind.DATE, _Kind.NAME):
+        if kind is _Kind.NAME:
             left, right = first.names(second), second.names(first)
         else:
             left, right = first.of(kind), second.of(kind)
@@ -221,7 +227,7 @@ def _compare(old: str, new: str) -> tuple[frozenset[Difference], bool]:
 
 
 def _negation_differs(first: _Statement, second: _Statement) -> bool:
-    if len(first.of(Difference.NEGATION)) != len(second.of(Difference.NEGATION)):
+    if len(first.of(_Kind.NEGATION)) != len(second.of(_Kind.NEGATION)):
         return True
     negated = first.negated(), second.negated()
     if (negated[0] - negated[1]) & {*second.words} or (negated[1] - negated[0]) & {*first.words}:
@@ -236,14 +242,8 @@ def _negation_differs(first: _Statement, second: _Statement) -> bool:
     )
 
 
-def differences(old: str, new: str) -> frozenset[Difference]:
-    """Return in what two texts of similar meaning differ; if in nothing, they may be merged."""
-    return _compare(old, new)[0]
-
-
 def relation(old: str, new: str) -> Literal["conflicts", "supersedes"] | None:
-    """Return the relation of a newer text to an older one of similar meaning; None if they may be merged or are
-    about different things.
+    """Return the relation of a newer text to an older one of similar meaning; None if none is recognised.
 
     A text with another negation `conflicts` with the older one. A text that gives another number, date or name for the
     same attribute `supersedes` it. A value before the first predicate names what the text is about: "Order 17 is paid"
@@ -252,4 +252,4 @@ def relation(old: str, new: str) -> Literal["conflicts", "supersedes"] | None:
     kinds, about = _compare(old, new)
     if not kinds or about:
         return None
-    return "conflicts" if Difference.NEGATION in kinds else "supersedes"
+    return "conflicts" if _Kind.NEGATION in kinds else "supersedes"

@@ -108,9 +108,9 @@ class HybridStore:
     async def add(self, memory: NewMemory, *, owner: str = "", key: str | None = None) -> Memory:
         """Store a memory; return it as it is stored.
 
-        An equal memory of the same owner, subject, type and source is updated instead: one with the same text but for
-        case, spaces and end marks, or with a cosine similarity of 0.92 and no other negation, number, date or name.
-        Similar memories that differ are linked, see comparison.py. A known key makes this a no-op.
+        An equal memory of the same owner, subject, type and source is updated instead: one whose text has the same
+        normal form, see `text.normal`. Memories with a cosine similarity of 0.92 and another negation, number, date or
+        name are linked, see comparison.py. A known key makes this a no-op.
         """
         if key is not None and (known := await self._backend.known(key)) is not None:
             return known  # without embedding the text again

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
 from .errors import InvalidMemory
-from .text import normal
 
 __all__ = [
     "LONGEST_TEXT",
@@ -181,15 +180,11 @@ def merged(old: Memory, new: Memory) -> Memory:
     The new text replaces the old one, which is added to `former`. The larger importance and the tags and metadata of
     both are kept. What had superseded the old memory is now superseded by it: its statement was made again.
     """
-    former = (
-        old.former
-        if normal(new.text) == normal(old.text)
-        else (*(text for text in old.former if text != new.text), old.text)
-    )
+    former = [text for text in (*old.former, old.text) if text != new.text]
     return old.model_copy(
         update={
             "text": new.text,
-            "former": former[-_MOST_FORMER:],
+            "former": tuple(former[-_MOST_FORMER:]),
             "tags": tuple(dict.fromkeys((*old.tags, *new.tags))),
             "metadata": {**old.metadata, **new.metadata},
             "importance": max(old.importance, new.importance),

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
-from .comparison import differences, relation
+from .comparison import relation
 from .memory import FoundMemory, Memory, RelatedMemory
 from .text import normal
 
@@ -55,6 +55,6 @@ def _groups(memories: Iterable[Memory]) -> dict[str, list[Memory]]:
 def _related(newest: Memory, other: Memory) -> RelatedMemory:
     # by the texts, since the two may be linked by others only
     how: Literal["supersedes", "conflicts", "same"] = "same"
-    if differences(other.text, newest.text):
+    if normal(other.text) != normal(newest.text):
         how = relation(other.text, newest.text) or "supersedes"
     return RelatedMemory(relation=how, id=other.id, text=other.text, source=other.source, updated=other.updated)

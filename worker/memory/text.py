@@ -61,11 +61,24 @@ _AROUND = re.compile(r"""(?!(?<=\w).(?=\w))(?![.,]\d)[.,;:!"'`´()\[\]{}«»„�
 _SPACE = re.compile(r"\s+")
 
 
+# Case carries meaning in short words ("5 mW" and "5 MW", "US" and "us"), but not at the start of a sentence.
+_LONG_WORD = re.compile(r"[^\W\d_]{4,}")
+_SENTENCE_START = re.compile(r"(?:^|[.!?\n])\W*[^\W\d_]")
+_ARTICLE = re.compile(r"^the (?!few|little|least|less|many|more|most)")
+
+
 def normal(text: str) -> str:
-    """Return the text without parts that do not change its meaning: character forms (NFKC), case, spaces, end marks."""
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    bare = _SPACE.sub(" ", _AROUND.sub(" ", folded)).strip()
-    return bare or folded.strip()
+    """Return the text without parts that do not change its meaning; texts with the same normal form are merged.
+
+    These parts are: composed or decomposed characters (NFC), spaces, punctuation around words, the case of words of
+    four letters or more and of the first letter of a sentence, and "the" at the start of the text. In doubt, it stays.
+    NFKC would turn 10² into 102, and a case folding "Maßen" into "Massen".
+    """
+    lower = unicodedata.normalize("NFC", text)
+    for part in (_LONG_WORD, _SENTENCE_START):
+        lower = part.sub(lambda match: match.group().lower(), lower)
+    bare = _SPACE.sub(" ", _AROUND.sub(" ", lower)).strip()
+    return _ARTICLE.sub("", bare) or lower.strip()
 
 
 def digest(text: str, subject: str = "", source: str = "") -> str:

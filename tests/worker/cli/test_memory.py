@@ -53,7 +53,7 @@ def test_memories_are_added_found_listed_and_forgotten(place: Path) -> None:
 
 def test_a_duplicate_is_updated_and_a_known_key_stores_nothing() -> None:
     first = call("memory", "add", "The limit is 10", "--key", "k", "--json").json
-    second = call("memory", "add", "the limit IS 10.")
+    second = call("memory", "add", "the LIMIT is 10.")
     assert second.ids == [first["id"]]
     assert "updated in" in second.err
     assert "updated in" in call("memory", "add", "Something else", "--key", "k").err
@@ -94,7 +94,7 @@ def test_the_store_is_closed_after_an_export(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_file_of_new_memories_is_checked_before_anything_is_stored(place: Path) -> None:
-    lines = b'{"text": "one", "owner": "x"}\n\n{"text": "one!"}\n{"text": "ONE", "owner": "x", "importance": 1}\n'
+    lines = b'{"text": "one", "owner": "x"}\n\n{"text": "once!"}\n{"text": "One!", "owner": "x", "importance": 1}\n'
     answer = call("memory", "add", "--file", "-", "--type", "note", "--json", stdin=lines)
     assert answer.json == {"stored": 2, "known": 1}
     assert {(one["owner"], one["type"]) for one in call("memory", "list", "--json").json} == {

@@ -218,7 +218,7 @@ async def test_a_store_works_with_and_without_the_extra_in_turn(path: Path, monk
     with monkeypatch.context() as without:
         without.setattr(driver, "find_spec", lambda name: None)
         async with store_at(path) as store:
-            await store.add(new_memory("1 of ALL"))  # deletes the vector of the earlier text
+            await store.add(new_memory("1 of all!"))  # deletes the vector of the earlier text
             await store.forget([one.id])
             await remember(store, "2 of all")
     async with HybridStore(SqliteBackend(path), Numbers()) as store:

@@ -186,7 +186,7 @@ async def test_equal_normal_forms_are_one_memory(store: HybridStore, stores: Sto
     assert second.id == first.id
     assert second.text == again.text
     assert (second.tags, second.metadata) == (("a", "b"), {"x": 1, "y": 2})
-    assert (second.importance, second.accesses, second.former) == (0.9, 1, ())
+    assert (second.importance, second.accesses, second.former) == (0.9, 1, (first.text,))
     assert (second.created, second.accessed, second.updated) == (first.created, first.created + 5, first.created + 5)
     assert await store.list() == [second]
 
@@ -218,26 +218,28 @@ async def test_equal_texts_of_other_types_and_owners_are_separate(stores: Stores
 AT_THE_LIMIT = math.degrees(math.acos(0.92))
 
 
-@pytest.mark.parametrize(("degrees", "count"), [(AT_THE_LIMIT - 0.01, 1), (AT_THE_LIMIT, 1), (AT_THE_LIMIT + 0.01, 2)])
-async def test_memories_are_equal_from_a_similarity_of_092(stores: Stores, degrees: float, count: int) -> None:
-    async with stores(Angles({"cats sleep": 10.0, "felines doze": 10.0 + degrees})) as store:
-        first, second = await remember(store, "cats sleep", "felines doze")
-        assert await store.count() == count
-        if count == 1:
-            assert (second.id, second.text, second.former) == (first.id, "felines doze", ("cats sleep",))
-            assert texts(await store.search("felines")) == ["felines doze"]
-            # the vector is that of the new text
-            angles = Angles({"near": 10.0 + degrees})
-            async with stores(angles) as other:
-                assert (await other.search("near"))[0].similarity == pytest.approx(1.0, abs=1e-5)
+@pytest.mark.parametrize(("degrees", "links"), [(AT_THE_LIMIT - 0.01, 1), (AT_THE_LIMIT, 1), (AT_THE_LIMIT + 0.01, 0)])
+async def test_memories_are_compared_from_a_similarity_of_092(stores: Stores, degrees: float, links: int) -> None:
+    async with stores(Angles({"cats sleep": 10.0, "cats never sleep": 10.0 + degrees, "cats doze": 10.0})) as store:
+        first, second = await remember(store, "cats sleep", "cats never sleep")
+        assert [link.id for link in second.links] == [first.id] * links
+        [third] = await remember(store, "cats doze")  # in other words: neither merged nor linked
+        assert await store.count() == 3
+        assert first.id not in [link.id for link in third.links]
 
 
-async def test_the_last_five_earlier_texts_are_kept(stores: Stores) -> None:
-    wordings = [f"wording {letter}" for letter in "abcdefghi"]
-    async with stores(Angles({wording: n * 1.0 for n, wording in enumerate(wordings)})) as store:
-        last = [await remember(store, wording) for wording in wordings][-1][0]
+async def test_a_merged_memory_has_the_vector_of_its_new_text(stores: Stores) -> None:
+    async with stores(Angles({"cats sleep": 0.0, "The CATS sleep": 60.0, "query": 60.0})) as store:
+        first, second = await remember(store, "cats sleep", "The CATS sleep")
+        assert (second.id, second.text, second.former) == (first.id, "The CATS sleep", ("cats sleep",))
+        assert (await store.search("query"))[0].similarity == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_the_last_five_earlier_texts_are_kept(store: HybridStore) -> None:
+    wordings = ["wording" + "!" * n for n in range(9)]
+    last = [await remember(store, wording) for wording in (*wordings, wordings[-1])][-1][0]
     assert last.former == tuple(wordings[3:8])
-    assert last.accesses == 8
+    assert last.accesses == 9
 
 
 # once per key
@@ -247,7 +249,7 @@ async def test_a_known_key_changes_nothing(store: HybridStore, stores: Stores) -
     first = await store.add(new_memory("as the model said it first"), key="t:s")
     assert await store.add(new_memory("in other words, the second time"), key="t:s") == first
     assert await store.list() == [first]
-    merged = await store.add(new_memory("AS the model said it first"), key="t:s:2")
+    merged = await store.add(new_memory("As the MODEL said it first"), key="t:s:2")
     assert merged.accesses == 1
     assert await store.add(new_memory("As the model said it first!"), key="t:s:2") == merged  # its key is known too
     stores.clock.now += 91 * DAY
@@ -303,7 +305,7 @@ def run_adders(place: str, *tasks: list[tuple[str, str | None]]) -> list[Memory]
 async def test_concurrent_processes_that_add_equal_texts_store_one_memory(place: str, stores: Stores) -> None:
     """The processes also create the store at once: its file or tables do not exist before."""
     one: list[tuple[str, str | None]] = [(f"{n} of all", f"t:s:{n}" if n % 2 else None) for n in range(40)]
-    other = [(text.replace("of all", "in other words"), key) for text, key in one]
+    other = [(text + "!", key) for text, key in one]
     added = await asyncio.to_thread(run_adders, place, one, other)
     assert len(added) == 80
     async with stores(Numbers()) as store:

@@ -12,7 +12,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from ..backend import CANDIDATES, SAME, EmbedderIdentity, Match, Near, Where, WordMatch, match
+from ..backend import CANDIDATES, SIMILAR, EmbedderIdentity, Near, Where, WordMatch, links_of
 from ..embedders import Vector
 from ..errors import MemoryStoreDamaged, MemoryStoreUnavailable, VectorsUnavailable
 from ..memory import Memory, linked
@@ -76,8 +76,7 @@ class PostgresBackend:
     """PostgreSQL database with a small connection pool.
 
     Every method is one transaction. Adding to the same owner and type is serialised by a transaction lock
-    (pg_advisory_xact_lock): two transactions could not see each other's equal memory, and no constraint detects
-    equality in other words.
+    (pg_advisory_xact_lock): two transactions could not see, and so not link, each other's similar memories.
     """
 
     def __init__(self, url: str, *, wait: float = _WAIT) -> None:
@@ -150,30 +149,30 @@ class PostgresBackend:
                 if (known := await by_key(connection, key)) is not None:
                     return known
             await lock(connection, memory.owner, memory.type)
-            found = Match(await by_digest(connection, memory, digest), [])
-            if found.merge is None and vector is not None:
-                found = match(memory, await self._similar(connection, memory, vector))
-            if (number := found.merge) is not None:
-                stored = await merge(connection, number, memory, digest)
-            elif (number := await insert(connection, stored := linked(memory, found.links), digest)) is not None:
-                await link_back(connection, stored, found.links)
+            if (number := await by_digest(connection, memory, digest)) is not None:
+                stored = await merge(connection, number, memory)
             else:
-                raise AssertionError(f"memory {memory.id} appeared while its lock was held")
+                links = [] if vector is None else links_of(memory, await self._similar(connection, memory, vector))
+                stored = linked(memory, links)
+                number = await insert(connection, stored, digest)
+                if number is None:
+                    raise AssertionError(f"memory {memory.id} appeared while its lock was held")
+                await link_back(connection, stored, links)
             await self._put_vector(connection, number, vector)
             await remember_key(connection, key, stored.id, memory.created)
             return stored
 
-    async def _similar(self, connection: Connection, memory: Memory, vector: Vector) -> list[tuple[int, Memory]]:
+    async def _similar(self, connection: Connection, memory: Memory, vector: Vector) -> list[Memory]:
         query = sql.SQL(
             """
-            SELECT number, embedding <=> %s::vector AS distance, {}
+            SELECT embedding <=> %s::vector AS distance, {}
             FROM perdure_memory_vectors JOIN perdure_memories AS memories USING (number)
             WHERE owner = %s AND type = %s AND subject = %s AND embedder = %s ORDER BY distance LIMIT %s
             """
         ).format(COLUMNS)
         values = written(vector), memory.owner, memory.type, memory.subject, self._label, CANDIDATES
         rows = await fetch(connection, query, values)
-        return [(int(row[0]), memory_of(row[2:])) for row in rows if 1 - row[1] >= SAME - _ROUNDING]
+        return [memory_of(row[1:]) for row in rows if 1 - row[0] >= SIMILAR - _ROUNDING]
 
     async def _put_vector(self, connection: Connection, number: int, vector: Vector | None) -> None:
         """Store the vector of the current text, and delete those of earlier texts and other embedders."""

@@ -90,7 +90,7 @@ async def insert(connection: Connection, memory: Memory, digest: str) -> int | N
     return int(rows[0][0]) if rows else None
 
 
-async def merge(connection: Connection, number: int, memory: Memory, digest: str) -> Memory:
+async def merge(connection: Connection, number: int, memory: Memory) -> Memory:
     query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE number = %s").format(COLUMNS)
     [row] = await fetch(connection, query, (number,))
     before = memory_of(row)  # its id and links are changed only under the lock of the owner and type
@@ -100,8 +100,8 @@ async def merge(connection: Connection, number: int, memory: Memory, digest: str
     whole = merged(memory_of(row), memory)
     setting = sql.SQL(", ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in _CHANGED)
     await connection.execute(
-        sql.SQL("UPDATE perdure_memories SET {}, digest = %s, words = {} WHERE number = %s").format(setting, _WORDS),
-        (*(_value(whole, name) for name in _CHANGED), digest, _searched(whole), number),
+        sql.SQL("UPDATE perdure_memories SET {}, words = {} WHERE number = %s").format(setting, _WORDS),
+        (*(_value(whole, name) for name in _CHANGED), _searched(whole), number),
     )
     await link_back(connection, whole, whole.links)
     return whole

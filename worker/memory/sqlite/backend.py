@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from ..backend import CANDIDATES, SAME, EmbedderIdentity, Match, Near, Where, WordMatch, match
+from ..backend import CANDIDATES, SIMILAR, EmbedderIdentity, Near, Where, WordMatch, links_of
 from ..embedders import Vector
 from ..memory import Memory, linked
 from .driver import Database
@@ -103,25 +103,23 @@ class SqliteBackend:
 
     def _store(self, database: Database, memory: Memory, digest: str, vector: Vector | None) -> tuple[int, Memory]:
         """Merge the memory into an equal one, else insert it with its links. Return it with its number."""
-        found = Match(by_digest(database, memory, digest), [])
-        if found.merge is None and vector is not None:
-            found = match(memory, self._similar(database, memory, vector))
-        if found.merge is not None:
-            return found.merge, merge(database, found.merge, memory, digest)
-        memory = linked(memory, found.links)
+        if (number := by_digest(database, memory, digest)) is not None:
+            return number, merge(database, number, memory)
+        links = [] if vector is None else links_of(memory, self._similar(database, memory, vector))
+        memory = linked(memory, links)
         number = insert(database, memory, digest)
-        link_back(database, memory, found.links)
+        link_back(database, memory, links)
         return number, memory
 
-    def _similar(self, database: Database, memory: Memory, vector: Vector) -> list[tuple[int, Memory]]:
+    def _similar(self, database: Database, memory: Memory, vector: Vector) -> list[Memory]:
         sql = f"""
-            SELECT number, vec_distance_cosine(embedding, ?) AS distance, {COLUMNS}
+            SELECT vec_distance_cosine(embedding, ?) AS distance, {COLUMNS}
             FROM vectors JOIN memories USING (number)
             WHERE owner = ? AND type = ? AND subject = ? AND embedder = ? ORDER BY distance LIMIT ?
         """  # noqa: S608 - own names
         values = packed(vector), memory.owner, memory.type, memory.subject, self._label, CANDIDATES
         rows = database.run(sql, *values)
-        return [(int(row[0]), memory_of(row[2:])) for row in rows if 1 - row[1] >= SAME - _ROUNDING]
+        return [memory_of(row[1:]) for row in rows if 1 - row[0] >= SIMILAR - _ROUNDING]
 
     def _put_vector(self, database: Database, number: int, vector: Vector | None) -> None:
         """Store the vector of the current text, and delete those of earlier texts and other embedders."""

@@ -57,12 +57,12 @@ def insert(database: Database, memory: Memory, digest: str) -> int:
     return int(number)
 
 
-def merge(database: Database, number: int, memory: Memory, digest: str) -> Memory:
+def merge(database: Database, number: int, memory: Memory) -> Memory:
     [row] = database.run(f"SELECT {COLUMNS} FROM memories WHERE number = ?", number)  # noqa: S608 - own names
     whole = merged(memory_of(row), memory)
     values = [_value(whole, name) for name in _CHANGED]
-    setting = ", ".join(f"{name} = ?" for name in (*_CHANGED, "digest"))
-    database.run(f"UPDATE memories SET {setting} WHERE number = ?", *values, digest, number)  # noqa: S608 - own names
+    setting = ", ".join(f"{name} = ?" for name in _CHANGED)
+    database.run(f"UPDATE memories SET {setting} WHERE number = ?", *values, number)  # noqa: S608 - own names
     link_back(database, whole, whole.links)
     return whole
 
