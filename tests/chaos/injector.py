@@ -22,6 +22,7 @@ from .options import Options
 from .proxy import Proxy
 from .schedule import Plan
 from .server import DurableServer
+from .ticker import Ticker
 
 __all__ = ["FaultInjector"]
 
@@ -33,9 +34,6 @@ _TAIL: Final = 1.2
 the replica that is promoted.
 """
 
-_MORE_LAG: Final = 0.5
-"""Seconds by which a replica may lag more, because a busy machine reads and applies the stream late."""
-
 _RESULT_TTL: Final = 43_200.0
 """Seconds; the clock faults of a run move the server's clock by less."""
 
@@ -46,10 +44,17 @@ class FaultInjector:
     """Injects the faults of a schedule, several at a time if they overlap."""
 
     def __init__(
-        self, options: Options, server: DurableServer, fleet: Fleet, proxies: Sequence[Proxy], journal: JournalWriter
+        self,
+        options: Options,
+        server: DurableServer,
+        ticker: Ticker,
+        fleet: Fleet,
+        proxies: Sequence[Proxy],
+        journal: JournalWriter,
     ) -> None:
         self._options = options
         self._server = server
+        self._ticker = ticker
         self._fleet = fleet
         self._proxies = proxies
         self._journal = journal
@@ -77,14 +82,21 @@ class FaultInjector:
             self._journal.write("missed", kind=plan.fault, error=str(error)[:200])
 
     @asynccontextmanager
-    async def _fault(self, kind: str, pids: Sequence[int] | None, **more: object) -> AsyncIterator[None]:
-        """Log a fault for the duration of the block. pids: processes that it hits; None for all."""
+    async def _fault(self, kind: str, pids: Sequence[int] | None, **more: object) -> AsyncIterator[int]:
+        """Log a fault for the duration of the block, whose value is its number. pids: processes hit; None for all."""
         number = next(self._numbers)
         self._journal.write("fault", number=number, kind=kind, pids=pids, **more)
         try:
-            yield
+            yield number
         finally:
             self._journal.write("fault_over", number=number)
+
+    @asynccontextmanager
+    async def _loss(self, kind: str) -> AsyncIterator[None]:
+        """Log a fault by which Redis loses data, and the time up to which it has kept what it had stored."""
+        async with self._fault(kind, None, seconds=_TAIL) as number, self._ticker.stopped():
+            yield
+            self._journal.write("kept", number=number, until=await self._ticker.last())
 
     def _host(self, plan: Plan) -> ManagedProcess:
         return self._fleet.hosts[plan.host]
@@ -200,7 +212,7 @@ class FaultInjector:
 
     async def _lose_tail(self, plan: Plan) -> None:
         """Cut what the server appended last, as a power cut does under `appendfsync everysec`."""
-        async with self._server_lock, self._fault("lose_tail", None, seconds=_TAIL):
+        async with self._server_lock, self._loss("lose_tail"):
             try:
                 lost = await anyio.to_thread.run_sync(self._server.lose_tail, _TAIL)
                 self._journal.write("tail_lost", bytes=lost)
@@ -212,7 +224,7 @@ class FaultInjector:
         """Kill the primary, and promote a replica that lags behind."""
         async with self._server_lock:
             await anyio.to_thread.run_sync(self._server.add_replica, _TAIL)
-            async with self._fault("failover", None, seconds=_TAIL + _MORE_LAG):
+            async with self._loss("failover"):
                 await anyio.to_thread.run_sync(self._server.kill_primary)
                 await asyncio.sleep(plan.length * 1.5 * self._options.lease)
                 await anyio.to_thread.run_sync(self._server.promote_replica)

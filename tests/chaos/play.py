@@ -24,6 +24,7 @@ from .proxy import Proxy
 from .schedule import schedule
 from .server import DurableServer
 from .sessions import note_sessions, sessions_settled
+from .ticker import Ticker
 from .versions import NoHistory, former_commit, unpack
 
 __all__ = ["play"]
@@ -58,7 +59,10 @@ async def play(options: Options) -> None:
         await _wait_for_workers(producer, fleet)
         observing = asyncio.create_task(Observer(producer, options.journal, journal).run())
         stack.callback(observing.cancel)
-        injector = FaultInjector(options, server, fleet, proxies, journal)
+        ticker = Ticker(server.url)
+        ticking = asyncio.create_task(ticker.run())
+        stack.callback(ticking.cancel)
+        injector = FaultInjector(options, server, ticker, fleet, proxies, journal)
         await injector.run(schedule(options.seed, options.seconds, options.pause, options.workers, options.faults))
         await injector.finish()
         for one in fleet.producers:

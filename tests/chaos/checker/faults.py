@@ -34,13 +34,20 @@ _EVER: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. until: its end. pids: processes that it hit; None for all."""
+    """One fault.
+
+    Attributes:
+        until: Its end.
+        pids: Processes that it hit; None for all.
+        kept: Of a loss of data: time up to which Redis has kept what it had stored.
+    """
 
     kind: str
     begin: Line
     until: int
     pids: frozenset[int] | None
     host: int | None = None
+    kept: int = 0
 
 
 class Faults:
@@ -96,21 +103,23 @@ def _families(lines: Sequence[Line]) -> dict[int, tuple[set[int], int | None]]:
 
 def _injected(lines: Iterable[Line]) -> Iterator[Fault]:
     open_ones: dict[int, Line] = {}
+    kept: dict[int, int] = {}
     for line in lines:
         if line.what == "fault":
             open_ones[line["number"]] = line
+        elif line.what == "kept":
+            kept[line["number"]] = line["until"]
         elif line.what == "fault_over":
-            yield _fault(open_ones.pop(line["number"]), line.at)
+            begin = open_ones.pop(line["number"])
+            yield _fault(begin, line.at, kept.get(line["number"], begin.at))
     for begin in open_ones.values():
-        yield _fault(begin, _EVER)
+        yield _fault(begin, _EVER, begin.at)
 
 
-def _fault(begin: Line, until: int) -> Fault:
-    kind = begin["kind"]
-    pids = begin.get("pids")
-    return Fault(
-        kind, begin, _EVER if kind in DEADLY else until, None if pids is None else frozenset(pids), begin.get("host")
-    )
+def _fault(begin: Line, until: int, kept: int) -> Fault:
+    kind, pids = begin["kind"], begin.get("pids")
+    hit = None if pids is None else frozenset(pids)
+    return Fault(kind, begin, _EVER if kind in DEADLY else until, hit, begin.get("host"), kept)
 
 
 def _by_tasks(lines: Iterable[Line]) -> Iterator[Fault]:

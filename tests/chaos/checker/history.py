@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ..journal import SECOND, Line
+from ..journal import Line
 from ..kinds import KINDS, Kind
 from .faults import LOSSES, Fault, Faults
 
@@ -112,13 +112,10 @@ class History:
         """Time of the last line."""
         return self.lines[-1].at if self.lines else 0
 
-    def lost(self, at: int, until: int) -> bool:
-        """Return whether Redis has lost, before `until`, what it stored at a time."""
-        return any(
-            loss.begin.at - round((loss.begin["seconds"] + _SLACK) * SECOND) <= at <= loss.until
-            and loss.begin.at <= until
-            for loss in self.losses
-        )
+    def lost(self, at: int, until: int, *, asked: int | None = None) -> bool:
+        """Return whether Redis has lost, before `until`, what it had stored by a time. asked: if known, since when."""
+        since = at if asked is None else asked
+        return any(loss.kept < at and since <= loss.until and loss.begin.at <= until for loss in self.losses)
 
     def replayed_between(self, since: int, until: int, *, fresh: bool = False) -> bool:
         """Return whether dead letters may have been replayed between two times. fresh: without their checkpoint."""
@@ -127,9 +124,6 @@ class History:
             for replay in self.replays
         )
 
-
-_SLACK: Final = 0.5
-"""Seconds between a write to Redis and the line of the journal that says so."""
 
 _OF_A_RUN: Final = {"begin": "begins", "value": "values", "effect": "effects", "saved": "progress", "found": "progress"}
 _OF_A_TASK: Final = {

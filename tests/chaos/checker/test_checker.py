@@ -430,9 +430,11 @@ def test_a_fresh_replay_forgets_the_records() -> None:
     assert story.rules() == {"recorded step run again", "stale write"}
 
 
-def redis_loses(story: Story, at: float, kind: str = "lose_tail") -> Story:
+def redis_loses(story: Story, at: float, kind: str = "lose_tail", *, kept: float | None = None) -> Story:
+    """A loss of data. kept: time up to which the data survived, by default 1.2 s before."""
     number = len(story.lines)
     story.inject(at, "fault", number=number, kind=kind, pids=None, seconds=1.2)
+    story.inject(at + 0.2, "kept", number=number, until=round((at - 1.2 if kept is None else kept) * SECOND))
     return story.inject(at + 0.3, "fault_over", number=number)
 
 
@@ -453,6 +455,25 @@ def test_what_redis_stored_before_it_lost_its_tail_is_not_excused(kind: str) -> 
     story.run(15, SECOND_ONE, count=2).step(15.1, SECOND_ONE, "step-0").returned(16, SECOND_ONE, ["11.1/step-0/1"])
     story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps={"step-0": "11.1/step-0/1"})
     assert story.rules() == {"recorded step run again", "stale write"}
+
+
+@pytest.mark.parametrize(
+    ("at", "kept", "excused"),
+    [(2.5, 2.29, True), (2.5, 2.31, False), (12.5, 2.29, True), (2.5, None, False)],
+    ids=["lost", "kept", "long lag", "not measured"],
+)
+@pytest.mark.parametrize("kind", sorted(LOSSES))
+def test_only_what_was_lost_by_measure_is_excused(kind: str, at: float, kept: float | None, *, excused: bool) -> None:
+    """The handler was given the value of the step at 2.3 s."""
+    story = Story().run(2, FIRST).step(2.1, FIRST, "step-0")
+    redis_loses(story, at, kind, kept=kept).fault(at, at + 0.1, "kill", FIRST).exited(at + 0.1, FIRST)
+    if kept is None:
+        story.lines = [line for line in story.lines if line["what"] != "kept"]
+    again = at + 3
+    story.run(again, SECOND_ONE, count=2).step(again + 0.1, SECOND_ONE, "step-0")
+    story.returned(again + 1, SECOND_ONE, ["11.1/step-0/1"])
+    story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps={"step-0": "11.1/step-0/1"})
+    assert story.rules() == (set() if excused else {"recorded step run again", "stale write"})
 
 
 @pytest.mark.parametrize("kind", sorted(LOSSES))

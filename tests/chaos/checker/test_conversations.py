@@ -59,6 +59,30 @@ def test_a_session_that_does_not_exist() -> None:
     assert rules((0, "begins", {"lease": 2.0}), said, (9, "ends", {})) == {"lost"}
 
 
+@pytest.mark.parametrize(
+    ("says", "said", "violated"),
+    [(4.8, 5.0, {"lost"}), (6.2, 6.4, set()), (6.9, 8.2, set()), (8.1, 8.2, {"lost"})],
+    ids=["kept", "lost", "lost during the call", "stored afterwards"],
+)
+def test_a_message_that_a_session_did_not_hear_must_have_been_lost_by_measure(
+    says: float, said: float, violated: set[str]
+) -> None:
+    """A failover from 7 to 8 s keeps what was stored until 6 s."""
+    message = {"session": "s", "text": "a:1"}
+    found = rules(
+        (0, "begins", {"lease": 2.0}),
+        (1, "said", {"session": "s", "text": "b:1", "turn": 1}),
+        (says, "says", message),
+        (said, "said", {**message, "turn": 2}),
+        (7, "fault", {"number": 1, "kind": "failover", "pids": None, "seconds": 1.2}),
+        (7.9, "kept", {"number": 1, "until": 6 * SECOND}),
+        (8, "fault_over", {"number": 1}),
+        (9, "session", {"session": "s", "status": "idle", "turns": 1, "heard": ["b:1"], "problem": None}),
+        (10, "ends", {}),
+    )
+    assert found == violated
+
+
 def conversation(turns: list[str], unread: int = 0) -> set[str]:
     final = {"kind": "agent", "state": "succeeded", "attempts": 0, "crashes": 0, "replays": 0, "reason": None}
     final |= {"worker": "w", "result": [], "steps": {}, "conversation": turns, "unread": unread, "kept": 60.0}

@@ -45,7 +45,8 @@ def _check(history: History, session: str, said: list[Line], final: Line, asked:
             lines = [line for line in said if line["text"] == text]
             yield Violation("heard twice", f"session {session} heard {text!r} {count} times", (*lines, final))
     for line in said:
-        if line["text"] not in heard and not _forgotten(history, line, asked.get(line["text"], line.at)):
+        begin = asked.get(line["text"], line.at)  # the message is the first write of the call
+        if line["text"] not in heard and not history.lost(line.at, history.end, asked=begin):
             yield Violation("lost", f"session {session} never heard {line['text']!r}", (line, final))
     numbers: dict[str, int] = {}
     for text in heard:
@@ -54,12 +55,6 @@ def _check(history: History, session: str, said: list[Line], final: Line, asked:
             what = f"session {session} heard {text!r} after message {numbers[sender]} of {sender}"
             yield Violation("out of order", what, (final,))
         numbers[sender] = int(number)
-
-
-def _forgotten(history: History, said: Line, asked: int) -> bool:
-    """Return whether Redis has lost a message: after the call, or during it, since the message is its first write."""
-    during = any(loss.begin.at <= said.at and loss.until >= asked for loss in history.losses)
-    return during or history.lost(said.at, history.end)
 
 
 def _rolled_back(history: History, said: list[Line], text: str) -> bool:
