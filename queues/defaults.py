@@ -9,10 +9,9 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from .durations import to_seconds
 from .errors import ConfigurationError
@@ -28,7 +27,7 @@ LONGEST: Final = 1e10
 Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 
 
-class ConnectionSettings(BaseSettings):
+class ConnectionSettings(BaseModel):
     """Settings of one deployment's server and data, from arguments or from PERDURE_* variables.
 
     Args:
@@ -43,7 +42,7 @@ class ConnectionSettings(BaseSettings):
         encryption_required: refuse arguments, results and checkpoints that are not encrypted.
     """
 
-    model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     redis_url: str = ""
     namespace: str = "perdure"
@@ -55,6 +54,13 @@ class ConnectionSettings(BaseSettings):
     encryption_keys: SecretStr = SecretStr("")
     encryption_key_file: Path | None = None
     encryption_required: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Add the settings that were not given and have a variable that is not empty."""
+        read = {name: os.environ.get(f"PERDURE_{name.upper()}") for name in cls.model_fields}
+        return {name: text for name, text in read.items() if text} | given
 
     @field_validator("*", mode="before")
     @classmethod

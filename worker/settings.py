@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import NoDecode
+from pydantic_core import from_json
 
 from ..deadletter import DEFAULT_RETENTION, Retry
 from ..queues import DEFAULT_PAYLOAD_LIMIT, ConnectionSettings, Seconds, read_settings
@@ -88,7 +88,7 @@ class Settings(ConnectionSettings):
     log_tasks: bool = False
     crash_threshold: Annotated[int, Field(ge=0)] = 5
     crash_window: Seconds = 3600.0
-    restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (0.0, 5.0, 30.0, 120.0, 600.0)
+    restart_delays: Annotated[tuple[Delay, ...], Field(min_length=1)] = (0.0, 5.0, 30.0, 120.0, 600.0)
     memory: str = ""
     embedder: str = ""
     check_state: bool = False
@@ -103,6 +103,12 @@ class Settings(ConnectionSettings):
     def _split(cls, delays: object) -> object:
         """Split the form of the environment: 5,30,120."""
         return delays.split(",") if isinstance(delays, str) else delays
+
+    @field_validator("unknown_task", mode="before")
+    @classmethod
+    def _decode(cls, policy: object) -> object:
+        """Decode the form of the environment: JSON."""
+        return from_json(policy) if isinstance(policy, str) else policy
 
     @field_validator("webhook_url")
     @classmethod

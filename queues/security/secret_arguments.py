@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 import orjson
-from pydantic import BaseModel, RootModel, Secret, SecretBytes, SecretStr
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import from_json, to_json, to_jsonable_python
 
 __all__ = [
@@ -206,6 +206,8 @@ def unwrap_secrets(value: Any, shown: Any) -> tuple[Any, SecretPaths]:
 
 
 def _unwrap(value: Any, shown: Any, path: SecretPath, paths: dict[SecretPath, None]) -> Any:
+    from pydantic import RootModel  # adds 5 ms to the start of a process; few have secret arguments
+
     if isinstance(value, SECRET):
         inner = value.get_secret_value()
         if inner is not None:

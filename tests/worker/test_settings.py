@@ -28,6 +28,16 @@ def test_an_invalid_variable_is_reported_with_its_value(monkeypatch: pytest.Monk
         load_settings()
 
 
+def test_settings_with_several_values_are_read_from_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_UNKNOWN_TASK", '{"max_attempts": 2, "base": 0.5}')
+    monkeypatch.setenv("PERDURE_RESTART_DELAYS", "0,2.5")
+    settings = load_settings()
+    assert (settings.unknown_task, settings.restart_delays) == (Retry(max_attempts=2, base=0.5), (0.0, 2.5))
+    monkeypatch.setenv("PERDURE_UNKNOWN_TASK", "{")
+    with pytest.raises(ConfigurationError, match="PERDURE_UNKNOWN_TASK: "):
+        load_settings()
+
+
 def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="leese"):
         load_settings(leese=3)

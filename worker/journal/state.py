@@ -45,6 +45,12 @@ KEPT: Final = 100
 """Number of latest decisions, discoveries, commitments and questions that the state keeps; the log has all of them."""
 
 
+# pydantic inspects the signature of each factory. Python parses that of `list` out of its documentation, for which it
+# compiles the patterns of its tokenizer at the start of each process.
+def _no_items() -> list[Any]:
+    return []
+
+
 class Ephemeral:
     """Marker of a state field that is never stored: `Annotated[T, Ephemeral]`. Every run starts with its default.
 
@@ -105,7 +111,7 @@ class Decision(BaseModel):
     n: int
     choice: str
     reasoning: str = ""
-    alternatives: list[str] = Field(default_factory=list)
+    alternatives: list[str] = Field(default_factory=_no_items)
 
 
 class Discovery(BaseModel):
@@ -194,7 +200,7 @@ class Archive(BaseModel):
 
     steps: int = 0
     messages: int = 0
-    ranges: list[ArchivedSteps] = Field(default_factory=list)
+    ranges: list[ArchivedSteps] = Field(default_factory=_no_items)
 
 
 class AgentState(BaseModel):
@@ -216,17 +222,17 @@ class AgentState(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True, ser_json_inf_nan="strings")
 
     goal: str = ""
-    plan: list[PlanStep] = Field(default_factory=list)
+    plan: list[PlanStep] = Field(default_factory=_no_items)
     current: str | None = None
     results: dict[str, Any] = Field(default_factory=dict)
-    decisions: list[Decision] = Field(default_factory=list)
-    discoveries: list[Discovery] = Field(default_factory=list)
-    commitments: list[Commitment] = Field(default_factory=list)
-    questions: list[Question] = Field(default_factory=list)
+    decisions: list[Decision] = Field(default_factory=_no_items)
+    discoveries: list[Discovery] = Field(default_factory=_no_items)
+    commitments: list[Commitment] = Field(default_factory=_no_items)
+    questions: list[Question] = Field(default_factory=_no_items)
     context: dict[str, Any] = Field(default_factory=dict)
-    messages: list[Message] = Field(default_factory=list)
-    artifacts: list[Artifact] = Field(default_factory=list)
-    files: list[ChangedFile] = Field(default_factory=list)
+    messages: list[Message] = Field(default_factory=_no_items)
+    artifacts: list[Artifact] = Field(default_factory=_no_items)
+    files: list[ChangedFile] = Field(default_factory=_no_items)
     waiting_for: WaitingFor | None = None
     archive: Archive = Field(default_factory=Archive)
 
