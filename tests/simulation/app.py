@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import anyio
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Snooze, current_step
@@ -13,7 +14,15 @@ from perdure.worker.settings import Settings
 
 from .loop import SimulatedLoop, current
 
-__all__ = ["Entry", "Journal", "make_app"]
+__all__ = ["MESSAGES", "Entry", "Journal", "make_app", "messages_of"]
+
+MESSAGES: Final = 2
+"""Messages that a task of the kind `listens` waits for."""
+
+
+def messages_of(task: str) -> list[str]:
+    """Return the messages that a task waits for."""
+    return [f"{task} message {number}" for number in range(MESSAGES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +162,21 @@ def make_app(journal: Journal, url: str, lease: float) -> App:
             raise Snooze(pause * 2)
         found.append(await stepped(ctx, "step-1", list(found), pause))
         return found
+
+    @app.task(retry=retry)
+    async def listens(ctx: Context, steps: int, pause: float) -> list[str]:
+        """Waits for messages without a worker, each of which it gets once and in order."""
+        await stepped(ctx, "step-0", [], pause)
+        texts: list[str] = []
+        while len(texts) < MESSAGES:
+            texts += [message.content for message in await ctx.inbox(wait=math.inf, limit=1)]
+        return texts
+
+    @app.task(retry=retry)
+    async def relay(ctx: Context, steps: int, pause: float) -> None:
+        """Hands its work to another task."""
+        await stepped(ctx, "step-0", [], pause)
+        await ctx.continue_as(chain, why="the rest", arguments={"steps": steps, "pause": pause})
 
     @app.agent(name="agent", retry=retry)
     class SimulatedAgent(Agent[_Progress]):

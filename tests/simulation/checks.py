@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from .app import Entry
+from .app import Entry, messages_of
 
 if TYPE_CHECKING:
     from .world import World
@@ -107,11 +108,14 @@ class Checks:
     def unfinished(self) -> list[str]:
         """Return the tasks that may still get an outcome."""
         acked = {entry.task for entry in self._world.journal.entries if entry.what == "acked"}
-        return [
-            task.id
-            for task in self._world.plan.tasks
-            if task.id not in acked or self.state(task.id) in ("queued", "scheduled")
-        ]
+        live = {
+            found[2].decode()
+            for key, item in self._items.items()
+            if (found := _RECORD.fullmatch(key))
+            and b":record:" in key
+            and item.value._values.get(b"state") not in _ENDED
+        }
+        return [*sorted(live), *(task.id for task in self._world.plan.tasks if task.id not in acked)]
 
     def finish(self) -> None:
         """Check what holds at the end of a run."""
@@ -120,6 +124,7 @@ class Checks:
             error = context.get("exception")
             self.add("unhandled", f"{context.get('message')}: {error!r}")
         self._check_outcomes()
+        self._check_others()
         self._check_steps()
         self._check_keys()
 
@@ -140,7 +145,9 @@ class Checks:
             elif state not in wanted:
                 kind = "no progress" if state in ("queued", "scheduled") else "wrong outcome"
                 self.add(kind, f"{task.id} ({task.kind}) is {state}{self._why(task.id)}")
-            elif state == "succeeded":
+            elif task.kind == "listens" and state == "succeeded":
+                self._check_messages(task.id)
+            elif state == "succeeded" and task.kind != "relay":
                 self._check_result(task.id)
 
     def _why(self, task: str) -> str:
@@ -165,6 +172,28 @@ class Checks:
                 if stored not in last:
                     self.add("wrong result", f"{task} has {stored}, its handler returned {last}")
 
+    def _check_messages(self, task: str) -> None:
+        """Check that a task got each of its messages once and in order."""
+        for key, item in self._items.items():
+            if key.endswith(b":record:" + task.encode()):
+                got = orjson.loads(item.value._values[b"result"])
+                if got != messages_of(task):
+                    self.add("messages", f"{task} got {got}")
+
+    def _check_others(self) -> None:
+        """Check that successors and forks have an outcome as well."""
+        planned = {task.id.encode() for task in self._world.plan.tasks}
+        for task, state in self._states():
+            if task not in planned and state not in _ENDED:
+                self.add("no progress", f"{task.decode()}, a successor or fork, is {state!r}")
+
+    def _states(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield each task that has a record, with its state."""
+        for key, item in self._items.items():
+            found = _RECORD.fullmatch(key)
+            if found and b":record:" in key:
+                yield found[2], item.value._values.get(b"state")
+
     def _check_steps(self) -> None:
         """Check that no recorded step ran again, and that each has one result."""
         made: dict[str, Entry] = {}
@@ -173,6 +202,8 @@ class Checks:
         for entry in self._world.journal.entries:
             if entry.what == "run":
                 began[entry.run] = entry.at
+            elif entry.what == "fresh":
+                got = {place: one for place, one in got.items() if place[0] != entry.task}
             elif entry.what == "effect":
                 made[entry.value] = entry
                 earlier = got.get((entry.task, entry.step))

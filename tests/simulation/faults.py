@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from perdure.queues import QueueError
+from perdure import PerdureError
+from perdure.deadletter import Filter, Replay, list_letters, replay
+from perdure.queues import QueueError, queue_partitions
+from perdure.worker.journal import fork
 
 from .network import Connection
 from .plan import FAULTS, Fault
@@ -139,6 +142,45 @@ async def _cancel(world: World, fault: Fault) -> None:
     world.on_producer(cancel)
 
 
+async def _replay(world: World, fault: Fault) -> None:
+    """Replay a dead letter, once there is one."""
+
+    async def replay_one() -> None:
+        producer = world.producer
+        if producer is None:
+            return
+        try:
+            partitions = await queue_partitions(producer.gateway, producer.namespace, "sim")
+            letters = [letter async for letter in list_letters(producer.gateway, partitions, Filter())]
+            if letters:
+                letter, fresh = letters[fault.target % len(letters)], fault.target % 2 == 0
+                if fresh:
+                    world.journal.write("fresh", letter.id)
+                await replay(producer.gateway, letter, Replay(fresh=fresh))
+        except QueueError as error:
+            world.tell(f"replaying: {error}")
+
+    world.on_producer(replay_one)
+
+
+async def _fork(world: World, fault: Fault) -> None:
+    """Fork a task, from what it has recorded so far."""
+    names = sorted(task.id for task in world.plan.tasks if task.id in world.handles and task.kind != "listens")
+    producer = world.producer
+    if not names or producer is None:
+        return
+    name = names[fault.target % len(names)]
+
+    async def fork_one() -> None:
+        world.forks += 1
+        try:
+            await fork(producer, name, new_id=f"fork{world.forks}")
+        except PerdureError as error:
+            world.tell(f"forking {name}: {error}")
+
+    world.on_producer(fork_one)
+
+
 FAULT_TYPES: Final[dict[str, Callable[[World, Fault], Awaitable[None]]]] = {
     "kill": _kill,
     "freeze": _freeze,
@@ -156,5 +198,7 @@ FAULT_TYPES: Final[dict[str, Callable[[World, Fault], Awaitable[None]]]] = {
     "pause server": _pause_server,
     "newcomer": _newcomer,
     "cancel": _cancel,
+    "replay": _replay,
+    "fork": _fork,
 }
 assert FAULT_TYPES.keys() == FAULTS.keys()

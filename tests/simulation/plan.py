@@ -11,7 +11,7 @@ __all__ = ["FAULTS", "KINDS", "Fault", "Plan", "TaskPlan", "draw"]
 SPAN: Final = 12.0
 """Virtual seconds in which tasks are enqueued and faults occur."""
 
-KINDS: Final = ("chain", "chain", "hasty", "fan", "stumbles", "doomed", "dozes", "agent")
+KINDS: Final = ("chain", "chain", "hasty", "fan", "stumbles", "doomed", "dozes", "listens", "relay", "agent")
 """Kinds of tasks; see app.py."""
 
 FAULTS: Final = {
@@ -31,6 +31,8 @@ FAULTS: Final = {
     "pause server": (0.2, 5.0),
     "newcomer": (0.0, 0.0),
     "cancel": (0.0, 0.0),
+    "replay": (0.0, 0.0),
+    "fork": (0.0, 0.0),
 }
 """Kinds of faults, and the least and the most of their sizes: mostly seconds; see faults.py."""
 
@@ -51,13 +53,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A task. at: seconds after the start at which it is enqueued."""
+    """A task. at: seconds after the start at which it is enqueued. delay: seconds until it may run."""
 
     id: str
     kind: str
     at: float
     steps: int
     pause: float
+    delay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def draw(seed: int) -> Plan:
             at=random.uniform(0, SPAN * 0.6),
             steps=random.randint(1, 5),
             pause=random.choice((0.0, 0.01, 0.3, 1.0)),
+            delay=random.choice((0.0, 0.0, 0.0, 2.0)),
         )
         for number in range(random.randint(3, 8))
     )

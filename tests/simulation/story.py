@@ -13,6 +13,7 @@ _PHRASES = {
     "run": "{machine} runs {task} (run {run})",
     "effect": "{machine} executes {step} of {task}: {value}",
     "got": "{machine} has recorded {value} for {task}",
+    "fresh": "{task} is replayed without its checkpoint",
     "result": "{machine} returns {value} from {task}",
 }
 

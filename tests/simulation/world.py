@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import anyio
 from perdure import Producer, Worker
-from perdure.queues import QueueError, TaskHandle
+from perdure.queues import QueueError, TaskHandle, Unavailable
 from perdure.queues.runtime import RUNTIME, Runtime
 
-from .app import Journal, make_app
+from .app import Journal, make_app, messages_of
 from .checks import Checks, Violation
 from .engine import engine_time
 from .faults import FAULT_TYPES
@@ -85,6 +85,9 @@ class World:
         self._ids = iter(range(10**6))
         self._started: list[asyncio.Future[Any]] = []
         self.set_back = 0.0  # seconds by which due tasks are late, see docs/explanation/recovery.md
+        self.forks = 0
+        self.repaired = self.loop.now  # when the last fault ends
+        self.producer: Producer | None = None
         self.over = False
 
     # the run
@@ -111,12 +114,12 @@ class World:
     async def _live(self) -> None:
         for _ in range(self.plan.workers):
             self.start_worker()
-        self._producer = self._spawn("producer", self._produce)
+        self._machine = self._spawn("producer", self._produce)
         for fault in self.plan.faults:
             await asyncio.sleep(max(0.0, self.begin + fault.at - self.loop.now))
             self.tell(f"fault: {fault}")
             await FAULT_TYPES[fault.kind](self, fault)
-        await asyncio.sleep(max(0.0, self.begin + SPAN - self.loop.now))
+        await asyncio.sleep(max(self.begin + SPAN, self.repaired) - self.loop.now)
         await self._settle_down()
 
     async def _settle_down(self) -> None:
@@ -175,6 +178,7 @@ class World:
     async def _produce(self) -> None:
         url = f"redis://{_HOST}"
         async with Producer(url, namespace="sim") as producer, anyio.create_task_group() as group:
+            self.producer = producer
             for task in self.plan.tasks:
                 group.start_soon(self._enqueue, producer, task)
             await anyio.sleep_forever()
@@ -187,13 +191,30 @@ class World:
             arguments["goal"] = "take all parts"
         while True:
             try:
-                handle = await producer.enqueue(task.kind, arguments, queue="sim", task_id=task.id)
+                handle = await producer.enqueue(task.kind, arguments, queue="sim", task_id=task.id, delay=task.delay)
             except QueueError:
                 await asyncio.sleep(0.2)
             else:
                 self.handles[task.id] = handle
                 self.journal.write("acked", task.id)
+                if task.kind == "listens":
+                    await self._talk(handle, task.pause)
                 return
+
+    async def _talk(self, handle: TaskHandle[Any], pause: float) -> None:
+        """Send messages to a task, one after the other, each until it is stored."""
+        for text in messages_of(handle.id):
+            await asyncio.sleep(2 * pause)
+            while True:
+                try:
+                    await handle.send(text, sender="producer", message_id=text)
+                except Unavailable:
+                    await asyncio.sleep(0.2)
+                except QueueError as error:  # it was cancelled, or its writes were lost
+                    self.tell(f"sending {text}: {error}")
+                    return
+                else:
+                    break
 
     def _spawn(self, name: str, begin: Callable[[], Coroutine[Any, Any, None]]) -> Machine:
         machine = self.loop.machine(name)
@@ -209,6 +230,7 @@ class World:
 
     def later(self, delay: float, act: Callable[[], Any]) -> None:
         """Do something after so many seconds."""
+        self.repaired = max(self.repaired, self.loop.now + delay)
         self.loop.call_later(delay, act, context=self.loop.context_of(self.main))
 
     def on(self, machine: Machine, act: Callable[[], Any]) -> None:
@@ -217,7 +239,7 @@ class World:
 
     def on_producer(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a coroutine function in the process of the producer."""
-        self._start(self._producer, act())
+        self._start(self._machine, act())
 
     def tell(self, text: str) -> None:
         """Add a line to the story of the run."""
