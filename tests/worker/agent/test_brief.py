@@ -206,11 +206,13 @@ def test_all_sections_cut_at_once_keep_the_budget_and_count_everything(budget: i
     state.plan[1].status = StepStatus.FAILED
     for name in ("decisions", "discoveries", "questions", "commitments", "artifacts"):
         setattr(state, name, [*getattr(state, name)] * 9)
-    found = brief_text(state, estimated_tokens, budget, interruption=CRASH, in_flight=["child"] * 30)
+    crash = Interruption(name="audit", reason="a crash", at=CRASH.at, message="note", in_doubt=[("s4", "t1:s4")])
+    found = brief_text(state, estimated_tokens, budget, interruption=crash, in_flight=["child"] * 30)
     assert contradictions(read_brief(found.text), state) == []
     assert "- waiting for approval from carl" in found.text
+    assert "- in doubt: `s4` started and has no result; look up `t1:s4`" in found.text
     assert "search_history(section=" in found.text
-    if budget >= 200:
+    if budget >= 250:
         assert estimated_tokens(found.text) <= budget
 
 

@@ -18,8 +18,8 @@
 
 Sections without entries are left out. Every entry is one line of quoted text. A section that does not fit keeps its
 latest entries (its first ones, if they are still to be done), and a line says how many are missing, what they are in
-short, and how to get them. The completed steps and what is waited for are named in any case. Of the promises, those of
-the agent come first, and of these the one that is due first.
+short, and how to get them. Steps in doubt, completed steps and what is waited for are named in any case. Of the
+promises, those of the agent come first, and of these the one that is due first.
 """
 
 from __future__ import annotations
@@ -146,8 +146,16 @@ def _sections(
     later = [step for step in state.plan if _is_open(step)]
     promises = _open_promises(state.commitments)
     if interruption is not None:
-        former = list(_former(state, interruption))
-        yield Section("Left by the former run", "former", former, lambda _left, _most: "", _all("former"), first=True)
+        doubtful = _in_doubt(state, interruption)
+        yield Section(
+            "Left by the former run",
+            "former",
+            [*doubtful, *_former(state, interruption)],
+            lambda _left, _most: "",
+            _all("former"),
+            least=len(doubtful),
+            first=True,
+        )
     yield Section(
         "Completed steps",
         "steps",
@@ -266,15 +274,19 @@ def _open(step: PlanStep, current: str | None) -> str:
     return f"- {_named(step)} ({'now' if step.key == current else step.status.value})"
 
 
-def _former(state: AgentState, interruption: Interruption) -> Iterable[str]:
-    """Yield what the former run left, without what the state says; first what may have taken effect."""
+def _in_doubt(state: AgentState, interruption: Interruption) -> list[str]:
+    """Return what may have taken effect."""
     done = {step.key for step in state.plan if step.status is StepStatus.DONE}
-    for key, idempotency_key in interruption.in_doubt:
-        if key not in done:
-            yield (
-                f"- in doubt: {quoted_name(key)} started and has no result; look up {quoted_name(idempotency_key)} "
-                "before you repeat it"
-            )
+    return [
+        f"- in doubt: {quoted_name(key)} started and has no result; look up {quoted_name(idempotency_key)} "
+        "before you repeat it"
+        for key, idempotency_key in interruption.in_doubt
+        if key not in done
+    ]
+
+
+def _former(state: AgentState, interruption: Interruption) -> Iterable[str]:
+    """Yield what else the former run left, without what the state says."""
     for call in interruption.cut_off:
         yield f"- it was waiting for {quoted_line(call)}"
     if interruption.message:

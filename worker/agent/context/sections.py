@@ -81,7 +81,8 @@ class Section:
             self.kept -= 1
             dropped = self.costs[self.kept] if self.first else self.costs[self.missing() - 1]
             spent = self.cost(count) if self.kept == len(self.lines) - 1 else spent - dropped
-        return spent
+        self.name_more(room - spent, count)
+        return self.cost(count)
 
     def _most_named(self, room: int, count: Count) -> int:
         """Return how many missing entries the note can name without taking the room of the others."""
@@ -92,14 +93,14 @@ class Section:
         self.kept = kept
         return self.named
 
-    def name_more(self, room: int, count: Count) -> int:
+    def name_more(self, room: int, count: Count, *, most: int = _NAMED[0]) -> int:
         """Name more of the missing entries if there is room, and return what it leaves."""
         if not self.missing():
             return room
-        least, spent = self.named, count(self.missing_line())
+        spent, least = self.cost(count), self.named
         for self.named in _NAMED:
-            more = count(self.missing_line()) - spent
-            if self.named <= least or more <= room:
+            more = self.cost(count) - spent
+            if self.named <= least or (self.named <= most and more <= room):
                 return room - more
         return room
 
@@ -130,6 +131,10 @@ def fitted(sections: Sequence[Section], room: int, count: Count) -> tuple[list[s
     share = max(0, room - least) // max(1, len(shown))
     spent = {id(section): section.fill(section.cost(count) + share, count) for section in shown}
     rest = room - sum(spent.values()) - count(last)
+    for section in shown:  # a note without a name says too little
+        if not section.named:
+            rest = section.name_more(rest, count, most=1)
+            spent[id(section)] = section.cost(count)
     for section in shown:
         before = spent[id(section)]
         if section.missing() and rest > 0:
