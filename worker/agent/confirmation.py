@@ -28,7 +28,7 @@ __all__ = ["OnResume", "confirm_resume"]
 OnResume: TypeAlias = Literal["ask"] | None
 
 _ASKED: Final = "#asked"
-"""Key of the question: `until` and `after` while it is open, and `closed`."""
+"""Key of the question: `until`, `after` and `reason` while it is open, and `closed`."""
 
 _WAITS: Final = "confirmation"
 """Kind of the wait of a task that has asked."""
@@ -48,7 +48,7 @@ async def confirm_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any], 
     data = run.history.saved.get(_ASKED)
     if data is None and on_resume is None:
         return
-    asked = {"closed": -1} if data is None else orjson.loads(data)
+    asked: dict[str, Any] = {"closed": -1} if data is None else orjson.loads(data)
     is_open = "until" in asked
     reason = None if on_resume is None else _reason(live, asked["closed"])
     if reason is None and not is_open:
@@ -60,6 +60,7 @@ async def confirm_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any], 
     if is_open and (on_resume is None or last > asked["after"] or now >= asked["until"]):
         confirmed = run.history.saved[_ASKED] = orjson.dumps({"closed": asked["closed"]})
         run.recorder.mail = max(run.recorder.mail, last)
+        live.asked_after = asked.get("reason")
         await run.recorder.put(run.next_entry(Waited()), Entry(Kind.SAVED, _ASKED, confirmed), wait=False)
         return
     if reason == "replay" and not is_open and await _corrected_since_burial(live):
@@ -70,7 +71,7 @@ async def confirm_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any], 
     if reason is not None and not is_open:
         why = f"it resumes after {AFTER[reason]}"
         seconds = min(agent.resume_timeout, LONGEST)
-        asked = {"until": now + round(seconds * 1000), "after": last, "closed": _closed(live)}
+        asked = {"until": now + round(seconds * 1000), "after": last, "closed": _closed(live), "reason": reason}
         question = run.history.saved[_ASKED] = orjson.dumps(asked)
         waiting = run.next_entry(WaitStarted(what=_WAITS, why=why))
         await run.recorder.put(waiting, Entry(Kind.SAVED, _ASKED, question), wait=True)

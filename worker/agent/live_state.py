@@ -15,6 +15,7 @@ from ..journal import (
     ARCHIVED,
     BLOB,
     SNAPSHOT,
+    After,
     AgentState,
     Decision,
     Discovery,
@@ -68,6 +69,7 @@ class LiveState(RunObserver, Generic[S]):
         snapshot_due: set when a snapshot is due.
         gap: the numbers of the events that the restored log lacks: see `Restored`.
         carried: what earlier turns of the session left; None for a task that is no turn of a session.
+        asked_after: reason of the stop after which the agent has asked whether to continue, until this run.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class LiveState(RunObserver, Generic[S]):
         self.snapshot_due = asyncio.Event()
         self.gap: tuple[int, int] | None = None
         self.carried: Carried[S] | None = None
+        self.asked_after: After | None = None
         self._every = snapshot_every
         self._keep_steps, self._keep_messages = keep_steps, keep_messages
         self._ahead: list[Entry] = []

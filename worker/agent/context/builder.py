@@ -12,7 +12,7 @@ from ....queues import Duration
 from ...durable import CURRENT_RUN, Context, Run
 from ...durable.steps.codec import is_async
 from ...errors import StepOutsideTask
-from ...journal import After, AgentState
+from ...journal import After, AgentState, StepStatus
 from ...journal.quoting import quoted_block, quoted_line, quoted_name
 from ..coherence import CoherenceMonitor
 from .background import (
@@ -37,11 +37,13 @@ R = TypeVar("R")
 
 
 @runtime_checkable
-class _CountsSteps(Protocol):
+class _LiveState(Protocol):
     """Live state of an agent."""
 
     @property
     def steps_done(self) -> int: ...
+    @property
+    def asked_after(self) -> After | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +178,7 @@ class ContextBuilder:
             rules=self.rules,
             background=background,
             received=_received(run),
-            interruption=_interruption(run),
+            interruption=_interruption(run, state),
             step_memories=found,
             in_flight=tuple(in_flight),
             inbox=[_inbox_text(one) for one in inbox],
@@ -264,19 +266,27 @@ _REASONS: Final[dict[After, str]] = {
 }
 
 
-def _interruption(run: Run) -> Interruption | None:
-    """Return the end of the former run, until a step is recorded: for an agent, a step of its plan."""
+def _interruption(run: Run, state: AgentState) -> Interruption | None:
+    """Return the end of the former run, until a step is recorded: for an agent, a step of its plan.
+
+    A wait puts no step in doubt, unless it is that for a confirmation after another stop.
+    """
     found = run.resumption
-    live = run.observer(_CountsSteps)  # type: ignore[type-abstract]  # a protocol is asked for
+    live = run.observer(_LiveState)  # type: ignore[type-abstract]  # a protocol is asked for
     if found is None or (run.steps_recorded if live is None else live.steps_done):
         return None
     left = found.handoff
+    asked = None if live is None else live.asked_after
+    doubtful = {} if left is None else {one.key: one.idempotency_key for one in left.dependencies.in_doubt}
+    if found.after != "wait" or asked is not None:
+        started = [step for step in state.plan if step.status is StepStatus.RUNNING and step.attempts > 1]
+        doubtful |= {step.key: f"{run.id}:{step.key}" for step in started if step.risky}
     return Interruption(
         name=run.envelope.task,
-        reason=_REASONS[found.after],
+        reason=_REASONS[found.after] if asked is None else f"{_REASONS[asked]} and a wait for confirmation",
         at=found.at,
         message="" if left is None or left is found.received else left.message,
-        in_doubt=() if left is None else [(one.key, one.idempotency_key) for one in left.dependencies.in_doubt],
+        in_doubt=[*doubtful.items()],
         cut_off=() if left is None else [one.call for one in left.dependencies.in_flight],
         attention=() if left is None else left.attention,
     )

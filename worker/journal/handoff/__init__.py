@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from .budget import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted, fitted_text
 from .document import HANDOFF, RECEIVED, AwaitedAnswer, Handoff, Why
-from .draft import build_handoff, burial_notes, handoff_of, state_after
+from .draft import REMEDY, build_handoff, burial_notes, handoff_of, state_after
 
 __all__ = [
     "HANDOFF",
     "HANDOFF_TOKENS",
     "RECEIVED",
+    "REMEDY",
     "AwaitedAnswer",
     "Counter",
     "Handoff",

@@ -32,9 +32,12 @@ from .document import (
     Why,
 )
 
-__all__ = ["STORED_TOKENS", "build_handoff", "burial_notes", "handoff_of", "state_after"]
+__all__ = ["REMEDY", "STORED_TOKENS", "build_handoff", "burial_notes", "handoff_of", "state_after"]
 
 P = TypeVar("P", bound=BaseModel)
+
+REMEDY: Final = "to continue: "
+"""Beginning of what an operator can do about a dead letter, in `Handoff.attention`."""
 
 STORED_TOKENS: Final = 4000
 """Limit of a stored document's JSON in tokens: more than is shown by default, so that a reader may ask for more."""
@@ -226,7 +229,7 @@ def burial_notes(
     else:
         failed = _failed_step(events, error, message)
         yield f"step {failed} failed: {error}: {message}" if failed else f"it failed: {error}: {message}"
-    yield f"to continue: {remedy_for(reason, session)}"
+    yield f"{REMEDY}{remedy_for(reason, session)}"
 
 
 def _failed_step(events: Sequence[TaskEvent], error: str, message: str) -> str | None:

@@ -30,7 +30,7 @@ from ....queues import (
 from ...durable import HANDING, STOP_RULES, Run, StopReason, goal_of, stop_of_event
 from ...errors import BadHandoff
 from ...journal import HANDOFF, SNAPSHOT, VERSION, Handoff, Resumption, handoff_of
-from ...journal.handoff import RECEIVED, Why
+from ...journal.handoff import RECEIVED, REMEDY, Why
 from ...journal.handoff.calls import TOOLS, open_calls
 from ...journal.run_events import Resumed
 from ...log import log_wait, logger
@@ -92,6 +92,10 @@ async def resume(gateway: Gateway, run: Run) -> None:
         raise AssertionError(f"{stop} ends no run that can be resumed")
     first = received is not None and not run.history.events
     handoff = received if first else left or await _draft_handoff(gateway, run, rule.why, at)
+    if handoff is not None:
+        handoff = handoff.model_copy(
+            update={"attention": tuple(one for one in handoff.attention if not one.startswith(REMEDY))}
+        )
     resumption = Resumption(
         after=rule.after,
         at=at,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
+from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings, TaskHandle
 from perdure.deadletter import Replay, replay
 from perdure.queues.inbox import send_correction
 from perdure.queues.keys import GROUP
@@ -45,15 +45,21 @@ async def lose_worker(app: App) -> None:
 
 
 class Careful(Agent[AgentState]):
-    """An agent of three steps, whose runs end in steps as `stops` says: with a crash or with an error."""
+    """An agent of three steps, whose runs end in steps as `stops` says: with a crash or with an error.
+
+    `prompts` are the last parts of the prompts at the start of the steps. A step whose key is in `risky` is risky.
+    """
 
     app: ClassVar[App]
     stops: ClassVar[list[tuple[str, str]]]
+    risky: ClassVar[tuple[str, ...]] = ()
+    prompts: ClassVar[list[str]]
 
     async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
-        return [PlanStep(key=key, title=key) for key in ("one", "two", "three")]
+        return [PlanStep(key=key, title=key, risky=key in self.risky) for key in ("one", "two", "three")]
 
     async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        self.prompts.append((await ContextBuilder(window=8_000).build(ctx, state)).messages[-1].content)
         if self.stops and self.stops[0][0] == step.key:
             if self.stops.pop(0)[1] == "error":
                 raise ValueError("out of order")
@@ -78,7 +84,7 @@ async def work(app: App, handle: TaskHandle[Any]) -> None:
 
 async def stopped(app: App, *stops: tuple[str, str], retry: Retry | None = None, **members: Any) -> TaskHandle[Any]:
     """Return an agent whose worker has worked until it stopped for the first time, and again until it waits."""
-    kind = type("Stopping", (Careful,), {"app": app, "stops": [*stops], **members})
+    kind = type("Stopping", (Careful,), {"app": app, "stops": [*stops], "prompts": [], **members})
     retry = retry or Retry(max_attempts=9, max_crashes=9, base=0.0)
     handle = await app.agent(kind, name="careful", retry=retry, on_resume="ask").enqueue("work")
     await work(app, handle)
@@ -97,7 +103,8 @@ async def status(handle: TaskHandle[Any]) -> str:
 
 @pytest.mark.parametrize("end", ["crash", "error"])
 async def test_a_confirmation_without_changes_lets_the_agent_continue(app: App, end: str) -> None:
-    handle = await stopped(app, ("two", end))
+    prompts: list[str] = []
+    handle = await stopped(app, ("two", end), prompts=prompts, risky=("two",))
     assert await status(handle) == "waiting"
     found = await handle.explain()
     assert (found.cause, found.waits_for) == ("confirmation", "confirmation")
@@ -108,6 +115,9 @@ async def test_a_confirmation_without_changes_lets_the_agent_continue(app: App, 
     await handle.correct({}, by="ada", confirm=True)
     await work(app, handle)
     assert await bounded(handle.result()) == ["Rome", "Rome", "Rome"]
+    assert prompts[-2].startswith(f"# Brief\n\nYou are resuming careful after a {why} and a wait for confirmation (20")
+    assert f"- in doubt: `two` started and has no result; look up `{handle.id}:two`" in prompts[-2]
+    assert "in doubt" not in prompts[-1]
     notice = ["resume_notice"] if end == "crash" else []
     assert await logged(handle) == [*notice, "waiting", "waited"]
     assert await handle.pending_messages() == []
@@ -136,6 +146,7 @@ async def test_a_message_from_before_the_question_confirms_nothing(app: App) -> 
                 await handles[0].send("early", message_id="early")
             return await super().act(ctx, state, step)
 
+    Written.prompts = []
     Written.app, Written.stops = app, [("two", "crash")]
     patient = Retry(max_attempts=9, max_crashes=9, base=0.0)
     handles = [await app.agent(Written, name="careful", retry=patient, on_resume="ask").enqueue("work")]
@@ -194,11 +205,18 @@ async def test_only_a_stop_after_another_closed_step_asks_again(app: App) -> Non
 
 
 async def test_a_replayed_dead_letter_asks(app: App) -> None:
-    handle = await stopped(app, ("two", "error"), retry=Retry(max_attempts=1))
+    prompts: list[str] = []
+    handle = await stopped(app, ("two", "error"), retry=Retry(max_attempts=1), prompts=prompts)
     assert await status(handle) == "dead"
     await replay(app.producer.gateway, await letter(app, handle), Replay())
     await work(app, handle)
     assert await status(handle) == "waiting"
+    await handle.correct({}, confirm=True)
+    await work(app, handle)
+    assert "after a replay and a wait for confirmation" in prompts[-2]
+    assert "(attempt 2; last error: ValueError: out of order)" in prompts[-2]
+    assert "dlq replay" not in prompts[-2], "that is done, and not the model's work"
+    assert "in doubt" not in prompts[-2]
 
 
 @pytest.mark.parametrize("changes", [{"context.city": "Oslo"}, {}])
@@ -229,6 +247,7 @@ async def test_a_correction_before_the_death_confirms_nothing(app: App) -> None:
                 await asyncio.sleep(0.002)  # the clocks of both times have milliseconds
             return await super().act(ctx, state, step)
 
+    Corrected.prompts = []
     Corrected.app, Corrected.stops = app, [("two", "error")]
     once = Retry(max_attempts=1)
     handles = [await app.agent(Corrected, name="careful", retry=once, on_resume="ask").enqueue("work")]
@@ -247,7 +266,7 @@ async def test_a_question_does_not_outlive_the_option(app: App, monkeypatch: pyt
     monkeypatch.setattr(Run, "park", shortly)  # it is due again long before the time of the question
     handle = await stopped(app, ("two", "crash"))
     async with App("careful", settings=app.settings) as later:
-        later.agent(type("Free", (Careful,), {"app": later, "stops": []}), name="careful")
+        later.agent(type("Free", (Careful,), {"app": later, "stops": [], "prompts": []}), name="careful")
         async with running_worker(later):
             assert await bounded(handle.result()) == ["Rome", "Rome", "Rome"]
 
