@@ -92,10 +92,9 @@ async def resume(gateway: Gateway, run: Run) -> None:
         raise AssertionError(f"{stop} ends no run that can be resumed")
     first = received is not None and not run.history.events
     handoff = received if first else left or await _draft_handoff(gateway, run, rule.why, at)
-    if handoff is not None:
-        handoff = handoff.model_copy(
-            update={"attention": tuple(one for one in handoff.attention if not one.startswith(REMEDY))}
-        )
+    if rule.after == "replay" and handoff is not None:
+        kept = tuple(one for one in handoff.attention if not one.startswith(REMEDY))
+        handoff = handoff.model_copy(update={"attention": kept})
     resumption = Resumption(
         after=rule.after,
         at=at,
