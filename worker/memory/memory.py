@@ -106,6 +106,11 @@ class Memory(NewMemory):
     former: tuple[str, ...] = ()
     links: tuple[MemoryLink, ...] = ()
 
+    @property
+    def scope(self) -> tuple[str, str, str]:
+        """Owner, subject and type. Memories of two scopes are never merged, linked or shown for each other."""
+        return self.owner, self.subject, self.type
+
 
 class RelatedMemory(BaseModel):
     """Older memory in the note of a newer one that a search found.

@@ -36,17 +36,20 @@ def with_notes(found: Sequence[FoundMemory], known: Mapping[str, Memory]) -> lis
 
 
 def _groups(memories: Iterable[Memory]) -> dict[str, list[Memory]]:
-    """Return, for each id, the memories that are linked to it directly or by others, itself among them."""
+    """Return, for each id, the memories that are linked to it directly or by others, itself among them.
+
+    Imported memories may have links to memories of another scope. They are ignored.
+    """
     groups: dict[str, list[Memory]] = {}
     same: dict[tuple[str, ...], list[str]] = defaultdict(list)
     every = list(memories)
     for memory in every:
         groups[memory.id] = [memory]
-        same[memory.owner, memory.subject, memory.type, normal(memory.text)].append(memory.id)
+        same[*memory.scope, normal(memory.text)].append(memory.id)
     pairs = [(memory.id, link.id) for memory in every for link in memory.links]
     pairs += [(ids[0], other) for ids in same.values() for other in ids[1:]]
     for one, other in pairs:
-        if other in groups and groups[one] is not groups[other]:
+        if other in groups and groups[one] is not groups[other] and groups[one][0].scope == groups[other][0].scope:
             joined = groups[one] + groups[other]
             groups.update((memory.id, joined) for memory in joined)
     return groups

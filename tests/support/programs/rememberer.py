@@ -16,13 +16,13 @@ from perdure.worker.settings import load_settings
 from tests.support.memory_stores import Numbers
 
 
-async def main(texts: list[tuple[str, str | None]]) -> None:
+async def main(texts: list[tuple[str, str | None, str]]) -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
     async with HybridStore(make_store(load_settings())._backend, Numbers()) as store:
-        for text, key in texts:
-            memory = await store.add(new_memory(text), key=key)
+        for text, key, source in texts:
+            memory = await store.add(new_memory(text, source=source), key=key)
             sys.stdout.write(memory.model_dump_json() + "\n")
 
 

@@ -95,6 +95,39 @@ async def test_memories_of_other_subjects_are_apart(stores: Stores) -> None:
         assert len(await store.search("tea", subject=["user:42", "user:7"])) == 2
 
 
+SCOPES = [{"owner": "b"}, {"subject": "user:7"}, {"type": "lesson"}]
+
+
+@pytest.mark.parametrize("other", SCOPES, ids=lambda scope: next(iter(scope)))
+async def test_memories_of_other_owners_subjects_or_types_are_never_merged_or_linked(
+    stores: Stores, other: dict[str, str]
+) -> None:
+    async with stores(near(TEN, TWELVE)) as store:
+        [mine] = await remember(store, TEN, owner="a", subject="user:42", source="mail")
+        scope = {"owner": "a", "subject": "user:42", "source": "mail"} | other
+        theirs = await remember(store, TEN, TWELVE, **scope)
+        assert len({mine.id, *(one.id for one in theirs)}) == 3
+        assert (await store.get([mine.id])) == [mine]
+        assert mine.id not in {link.id for one in theirs for link in one.links}
+        [found] = await store.search("limit", owner="a", subject="user:42", type="fact")
+        assert (found.memory, found.related) == (mine, ())
+
+
+@pytest.mark.parametrize("other", SCOPES, ids=lambda scope: next(iter(scope)))
+async def test_an_imported_link_to_another_owner_subject_or_type_shows_and_changes_nothing(
+    stores: Stores, other: dict[str, str]
+) -> None:
+    async with stores(near(TEN, TWELVE)) as store:
+        [foreign] = await remember(store, TWELVE, **{"owner": "a", "subject": "user:42"} | other)
+        link = {"links": (MemoryLink("superseded_by", foreign.id),), "id": "forged", "owner": "a", "subject": "user:42"}
+        forged = Memory.model_validate(foreign.model_dump() | {"text": TEN, "type": "fact"} | link)
+        assert await store.restore([forged]) == 1
+        [found] = await store.search(TEN, owner="a", subject="user:42", type="fact")
+        assert (found.memory.id, found.related) == ("forged", ())
+        await remember(store, TEN, owner="a", subject="user:42")  # merged: links back to what it is linked to
+        assert await store.get([foreign.id]) == [foreign]
+
+
 async def test_a_profile_has_a_stable_order_and_the_newest_statements(stores: Stores) -> None:
     async with stores(near(TEN, TWELVE)) as store:
         await remember(store, TEN, subject="user:42", importance=0.2)

@@ -277,7 +277,7 @@ async def test_a_forgotten_memory_can_be_added_again(store: HybridStore) -> None
     assert (await store.add(new_memory("x"), key="t:s")).id != first.id
 
 
-def run_adders(place: str, *tasks: list[tuple[str, str | None]]) -> list[Memory]:
+def run_adders(place: str, *tasks: list[tuple[str, str | None, str]]) -> list[Memory]:
     """Run processes that add at once: each reports that it is ready, then opens its store and adds on a signal."""
     environment = os.environ | {"PERDURE_MEMORY": place}
     processes = [
@@ -303,17 +303,22 @@ def run_adders(place: str, *tasks: list[tuple[str, str | None]]) -> list[Memory]
 
 
 async def test_concurrent_processes_that_add_equal_texts_store_one_memory(place: str, stores: Stores) -> None:
-    """The processes also create the store at once: its file or tables do not exist before."""
-    one: list[tuple[str, str | None]] = [(f"{n} of all", f"t:s:{n}" if n % 2 else None) for n in range(40)]
-    other = [(text + "!", key) for text, key in one]
+    """The processes also create the store at once: its file or tables do not exist before. Sources are kept apart."""
+    one: list[tuple[str, str | None, str]] = [(f"{n} of all", f"t:s:{n}" if n % 2 else None, "") for n in range(40)]
+    other = [(text + "!", key, "") for text, key, _ in one]
+    one += [(f"{n} of all", None, "task:1") for n in range(40, 50)]
+    other += [(f"{n} of all", None, "task:2") for n in range(40, 50)]
     added = await asyncio.to_thread(run_adders, place, one, other)
-    assert len(added) == 80
+    assert len(added) == 100
     async with stores(Numbers()) as store:
         there = await store.list(limit=100)
-    assert len(there) == 40
     assert {one.id for one in added} == {one.id for one in there}
+    merged, apart = [one for one in there if not one.source], [one for one in there if one.source]
     # of two writes with one key, only one counted
-    assert {one.text.partition(" ")[0]: one.accesses for one in there} == {str(n): 1 - n % 2 for n in range(40)}
+    assert [one.accesses for one in sorted(merged, key=lambda one: int(one.text.partition(" ")[0]))] == [1, 0] * 20
+    assert {(one.text, one.source, len(one.links)) for one in apart} == {
+        (f"{n} of all", f"task:{source}", 1) for n in range(40, 50) for source in (1, 2)
+    }
 
 
 async def test_concurrent_writes_with_one_key_store_one_memory(store: HybridStore) -> None:

@@ -108,15 +108,16 @@ async def merge(connection: Connection, number: int, memory: Memory) -> Memory:
 
 
 async def link_back(connection: Connection, memory: Memory, links: Sequence[MemoryLink]) -> None:
-    """Store in the linked memories their links to this one."""
+    """Store in the linked memories of its scope their links to this one."""
     if not links:
         return
     back = links_to(memory, links)
     held = await hold(connection, _ALL, [], list(back))
     query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE id = ANY(%s)").format(COLUMNS)
     for other in map(memory_of, await fetch(connection, query, (held,))):
-        value = _value(linked(other, [back[other.id]]), "links")
-        await connection.execute("UPDATE perdure_memories SET links = %s WHERE id = %s", (value, other.id))
+        if other.scope == memory.scope:
+            value = _value(linked(other, [back[other.id]]), "links")
+            await connection.execute("UPDATE perdure_memories SET links = %s WHERE id = %s", (value, other.id))
 
 
 async def remember_key(connection: Connection, key: str | None, memory_id: str | None, now: float) -> None:

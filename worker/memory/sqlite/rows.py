@@ -68,11 +68,12 @@ def merge(database: Database, number: int, memory: Memory) -> Memory:
 
 
 def link_back(database: Database, memory: Memory, links: Sequence[MemoryLink]) -> None:
-    """Store in the linked memories their links to this one."""
+    """Store in the linked memories of its scope their links to this one."""
     for one, link in links_to(memory, links).items():
         for row in database.run(f"SELECT {COLUMNS} FROM memories WHERE id = ?", one):  # noqa: S608 - own names
-            other = linked(memory_of(row), [link])
-            database.run("UPDATE memories SET links = ? WHERE id = ?", _value(other, "links"), one)
+            if (other := memory_of(row)).scope == memory.scope:
+                links = _value(linked(other, [link]), "links")
+                database.run("UPDATE memories SET links = ? WHERE id = ?", links, one)
 
 
 def number_of(database: Database, memory_id: str) -> int | None:
