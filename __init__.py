@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .worker.errors import (
         ArtifactError,
         ContextError,
+        FileConflict,
         InvalidArguments,
         RetryLater,
         Snooze,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         StepTimeout,
         WorkspaceError,
     )
+    from .worker.identity import Identity
     from .worker.journal import (
         AgentState,
         Artifact,
@@ -86,8 +88,10 @@ __all__ = [
     "EnqueueCall",
     "Ephemeral",
     "Event",
+    "FileConflict",
     "HandOffRefused",
     "Handoff",
+    "Identity",
     "InboxFull",
     "InvalidArguments",
     "LeaseLost",
@@ -148,9 +152,11 @@ _HOMES = {
     "EnqueueCall": ".worker.durable",
     "Ephemeral": ".worker.journal",
     "Event": ".worker.journal",
+    "FileConflict": ".worker.errors",
     "HandOffRefused": ".queues",
     "Handoff": ".worker.journal",
     "HashingEmbedder": ".worker.memory",  # for PERDURE_EMBEDDER=perdure:HashingEmbedder; public in perdure.memory
+    "Identity": ".worker.identity",
     "InboxFull": ".queues",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues",

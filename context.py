@@ -1,5 +1,9 @@
-"""Context windows: what an agent's model function and summarizer need, and the message formats of the providers."""
+"""Context windows: what an agent's model function and summarizer need, and the message formats of the providers.
 
+`View` and `Finding` are what a check of coherence gets and returns.
+"""
+
+from .worker.agent.coherence import Finding, View
 from .worker.agent.context import (
     MALFORMED,
     Budgets,
@@ -26,10 +30,12 @@ __all__ = [
     "ContextBuilder",
     "ContextError",
     "ContextTooLarge",
+    "Finding",
     "Message",
     "Prompt",
     "Question",
     "ToolCall",
+    "View",
     "default_counter",
     "from_anthropic",
     "from_openai",

@@ -115,11 +115,14 @@ class Catalog:
                 f"could not find the queue of task {name!r}: no worker has published its tasks yet; name the queue, by "
                 "default that of the app's name, or start a worker"
             )
-        near = difflib.get_close_matches(name, {task.name for task in self.tasks}, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise CatalogError(
-            f"could not find task {name!r}: no worker has published it{hint or '; start its worker, or name its queue'}"
-        )
+        hint = self.hint(name) or "; start its worker, or name its queue"
+        raise CatalogError(f"could not find task {name!r}: no worker has published it{hint}")
+
+    def hint(self, name: str) -> str:
+        """Return a question for the end of a sentence about an unknown name; empty without a similar one."""
+        names = {task.name for task in self.tasks}
+        near = [] if name in names else difflib.get_close_matches(name, names, n=1)
+        return f"; did you mean {near[0]!r}?" if near else ""
 
 
 async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry, started: int) -> None:

@@ -69,6 +69,10 @@ class Session(Generic[S]):
     """
 
     def __init__(self, agent: AgentTask[S], session_id: str, inputs: dict[str, Any]) -> None:
+        for name in inputs:
+            if name not in agent.state_type.inputs:
+                known = ", ".join(agent.state_type.inputs) or "none"
+                raise InvalidArguments(agent.name, f"the session has an unknown input {name!r}; known are: {known}")
         self.id = session_id
         self._agent = agent
         self._inputs = inputs

@@ -3,12 +3,14 @@
 -- ARGV  expected version ('' for any), the identity, who changed it and why, most versions that are kept
 -- returns  {1, version}, {0, version that is there}
 -- Atomic: of two changes that expect one version, the second is refused. An identity equal to the last one makes no new
--- version, so that a repeated call has no effect.
+-- version, also where the one before is expected, so that a repeated call has no effect.
 local version = tonumber(redis.call('HGET', KEYS[1], 'version') or 0)
-if version > 0 and redis.call('HGET', KEYS[1], 'v:' .. version) == ARGV[2] then
-  return {1, version}
-elseif ARGV[1] ~= '' and tonumber(ARGV[1]) ~= version then
+local equal = version > 0 and redis.call('HGET', KEYS[1], 'v:' .. version) == ARGV[2]
+local expected = tonumber(ARGV[1])
+if expected and expected ~= version and not (equal and expected == version - 1) then
   return {0, version}
+elseif equal then
+  return {1, version}
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

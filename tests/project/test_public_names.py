@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -12,6 +13,8 @@ import perdure.memory
 import perdure.testing
 import pytest
 from perdure.worker.memory.embedders import load_embedder
+
+from tests.support.paths import ROOT
 
 NAMES = {
     "Agent",
@@ -28,8 +31,10 @@ NAMES = {
     "EnqueueCall",
     "Ephemeral",
     "Event",
+    "FileConflict",
     "HandOffRefused",
     "Handoff",
+    "Identity",
     "InboxFull",
     "InvalidArguments",
     "LeaseLost",
@@ -85,10 +90,12 @@ CONTEXT_NAMES = {
     "ContextBuilder",
     "ContextError",
     "ContextTooLarge",
+    "Finding",
     "Message",
     "Prompt",
     "Question",
     "ToolCall",
+    "View",
     "default_counter",
     "from_anthropic",
     "from_openai",
@@ -131,6 +138,14 @@ def test_a_module_exports_these_names_and_no_others(module: ModuleType, names: s
     assert sorted(module.__all__) == sorted(names)
     for name in names - {"MALFORMED"}:
         assert getattr(module, name).__name__ == name
+
+
+def test_guides_import_public_names_only() -> None:
+    found: dict[str, list[str]] = {}
+    for guide in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        shown = "".join(re.findall(r"^```python\n(.*?)^```", guide.read_text("utf-8"), re.MULTILINE | re.DOTALL))
+        found[guide.name] = re.findall(r"perdure\.(?:worker|queues|deadletter)\b.*", shown)
+    assert not {name: imports for name, imports in found.items() if imports}
 
 
 def test_dir_lists_public_names_before_first_use() -> None:

@@ -53,7 +53,8 @@ async def show(
     if shown is None:
         if found:
             raise Failed(f"agent {agent!r} has no version {version}; 'perdure identity log {agent}' lists the versions")
-        raise Failed(f"agent {agent!r} has no identity stored; store one with 'perdure identity set {agent} FILE'")
+        hint = (await producer.catalog()).hint(agent) or f"; store one with 'perdure identity set {agent} FILE'"
+        raise Failed(f"agent {agent!r} has no identity stored{hint}")
     if json:
         print_json(_described(shown))
     else:
@@ -83,7 +84,7 @@ async def set_(
 
     Example: perdure identity set assistant identity.json --why "new refund limit"
     """
-    wanted = _read(file)
+    wanted, catalog = _read(file), await producer.catalog()
     version = await set_identity(
         producer.gateway, producer.namespace, agent, wanted, expected=expected, by=by or _user(), why=why
     )
@@ -91,6 +92,8 @@ async def set_(
         print_json({"agent": agent, "version": version})
     else:
         print_data(str(version))
+    if catalog.tasks and not catalog.named(agent):
+        note(f"stored, but no worker has published an agent {agent!r}{catalog.hint(agent)}")
 
 
 @app.command()
@@ -107,7 +110,7 @@ async def log(producer: Producer, agent: Agent, *, json: AsJson = False) -> None
         rows = [(str(one.version), _time(one), one.by, one.why) for one in reversed(found)]
         print_table(("version#", "changed", "by", "why"), rows)
     else:
-        note(f"agent {agent!r} has no identity stored")
+        note(f"agent {agent!r} has no identity stored{(await producer.catalog()).hint(agent)}")
 
 
 def _read(file: str) -> Identity:

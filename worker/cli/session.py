@@ -87,7 +87,9 @@ async def list_(
     elif found:
         print_list(_columns(await redis_now(producer)), found, wide=wide)
     else:
-        note(f"no sessions in namespace {producer.namespace.name!r} on {producer.address.shown}")
+        whose = f" of agent {agent!r}" if agent else ""
+        hint = (await producer.catalog()).hint(agent) if agent else ""
+        note(f"no sessions{whose} in namespace {producer.namespace.name!r} on {producer.address.shown}{hint}")
     if following:
         note(f"there may be more sessions: continue with --cursor {following}")
 
@@ -118,9 +120,10 @@ def _styled(text: str, like: str) -> Any:
 async def _find(producer: Producer, agent: str, session_id: str) -> SessionRecord:
     found = await read_session(producer.gateway, _address(producer, agent, session_id))
     if found is None:
+        hint = (await producer.catalog()).hint(agent) or "; 'perdure session list' lists the sessions"
         raise Failed(
             f"no session {session_id!r} of agent {agent!r} in namespace {producer.namespace.name!r} on "
-            f"{producer.address.shown}; 'perdure session list' lists the sessions"
+            f"{producer.address.shown}{hint}"
         )
     return found
 
@@ -195,19 +198,18 @@ async def send(
     address = _address(producer, agent, session_id)
     given = _inputs(inputs)
     found = await read_session(producer.gateway, address)
-    if queue is None and found is not None:
-        queue = found.queue
-    elif queue is None:
-        listed = (await producer.catalog()).find(agent)
-        listed.check(orjson.dumps((given or {}) | {"goal": ""}))
-        queue = listed.queue
+    if queue is None and found is None:
+        queue = (await producer.catalog()).find(agent).queue
+    if given is not None or found is None:
+        for listed in (await producer.catalog()).named(agent):
+            listed.check(orjson.dumps((given or {}) | {"goal": ""}))
     turn = await send_to_session(
         producer.gateway,
         producer.namespace,
         agent,
         session_id,
         sys.stdin.read().rstrip("\n") if text == "-" else text,
-        queue=queue,
+        queue=queue or (found.queue if found is not None else ""),
         sender=sender,
         message_id=message_id,
         inputs=None if given is None else (orjson.dumps(given), ()),

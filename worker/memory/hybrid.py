@@ -162,6 +162,8 @@ class HybridStore:
             subject: Profile to search; "" for the agents' own memories, so that no profile is found by mistake.
             floor: Similarity from which vectors match; None for the embedder's own, see `calibrated_floor`.
         """
+        if floor is not None and not -1 <= floor <= 1:
+            raise ValueError(f"floor must be a cosine, -1 to 1, got {floor!r}")
         if limit < 1 or not query.strip():
             return []
         where, depth = Where.of(owner, type, tags, subject), max(_LEAST_DEPTH, _DEPTH * limit)

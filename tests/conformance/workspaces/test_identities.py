@@ -33,6 +33,10 @@ async def test_a_change_of_another_version_is_refused(gateway: Gateway, namespac
         await set_identity(gateway, namespace, "clerk", Identity(role="a thief"), expected=0)
     assert (conflict.value.expected, conflict.value.version) == (0, 1)
     assert len(await identity_versions(gateway, namespace, "clerk")) == 1
+    assert await set_identity(gateway, namespace, "clerk", FIRST, expected=0) == 1, "the same call again"
+    assert await set_identity(gateway, namespace, "clerk", FIRST, expected=1) == 1
+    with pytest.raises(IdentityConflict):
+        await set_identity(gateway, namespace, "clerk", FIRST, expected=7)
 
 
 async def test_the_last_versions_are_kept(gateway: Gateway, namespace: Namespace) -> None:

@@ -466,3 +466,16 @@ async def test_the_compacted_event_changes_the_state_of_an_agent(settings: Setti
     assert length == 24 - check_ranges(reported, said, kind.summaries) + 1 + copies
     assert first == said[0].number, "the instruction stays"
     assert {event.data["step"] for event in reported} == {"talk"}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"window": "8k"}, "window must be a whole number, 1 token or more, got '8k'"),
+        ({"window": 0}, "window must be a whole number, 1 token or more, got 0"),
+        ({"window": 1000, "keep": None}, "keep must be a whole number, 1 message or more, got None"),
+    ],
+)
+def test_numbers_of_a_builder_are_checked(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        ContextBuilder(**given)

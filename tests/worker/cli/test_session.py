@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 import pytest
@@ -127,7 +128,22 @@ def test_the_list_continues_after_its_cursor(work: Callable[[], None]) -> None:
     assert call("session", "list", "--cursor", "x").code == 2
 
 
-def test_mistakes_are_named_with_their_remedies(work: Callable[[], None]) -> None:
+def test_mistakes_are_named_with_their_remedies(work: Callable[[], None], tmp_path: Path) -> None:
+    call("session", "send", "echo", "eve", "one", "--queue", "test", "--no-wait")
+    work()  # publishes the catalog
+    unfit = call("session", "send", "echo", "eve", "two", "--inputs", '{"langage": "no"}', "--no-wait")
+    assert (unfit.code, "langage" in unfit.err) == (1, True)
+    file = tmp_path / "identity.json"
+    file.write_text("{}")
+    stored = call("identity", "set", "ecko", str(file))
+    assert stored.out == "1\n"
+    assert stored.err == "perdure: stored, but no worker has published an agent 'ecko'; did you mean 'echo'?\n"
+    assert call("identity", "show", "echoo").err == (
+        "perdure: agent 'echoo' has no identity stored; did you mean 'echo'?\n"
+    )
+    misspelt = call("session", "show", "ecko", "nobody")
+    assert misspelt.err.endswith("; did you mean 'echo'?\n")
+    assert "no sessions of agent 'ecko' in namespace" in call("session", "list", "--agent", "ecko").err
     unknown = call("session", "show", "echo", "nobody")
     assert (unknown.code, unknown.out) == (1, "")
     assert "no session 'nobody' of agent 'echo'" in unknown.err

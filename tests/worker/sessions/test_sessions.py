@@ -197,6 +197,8 @@ async def test_sessions_are_apart_by_id_and_inputs_are_checked(app: App) -> None
     assert [(await turn.result(5))[:5] for turn in turns] == ["ada (", "bob (", "ada ("]
     with pytest.raises(InvalidArguments, match="user"):
         await app.session(Assistant, "c").send("x")
+    with pytest.raises(InvalidArguments, match=r"the session has an unknown input 'usr'; known are: .*user"):
+        app.session(Assistant, "c", usr="ada")
     with pytest.raises(ValueError, match="1 to 256 printable characters"):
         app.session(Assistant, "a\nb")
     with pytest.raises(SessionNotFound, match="'d' of agent 'assistant'"):

@@ -81,15 +81,18 @@ class ContextBuilder:
     on_failure: Literal["error", "digest"] = "error"
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window must be 1 token or more, got {self.window}")
+        counts: tuple[tuple[str, str, object], ...] = (
+            ("window", "1 token", self.window),
+            ("keep", "1 message", self.keep),
+        )
+        for name, least, number in counts:
+            if not isinstance(number, int) or number < 1:
+                raise ValueError(f"{name} must be a whole number, {least} or more, got {number!r}")
         for name, texts in (("rules", self.rules), ("profile", self.profile)):
             if isinstance(texts, str):
                 raise ValueError(f"{name} must be a list of texts, got {texts!r}")
         if not 0 < self.compact_at <= 1:
             raise ValueError(f"compact_at must be more than 0 and at most 1, got {self.compact_at}")
-        if self.keep < 1:
-            raise ValueError(f"keep must be 1 message or more, got {self.keep}")
         if self.last is not None and self.last < 1:
             raise ValueError(f"last must be 1 message or more, got {self.last}")
 

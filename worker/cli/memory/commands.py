@@ -104,7 +104,9 @@ async def search(
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N memories.")] = 10,
     floor: Annotated[
         float | None,
-        typer.Option(metavar="COSINE", help="Least similarity by meaning. Default: that of the embedder."),
+        typer.Option(
+            min=-1, max=1, metavar="COSINE", help="Least similarity by meaning. Default: that of the embedder."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
