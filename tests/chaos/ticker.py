@@ -46,6 +46,6 @@ class Ticker:
             yield
 
     async def last(self) -> int:
-        """Return the time that is stored; 0 if there is none."""
+        """Return the time that is stored, 0 without one."""
         async with redis.asyncio.Redis.from_url(self._url, socket_timeout=5.0) as client:
             return int(await client.get(_KEY) or 0)
