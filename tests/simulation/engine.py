@@ -17,7 +17,7 @@ from fakeredis import FakeServer
 from fakeredis._helpers import SimpleError
 from fakeredis._socket._fakesocket import FakeSocket
 
-__all__ = ["EPOCH", "clock", "encoded", "engine_time", "new_engine", "restore", "snapshot"]
+__all__ = ["DENY_OOM", "EPOCH", "clock", "encoded", "engine_time", "new_engine", "restore", "snapshot"]
 
 _TIMED: Final = (
     fakeredis._helpers,
@@ -63,6 +63,13 @@ class _Lua:
 
 
 _LUA: Final = _Lua()
+
+
+DENY_OOM: Final = frozenset(
+    "append copy hincrby hincrbyfloat hmset hset hsetnx incr incrby lpush mset psetex restore rpush sadd set setex"
+    " setnx setrange xadd zadd zincrby".split()  # noqa: SIM905 - a list of them takes two lines more
+)
+"""Commands with the flag `denyoom` (COMMAND INFO) that Perdure may use."""
 
 
 def new_engine(now: float) -> FakeServer:

@@ -114,6 +114,12 @@ async def _flush_scripts(world: World, fault: Fault) -> None:
     world.server.flush_scripts()
 
 
+async def _full(world: World, fault: Fault) -> None:
+    """Let the server refuse writes that need memory."""
+    world.server.full = True
+    world.later(fault.size, lambda: setattr(world.server, "full", False))
+
+
 async def _pause_server(world: World, fault: Fault) -> None:
     """Let the server stand still."""
     world.server.machine.frozen = True
@@ -194,6 +200,7 @@ FAULT_TYPES: Final[dict[str, Callable[[World, Fault], Awaitable[None]]]] = {
     "lose tail": _lose_tail,
     "step clock": _step_clock,
     "step clock back": _step_clock_back,
+    "full": _full,
     "flush scripts": _flush_scripts,
     "pause server": _pause_server,
     "newcomer": _newcomer,

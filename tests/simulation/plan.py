@@ -27,6 +27,7 @@ FAULTS: Final = {
     "lose tail": (0.1, 1.5),
     "step clock": (1.0, 600.0),
     "step clock back": (1.0, 40.0),
+    "full": (0.5, 6.0),
     "flush scripts": (0.0, 0.0),
     "pause server": (0.2, 5.0),
     "newcomer": (0.0, 0.0),

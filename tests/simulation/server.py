@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from fakeredis._helpers import NoResponse, SimpleError
 from fakeredis._socket._fakesocket import FakeSocket
+from fakeredis.model import is_write_command
 
-from .engine import EPOCH, clock, encoded, new_engine, restore, snapshot
+from .engine import DENY_OOM, EPOCH, clock, encoded, new_engine, restore, snapshot
 from .loop import SimulatedLoop
 from .network import Connection
 
@@ -49,6 +50,8 @@ class SimulatedServer:
         self.name = name
         self.machine = loop.machine(name)
         self.up = True
+        self.full = False
+        """Whether its memory is full, so that it refuses writes that need some."""
         self.alter: Callable[[bytes], bytes] = lambda source: source
         """Returns what is executed in place of a script, for defects that a test puts into it."""
         self.offset = 0.0
@@ -154,6 +157,7 @@ class _Socket(FakeSocket):
         self._waiting: list[bytes] = []  # the read that blocks, without its wait
         self._blocks = False
         self._replied: Any = None
+        self._wrote = False  # whether the script that runs has written
         self.replies: list[Any] = []
         super().__init__(server._engine, 0, None, object)
         if connection is None:
@@ -199,7 +203,16 @@ class _Socket(FakeSocket):
             elif not isinstance(self._replied, Exception):
                 self._owner.record(at, written)
 
+    def _run_command(self, func: Any, sig: Any, args: list[Any], from_script: bool) -> Any:
+        """Refuse what needs memory while the server is full; Redis lets a script go on once it has written."""
+        name = sig.name.lower()
+        if self._owner.full and self._connection is not None and name in DENY_OOM and not (from_script and self._wrote):
+            return SimpleError("OOM command not allowed when used memory > 'maxmemory'.")
+        self._wrote = from_script and (self._wrote or is_write_command(name.encode()))
+        return super()._run_command(func, sig, args, from_script)
+
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
+        self._wrote = False
         altered = self._owner.alter(script)
         if altered is not script:
             self._server.script_cache[sha1(script, usedforsecurity=False).hexdigest().encode()] = script
