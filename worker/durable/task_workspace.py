@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 import anyio
 import anyio.to_thread
+import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...queues import (
@@ -32,12 +33,13 @@ from ...queues import (
     checkpoint_fields,
     checkpoint_fields_of_all,
     retry_while_unavailable,
+    walk_events,
 )
 from ...queues.sessions import session_data
 from ..artifacts import ArtifactStore, artifact_store
 from ..errors import ArtifactError, StoreUnavailable, WorkspaceError
 from ..journal import decode_snapshot
-from ..journal.agent_events import WorkspaceSaved
+from ..journal.agent_events import WorkspaceSaved, saved_link
 from ..log import log_wait, logger
 from ..settings import Settings
 from ..workspace import (
@@ -196,6 +198,8 @@ class Workspace:
             more=max(0, len(change.changed) - _NAMED) + max(0, len(change.removed) - _NAMED),
             files=change.link.files,
             size=change.link.bytes,
+            manifest=change.link.hash,
+            manifest_size=change.link.size,
             step=step,
         )
         return [Entry(Kind.SAVED, WORKSPACE, data), self._run.next_entry(event)]
@@ -283,12 +287,19 @@ def workspace_link(run: Run) -> bytes | None:
 async def workspace_hashes(gateway: Gateway, namespace: Namespace, store: ArtifactStore) -> AsyncIterator[str]:
     """Yield the hashes that the workspaces of all tasks and sessions link: of their manifests and the files in these.
 
-    With them come the artifacts in the states of sessions, which outlive the tasks of their turns.
+    Those of all points in the log of a task are linked, since a fork may start from any. With them come the artifacts
+    in the states of sessions, which outlive the tasks of their turns.
 
     Raises `WorkspaceError`, `ArtifactError`, `BadSnapshot` if one cannot be read: then it is not known what it links.
     """
-    async for _, task_id, saved in checkpoint_fields_of_all(gateway, namespace, WORKSPACE):
-        for data in saved.values():
+    async for partition, task_id, saved in checkpoint_fields_of_all(gateway, namespace, WORKSPACE):
+        if not saved:
+            continue
+        links = dict.fromkeys(saved.values())
+        async for event in walk_events(gateway, partition, task_id):  # a fork may start from any of them
+            if isinstance(event.data, dict) and (past := saved_link(event.type, event.data)) is not None:
+                links[orjson.dumps(past)] = None
+        for data in links:
             async for digest in _hashes(f"task {task_id}", data, store):
                 yield digest
     async for session, state, link in session_data(gateway, namespace):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -33,6 +34,7 @@ __all__ = [
     "Snapshot",
     "ToolCalled",
     "WorkspaceSaved",
+    "saved_link",
 ]
 
 
@@ -157,6 +159,7 @@ class WorkspaceSaved(Event):
         more: Number of those that are not named.
         files: Number of files in the workspace.
         size: Bytes of all of them.
+        manifest, manifest_size: Hash and bytes of the manifest; empty if an earlier version saved them.
     """
 
     type: Literal["workspace_saved"] = "workspace_saved"
@@ -165,6 +168,19 @@ class WorkspaceSaved(Event):
     more: Count = 0
     files: Count = 0
     size: Count = 0
+    manifest: str = ""
+    manifest_size: Count = 0
+
+
+def saved_link(kind: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the link of the workspace that an event of this type has; None if it has none."""
+    if kind == "forked":
+        link: dict[str, Any] | None = data.get("workspace")
+        return link
+    if kind != "workspace_saved" or not data.get("manifest"):
+        return None
+    names = {"hash": "manifest", "size": "manifest_size", "files": "files", "bytes": "size"}
+    return {"v": 1} | {name: data.get(field, 0) for name, field in names.items()}
 
 
 @built_in

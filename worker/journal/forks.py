@@ -33,6 +33,7 @@ from ...queues import (
 )
 from ...queues.security import ANY
 from ..errors import BadHistory
+from .agent_events import saved_link
 from .archive import archived_field, archived_steps
 from .history import RECORDED, PastState
 from .json_patch import BadPatch, apply, diff
@@ -125,6 +126,8 @@ async def fork(
         saved |= await checkpoint_fields(gateway, partition, task_id, VERSION)
     if known.same_files:
         saved |= await checkpoint_fields(gateway, partition, task_id, _WORKSPACE)
+    elif known.files is not None:
+        saved[_WORKSPACE] = orjson.dumps(known.files)
     other: dict[str, bytes] = {}
     if known.agent is not None:
         blobs: dict[str, bytes] = {}
@@ -134,7 +137,8 @@ async def fork(
         saved |= blobs
         archived = await archived_steps(gateway, partition, task_id)
         other = {archived_field(key): value for key, value in archived.items() if key not in known.archived_later}
-    forked = Forked(source=task_id, at=known.number, changes=diff(empty_state(), state))
+    files = orjson.loads(saved[_WORKSPACE]) if _WORKSPACE in saved else None
+    forked = Forked(source=task_id, at=known.number, changes=diff(empty_state(), state), workspace=files)
     place = await store_fork(
         gateway,
         producer.namespace,
@@ -164,6 +168,7 @@ class _SourceAt:
         forked: See `Records`.
         archived_later: Keys of steps that left the state after the point.
         same_files: Whether no files of the workspace were saved after the point.
+        files: Link of the files of the workspace at the point; None if there were none, or if the log lacks it.
     """
 
     state: State
@@ -177,6 +182,7 @@ class _SourceAt:
     forked: bool
     archived_later: frozenset[str]
     same_files: bool
+    files: dict[str, Any] | None
 
     def has(self, key: str, value: bytes) -> bool:
         """Return whether a step record existed at this point. An agent's result does not count: the fork continues."""
@@ -196,12 +202,15 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
     past, records = PastState(task_id, lenient), Records()
     cut = 0 if at == 0 else None
     position = files_saved = 0
+    files: dict[str, Any] | None = None
     later: set[str] = set()
     async for event in walk_events(producer.gateway, partition, task_id):
         position += 1
         records.add(event, position)
         if event.type == "workspace_saved":  # in the act that recorded its step, after the event of that
             files_saved = records.written.get(event.step or "", position)
+        if isinstance(event.data, dict) and event.type in ("workspace_saved", "forked"):
+            files = saved_link(event.type, event.data) if cut is None or files_saved <= cut else files
         if cut is not None and event.type == "archived" and isinstance(event.data, dict):
             later.update(event.data.get("steps", ()))
         if cut is None:
@@ -224,6 +233,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         records.forked,
         frozenset(later),
         files_saved <= point,
+        files,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from .event import Count, Event, built_in
 
@@ -70,11 +70,17 @@ class Resumed(Event):
 
 @built_in
 class Forked(Event):
-    """Start of a task as a copy of another one. at: number of the last event that was copied."""
+    """Start of a task as a copy of another one.
+
+    Attributes:
+        at: Number of the last event that was copied.
+        workspace: Link of the files that it starts with; None if there are none.
+    """
 
     type: Literal["forked"] = "forked"
     source: str
     at: Count
+    workspace: dict[str, JsonValue] | None = None
 
 
 # steps

@@ -231,15 +231,15 @@ async def test_the_collector_keeps_the_files_of_workspaces(app: App) -> None:
         await work_off(app)
         gateway, namespace = app.producer.gateway, app.producer.namespace
         store = await artifact_store(gateway, app.settings)
+        unlinked = await store.save("x", b"bytes of nothing")
         linked = {digest async for digest in workspace_hashes(gateway, namespace, store)}
         left = {
             orphan.hash
             async for orphan in orphans(store, lambda: workspace_hashes(gateway, namespace, store), grace=-1.0)
         }
         everything = {found.hash async for found in store.objects()}
-    assert len(linked) == 2, "the manifest and one file"
-    assert left == everything - linked
-    assert len(left) == 2, "the former manifest and the former file"
+    assert len(linked) == 4, "two manifests, each with its file: a fork may start from the first"
+    assert left == everything - linked == {unlinked.hash}
 
 
 async def test_a_file_is_not_left_out_when_the_store_fails(
@@ -320,3 +320,36 @@ async def test_a_fork_has_the_files_of_its_recorded_steps(app: App) -> None:
         await work_off(app)
         for forked in (whole, later, before):
             assert await bounded(forked.handle.result()) == "a.txt"
+
+
+async def test_a_fork_has_the_files_of_the_step_that_it_starts_after(app: App) -> None:
+    """Also if later ones were saved, the collector ran, or the fork is one of a fork."""
+
+    @app.task
+    async def build(ctx: Context) -> list[str]:
+        folder = ctx.workspace.path
+        first = sorted(path.name for path in folder.iterdir())
+        for name in ("a", "b", "c"):
+            await ctx.step(name, (folder / name).write_text, "bytes of " + name)
+        await ctx.step("remove", (folder / "b").unlink)
+        return first
+
+    async with app:
+        handle = await build.enqueue()
+        await work_off(app)
+        gateway, namespace = app.producer.gateway, app.producer.namespace
+        store = await artifact_store(gateway, app.settings)
+        async for orphan in orphans(store, lambda: workspace_hashes(gateway, namespace, store), grace=-1.0):
+            await store.remove(orphan.hash, -1.0)
+
+        async def first_files(source: str, at: int | str | None) -> tuple[str, list[str]]:
+            forked = (await fork(app.producer, source, at=at)).handle
+            await work_off(app)
+            return forked.id, await bounded(forked.result())
+
+        assert (await first_files(handle.id, "c"))[1] == ["a", "b", "c"]
+        assert (await first_files(handle.id, 0))[1] == []
+        second, files = await first_files(handle.id, "b")
+        assert files == ["a", "b"]
+        assert (await first_files(second, 0))[1] == ["a", "b"]
+        assert (await first_files(second, "c"))[1] == ["a", "b", "c"]
