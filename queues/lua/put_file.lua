@@ -3,8 +3,27 @@
 -- ARGV  path, expected version ('' for any, 0 for none), id of this write ('' for none), most files, milliseconds for
 --       which the workspace is kept, workspace, the file ('' removes it)
 -- returns  {'stored', version}, {'removed', 0}, {'conflict', version, file that is there}, {'full', number of files}
--- Atomic: of two writers that expect one version, one gets a conflict. Idempotent: a write whose id the file has is not
--- repeated, and versions follow the clock, so that none is used again after the workspace has expired.
+-- Atomic: of two writers that expect one version, one gets a conflict. Idempotent: the workspace knows the ids of its last
+-- 100 changes, and repeats none of them, also if another writer has changed the file since. Versions follow the clock, so
+-- that none is used again after the workspace has expired.
+local done = ARGV[3] ~= '' and redis.call('HGET', KEYS[1], 'id:' .. ARGV[3])
+if done then
+  return {done == '0' and 'removed' or 'stored', done}
+end
+
+local function remember(version)
+  if ARGV[3] == '' then
+    return
+  end
+  local number = redis.call('HINCRBY', KEYS[1], 'changes', 1)
+  local oldest = 'n:' .. number - 100
+  local id = redis.call('HGET', KEYS[1], oldest)
+  if id then
+    redis.call('HDEL', KEYS[1], 'id:' .. id, oldest)
+  end
+  redis.call('HSET', KEYS[1], 'id:' .. ARGV[3], version, 'n:' .. number, ARGV[3])
+end
+
 local field = 'f:' .. ARGV[1]
 local held = redis.call('HGET', KEYS[1], field)
 local version, id, file = '0', '', ''
@@ -14,6 +33,9 @@ end
 if ARGV[7] ~= '' and ARGV[3] ~= '' and id == ARGV[3] then
   return {'stored', version}
 elseif ARGV[7] == '' and not held then
+  if redis.call('EXISTS', KEYS[1]) == 1 then
+    remember('0')
+  end
   return {'removed', '0'}
 elseif ARGV[2] ~= '' and ARGV[2] ~= version then
   return {'conflict', version, file}
@@ -23,6 +45,7 @@ local files = tonumber(known[2] or 0)
 if ARGV[7] == '' then
   redis.call('HDEL', KEYS[1], field)
   redis.call('HSET', KEYS[1], 'files', files - 1)
+  remember('0')
   return {'removed', '0'}
 elseif not held and files >= tonumber(ARGV[4]) then
   return {'full', tostring(files)}
@@ -32,6 +55,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local fresh = string.format('%.0f', math.max(now, tonumber(known[1] or 0) + 1))
 redis.call('HSET', KEYS[1], field, fresh .. ' ' .. ARGV[3] .. ' ' .. ARGV[7], 'last', fresh,
   'files', held and files or files + 1)
+remember(fresh)
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('ZADD', KEYS[2], string.format('%.0f', now + tonumber(ARGV[5])), ARGV[6])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)

@@ -7,9 +7,11 @@ writer that dies in between leaves bytes without a link, which the collector rem
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,7 +22,7 @@ from ..artifacts import Data, artifact_store
 from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge
 from ..settings import Settings
 from ..workspace.manifest import check_path
-from .steps.current import step_here
+from .steps.current import Step, step_here
 
 __all__ = ["SharedFile", "SharedWorkspace", "shared_hashes"]
 
@@ -68,8 +70,8 @@ class SharedWorkspace:
     async def write(self, path: str, data: Data, *, expected: int | None = None) -> SharedFile:
         """Write a file; return it with its new version.
 
-        Within a step, a call that is repeated because the step was cut off has no effect if it was done. Without
-        `expected`, it replaces what another writer wrote in between.
+        Within a step, a call that is repeated because the step was cut off has no effect if it was done, also if
+        another writer has changed the file since, as long as no more than 100 changes of the workspace followed.
 
         Args:
             path: From the workspace, with `/` between names.
@@ -86,15 +88,13 @@ class SharedWorkspace:
         store = await artifact_store(self._gateway, self._settings)
         stored = await store.save(self._what(path), data)
         file = SharedFile(path=path, hash=stored.hash, size=stored.size, by=self._by)
-        step = step_here()
-        act = uuid.uuid4() if step is None else uuid.uuid5(_ACTS, f"{step.idempotency_key}/{path}/{stored.hash}")
-        version = await self._put(path, expected, str(act), file.model_dump_json(exclude={"version"}))
+        version = await self._put(path, expected, stored.hash, file.model_dump_json(exclude={"version"}))
         return file.model_copy(update={"version": version})
 
     async def remove(self, path: str, *, expected: int | None = None) -> None:
         """Remove a file. One that does not exist is no error. Raises `FileConflict`, `WorkspaceError`."""
         self._check(path)
-        await self._put(path, expected, "", "")
+        await self._put(path, expected, "removed", "")
 
     async def find(self, path: str) -> SharedFile | None:
         """Return a file with its version, None if it does not exist."""
@@ -120,15 +120,20 @@ class SharedWorkspace:
         ]
         return sorted(found, key=lambda file: file.path)
 
-    async def _put(self, path: str, expected: int | None, act: str, file: str) -> int:
-        settings = self._settings
+    async def _put(self, path: str, expected: int | None, what: str, file: str) -> int:
+        """Change a file once. what: names the change among those of the file."""
+        settings, step = self._settings, step_here()
+        change, act, done = f"{self.name}/{path}/{what}", uuid.uuid4(), Counter[str]()
+        if step is not None:  # the n-th such change of the step has the same id in each run of it
+            done = _done.setdefault(step, done)
+            act = uuid.uuid5(_ACTS, f"{step.idempotency_key}/{change}/{done[change]}")
         answer, number, *held = await self._gateway.run(
             _PUT,
             [self._key, self._index],
             [
                 path,
                 "" if expected is None else str(expected),
-                act,
+                str(act),
                 settings.workspace_files,
                 round(settings.workspace_ttl * 1000),
                 self.name,
@@ -143,6 +148,7 @@ class SharedWorkspace:
                 f"shared workspace {self.name!r} has {int(number):,} files, the most that it may have: remove some, "
                 "or raise PERDURE_WORKSPACE_FILES"
             )
+        done[change] += 1
         return int(number)
 
     def _check(self, path: str) -> None:
@@ -155,6 +161,9 @@ class SharedWorkspace:
 
 _ACTS: Final = uuid.UUID("8f0c2f9e-4f1b-4d5e-9c57-0f6f7f6f3b52")
 """Name space of the ids of writes within steps (RFC 9562, version 5)."""
+
+_done: WeakKeyDictionary[Step, Counter[str]] = WeakKeyDictionary()
+"""Changes that running steps have made."""
 
 
 async def shared_hashes(gateway: Gateway, namespace: Namespace) -> AsyncIterator[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from perdure import Settings
-from perdure.queues import Gateway, Namespace
+from perdure.queues import Gateway, Namespace, Script
 from perdure.worker.durable import SharedWorkspace, shared_hashes
 from perdure.worker.errors import FileConflict, WorkspaceError, WorkspaceTooLarge
 
@@ -67,6 +68,40 @@ async def test_the_number_of_files_is_limited(files: SharedWorkspace) -> None:
     await files.remove("a")
     await files.write("d", "d")
     assert [file.path for file in await files.list()] == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize("act", ["write", "remove"])
+async def test_a_change_that_is_repeated_after_a_lost_reply_does_not_undo_a_later_one(
+    files: SharedWorkspace, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    await files.write("a.md", "one")
+    run, sent = gateway.run, []
+
+    async def twice(script: Script, keys: Any, args: Any) -> Any:
+        sent.append(args)
+        reply = await run(script, keys, args)
+        if len(sent) == 1:  # its reply is lost, and another agent writes before it is sent again
+            await files.write("a.md", "newer")
+            assert await run(script, keys, args) == reply
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway, "run", twice)
+        mine = await (files.write("a.md", "two") if act == "write" else files.remove("a.md"))
+    assert await files.read("a.md") == b"newer"
+    if mine is not None:
+        with pytest.raises(FileConflict):
+            await files.write("a.md", "three", expected=mine.version)
+
+
+async def test_a_workspace_remembers_a_bounded_number_of_changes(
+    files: SharedWorkspace, gateway: Gateway, namespace: Namespace
+) -> None:
+    for _ in range(103):
+        await files.write("a.md", "same")
+    await files.remove("a.md")
+    names = await gateway.command("HKEYS", namespace.workspace("team"))
+    assert sum(name.startswith((b"id:", b"n:")) for name in names) == 200
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../a", "a/../../b", "a\nb", "a//b"])

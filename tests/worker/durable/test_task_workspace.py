@@ -353,3 +353,26 @@ async def test_a_fork_has_the_files_of_the_step_that_it_starts_after(app: App) -
         assert files == ["a", "b"]
         assert (await first_files(second, 0))[1] == ["a", "b"]
         assert (await first_files(second, "c"))[1] == ["a", "b", "c"]
+
+
+async def test_a_step_that_runs_again_repeats_no_write_to_a_shared_workspace(app: App) -> None:
+    shown: list[bytes] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def build(ctx: Context) -> None:
+        async def write() -> None:
+            files = ctx.shared_workspace("team")
+            for text in ("x", "y", "x"):
+                await files.write("a.txt", text)
+            shown.append(await files.read("a.txt"))
+            if len(shown) == 1:
+                await app.shared_workspace("team").write("a.txt", "newer")
+                raise Crash
+
+        await ctx.step("write", write)
+
+    async with app:
+        handle = await build.enqueue()
+        await work_off(app)
+        await bounded(handle.result())
+    assert shown == [b"x", b"newer"]
