@@ -35,6 +35,8 @@ class Kind(StrEnum):
     """The step is done, and an event of its own is logged with it."""
     EVENT = "event"
     """An entry of the event log: `step` is its type, `value` its number, `log` its data."""
+    BASE = "base"
+    """An event that has the whole state: the log before the former event of this kind is deleted."""
     DROP = "drop"
     """Delete what is stored of the step: it is part of something larger that is recorded in the same script. `value`:
     digest and number of its chunks, if it has any."""
@@ -61,7 +63,7 @@ class Entry(NamedTuple):
 
     def encrypted(self, cipher: TaskCipher) -> Entry:
         """Return the entry as it is stored. Call it once: if the entry is written again, it must be the same."""
-        if self.kind is Kind.EVENT:
+        if self.kind is Kind.EVENT or self.kind is Kind.BASE:
             return self._replace(log=cipher.encrypt(event_field(int(self.value)), self.log))
         if self.kind is Kind.PROGRESS:
             return self._replace(value=cipher.encrypt(PROGRESS, self.value))

@@ -4,6 +4,7 @@
 -- ARGV  fence (4), number of the first entry, then quadruples: kind, step key, value, log data
 --       done: the step's result, logged as step_completed; mark: the same for a step that has an event of its own;
 --       intent: the step is about to act, or is not any more (empty value); saved: its own progress; drop: delete its result, intent and progress;
+--       base: an event as below, from which the log may start: entries before the former one are deleted;
 --       event: the event type in place of the step key, its number in place of the value; taken: the run used the
 --       inbox message of that number; moved: the value is the id of the successor, which gets the messages that come
 --       from now on; progress: the value is the progress that the handler reports, which replaces the last one;
@@ -44,6 +45,15 @@ for i = 6, #ARGV, 4 do
   elseif kind == 'event' then
     events = value
     redis.call('XADD', KEYS[4], '*', 'type', step, 'n', value, 'data', ARGV[i + 3], 'e', number)
+    redis.call('PUBLISH', KEYS[2], step)
+  elseif kind == 'base' then
+    events = value
+    local id = redis.call('XADD', KEYS[4], '*', 'type', step, 'n', value, 'data', ARGV[i + 3], 'e', number)
+    local former = redis.call('HGET', KEYS[2], 'base')
+    if former then
+      redis.call('XTRIM', KEYS[4], 'MINID', former)
+    end
+    redis.call('HSET', KEYS[2], 'base', id)
     redis.call('PUBLISH', KEYS[2], step)
   elseif kind == 'mark' then
     redis.call('HSET', KEYS[3], 'd:' .. step, value)

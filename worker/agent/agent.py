@@ -36,6 +36,8 @@ class Agent(Generic[S]):
         keep_steps: closed steps, with their results, that stay in the state; None: all. Older ones are archived:
             `ctx.recall_step` returns them, and `replan` cannot plan their keys again.
         keep_messages: messages that stay in the state; None: all. Older ones remain in the event log.
+        keep_events: entries of the event log that stay at least, and at most about twice as many; None: all. With older
+            ones go the results of the steps that they archived.
         save_every: seconds between two saves of a step's `progress`.
         wake_when_due: whether an idle session of the agent gets a turn when a commitment in its state falls due.
         identity: who the agent is, apart from its work, until `perdure identity set` stores another one; None for an
@@ -50,6 +52,7 @@ class Agent(Generic[S]):
     snapshot_every: ClassVar[int] = 50
     keep_steps: ClassVar[int | None] = 100
     keep_messages: ClassVar[int | None] = 500
+    keep_events: ClassVar[int | None] = 10_000
     save_every: ClassVar[float] = 60.0
     wake_when_due: ClassVar[bool] = False
     identity: ClassVar[Identity | None] = None

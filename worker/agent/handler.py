@@ -125,8 +125,10 @@ def _check(kind: object, name: str) -> None:
         raise TaskDefinitionError(
             f"agent {name!r}: resume_timeout must be more than 0 seconds, got {kind.resume_timeout!r}"
         )
-    if any(keep is not None and keep < 1 for keep in (kind.keep_steps, kind.keep_messages)):
-        raise TaskDefinitionError(f"agent {name!r}: keep_steps and keep_messages must be 1 or more, or None")
+    if any(keep is not None and keep < 1 for keep in (kind.keep_steps, kind.keep_messages, kind.keep_events)):
+        raise TaskDefinitionError(
+            f"agent {name!r}: keep_steps, keep_messages and keep_events must be 1 or more, or None"
+        )
     if type(kind.message_rounds) is not int or kind.message_rounds < 0:
         raise TaskDefinitionError(f"agent {name!r}: message_rounds must be 0 or more, got {kind.message_rounds!r}")
     if kind.in_doubt not in ("retry", "fail"):

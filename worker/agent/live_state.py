@@ -8,7 +8,7 @@ from typing import Any, Final, Generic
 import orjson
 from pydantic import ValidationError
 
-from ...queues import Entry, Kind
+from ...queues import Entry, Kind, PayloadTooLarge
 from ..durable import Run, RunObserver
 from ..errors import StateDrift, StateError, StateTooLarge
 from ..journal import (
@@ -30,7 +30,7 @@ from ..journal import (
     reduce,
     remove_oldest,
 )
-from ..journal.agent_events import Archived, Changed, Snapshot
+from ..journal.agent_events import Archived, Changed, LogBase, Snapshot
 from ..journal.event_redaction import redacted
 from ..journal.run_events import Started
 from ..log import logger
@@ -222,6 +222,26 @@ class LiveState(RunObserver, Generic[S]):
                 state.results.pop(key, None)
             del state.messages[old]
             self.state_type.assign(self.run.id, state, {"archive": self.logged_state["archive"]})
+
+    def log_base(self, *, retired: int) -> list[Entry]:
+        """Return the entries with which the log may start; none if the state is too large for an event.
+
+        Called after a checkpoint. The entries have the next number and must be written at once, with a snapshot.
+
+        Args:
+            retired: number of archived steps whose records are dropped in the same write.
+        """
+        event = LogBase(agent=self.state_type.agent, state=self.logged_state, retired=retired)
+        self._checkpointing = True
+        try:
+            entry = self.run.next_entry(event)
+        except PayloadTooLarge as error:
+            logger.bind(task=self.state_type.agent, id=self.run.id).warning("could not shorten the log: {}", error)
+            return []
+        finally:
+            self._checkpointing = False
+        self.state_type.assign(self.run.id, self.state, {"archive": self.logged_state["archive"]})
+        return [*self.take_ahead(), entry._replace(kind=Kind.BASE)]
 
     def archive_due(self) -> list[Entry]:
         """Return the entries that apply the policy of the agent, if it is due. See `archive`."""

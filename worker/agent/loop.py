@@ -38,6 +38,7 @@ from .correcting import Corrections
 from .incoming import Incoming, Interrupted, OnMessage
 from .live_state import LiveState
 from .planning import planned_steps, without_archived
+from .retirement import Retirement
 from .rewind import FINISH, PLAN, REPLAN, rewind
 from .size_limit import park_too_large, resume_after_compaction
 
@@ -97,7 +98,9 @@ class Loop(Generic[S]):
         if self._agent.identity is not None:
             await read_identity(self._run, self._agent.identity)
         if self._live.gap is not None:
-            await rewind(self._live, *self._live.gap, replans=self._replans)
+            await rewind(
+                self._live, *self._live.gap, replans=self._replans, retires=self._agent.keep_events is not None
+            )
         if archived := self._live.archive_due():  # a version without an archive, or a larger one, wrote the state
             await self._run.recorder.put(*archived, *self._live.snapshot(), wait=True)
         monitor = await self._monitor(goal)
@@ -105,6 +108,8 @@ class Loop(Generic[S]):
             self._run, self._on_message, most_rounds=self._agent.message_rounds, replicated=self._replicated
         )
         self._run.observe(self._incoming)
+        if self._agent.keep_events is not None:
+            self._run.observe(Retirement(self._live, self._agent.keep_events))
         self._corrections = Corrections(self._live, self._incoming, replicated=self._replicated)
         await confirm_resume(self._agent, self._ctx, self._live, self._on_resume)
         watching = in_background(self._incoming.watch(self._notifications))

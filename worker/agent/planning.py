@@ -24,7 +24,8 @@ async def without_archived(run: Run, state: AgentState, steps: Sequence[PlanStep
         return steps
     planned = {step.key for step in state.plan}
     asked = [step.key for step in steps if step.key not in planned]
-    find = partial(archived_keys, run.gateway, run.delivery.partition, run.id, asked)
+    place = (run.gateway, run.delivery.partition, run.id)
+    find = partial(archived_keys, *place, asked, retired=state.archive.retired > 0)
     gone = await retry_while_unavailable(find, on_wait=log_wait(f"the archive of task {run.id}", run.touch))
     return [step for step in steps if step.key not in gone]
 

@@ -22,11 +22,12 @@ FINISH: Final = "#finish"
 _OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
 
 
-async def rewind(live: LiveState[Any], first: int, last: int, *, replans: bool) -> None:
+async def rewind(live: LiveState[Any], first: int, last: int, *, replans: bool, retires: bool) -> None:
     """Continue from before events that are missing: drop what may follow from them, and store a snapshot.
 
     The records of steps that were archived since then go as well: a plan would leave these steps out as done. If the
     events end after a step, another plan may have followed it, which is lost: an agent that `replans` is asked again.
+    A log that is shortened may start in the lost future, so an agent that `retires` events writes the whole state.
     """
     run, history = live.run, live.run.history
     logger.bind(task=run.envelope.task, id=run.id).warning(
@@ -47,6 +48,8 @@ async def rewind(live: LiveState[Any], first: int, last: int, *, replans: bool) 
         on_wait=log_wait(f"the archive of task {run.id}", run.touch),
     )
     event = live.checkpoint(Rewound(first=first, last=last))
+    if retires:
+        event += live.log_base(retired=0)
     dropped = [Entry(Kind.CHUNK, f"{ARCHIVED}{key}", b"") for key in archived]
     dropped += forget_steps(sorted(gone), history)
     if due:

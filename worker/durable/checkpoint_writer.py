@@ -82,6 +82,8 @@ class CheckpointWriter:
         """Held while the chunks of a value are put, so that no write has those of several."""
         self._background: asyncio.Task[None] | None = None
         self._replicated = False
+        self.logged = 0
+        """Bytes of data that were added to the log."""
         self.mail = 0
         """Number of the last message to the task when it was last written; 0 if it had none."""
 
@@ -249,6 +251,7 @@ class CheckpointWriter:
         self._kept += batch
         for entry in batch:
             self._kept_bytes += _ENTRY_BYTES + len(entry.value) + len(entry.log)
+            self.logged += len(entry.log)
         now = RUNTIME.monotonic()
         if now > self._kept_until or self._kept_bytes > _KEPT_BYTES:
             self._kept_before, self._kept, self._kept_bytes = self._kept, [], 0

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from ...queues import retry_while_unavailable
-from ..journal import AgentState, StepStatus, read_archived_step
+from ..journal import AgentState, StepStatus, read_archived_step, retired_keys
 from ..log import log_wait
 from .run import Run
 
@@ -30,6 +30,7 @@ class RecalledStep:
         result: JSON data; None if the step has no result.
         error: Error of its last failed try, if that was the last one.
         archived: Whether it has left the state.
+        retired: Whether its record was dropped: its title, result and error are not known any more.
     """
 
     key: str
@@ -38,6 +39,7 @@ class RecalledStep:
     result: Any
     error: str | None
     archived: bool
+    retired: bool = False
 
 
 async def recall_step(run: Run, key: str) -> RecalledStep | None:
@@ -56,6 +58,12 @@ async def recall_step(run: Run, key: str) -> RecalledStep | None:
         partial(read_archived_step, run.gateway, run.delivery.partition, run.id, key),
         on_wait=log_wait(f"step {key!r} of task {run.id}", run.touch),
     )
+    if found is None and agent.state.archive.retired:
+        statuses = await retry_while_unavailable(
+            partial(retired_keys, run.gateway, run.delivery.partition, run.id, [key]),
+            on_wait=log_wait(f"step {key!r} of task {run.id}", run.touch),
+        )
+        return RecalledStep(key, "", StepStatus(statuses[key]), None, None, True, True) if statuses else None
     if found is None:
         return None
     former = found["step"]

@@ -27,7 +27,19 @@ default, raise the version of a type whose meaning changes, and never rename eit
 """
 
 from . import agent_events, run_events
-from .archive import ARCHIVED, Removed, archived_field, archived_keys, archived_since, read_archived_step, remove_oldest
+from .archive import (
+    ARCHIVED,
+    Removed,
+    archived_field,
+    archived_keys,
+    archived_since,
+    archived_steps,
+    read_archived_step,
+    remove_oldest,
+    retire_steps,
+    retired_fields,
+    retired_keys,
+)
 from .chat import Message, Role, ToolCall
 from .compaction import COMPACTION, TOO_LARGE, compact_state
 from .correction import CannotCorrect, corrected
@@ -113,6 +125,7 @@ __all__ = [
     "archived_field",
     "archived_keys",
     "archived_since",
+    "archived_steps",
     "build_handoff",
     "check_state",
     "compact_state",
@@ -134,6 +147,9 @@ __all__ = [
     "reduce",
     "register_event",
     "remove_oldest",
+    "retire_steps",
+    "retired_fields",
+    "retired_keys",
     "run_events",
     "state_after",
     "state_at",

@@ -304,6 +304,21 @@ class Archived(Event):
 
 
 @built_in
+class LogBase(Event):
+    """State before this event, with which the log may start: see `Agent.keep_events`.
+
+    Attributes:
+        retired: Number of archived steps whose records were dropped with it.
+    """
+
+    masked: ClassVar[bool] = True
+    type: Literal["log_base"] = "log_base"
+    agent: str
+    state: dict[str, Any]
+    retired: Count = 0
+
+
+@built_in
 class Snapshot(Event):
     """Snapshot of the whole state in the checkpoint. at: number of the last event in it. size: bytes."""
 

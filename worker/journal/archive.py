@@ -3,11 +3,16 @@
 A state that keeps everything grows with each step, and so does the cost of each checkpoint. So the oldest closed steps
 and messages leave it, with an event `archived` that counts them. The log keeps them all. The step and its result are
 also stored as a record of their own, which a lookup by the step's key finds, and which a resumed run does not read.
+
+Log and records would grow without end. So when an event `log_base` has stored the whole state, the events before the
+former one and the records of the steps that they archived are retired. Of such a step, a hash of the key is kept: it
+must not run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
@@ -26,6 +31,9 @@ __all__ = [
     "archived_steps",
     "read_archived_step",
     "remove_oldest",
+    "retire_steps",
+    "retired_fields",
+    "retired_keys",
 ]
 
 ARCHIVED: Final = "#step:"
@@ -35,6 +43,15 @@ _CLOSED: Final = ("done", "failed", "dropped")
 
 _MOST_RANGES: Final = 20
 """Ranges of step keys that an archive has at most."""
+
+_RETIRED: Final = "c:#retired:"
+"""Prefix of the fields with the hashes of the keys of steps whose records were dropped, and their statuses."""
+
+_DIGEST: Final = 16
+"""Hexadecimal digits of such a hash, and then one for the status: text is never taken for an encrypted value."""
+
+RETIRED_FIELDS: Final = tuple([f"{_RETIRED}{number:02x}" for number in range(256)])
+"""All of these fields, by the first byte of the hash: a lookup reads one of them, and their number does not grow."""
 
 _PER_LOOKUP: Final = 200
 """Records that are looked up in one round trip."""
@@ -159,8 +176,13 @@ async def archived_since(gateway: Gateway, partition: Partition, task_id: str, n
     return [key for key, record in found.items() if orjson.loads(record).get("n", 0) >= number]
 
 
-async def archived_keys(gateway: Gateway, partition: Partition, task_id: str, keys: Sequence[str]) -> set[str]:
-    """Return which of these steps are archived."""
+async def archived_keys(
+    gateway: Gateway, partition: Partition, task_id: str, keys: Sequence[str], *, retired: bool
+) -> set[str]:
+    """Return which of these steps are archived. retired: whether to look among those without a record, too.
+
+    Raises `DecryptionError`.
+    """
     found: set[str] = set()
     for at in range(0, len(keys), _PER_LOOKUP):
         page = keys[at : at + _PER_LOOKUP]
@@ -169,4 +191,50 @@ async def archived_keys(gateway: Gateway, partition: Partition, task_id: str, ke
             node_of=partition.steps(task_id),
         )
         found.update(key for key, answer in zip(page, answers, strict=True) if answer)
+    others = [key for key in keys if key not in found] if retired else []
+    return found | (await retired_keys(gateway, partition, task_id, others)).keys()
+
+
+async def retired_keys(gateway: Gateway, partition: Partition, task_id: str, keys: Sequence[str]) -> dict[str, str]:
+    """Return the statuses of those steps among these whose records were dropped. Raises `DecryptionError`."""
+    digests = {key: _digest(key) for key in keys}
+    fields = await retired_fields(gateway, partition, task_id, {_field(digest) for digest in digests.values()})
+    found: dict[str, str] = {}
+    for key, digest in digests.items():
+        data = fields.get(_field(digest), b"")
+        for at in range(0, len(data), _DIGEST + 1):
+            if data[at : at + _DIGEST] == digest:
+                found[key] = _CLOSED[int(data[at + _DIGEST : at + _DIGEST + 1])]
     return found
+
+
+async def retired_fields(
+    gateway: Gateway, partition: Partition, task_id: str, fields: Collection[str] = RETIRED_FIELDS
+) -> dict[str, bytes]:
+    """Return what is kept of steps whose records were dropped, by field. Raises `DecryptionError`."""
+    names = sorted(fields)
+    if not names:
+        return {}
+    cipher = gateway.encryptor.of(partition, task_id)
+    values = await gateway.command("HMGET", partition.steps(task_id), *names)
+    found = zip(names, values, strict=True)
+    return {name: cipher.decrypt(name, value) for name, value in found if value is not None}
+
+
+def retire_steps(fields: Mapping[str, bytes], statuses: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the fields that change when steps, given with their statuses, lose their records."""
+    changed: dict[str, bytes] = {}
+    for key, status in statuses.items():
+        digest = _digest(key)
+        name = _field(digest)
+        before = changed.get(name, fields.get(name, b""))
+        changed[name] = before + digest + b"%d" % _CLOSED.index(status)
+    return changed
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(), digest_size=_DIGEST // 2).hexdigest().encode()
+
+
+def _field(digest: bytes) -> str:
+    return f"{_RETIRED}{digest[:2].decode()}"

@@ -34,8 +34,8 @@ from ...queues import (
 from ...queues.security import ANY
 from ..errors import BadHistory
 from .agent_events import saved_link
-from .archive import archived_field, archived_steps
-from .history import RECORDED, PastState
+from .archive import archived_field, archived_steps, retired_fields
+from .history import LOG_BASE, RECORDED, PastState
 from .json_patch import BadPatch, apply, diff
 from .reducer import State, empty_state
 from .run_events import Forked
@@ -137,6 +137,7 @@ async def fork(
         saved |= blobs
         archived = await archived_steps(gateway, partition, task_id)
         other = {archived_field(key): value for key, value in archived.items() if key not in known.archived_later}
+        other |= await retired_fields(gateway, partition, task_id)
     files = orjson.loads(saved[_WORKSPACE]) if _WORKSPACE in saved else None
     forked = Forked(source=task_id, at=known.number, changes=diff(empty_state(), state), workspace=files)
     place = await store_fork(
@@ -280,7 +281,7 @@ class Records:
             self.written.clear()
             self._times.clear()
             self.forked = False
-        elif event.type == "forked":
+        elif event.type in ("forked", LOG_BASE):
             self.forked = True
         elif event.type in RECORDED and event.step is not None:
             self.written[event.step] = position

@@ -22,6 +22,9 @@ from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot
 __all__ = ["RECORDED", "PastState", "check_state", "gap_before", "read_snapshot", "state_at", "walk_states"]
 
 
+LOG_BASE: Final = "log_base"
+"""Type of the event that has the whole state, with which a log may start."""
+
 RECORDED: Final = ("step_completed", "tool_called")
 """Types of events that carry the key of their step record."""
 
@@ -58,6 +61,8 @@ class PastState:
         agent: Name of the agent; None for a function, whose state has only what it logged.
         skipped: Problems of the events that could not be read and are missing from the state.
         gap: Missing events on which the state depends, so that it is not known.
+        start: Number of the event with which the log starts: those of a long-lived agent lose their oldest events.
+        base: Number of the last event with the whole state.
     """
 
     task_id: str
@@ -68,6 +73,8 @@ class PastState:
     agent: str | None = None
     skipped: list[str] = field(default_factory=list)
     gap: Gap | None = None
+    start: int = 1
+    base: int = 0
 
     def apply(self, found: TaskEvent) -> None:
         """Apply the next entry. Raises `BadHistory` if it cannot be read, unless lenient."""
@@ -79,7 +86,10 @@ class PastState:
         if found.number <= self.number:
             self._refuse(f"event {found.number} of task {self.task_id} follows event {self.number} (entry {found.id})")
             return
-        if found.number != self.number + 1 and self.gap is None:
+        if found.type == LOG_BASE:
+            self.gap, self.agent = None, self._agent_of(found)
+            self.base, self.start = found.number, self.start if self.number else found.number
+        elif found.number != self.number + 1 and self.gap is None:
             self.gap = Gap(self.number + 1, self.state, self._missing(self.number + 1, found))
             if self.lenient:
                 self.skipped.append(self.gap.problem)
@@ -88,8 +98,8 @@ class PastState:
         if isinstance(event, Unreadable):
             self._refuse(str(event))
             return
-        if isinstance(event, Rewound) and self.gap is not None and event.first == self.gap.first:
-            self.state, self.gap = self.gap.closed_by(event), None
+        if isinstance(event, Rewound) and not self._rewind(event):
+            return
         try:
             self.state = reduce(self.state, event, found.number)
         except BadPatch as error:
@@ -98,6 +108,10 @@ class PastState:
             self.agent = event.agent
             if self.gap is not None:
                 self.gap.since = event, found.number
+
+    def _agent_of(self, found: TaskEvent) -> str | None:
+        agent = found.data.get("agent") if isinstance(found.data, dict) else None
+        return agent if isinstance(agent, str) else self.agent
 
     def check(self) -> None:
         """Raise `BadHistory` if the state depends on events that are missing, unless lenient."""
@@ -112,6 +126,19 @@ class PastState:
             f"{following.id}; the task can resume, but its state after event {first - 1} is unknown: ask for an "
             "earlier one with --at, or leave out what is missing with --skip-unreadable"
         )
+
+    def _rewind(self, event: Rewound) -> bool:
+        """Continue with the state before a gap. Return whether that is known."""
+        if self.gap is not None and event.first == self.gap.first:
+            self.state, self.gap = self.gap.closed_by(event), None
+        elif self.gap is None and event.first <= self.base:
+            problem = (
+                f"task {self.task_id} has continued from before event {event.first}, which was retired from its log; "
+                f"its state is known again from its next event {LOG_BASE!r} on"
+            )
+            self.gap = Gap(event.first, self.state, problem)
+            return False
+        return True
 
     def _refuse(self, problem: str) -> None:
         if self.lenient:
@@ -152,6 +179,8 @@ async def state_at(
     if at is not None and past.number < at:
         raise BadHistory(task_id, f"task {task_id} has no event {at}: the last one is {past.number}")
     past.check()
+    if at is not None and at < past.start:
+        raise BadHistory(task_id, f"event {at} of task {task_id} was retired: its log starts with event {past.start}")
     if at is not None and past.number > at:
         raise BadHistory(task_id, f"event {at} is missing from the log of task {task_id}: lost by Redis or deleted")
     return past
@@ -165,6 +194,8 @@ async def gap_before(gateway: Gateway, partition: Partition, task_id: str, step:
     async for event in walk_events(gateway, partition, task_id):
         if event.restarts:
             gap = None
+        if event.type == LOG_BASE:
+            gap, last = None, (event.number or 0) - 1
         if event.number is not None:
             if event.number > last + 1:
                 gap = (last + 1 if gap is None else gap[0], event.number - 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from .agent_events import ArtifactSaved, Compacted, Decided, Discovered, MessageAdded, Planned, WorkspaceSaved
+from .agent_events import ArtifactSaved, Compacted, Decided, Discovered, LogBase, MessageAdded, Planned, WorkspaceSaved
 from .chat import Message
 from .event import Event
 from .json_patch import BadPatch, apply
@@ -136,6 +136,12 @@ def _received(state: State, event: Received, number: int) -> State:
     return {"waiting_for": None}
 
 
+def _log_base(state: State, event: LogBase, number: int) -> State:
+    """Return the whole state: it may be the first event of the log."""
+    archive = event.state["archive"]
+    return {**event.state, "archive": {**archive, "base": number, "retired": archive["retired"] + event.retired}}
+
+
 _RULES: Final[dict[str, Callable[[State, Any, int], State]]] = {
     "started": _started,
     "planned": _planned,
@@ -148,6 +154,7 @@ _RULES: Final[dict[str, Callable[[State, Any, int], State]]] = {
     "artifact_saved": _artifact_saved,
     "workspace_saved": _workspace_saved,
     "compacted": _compacted,
+    "log_base": _log_base,
     "waiting": _waiting,
     "waited": _waited,
     "received": _received,

@@ -196,11 +196,15 @@ class Archive(BaseModel):
         steps: Closed steps that left the plan with their results; `ctx.recall_step` returns each by its key.
         messages: Messages that left the conversation without a summary; the log has them.
         ranges: The steps in the order in which they left.
+        retired: The first of these steps, whose results are not kept any more.
+        base: Number of the last event `log_base`; 0 while the log is complete.
     """
 
     steps: int = 0
     messages: int = 0
     ranges: list[ArchivedSteps] = Field(default_factory=_no_items)
+    retired: int = 0
+    base: int = 0
 
 
 class AgentState(BaseModel):

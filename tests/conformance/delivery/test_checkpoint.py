@@ -94,6 +94,18 @@ async def test_an_event_is_logged_once_per_number(gateway: Gateway, delivery: De
     assert (await load_history(gateway, await take_over(gateway, delivery), "x")).events == 2
 
 
+async def test_an_event_from_which_the_log_may_start_deletes_what_is_before_the_former_one(
+    gateway: Gateway, delivery: Delivery, partition: Partition
+) -> None:
+    kinds = [Kind.EVENT, Kind.BASE, Kind.EVENT, Kind.BASE, Kind.EVENT, Kind.BASE]
+    events = [Entry(kind, kind.value, b"%d" % number, b"[]") for number, kind in enumerate(kinds, 1)]
+    for count, left in ((2, [1, 2]), (4, [2, 3, 4]), (6, [4, 5, 6]), (6, [4, 5, 6])):
+        await write_entries(gateway, delivery, "x", events[:count], first=1)  # the last one as after a lost reply
+        found = await read_events(gateway, partition, "x")
+        assert [(event.number, event.type) for event in found] == [(n, kinds[n - 1].value) for n in left]
+    assert (await load_history(gateway, await take_over(gateway, delivery), "x")).events == 6
+
+
 async def test_the_last_step_is_of_a_function_or_a_plan(
     gateway: Gateway, delivery: Delivery, partition: Partition
 ) -> None:

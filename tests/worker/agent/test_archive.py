@@ -9,7 +9,7 @@ import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
 from perdure.deadletter import Replay, replay
 from perdure.queues import pairs
-from perdure.worker.errors import TaskDefinitionError
+from perdure.worker.errors import BadHistory, TaskDefinitionError
 from perdure.worker.journal import check_state, fork, read_archived_step, state_at
 from pydantic import Field
 
@@ -175,6 +175,66 @@ async def test_steps_that_were_archived_after_a_gap_in_the_log_run_again(
     assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
 
 
+async def test_the_log_and_the_results_of_its_steps_are_bounded(app: App, walker: type[Walker]) -> None:
+    """Steps whose records were dropped are known as such: a plan that lists them does not run them again."""
+
+    class Long(walker):  # type: ignore[misc, valid-type]  # a class that a fixture returns
+        keep_events: ClassVar[int | None] = 40
+        snapshot_every: ClassVar[int] = 5
+
+        async def finish(self, ctx: Context, state: Pages) -> dict[str, Any]:
+            old, young = await ctx.recall_step("p1"), await ctx.recall_step(f"p{state.archive.steps - 1}")
+            assert old is not None and young is not None
+            return {"old": (old.status, old.retired, old.result), "young": (young.retired, young.result)}
+
+    Long.fails |= {"p30", "p50"}  # a new attempt restores the state
+    handle = await app.agent(name="walk", retry=AGAIN)(Long).enqueue("read", last=60)
+    await work_off(app)
+    assert await bounded(handle.result()) == {
+        "old": ["done", True, None],
+        "young": [False, {"text": "text of p56"}],
+    }
+    assert Long.acts == [
+        *(f"p{n}" for n in range(31)),
+        *(f"p{n}" for n in range(30, 51)),
+        *(f"p{n}" for n in range(50, 60)),
+    ]
+    events = await history(handle)
+    assert (events[0].type, 40 <= len(events) <= 95) == ("log_base", True)
+    past = await state_at(app.producer.gateway, handle.partition, handle.id)
+    records = [name for name in await fields_of(app, handle) if name.startswith("c:#step:")]
+    assert len(records) == past.state["archive"]["steps"] - past.state["archive"]["retired"] < 25
+    assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
+    with pytest.raises(BadHistory, match=f"event 3 of task {handle.id} was retired: its log starts with event"):
+        await state_at(app.producer.gateway, handle.partition, handle.id, 3)
+    forked = await fork(app.producer, handle.id, at="p55")
+    Long.acts.clear()
+    await work_off(app)
+    assert (await bounded(forked.handle.result()))["old"] == ["done", True, None]
+    assert Long.acts == [f"p{n}" for n in range(56, 60)]
+
+
+async def test_an_agent_whose_log_starts_late_resumes_from_before_a_gap(app: App, walker: type[Walker]) -> None:
+    class Long(walker):  # type: ignore[misc, valid-type]  # a class that a fixture returns
+        keep_events: ClassVar[int | None] = 40
+        snapshot_every: ClassVar[int] = 1000
+
+        async def finish(self, ctx: Context, state: Pages) -> dict[str, Any]:
+            return {"archived": state.archive.steps}
+
+    Long.fails.add("p50")
+    handle = await app.agent(name="walk", retry=Retry(max_attempts=1))(Long).enqueue("read", last=60)
+    await work_off(app)
+    found = await letter(app, handle)
+    gap = [event for event in await history(handle) if event.number is not None][-5]
+    await redis_command(app, "XDEL", handle.partition.log(handle.id), gap.id)
+    await replay(app.producer.gateway, found, Replay())
+    await work_off(app)
+    assert (await bounded(handle.result()))["archived"] == 57
+    assert sorted(set(Long.acts), key=lambda key: int(key[1:])) == [f"p{n}" for n in range(60)]
+    assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
+
+
 async def test_records_of_archived_steps_are_encrypted(settings: Settings, walker: type[Walker]) -> None:
     async with App("long", settings=with_keys(settings, FIRST)) as app:
         handle = await app.agent(name="walk")(walker).enqueue("read")
@@ -190,5 +250,5 @@ async def test_a_policy_must_keep_something(app: App) -> None:
     class Nothing(Walker):
         keep_steps: ClassVar[int | None] = 0
 
-    with pytest.raises(TaskDefinitionError, match="keep_steps and keep_messages must be 1 or more, or None"):
+    with pytest.raises(TaskDefinitionError, match="keep_messages and keep_events must be 1 or more, or None"):
         app.agent(name="nothing")(Nothing)

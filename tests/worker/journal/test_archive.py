@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
 import pytest
 from perdure.queues import TaskEvent
-from perdure.worker.journal import AgentState, apply, diff, empty_state, parse_event, reduce, remove_oldest
+from perdure.worker.journal import (
+    AgentState,
+    apply,
+    diff,
+    empty_state,
+    parse_event,
+    reduce,
+    remove_oldest,
+    retire_steps,
+)
 from perdure.worker.journal.agent_events import Archived
 
 
@@ -41,6 +51,8 @@ def test_the_oldest_closed_steps_leave_with_their_results() -> None:
         "steps": 3,
         "messages": 0,
         "ranges": [{"first": "s0", "last": "s2", "steps": 3}],
+        "retired": 0,
+        "base": 0,
     }
     assert orjson.loads(removed.steps["s1"]) == {"step": before["plan"][1], "n": 9, "result": 10}
     assert len(before["plan"]) == 7, "the given state is not changed"
@@ -118,3 +130,13 @@ def test_the_instructions_before_a_summary_stay_with_it() -> None:
     assert removed is not None
     assert [one["content"] for one in removed.state["messages"]] == ["never pay", "and hurry", "[Summary]", "4", "5"]
     assert (removed.first_message, removed.messages) == (3, 4)
+
+
+def test_steps_without_a_record_are_kept_as_text() -> None:
+    """Stored bytes that start like an encrypted value would be taken for one."""
+    fields = retire_steps({}, {f"s{n}": ("done", "failed", "dropped")[n % 3] for n in range(2000)})
+    assert all(re.fullmatch(rb"([0-9a-f]{16}[012])+", data) for data in fields.values())
+    assert len(fields) <= 256
+    assert sum(map(len, fields.values())) == 17 * 2000
+    again = retire_steps(fields, {"other": "done"})
+    assert [len(data) - len(fields[name]) for name, data in again.items()] == [17]

@@ -161,7 +161,7 @@ def _sections(
         "steps",
         [_done(step, state.results.get(step.key), _SHORT) for step in done],
         lambda left, most: _ranges(state, done[:left], most),
-        "`recall_step(KEY)` returns the result of one",
+        f"`recall_step(KEY)` returns the result of one{_retired(state)}",
         always=state.archive.steps,
         required=True,
         footer=_CUT,
@@ -335,6 +335,12 @@ def _questions(state: AgentState) -> Iterable[str]:
 
 def _asked(one: Question) -> str:
     return f"{_word(one.text)}{f' to {_word(one.to)}' if one.to else ''}"
+
+
+def _retired(state: AgentState) -> str:
+    """Name the steps whose results are not kept."""
+    count = state.archive.retired
+    return f", but none of the first {count:,}, which are not kept" if count else ""
 
 
 def _ranges(state: AgentState, left: Sequence[PlanStep], most: int) -> str:

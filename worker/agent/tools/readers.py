@@ -51,6 +51,8 @@ class Reader:
             former = parse_turn_id(self._ctx.task_id) is not None
             left = "; steps of earlier turns are not kept, but the answers that they led to" if former else ""
             return f"error: your plan has no step {quoted_name(key)}; its latest steps are {known or 'none'}{left}"
+        if found.retired:
+            return f"step {quoted_name(found.key)} ({found.status}) is so old that its result is not kept any more"
         lines = [f"step {quoted_name(found.key)}: {quoted_line(found.title)} ({found.status})"]
         if found.error:
             lines.append(f"error: {quoted_line(found.error, 1_000)}")
