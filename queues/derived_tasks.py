@@ -1,11 +1,10 @@
-"""Tasks beside tasks: the successor of a task, its fork at a point of its history, and a second use of its id."""
+"""Tasks beside tasks: the successor of a task, copies of it with its past, and a second use of its id."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -26,10 +25,14 @@ from .errors import (
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions import PartitionRouter, spread
-from .security import ERROR, MESSAGE, event_field
+from .runtime import RUNTIME
+from .security import ERROR, MESSAGE, TaskCipher, event_field
 from .transport import (
+    UPLOAD_ATTEMPTS,
     Argument,
+    FieldUpload,
     Gateway,
+    LogUpload,
     pairs,
     queue_script,
     read_arguments,
@@ -47,14 +50,13 @@ __all__ = [
     "enqueue_successor",
     "find_conflicts",
     "read_task_input",
+    "store_copy",
     "store_fork",
-    "store_import",
 ]
 
 _SUCCESSOR = queue_script("enqueue_successor")
 _CONFIRM = queue_script("confirm_successor")
-_FORK = queue_script("enqueue_fork")
-_IMPORT = queue_script("enqueue_import")
+_COPY = queue_script("enqueue_copy")
 
 MOST_HAND_OFFS: Final = 100
 """Longest chain of successors that may follow one task."""
@@ -128,22 +130,22 @@ async def confirm_successor(gateway: Gateway, namespace: Namespace, source: str)
 
 @dataclass(frozen=True, slots=True)
 class TaskPast:
-    """Stored data of a task, decrypted for another deployment.
+    """Stored data of a task, decrypted. The collections may be read more than once.
 
     Attributes:
         events, entries: Numbers of its last event and its last entry.
         format: Data format that a worker must know to read the checkpoint; None for 1.
-        fields: Checkpoint fields by their names, step records with large results as a whole.
-        inbox: Fields of the inbox; messages decrypted, after their time and a space.
-        log: Entries of the log, oldest first, with decrypted data.
+        fields: Names and values of checkpoint fields, step records with large results as a whole. No name occurs twice.
+        inbox: Names and values of inbox fields; messages decrypted, after their time and a space.
+        log: Entries of the log, oldest first, with decrypted data. The id `*` is the time of Redis.
     """
 
     events: int
     entries: int
     format: int | None
-    fields: Mapping[str, bytes]
-    inbox: Mapping[str, bytes]
-    log: Sequence[tuple[str, Mapping[str, bytes]]]
+    fields: Iterable[tuple[str, bytes]]
+    inbox: Iterable[tuple[str, bytes]]
+    log: Iterable[tuple[str, Mapping[str, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +261,7 @@ async def store_fork(
     at: str,
     arguments: bytes,
     event: bytes,
-    done: Mapping[str, bytes],
-    saved: Mapping[str, bytes],
-    other: Mapping[str, bytes] = MappingProxyType({}),
+    fields: Mapping[str, bytes],
 ) -> Partition:
     """Enqueue a task with the name and checkpoint of another one; return its partition. Idempotent for one id and `at`.
 
@@ -269,47 +269,18 @@ async def store_fork(
         at: The task and the point of its history that is copied.
         arguments: JSON.
         event: Data of the first event of the new task's log, JSON.
-        done: Step records of the checkpoint, by key. Encrypted again, for the new task.
-        saved: Saved progress, by key. Encrypted again, too.
-        other: Fields of other kinds by their names, each encrypted again under its name.
+        fields: Checkpoint fields by their names. Encrypted again, for the new task.
 
     Raises:
         TaskExists: The id belongs to another task.
     """
-    queue = origin.partition.queue
-    cipher = gateway.encryptor.of(namespace.partition(queue), task_id)
     envelope = orjson.dumps(orjson.loads(origin.stored) | {"id": task_id})
-    plain = TaskMessage(task_id, envelope, arguments, spread(task_id), own_id=True)
-    message = plain.encrypted(cipher, store=gateway.value_store)
-    args: list[Argument] = [
-        message.envelope,
-        message.arguments,
-        at,
-        cipher.encrypt(event_field(1), event),
-        task_id,
-    ]
-    for key, value in done.items():
-        args += await stored_record(gateway, cipher, task_id, key, value, DEFAULT_PAYLOAD_LIMIT)
-    for key, value in saved.items():
-        args += (f"s:{key}", cipher.encrypt(f"s:{key}", value))
-    for name, value in other.items():
-        args += (name, cipher.encrypt(name, value))
-
-    async def store(partition: Partition) -> bool:
-        record = partition.record(task_id)
-        keys = [partition.ready, partition.closed, record, partition.steps(task_id), partition.log(task_id)]
-        keys.append(partition.timeline)
-        answer = await store_with_upload(
-            gateway, partition, message.large, lambda uploads: gateway.run(_FORK, [*keys, *uploads], args)
-        )
-        if answer == 0:
-            raise TaskExists(task_id)
-        return bool(answer == 1)
-
-    return await PartitionRouter(gateway, namespace, queue).place(spread(task_id), store)
+    past = TaskPast(1, 0, None, fields.items(), (), [("*", {"type": b"forked", "n": b"1", "data": event})])
+    copied: dict[str, Any] = {"envelope": envelope, "arguments": arguments, "past": past, "source": at}
+    return await store_copy(gateway, namespace, origin.partition.queue, task_id, **copied)
 
 
-async def store_import(
+async def store_copy(
     gateway: Gateway,
     namespace: Namespace,
     queue: str,
@@ -318,47 +289,78 @@ async def store_import(
     envelope: bytes,
     arguments: bytes,
     past: TaskPast,
-    token: str,
+    source: str,
 ) -> Partition:
-    """Enqueue a task with the past that it had elsewhere, encrypted for this deployment; return its partition.
+    """Enqueue a task with a past, encrypted for this deployment; return its partition. Idempotent for id and source.
+
+    The past is uploaded in portions. The task appears at the end, with all of it; see enqueue_copy.lua.
 
     Args:
-        token: Names this call: repeated with it, the call stores nothing twice.
+        source: What the task is a copy of, or a token of this call.
 
     Raises:
         TaskExists: The id belongs to another task.
+        LargeValueLost: The uploads expired, again and again, before the task was stored.
     """
     cipher = gateway.encryptor.of(namespace.partition(queue), task_id)
     plain = TaskMessage(task_id, envelope, arguments, spread(task_id), own_id=True)
     message = plain.encrypted(cipher, store=gateway.value_store)
-    fields: list[Argument] = []
-    for name, value in past.fields.items():
-        if name.startswith("d:"):
-            key = name.removeprefix("d:")
-            fields += await stored_record(gateway, cipher, task_id, key, value, DEFAULT_PAYLOAD_LIMIT)
-        else:
-            fields += (name, cipher.encrypt(name, value))
-    inbox: list[Argument] = []
-    for name, value in past.inbox.items():
-        at, space, data = value.partition(b" ")
-        inbox += (name, at + space + cipher.encrypt(MESSAGE, data) if name.startswith("m:") else value)
-    numbers = (past.events, past.entries, past.format or "", len(fields) // 2, len(inbox) // 2)
-    args: list[Argument] = [message.envelope, message.arguments, token, task_id, *numbers, *fields, *inbox]
-    for entry, values in past.log:
-        args += (entry, len(values))
-        kind = event_field(int(values["n"])) if "n" in values else ERROR
-        for name, value in values.items():
-            args += (name, cipher.encrypt(kind, value) if name == "data" else value)
+    args = (message.envelope, message.arguments, source, task_id, past.events, past.entries, past.format or "")
 
     async def store(partition: Partition) -> bool:
         record = partition.record(task_id)
-        keys = [partition.ready, partition.closed, record, partition.steps(task_id), partition.log(task_id)]
-        keys += (partition.timeline, partition.inbox(task_id))
-        answer = await store_with_upload(
-            gateway, partition, message.large, lambda uploads: gateway.run(_IMPORT, [*keys, *uploads], args)
-        )
-        if answer == 0:
-            raise TaskExists(task_id)
-        return bool(answer == 1)
+        keys = [partition.ready, partition.closed, record, partition.timeline, partition.steps(task_id)]
+        keys += (partition.log(task_id), partition.inbox(task_id))
+        for attempt in range(UPLOAD_ATTEMPTS):
+            steps, log, inbox = _uploads(gateway, partition, task_id)
+            uploads = [steps.key, log.key, inbox.key]
+            if message.large is not None:
+                uploads.append(partition.upload(task_id, message.large.reference.digest))
+            if attempt or not await gateway.command("EXISTS", record):
+                await _upload_past(gateway, cipher, task_id, past, steps, log, inbox)
+                if message.large is not None:
+                    await message.large.upload(gateway, uploads[-1])
+            counts = (steps.count, log.count, inbox.count)
+            answer = await gateway.run(_COPY, [*keys, *uploads], [*args, *counts])
+            if answer == 0:
+                raise TaskExists(task_id)
+            if answer is not None:
+                return bool(answer == 1)
+        raise LargeValueLost(f"the past of task {task_id}", "parts of it expired before the task was stored")
 
     return await PartitionRouter(gateway, namespace, queue).place(spread(task_id), store)
+
+
+def _uploads(gateway: Gateway, partition: Partition, task_id: str) -> tuple[FieldUpload, LogUpload, FieldUpload]:
+    """Return uploads for the checkpoint, the log and the inbox of a task, under names that no other call uses."""
+    steps, log, inbox = (partition.upload(task_id, f"{RUNTIME.token(8)}.{name}") for name in ("steps", "log", "inbox"))
+    return FieldUpload(gateway, steps), LogUpload(gateway, log), FieldUpload(gateway, inbox)
+
+
+async def _upload_past(
+    gateway: Gateway,
+    cipher: TaskCipher,
+    task_id: str,
+    past: TaskPast,
+    steps: FieldUpload,
+    log: LogUpload,
+    inbox: FieldUpload,
+) -> None:
+    for name, value in past.fields:
+        fields: Sequence[Argument]
+        if name.startswith("d:"):
+            key = name.removeprefix("d:")
+            fields = await stored_record(gateway, cipher, task_id, key, value, DEFAULT_PAYLOAD_LIMIT)
+        else:
+            fields = (name, cipher.encrypt(name, value))
+        for position in range(0, len(fields), 2):
+            await steps.put(fields[position], fields[position + 1])
+    for entry, values in past.log:
+        kind = event_field(int(values["n"])) if "n" in values else ERROR
+        data = {"data": cipher.encrypt(kind, values["data"])} if "data" in values else {}
+        await log.add(entry, {**values, **data})
+    for name, value in past.inbox:
+        at, space, content = value.partition(b" ")
+        await inbox.put(name, at + space + cipher.encrypt(MESSAGE, content) if name.startswith("m:") else value)
+    for upload in (steps, log, inbox):
+        await upload.flush()

@@ -14,6 +14,7 @@
     large_values  values that are stored in chunks
     large_arguments  arguments that are, from before their task is stored
     large_results  results of steps, copied with their task
+    uploads       data of a task that is written in portions before the task is stored
     value_store   protocol of the store outside of Redis for the largest values
     backoff       delays between attempts; the loop that waits while Redis is unavailable
 
@@ -30,11 +31,12 @@ from .backoff import Backoff, jittered, retry_while_unavailable
 from .clients import COMMAND_TIMEOUT, is_missing_group, is_read_only, sync_client, translated
 from .gateway import Argument, BlockingConnection, Command, Gateway, GatewayTimings
 from .large_arguments import LARGE_ARGUMENTS, LargeArguments, cut_arguments, read_arguments, store_with_upload
-from .large_results import recorded_results, stored_record
+from .large_results import recorded_results, scan_fields, scan_results, stored_record
 from .large_values import CHUNK_BYTES, REFERENCE, CutValue, LargeValue, bytes_as_json, cut, read_large
 from .replication import Replicated, Replication
 from .scripts import Script, load_script, pairs, queue_script
 from .server_check import ServerRequirements
+from .uploads import UPLOAD_ATTEMPTS, FieldUpload, LogUpload
 from .value_store import ValueStore
 
 __all__ = [
@@ -42,16 +44,19 @@ __all__ = [
     "COMMAND_TIMEOUT",
     "LARGE_ARGUMENTS",
     "REFERENCE",
+    "UPLOAD_ATTEMPTS",
     "Address",
     "Argument",
     "Backoff",
     "BlockingConnection",
     "Command",
     "CutValue",
+    "FieldUpload",
     "Gateway",
     "GatewayTimings",
     "LargeArguments",
     "LargeValue",
+    "LogUpload",
     "Replicated",
     "Replication",
     "Script",
@@ -70,6 +75,8 @@ __all__ = [
     "read_large",
     "recorded_results",
     "retry_while_unavailable",
+    "scan_fields",
+    "scan_results",
     "store_with_upload",
     "stored_record",
     "sync_client",

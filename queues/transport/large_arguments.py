@@ -16,21 +16,13 @@ from ..keys import Partition
 from ..security import TaskCipher, argument_chunks, arguments_field
 from .gateway import Gateway
 from .large_values import CutValue, LargeValue, cut, read_large
-from .scripts import queue_script
+from .uploads import UPLOAD_ATTEMPTS, FieldUpload
 from .value_store import ValueStore
 
 __all__ = ["LARGE_ARGUMENTS", "LargeArguments", "cut_arguments", "read_arguments", "store_with_upload"]
 
 LARGE_ARGUMENTS: Final = 2
 """Data format that a worker must know to read large arguments."""
-
-_UPLOAD = queue_script("upload_chunk")
-
-_TTL: Final = 600_000
-"""Milliseconds for which an upload is kept after its last chunk."""
-
-_UPLOADS: Final = 3
-"""Attempts to store a task before its upload is gone."""
 
 _PLACE: Final = "args"
 
@@ -54,8 +46,10 @@ class LargeArguments(NamedTuple):
     async def upload(self, gateway: Gateway, key: str) -> None:
         """Store the object, if there is one, and the chunks one by one."""
         await self.value.save_object(gateway, f"the arguments of task {self.task_id}")
+        upload = FieldUpload(gateway, key)
         for number, chunk in enumerate(self.value.chunks):
-            await gateway.run(_UPLOAD, [key], [self.reference.field(_PLACE, number), chunk, _TTL])
+            await upload.put(self.reference.field(_PLACE, number), chunk)
+        await upload.flush()
 
 
 def cut_arguments(
@@ -83,7 +77,7 @@ async def store_with_upload(
     if large is None:
         return await store(())
     upload = partition.upload(large.task_id, large.reference.digest)
-    for attempt in range(_UPLOADS):
+    for attempt in range(UPLOAD_ATTEMPTS):
         # Most scripts leave a task alone that is stored already; one that replaces it asks for the upload.
         if attempt or not await gateway.command("EXISTS", partition.record(large.task_id)):
             await large.upload(gateway, upload)

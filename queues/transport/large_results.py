@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Final
 
@@ -11,10 +12,33 @@ from .gateway import Argument, Gateway
 from .large_values import LargeValue, cut, read_large
 from .scripts import pairs
 
-__all__ = ["recorded_results", "stored_record"]
+__all__ = ["recorded_results", "scan_fields", "scan_results", "stored_record"]
 
 _PAGE: Final = 512
-"""Fields of a checkpoint that are read at once."""
+"""Largest number of fields of a checkpoint that are read at once."""
+
+_PAGE_BYTES: Final = 1 << 20
+"""Size of a page that is aimed at, by the size of the one before."""
+
+_MOST_SCANNED: Final = 8 * _PAGE
+"""Fields of a page of which few match: it costs no transfer."""
+
+
+async def scan_fields(gateway: Gateway, key: str, pattern: str) -> AsyncIterator[tuple[str, bytes]]:
+    """Yield the fields of a hash whose names match, each once, and their values. It reads about a megabyte at once."""
+    cursor: Any = 0
+    count = _PAGE // 8
+    seen: set[bytes] = set()  # HSCAN may return a field twice
+    while cursor != b"0":
+        cursor, flat = await gateway.command("HSCAN", key, cursor, "MATCH", pattern, "COUNT", count)
+        page = pairs(flat)
+        for name, value in page.items():
+            if name not in seen:
+                seen.add(name)
+                yield name.decode(), value
+        size = sum(map(len, page.values()))
+        wanted = _PAGE_BYTES * count // size if size else _MOST_SCANNED
+        count = max(8, min(2 * count, wanted, _MOST_SCANNED))
 
 
 async def recorded_results(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, bytes]:
@@ -22,22 +46,20 @@ async def recorded_results(gateway: Gateway, partition: Partition, task_id: str)
 
     Raises `DecryptionError`, and as `read_large` does.
     """
+    return {key: record async for key, record in scan_results(gateway, partition, task_id)}
+
+
+async def scan_results(gateway: Gateway, partition: Partition, task_id: str) -> AsyncIterator[tuple[str, bytes]]:
+    """Yield what `recorded_results` returns, one record in memory at a time."""
     cipher, checkpoint = gateway.encryptor.of(partition, task_id), partition.steps(task_id)
-    fields: dict[bytes, bytes] = {}
-    cursor: Any = None
-    while cursor != b"0":
-        cursor, page = await gateway.command("HSCAN", checkpoint, cursor or 0, "MATCH", "d:*", "COUNT", _PAGE)
-        fields.update(pairs(page))
-    found: dict[str, bytes] = {}
-    for name, value in fields.items():
-        key = name[2:].decode()
-        head, _, result = (record := cipher.decrypt(f"d:{key}", value)).partition(b"\n")
+    async for name, value in scan_fields(gateway, checkpoint, "d:*"):
+        key = name.removeprefix("d:")
+        head, _, result = (record := cipher.decrypt(name, value)).partition(b"\n")
         if (large := LargeValue.decode(result)) is not None:
             what = f"the result of step {key!r} of task {task_id}"
             decrypt = partial(cipher.decrypt, step_chunks(key))
             record = b"%b\n%b" % (head, await read_large(gateway, checkpoint, "c", key, large, decrypt, what))
-        found[key] = record
-    return found
+        yield key, record
 
 
 async def stored_record(

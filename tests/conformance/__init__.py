@@ -19,14 +19,14 @@ holds for all scripts.
 | `test_queue_rates` | read_workers, register_worker |
 | `test_resharding` | close_partition, join_group, partition_status, retire_partition, set_route |
 | `test_results` | cancel, finish |
-| `test_scripts` | enqueue_fork, reset_task |
+| `test_scripts` | reset_task |
 | `sessions/test_protocol` | session_begin, session_end, session_forget, session_look, session_send |
 | `sessions/test_removal` | forget_task |
 | `delivery/test_settlement` | release, reschedule |
 | `test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |
 | `test_timeline` | trim_timeline |
-| `delivery/test_transfer` | close_exported, enqueue_import |
+| `delivery/test_transfer` | close_exported, enqueue_copy, upload_events |
 | `test_versions` | await_version, wake_version |
 | `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 | `delivery/test_touch` | touch |

@@ -55,7 +55,7 @@ from perdure.queues import (
     wake_version,
 )
 from perdure.queues.delivery import Position, close_exported, edit_checkpoint, read_mark
-from perdure.queues.derived_tasks import TaskPast, store_import
+from perdure.queues.derived_tasks import TaskPast, store_copy
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT
 from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
 from perdure.queues.keys import DATA_FORMAT, GROUP
@@ -216,17 +216,15 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
             "at": "later 0-0",
             "arguments": b"{}",
             "event": b"{}",
-            "done": {"a": b"1"},
-            "saved": {},
-            "other": {},
+            "fields": {"d:a": b"1"},
         }
         assert await store_fork(gateway, namespace, origin, "forked", **copied) == partition
         forked = await producer.find("forked")
         assert forked is not None
         assert await forked.cancel() is State.CANCELLED
-        past = TaskPast(1, 1, None, {"s:a": b"1"}, {}, [("1-0", {"type": b"started", "n": b"1"})])
+        past = TaskPast(1, 1, None, [("s:a", b"1")], (), [("1-0", {"type": b"started", "n": b"1"})])
         moved: dict[str, Any] = {"envelope": Envelope(id="moved", task="t").encode(), "arguments": b"{}", "past": past}
-        assert await store_import(gateway, namespace, "default", "moved", **moved, token="import 1") == partition
+        assert await store_copy(gateway, namespace, "default", "moved", **moved, source="import 1") == partition
         mark = await read_mark(gateway, partition, "moved")
         assert not await close_exported(gateway, partition, "moved", mark, event=b"{}", retention=60)
         assert await (await known(producer, "moved")).cancel() is State.CANCELLED

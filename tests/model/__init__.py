@@ -18,12 +18,12 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | due | promote |
 | edit_checkpoint | edit_checkpoint |
 | enqueue | enqueue |
-| enqueue_fork | fork |
-| enqueue_import | import_ |
+| enqueue_copy | store_copy |
 | enqueue_large | enqueue_large |
 | enqueue_successor | hand |
 | excuse_crashes | excuse |
 | finish | finish |
+| forget_task | forget_task |
 | join_group | share |
 | leave_group | leave |
 | park | park |
@@ -47,6 +47,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | touch | touch |
 | trim_timeline | trim_timeline |
 | upload_chunk | message |
+| upload_events | upload_past |
 | wake_version | wake_version |
 | write_checkpoint | record |
 

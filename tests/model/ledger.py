@@ -44,7 +44,7 @@ LedgerCopy = tuple[Shelf, int]
 
 
 class Past(NamedTuple):
-    """Data of an imported task; see `TaskPast`."""
+    """Data of a copied task; see `TaskPast`."""
 
     events: int
     entries: int
@@ -820,56 +820,55 @@ class Ledger:
             self._list(task)
         return answer
 
-    def fork(
+    def store_copy(
         self,
         task: str,
         envelope: bytes,
         args: bytes,
         source: str,
-        reported: bytes,
-        kept: Mapping[str, bytes],
+        past: Past,
+        parts: tuple[str, str, str],
         upload: str | None = None,
     ) -> int | None:
-        """Store a task that starts from the checkpoint of another one."""
-        record, steps, *_ = self.parts(task)
-        answer = self._stored(task)
-        if answer == 0:
-            return int(self.held.get(record, "forked") == source.encode())
-        if answer == 1 and not self._take_upload(upload, record, args):
-            return None
-        if answer == 1:
-            entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
-            self.held.put(record, {"state": "queued", "entry": entry, "events": 1, "forked": source})
-            self.note_event(task, "forked", reported, number=b"1")
-            self._list(task)
-            if kept:
-                self.held.put(steps, dict(kept))
-        return answer
-
-    def import_(
-        self, task: str, envelope: bytes, args: bytes, token: str, past: Past, upload: str | None = None
-    ) -> int | None:
-        """Store a task with the past that it had on another deployment."""
+        """Store a task with the past of another one. parts: uploads of its steps, log and inbox."""
         record, steps, log, inbox, _ = self.parts(task)
         answer = self._stored(task)
         if answer == 0:
-            return int(self.held.get(record, "forked") == token.encode())
-        if answer == 1 and not self._take_upload(upload, record, args):
+            return int(self.held.get(record, "forked") == source.encode())
+        if answer != 1:
+            return answer
+        kept = (self.held.hashes.get(parts[0], {}), self.held.hashes.get(parts[2], {}))
+        entries = self.held.stream(parts[1])
+        counts = (len(kept[0]), len(entries.entries), len(kept[1]))
+        if counts != (len(past.fields), len(past.log), len(past.inbox)):
             return None
-        if answer == 1:
-            entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
-            numbers = {"events": past.events, "entries": past.entries}
-            self.held.put(record, {"state": "queued", "entry": entry, **numbers, "forked": token})
-            if past.format is not None:
-                self.held.put(record, {"format": past.format})
-            self._list(task)
-            self.held.delete(steps, log, inbox)
-            for key, fields in ((steps, past.fields), (inbox, past.inbox)):
-                if fields:
-                    self.held.put(key, dict(fields))
-            for at, fields in past.log:
-                self.held.add(log, tuple((name.encode(), value) for name, value in fields.items())).known = at.encode()
-        return answer
+        if not self._take_upload(upload, record, args):
+            return None
+        self.held.delete(steps, log, inbox, *parts)
+        for key, fields in ((steps, kept[0]), (inbox, kept[1])):
+            if fields:
+                self.held.put(key, fields)
+        if entries.entries:
+            self.held.streams[log] = entries
+        entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
+        numbers = {"events": past.events, "entries": past.entries}
+        self.held.put(record, {"state": "queued", "entry": entry, **numbers, "forked": source})
+        if past.format is not None:
+            self.held.put(record, {"format": past.format})
+        self._list(task)
+        return 1
+
+    def upload_events(self, upload: str, before: int, entries: Sequence[tuple[str, Mapping[str, bytes]]]) -> int:
+        """Add entries to a log before its task is stored. before: how many there are already."""
+        known = len(self.held.stream(upload).entries)
+        if known != before:
+            return int(known > before)
+        for at, fields in entries:
+            entry = self.held.add(upload, tuple((name.encode(), value) for name, value in fields.items()))
+            if at != "*":
+                entry.known = at.encode()
+        self.held.expire(_UPLOAD, upload)
+        return 1
 
     def mark(self, task: str) -> tuple[bytes, ...]:
         """Return what an export reads of a task, and compares before it ends the task."""
@@ -899,6 +898,28 @@ class Ledger:
         self._keep_timeline()
         self.tell(task, "cancelled")
         return True
+
+    def forget_task(self, task: str, successor: bytes) -> int:
+        """Delete a task in whatever state it is. successor: that of the record as the caller has read it."""
+        record = self.at.record(task)
+        if (self.held.get(record, "handed_to") or b"") != successor:
+            return -1
+        entry, letter = self.held.get(record, "entry"), self.held.get(record, "dead")
+        self.held.drop_score(self.at.due, task)
+        self.held.drop_score(self.at.timeline, task)
+        if letter is not None:
+            self.held.stream(self.at.dead).remove(letter)
+        holder = None
+        if entry is not None:
+            holder = self.pending.pop(entry, None)
+            self.ready.remove(entry)
+        if not any(self.held.exists(part) for part in self.parts(task)):
+            return 0
+        self.held.delete(*self.parts(task))
+        self.tell(task, "forgotten")
+        if holder is not None and not is_reserved(holder.owner):
+            self.news.append((self.namespace.worker_channel(holder.owner), task))
+        return 1
 
     def dismiss(self, task: str, data: bytes) -> bytes:
         """Log that a person dismissed a finding."""

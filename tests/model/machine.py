@@ -58,7 +58,7 @@ from perdure.queues.delivery.quarantine_store import (
 )
 from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.inspection import trim_timeline
-from perdure.queues.keys import DATA_FORMAT, GROUP, KEY_FORMAT, RELEASED, SUSPECTS, is_reserved
+from perdure.queues.keys import DATA_FORMAT, GROUP, KEY_FORMAT, RELEASED, RESERVED, SUSPECTS, is_reserved
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
@@ -121,6 +121,7 @@ OLD_LETTER = (
 
 PASTS = (
     Past(0, 1, None, {}, {}, []),
+    Past(1, 0, None, {"d:s": b"0", "s:#state": b"{}"}, {}, [("*", {"type": b"forked", "n": b"1", "data": b"{}"})]),
     Past(
         2,
         4,
@@ -361,7 +362,7 @@ class Queues(RuleBasedStateMachine):
         for number in range(chunks - missing):
             for _ in range(2):
                 field, chunk = f"args:{digest}:{number}", b"chunk %d" % number
-                given: list[Argument] = [field, chunk, UPLOAD_TTL]
+                given: list[Argument] = [UPLOAD_TTL, field, chunk]
                 self.ground.run(self.ground.gateway.run(queue_script("upload_chunk"), [upload], given))
                 self.ledger.upload_chunk(upload, field, chunk)
         self.is_as_expected()
@@ -416,37 +417,42 @@ class Queues(RuleBasedStateMachine):
                 self.ledger.held.put(record, {"continued": source})
             self.same(bool(answer), known)
 
-    @rule(task=tasks, source=st.sampled_from(["one 1-0", "one 2-0"]), kept=st.booleans(), chunks=few, missing=rarely)
-    def fork(self, task: str, source: str, kept: bool, chunks: int, missing: bool) -> None:
-        at = self.partition
-        envelope, args, upload = self.message(task, chunks, missing)
-        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.log(task), at.timeline]
-        keys += [upload] if upload else []
-        given = (envelope, args, source, b"{}")
-        fields = {"d:s": b"0", "s:#state": b"{}"} if kept else {}
-        flat = [part for pair in fields.items() for part in pair]
-        for _ in range(2):
-            expected = self.ledger.fork(task, *given, fields, upload)
-            self.store("enqueue_fork", keys, [*given, task, *flat], expected)
-
     @rule(
         task=tasks,
-        token=st.sampled_from(["import 1", "import 2"]),
+        source=st.sampled_from(["one 1-0", "import 1"]),
         past=st.sampled_from(PASTS),
         chunks=few,
-        missing=rarely,
+        lost=st.sampled_from(["", "", "", "", "chunk", "fields", "events"]),
     )
-    def import_(self, task: str, token: str, past: Past, chunks: int, missing: bool) -> None:
+    def store_copy(self, task: str, source: str, past: Past, chunks: int, lost: str) -> None:
+        """Store a fork or an imported task. lost: what its uploads have lost when it is stored."""
         at = self.partition
-        envelope, args, upload = self.message(task, chunks, missing)
-        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.log(task), at.timeline, at.inbox(task)]
-        keys += [upload] if upload else []
-        given: list[Argument] = [envelope, args, token, task, past.events, past.entries, past.format or ""]
-        given += [len(past.fields), len(past.inbox), *flat_of(past.fields), *flat_of(past.inbox)]
-        for entry, fields in past.log:
-            given += [entry, len(fields), *flat_of(fields)]
+        envelope, args, upload = self.message(task, chunks, lost == "chunk")
+        parts = self.upload_past(task, past, lost)
+        keys = [at.ready, at.closed, at.record(task), at.timeline, at.steps(task), at.log(task), at.inbox(task)]
+        keys += [*parts, *([upload] if upload else [])]
+        given: list[Argument] = [envelope, args, source, task, past.events, past.entries, past.format or ""]
+        given += [len(past.fields), len(past.log), len(past.inbox)]
         for _ in range(2):
-            self.store("enqueue_import", keys, given, self.ledger.import_(task, envelope, args, token, past, upload))
+            expected = self.ledger.store_copy(task, envelope, args, source, past, parts, upload)
+            self.store("enqueue_copy", keys, given, expected)
+
+    def upload_past(self, task: str, past: Past, lost: str) -> tuple[str, str, str]:
+        """Upload steps, log and inbox, each event alone; return the keys."""
+        steps, log, inbox = (self.partition.upload(task, f"{self.number:x}.{name}") for name in ("s", "l", "i"))
+        for key, fields in ((steps, past.fields), (inbox, past.inbox)):
+            for name, value in list(fields.items())[lost == "fields" :]:
+                self.ground.run(self.ground.gateway.run(queue_script("upload_chunk"), [key], [UPLOAD_TTL, name, value]))
+                self.ledger.upload_chunk(key, name, value)
+        for before, (entry, fields) in enumerate(past.log):
+            if before and lost == "events":
+                self.ground.command("DEL", log)
+                self.ledger.held.delete(log)
+            given = [UPLOAD_TTL, before, entry, len(fields), *flat_of(fields)]
+            for _ in range(2):
+                self.store("upload_events", [log], given, self.ledger.upload_events(log, before, [(entry, fields)]))
+        self.is_as_expected()
+        return steps, log, inbox
 
     @rule(task=tasks)
     def begin_export(self, task: str) -> None:
@@ -486,9 +492,10 @@ class Queues(RuleBasedStateMachine):
     @rule(task=tasks)
     def expire_uploads(self, task: str) -> None:
         """Let the TTL of uploads pass whose tasks were not stored."""
-        for key in [key for key in self.ledger.held.hashes if key.startswith(self.partition.upload(task, ""))]:
+        held = self.ledger.held
+        for key in [key for key in (*held.hashes, *held.streams) if key.startswith(self.partition.upload(task, ""))]:
             self.ground.command("DEL", key)
-            self.ledger.held.delete(key)
+            held.delete(key)
 
     @rule(task=tasks, behind=st.sampled_from([0, 0, 0, 1]), wakes=st.sampled_from(["message", "compaction"]))
     def edit_checkpoint(self, task: str, behind: int, wakes: str) -> None:
@@ -501,6 +508,18 @@ class Queues(RuleBasedStateMachine):
         for _ in range(2):
             expected = self.ledger.edit(task, events, entries, wakes, {"s:#state": b"{}"}, "s:#blob")
             self.same(self.ground.run(self.ground.gateway.run(queue_script("edit_checkpoint"), keys, given)), expected)
+
+    @rule(task=tasks, stale=rarely)
+    def forget_task(self, task: str, stale: bool) -> None:
+        """Delete a task. stale: the caller has read another successor than it has now."""
+        at = self.partition
+        successor = b"other" if stale else self.ledger.held.get(at.record(task), "handed_to") or b""
+        keys = [at.ready, at.record(task), at.steps(task), at.log(task), at.inbox(task), at.control(task)]
+        keys += [at.due, at.dead, at.timeline]
+        for _ in range(2):
+            expected = self.ledger.forget_task(task, successor)
+            given: list[Argument] = [GROUP, RESERVED, task, successor, self.namespace.worker_channel("")]
+            self.store("forget_task", keys, given, expected)
 
     @rule(task=tasks)
     def dismiss(self, task: str) -> None:

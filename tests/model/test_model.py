@@ -88,7 +88,7 @@ def test_a_script_that_leaves_a_gap_is_found(machine: Queues, monkeypatch: pytes
     machine.sound = False  # Redis differs from the model, so the partition is not closed at the end
 
 
-def test_large_arguments_imports_and_exports_agree_with_the_model(machine: Queues) -> None:
+def test_large_arguments_copies_and_exports_agree_with_the_model(machine: Queues) -> None:
     """What a random run seldom reaches: an upload that lost chunks, repeated calls, and an export that is late."""
 
     def act(name: str, *args: object, **kwargs: object) -> None:
@@ -99,9 +99,10 @@ def test_large_arguments_imports_and_exports_agree_with_the_model(machine: Queue
     for missing in (True, False, False):
         act("enqueue_large", task="t0", delay=0, chunks=2, missing=missing)
         act("enqueue_large", task="t1", delay=HOUR, chunks=1, missing=missing)
-        act("import_", task="t2", token="import 1", past=PASTS[1], chunks=2, missing=missing)
-        act("fork", task="t3", source="one 1-0", kept=True, chunks=2, missing=missing)
-    act("import_", task="t2", token="import 2", past=PASTS[1], chunks=0, missing=False)
+    for lost in ("chunk", "fields", "events", "", ""):
+        act("store_copy", task="t2", source="import 1", past=PASTS[2], chunks=2, lost=lost)
+        act("store_copy", task="t3", source="one 1-0", past=PASTS[1], chunks=0, lost=lost)
+    act("store_copy", task="t2", source="import 2", past=PASTS[2], chunks=0, lost="")
     changes: list[tuple[str, dict[str, Any]]] = [
         ("send", {"which": 3}),
         ("edit_checkpoint", {"behind": 0, "wakes": "x"}),
@@ -126,10 +127,11 @@ def test_large_arguments_imports_and_exports_agree_with_the_model(machine: Queue
     act("reset", "t1", 1, missing=False, late=True)
     machine.close(2)
     for task in TASKS:
+        act("forget_task", task=task, stale=task != "t3")
         act("cancel", task, HOUR)
         act("expire", task)
         act("enqueue_large", task=task, delay=0, chunks=1, missing=False)
-        act("import_", task=task, token="import 1", past=PASTS[1], chunks=1, missing=False)
+        act("store_copy", task=task, source="import 1", past=PASTS[2], chunks=1, lost="")
         act("reset", task, 1, missing=False, late=False)
         act("expire_uploads", task)
 

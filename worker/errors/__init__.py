@@ -47,6 +47,7 @@ PerdureError
 │   ├── RetryLater              counts as an attempt
 │   └── Snooze                  costs no attempt
 ├── LifespanError               the app's lifespan cannot be opened or closed
+├── TransferError               a task cannot be exported, or a file cannot be imported
 ├── SettingsDiffer              a strict worker has other settings than its namespace
 └── ConfigurationError          a setting or an APP is not valid
 """
@@ -104,6 +105,7 @@ from .tasks import (
     TaskError,
     TaskIdle,
     TaskTimeout,
+    TransferError,
     UnknownTask,
 )
 from .workspaces import FileConflict, WorkspaceError, WorkspaceTooLarge
@@ -152,6 +154,7 @@ __all__ = [
     "TaskError",
     "TaskIdle",
     "TaskTimeout",
+    "TransferError",
     "UnknownTask",
     "UnserialisableResult",
     "WorkspaceError",

@@ -19,6 +19,7 @@ __all__ = [
     "TaskError",
     "TaskIdle",
     "TaskTimeout",
+    "TransferError",
     "UnknownTask",
 ]
 
@@ -116,3 +117,7 @@ class LifespanError(PerdureError):
 
 class SettingsDiffer(PerdureError):
     """A strict worker is given another value than the one that is stored for its namespace."""
+
+
+class TransferError(PerdureError):
+    """A task that cannot be exported, or a file that cannot be imported."""

@@ -148,9 +148,7 @@ async def fork(
         at=f"{task_id} {known.entry}",
         arguments=data,
         event=forked.to_json(),
-        done=done,
-        saved=saved,
-        other=other,
+        fields=_named("d:", done) | _named("s:", saved) | other,
     )
     started = TaskHandle[Any](new_id, place, gateway, producer.notifications)
     steps = sum("#" not in key for key in done)
@@ -242,6 +240,10 @@ def _is_at(event: TaskEvent, past: PastState, at: Point) -> bool:
     if isinstance(at, int):
         return past.number == at
     return at is not None and (event.id == at or (event.step == at and event.type in RECORDED))
+
+
+def _named(kind: str, found: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {kind + key: value for key, value in found.items()}
 
 
 def _links(known: _SourceAt, saved: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -11,6 +11,5 @@ from __future__ import annotations
 
 from .export import ExportedTask, close_source, export_task
 from .import_ import Imported, import_task
-from .lines import TransferError
 
-__all__ = ["ExportedTask", "Imported", "TransferError", "close_source", "export_task", "import_task"]
+__all__ = ["ExportedTask", "Imported", "close_source", "export_task", "import_task"]

@@ -17,21 +17,22 @@ from ...queues import (
     confirm_successor,
     pairs,
     read_task_input,
-    recorded_results,
 )
 from ...queues.delivery import close_exported, read_mark
 from ...queues.security import ERROR, MESSAGE, event_field
 from ...queues.sessions import parse_turn_id
+from ...queues.transport import scan_fields, scan_results
 from ..artifacts import ArtifactStore, task_links
 from ..durable import task_workspace_files
+from ..errors import TransferError
 from ..journal.run_events import Exported
-from .lines import FORMAT, VERSION, LineWriter, TransferError
+from .lines import FORMAT, VERSION, LineWriter
 
 __all__ = ["ExportedTask", "close_source", "export_task"]
 
 _PAGE: Final = 200
 
-_KINDS: Final = ("i:", "s:", "c:#")
+_FIELDS: Final = ("[is]:*", "c:#*")
 """Checkpoint fields that are encrypted each under its own name. Other chunks are part of step records."""
 
 
@@ -79,7 +80,7 @@ async def export_task(
         envelope=orjson.loads(origin.stored),
     )
     out.write("arguments", origin.arguments)
-    for key, value in (await recorded_results(gateway, partition, task_id)).items():
+    async for key, value in scan_results(gateway, partition, task_id):
         out.write("checkpoint", value, name=f"d:{key}")
     await _write_fields(gateway, partition, task_id, out)
     await _write_inbox(gateway, partition, task_id, out)
@@ -120,21 +121,16 @@ async def close_source(producer: Producer, exported: ExportedTask) -> bool:
 
 
 async def _write_fields(gateway: Gateway, partition: Partition, task_id: str, out: LineWriter) -> None:
-    cipher, cursor = gateway.encryptor.of(partition, task_id), b""
-    seen: set[str] = set()  # HSCAN may return a field twice
-    while cursor != b"0":
-        cursor, page = await gateway.command("HSCAN", partition.steps(task_id), cursor or 0, "COUNT", _PAGE)
-        for field, value in pairs(page).items():
-            name = field.decode()
-            if name.startswith(_KINDS) and name not in seen:
-                seen.add(name)
-                out.write("checkpoint", cipher.decrypt(name, value), name=name)
+    cipher = gateway.encryptor.of(partition, task_id)
+    for pattern in _FIELDS:
+        async for name, value in scan_fields(gateway, partition.steps(task_id), pattern):
+            out.write("checkpoint", cipher.decrypt(name, value), name=name)
 
 
 async def _write_inbox(gateway: Gateway, partition: Partition, task_id: str, out: LineWriter) -> None:
     cipher = gateway.encryptor.of(partition, task_id)
-    for field, value in pairs(await gateway.command("HGETALL", partition.inbox(task_id))).items():
-        name, data = field.decode(), value
+    async for name, value in scan_fields(gateway, partition.inbox(task_id), "*"):
+        data = value
         if name.startswith("m:"):
             at, space, message = value.partition(b" ")
             data = at + space + cipher.decrypt(MESSAGE, message)

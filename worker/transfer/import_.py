@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Generic, TypeVar
 
 import anyio.to_thread
 import orjson
 
 from ...queues import Envelope, Producer, TaskHandle, check_task_id, new_task_id
-from ...queues.derived_tasks import TaskPast, store_import
+from ...queues.derived_tasks import TaskPast, store_copy
 from ...queues.keys import DATA_FORMAT
 from ..artifacts import ArtifactStore
-from .lines import TransferError, read_lines, unpack
+from ..errors import TransferError
+from .lines import read_lines, unpack
 
 __all__ = ["Imported", "import_task"]
+
+T = TypeVar("T")
 
 _ENTRY: Final = re.compile(r"([0-9]{1,15})-([0-9]{1,15})")
 
@@ -38,12 +41,20 @@ class Imported:
 
 @dataclass(slots=True)
 class _Content:
+    """What the import keeps of a checked file.
+
+    Attributes:
+        names: Kind and name of the fields of checkpoint and inbox.
+        events, artifacts: Numbers of them.
+        last: Id of the last event.
+    """
+
     header: dict[str, Any] = field(default_factory=dict)
     arguments: bytes = b""
-    fields: dict[str, bytes] = field(default_factory=dict)
-    inbox: dict[str, bytes] = field(default_factory=dict)
-    log: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
-    artifacts: dict[str, int] = field(default_factory=dict)
+    names: set[tuple[str, str]] = field(default_factory=set)
+    events: int = 0
+    last: str = "0-0"
+    artifacts: int = 0
 
 
 async def import_task(
@@ -51,8 +62,10 @@ async def import_task(
 ) -> Imported:
     """Store the task of a file, which continues here. Nothing is stored before the whole file was checked.
 
+    Memory holds one line of the file at a time, and the arguments. What an import that was killed has uploaded expires.
+
     Args:
-        file: Is read twice.
+        file: Is read several times.
         new_id: Id of the task here; the same as on the other deployment if omitted.
 
     Raises:
@@ -66,30 +79,68 @@ async def import_task(
         raise TransferError(
             f"task {task_id} exists already; nothing was stored: give the imported task another id with --id"
         )
-    file.seek(0)
-    chunks = read_lines(file)
-    for _, line in chunks:
-        if line["kind"] == "artifact":
-            await store.save(f"artifact {line['hash']}", _chunks(chunks, line["size"]))
+    replayed = []
     if header["state"] == "dead":
-        last = content.log[-1][0] if content.log else "0-0"
-        content.log.append((_next(last), {"type": b"replayed", "data": b'{"fresh":false}'}))
+        replayed.append((_next(content.last), {"type": b"replayed", "data": b'{"fresh":false}'}))
+        content.events += 1
+    await _save_artifacts(store, file)
     past = TaskPast(
-        header["events"], header["entries"], header["data_format"], content.fields, content.inbox, content.log
+        header["events"],
+        header["entries"],
+        header["data_format"],
+        _Part(file, "checkpoint", _named),
+        _Part(file, "inbox", _named),
+        _Part(file, "event", _event, replayed),
     )
-    envelope = orjson.dumps(header["envelope"] | {"id": task_id})
-    partition = await store_import(
+    partition = await store_copy(
         producer.gateway,
         producer.namespace,
         queue,
         task_id,
-        envelope=envelope,
+        envelope=orjson.dumps(header["envelope"] | {"id": task_id}),
         arguments=content.arguments,
         past=past,
-        token=f"import {new_task_id()}",
+        source=f"import {new_task_id()}",
     )
     handle = TaskHandle[Any](task_id, partition, producer.gateway, producer.notifications)
-    return Imported(handle, header["id"], header["task"], header["state"], len(content.log), len(content.artifacts))
+    return Imported(handle, header["id"], header["task"], header["state"], content.events, content.artifacts)
+
+
+class _Part(Generic[T]):
+    """Content of the lines of one kind, read from the file at each iteration; then what is added to them."""
+
+    def __init__(
+        self, file: IO[bytes], kind: str, convert: Callable[[dict[str, Any]], T], added: Sequence[T] = ()
+    ) -> None:
+        self._file, self._kind, self._convert, self._added = file, kind, convert, added
+
+    def __iter__(self) -> Iterator[T]:
+        self._file.seek(0)
+        for _, line in read_lines(self._file):
+            if line["kind"] == self._kind:
+                yield self._convert(line)
+        yield from self._added
+
+
+def _named(line: dict[str, Any]) -> tuple[str, bytes]:
+    return line["name"], unpack(line)
+
+
+def _event(line: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
+    fields = {str(name): str(value).encode() for name, value in line["fields"].items()}
+    if "n" in fields:
+        int(fields["n"])
+    if "text" in line or "base64" in line:
+        fields["data"] = unpack(line)
+    return line["id"], fields
+
+
+async def _save_artifacts(store: ArtifactStore, file: IO[bytes]) -> None:
+    file.seek(0)
+    lines = read_lines(file)
+    for _, line in lines:
+        if line["kind"] == "artifact":
+            await store.save(f"artifact {line['hash']}", _chunks(lines, line["size"]))
 
 
 async def _chunks(lines: Iterator[tuple[int, dict[str, Any]]], size: int) -> AsyncIterator[bytes]:
@@ -134,17 +185,19 @@ def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any], numbe
             content.header = _header(line)
         case "arguments":
             content.arguments = unpack(line)
-        case "checkpoint":
-            name = line["name"]
-            if not _FIELD.match(name):
+        case "checkpoint" | "inbox":
+            name, _ = _named(line)
+            if kind == "checkpoint" and not _FIELD.match(name):
                 raise ValueError(f"checkpoint field {name!r} is unknown: it is of a later version, or damaged")
-            content.fields[name] = unpack(line)
-        case "inbox":
-            content.inbox[str(line["name"])] = unpack(line)
+            if (kind, name) in content.names:
+                raise ValueError(f"field {name!r} of the {kind} is there twice")
+            content.names.add((kind, name))
         case "event":
-            content.log.append(_event(line, content.log[-1][0] if content.log else "0-0"))
+            content.last = _check_event(line, content.last)
+            content.events += 1
         case "artifact":
-            content.artifacts[line["hash"]] = reader.begin(line["hash"], line["size"])
+            reader.begin(line["hash"], line["size"])
+            content.artifacts += 1
         case "chunk":
             reader.take(unpack(line))
         case _:
@@ -166,16 +219,11 @@ def _header(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def _event(line: dict[str, Any], last: str) -> tuple[str, dict[str, bytes]]:
+def _check_event(line: dict[str, Any], last: str) -> str:
     found = _ENTRY.fullmatch(line["id"])
     if found is None or tuple(map(int, found.groups())) <= tuple(map(int, last.split("-"))):
         raise ValueError(f"id of the event must be after {last}, got {line['id']!r}")
-    fields = {str(name): str(value).encode() for name, value in line["fields"].items()}
-    if "n" in fields:
-        int(fields["n"])
-    if "text" in line or "base64" in line:
-        fields["data"] = unpack(line)
-    return line["id"], fields
+    return _event(line)[0]
 
 
 class _ArtifactCheck:
@@ -187,11 +235,10 @@ class _ArtifactCheck:
         self._hash = hashlib.sha256()
         self._size = 0
 
-    def begin(self, digest: str, size: int) -> int:
+    def begin(self, digest: str, size: int) -> None:
         if size > self._limit:
             raise ValueError(f"an artifact has {size:,} bytes; PERDURE_ARTIFACT_LIMIT allows {self._limit:,}")
         self._expected, self._hash, self._size = (digest, size), hashlib.sha256(), 0
-        return size
 
     def take(self, data: bytes) -> None:
         if self._expected is None or not data:

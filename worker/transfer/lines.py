@@ -15,9 +15,9 @@ from typing import IO, Any, Final
 
 import orjson
 
-from ...queues import PerdureError
+from ..errors import TransferError
 
-__all__ = ["FORMAT", "VERSION", "LineWriter", "TransferError", "read_lines", "unpack"]
+__all__ = ["FORMAT", "VERSION", "LineWriter", "read_lines", "unpack"]
 
 FORMAT: Final = "perdure-task"
 
@@ -25,10 +25,6 @@ VERSION: Final = 1
 
 _LONGEST: Final = 1 << 28
 """Largest size of a line in bytes."""
-
-
-class TransferError(PerdureError):
-    """A task cannot be exported, or a file cannot be imported."""
 
 
 class LineWriter:

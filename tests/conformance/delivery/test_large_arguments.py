@@ -79,7 +79,7 @@ async def fork(producer: Producer) -> None:
     gateway, partition = producer.gateway, producer.namespace.partition("default")
     await producer.enqueue("t", ARGUMENTS, task_id="origin", queue="default")
     origin = await read_task_input(gateway, partition, "origin")
-    copied: dict[str, Any] = {"arguments": origin.arguments, "event": b"{}", "done": {}, "saved": {}, "other": {}}
+    copied: dict[str, Any] = {"arguments": origin.arguments, "event": b"{}", "fields": {}}
     await store_fork(gateway, producer.namespace, origin, "x", at="origin 0-0", **copied)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from perdure.deadletter import Reason, bury
@@ -16,14 +17,16 @@ from perdure.queues import (
     Namespace,
     Partition,
     Producer,
+    Script,
     State,
     TaskExists,
     read_events,
 )
 from perdure.queues.delivery import close_exported, load_history, read_mark
 from perdure.queues.delivery.settlement import Counters, park
-from perdure.queues.derived_tasks import TaskPast, store_import
+from perdure.queues.derived_tasks import TaskPast, store_copy
 from perdure.queues.inbox import read_inbox, send_message
+from perdure.queues.transport import Argument
 
 from tests.support.consumers import read_one, worker
 from tests.support.delivery_calls import EVIDENCE, add_entries
@@ -33,8 +36,14 @@ PAST: Final = TaskPast(
     events=2,
     entries=4,
     format=None,
-    fields={"d:a": b'{}\n"done"', "s:#state": b"{}", "c:#step:old": b"{}"},
-    inbox={"m:7": b'5 {"id":"i","sender":"s","content":1}', "n:1": b"7 x", "id:x": b"7", "sent": b"1", "last": b"7"},
+    fields={"d:a": b'{}\n"done"', "s:#state": b"{}", "c:#step:old": b"{}"}.items(),
+    inbox={
+        "m:7": b'5 {"id":"i","sender":"s","content":1}',
+        "n:1": b"7 x",
+        "id:x": b"7",
+        "sent": b"1",
+        "last": b"7",
+    }.items(),
     log=[
         ("1-1", {"type": b"started", "n": b"1", "data": b'{"goal":"g"}', "e": b"1"}),
         ("1-2", {"type": b"step_completed", "step": b"a", "e": b"3"}),
@@ -45,14 +54,14 @@ PAST: Final = TaskPast(
 
 async def store(gateway: Gateway, namespace: Namespace, past: TaskPast = PAST, token: str = "import 1") -> Partition:
     envelope = Envelope(id="x", task="t").encode()
-    return await store_import(
-        gateway, namespace, "default", "x", envelope=envelope, arguments=b"{}", past=past, token=token
+    return await store_copy(
+        gateway, namespace, "default", "x", envelope=envelope, arguments=b"{}", past=past, source=token
     )
 
 
 async def test_an_imported_task_has_its_past(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
     assert await store(gateway, namespace) == partition
-    assert await store(gateway, namespace, replace(PAST, fields={})) == partition  # the reply of the first was lost
+    assert await store(gateway, namespace, replace(PAST, fields=())) == partition  # the reply of the first was lost
     with pytest.raises(TaskExists):
         await store(gateway, namespace, token="import 2")
     assert [(e.id, e.type, e.number, e.step, e.data) for e in await read_events(gateway, partition, "x")] == [
@@ -65,6 +74,47 @@ async def test_an_imported_task_has_its_past(gateway: Gateway, namespace: Namesp
     history = await load_history(gateway, delivery, "x")
     assert (history.events, history.entries, history.saved) == (2, 4, {"#state": b"{}"})
     await add_entries(gateway, delivery, "x", [Entry(Kind.EVENT, "changed", b"3")])
+
+
+async def uploads(gateway: Gateway, partition: Partition) -> list[int]:
+    """Return the TTLs of the uploads of the partition, in milliseconds."""
+    pattern = partition.upload("*", "*").replace("{", "[{]").replace("}", "[}]")
+    found = await gateway.command("KEYS", pattern, node_of=partition.ready)
+    return [await gateway.command("PTTL", key.decode()) for key in found]
+
+
+BIG: Final = replace(
+    PAST,
+    fields=[(f"d:{number}", b'{}\n"%s"' % (b"x" * 200_000)) for number in range(6)],
+    log=[(f"{number}-1", {"type": b"noted", "data": b'{"n":"%s"}' % (b"y" * 900)}) for number in range(1, 701)],
+)
+
+
+async def test_a_past_is_uploaded_in_portions(
+    gateway: Gateway, namespace: Namespace, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No command holds up Redis, what a dead caller has uploaded expires, and a lost upload is repeated."""
+    sizes: list[int] = []
+    run, lost = Gateway.run, [1]
+
+    async def watched(self: Gateway, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        sizes.append(sum(len(one) for one in args if isinstance(one, bytes)))
+        if script.name == "enqueue_copy":
+            found = await uploads(gateway, partition)
+            assert len(found) in (3, 5)  # the second time, beside the steps and the inbox of the first
+            assert all(0 < ttl <= 600_000 for ttl in found)
+            if lost:
+                lost.pop()
+                await gateway.command("DEL", next(key for key in keys if key.endswith(".log")))
+        return await run(self, script, keys, args)
+
+    monkeypatch.setattr(Gateway, "run", watched)
+    assert await store(gateway, namespace, BIG) == partition
+    assert max(sizes) < 1_000_000
+    assert await gateway.command("HLEN", partition.steps("x")) == 6
+    assert await gateway.command("XLEN", partition.log("x")) == 700
+    for key in (partition.record("x"), partition.steps("x"), partition.log("x"), partition.inbox("x")):
+        assert await gateway.command("PTTL", key) == -1
 
 
 @pytest.fixture

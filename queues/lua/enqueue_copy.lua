@@ -1,0 +1,34 @@
+-- include: upload
+-- Store a copy of a task with its past, which was uploaded before: a fork, or a task of another deployment.
+-- KEYS  ready stream, closed mark, record, timeline, steps, log, inbox, uploads of steps, of log, of inbox, of arguments
+-- ARGV  envelope, arguments, source (what it is a copy of, or a token of this call), id, number of the last event, of the
+--       last entry, data format or '', number of the fields of the checkpoint, of the entries of the log, of the fields of
+--       the inbox
+-- returns  1 stored, now or by the same call before; 0 the id belongs to another task; -1 the partition is closed; nil an
+--          upload is not complete; the caller names that of large arguments only if there are any
+-- Atomic: no worker sees the message without the past. Idempotent: the record has the source. A copy that is known stays
+-- known after the partition was closed: the reply that said so was lost.
+if redis.call('EXISTS', KEYS[3]) == 1 then
+  return redis.call('HGET', KEYS[3], 'forked') == ARGV[3] and 1 or 0
+end
+if redis.call('EXISTS', KEYS[2]) == 1 then
+  return -1
+end
+if redis.call('HLEN', KEYS[8]) ~= tonumber(ARGV[8]) or redis.call('XLEN', KEYS[9]) ~= tonumber(ARGV[9])
+  or redis.call('HLEN', KEYS[10]) ~= tonumber(ARGV[10]) or (KEYS[11] and not complete(KEYS[11], ARGV[2])) then
+  return false
+end
+if KEYS[11] then
+  take_upload(KEYS[11], KEYS[3])
+end
+replace(KEYS[5], KEYS[8], ARGV[8])
+replace(KEYS[6], KEYS[9], ARGV[9])
+replace(KEYS[7], KEYS[10], ARGV[10])
+local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[1], 'args', ARGV[2], 'again', '1')
+redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'events', ARGV[5], 'entries', ARGV[6], 'forked', ARGV[3])
+if ARGV[7] ~= '' then
+  redis.call('HSET', KEYS[3], 'format', ARGV[7])
+end
+redis.call('ZADD', KEYS[4], string.match(entry, '^%d+'), ARGV[4])
+redis.call('PEXPIRE', KEYS[4], 2592000000)
+return 1
