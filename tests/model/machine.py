@@ -1240,7 +1240,9 @@ class Queues(RuleBasedStateMachine):
                     (history.counters.crashes - excused, marked),
                 )
                 steps = {
-                    name: text_of(value) for name, value in held.hashes.get(self.partition.steps(task), {}).items()
+                    name: text_of(value)
+                    for name, value in held.hashes.get(self.partition.steps(task), {}).items()
+                    if not name.startswith("c:")  # read when they are asked for
                 }
                 shelves = (("d", history.done), ("i", history.intents), ("s", history.saved))
                 agree({f"{kind}:{step}": value for kind, some in shelves for step, value in some.items()}, steps)
