@@ -27,6 +27,7 @@ from ..queues import (
 )
 from ..queues.durations import iso_time
 from ..queues.envelope import readable_envelope
+from ..queues.errors import UnreadableRecord
 from .policy import Reason
 
 __all__ = ["DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
@@ -216,7 +217,18 @@ class _Pages:
 
 
 def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:
-    fields = pairs(flat)
+    """Raises `UnreadableRecord`."""
+    try:
+        return _decoded(gateway, partition, entry, pairs(flat))
+    except KeyError as error:
+        problem = f"field {error.args[0].decode()} is missing"
+    except (ValueError, OverflowError) as error:
+        problem = f"a field is damaged ({error})"
+    remedy = f"purge it with 'XDEL {partition.dead} {entry.decode()}'"
+    raise UnreadableRecord(f"entry {entry.decode()} of {partition.dead}", problem, remedy)
+
+
+def _decoded(gateway: Gateway, partition: Partition, entry: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
     cipher = gateway.encryptor.of(partition, fields[b"id"].decode())
     evidence = opened_error(cipher, fields[b"evidence"])
     died_at = int(entry.partition(b"-")[0])

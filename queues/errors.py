@@ -209,8 +209,8 @@ class UnreadableCheckpoint(QueueError):
 class UnreadableRecord(QueueError):
     """A field of a task's record, or of another key of the task, has a value that no version has written."""
 
-    def __init__(self, key: str, problem: str) -> None:
-        super().__init__(f"could not read {key}: {problem}; correct the field, or delete the key")
+    def __init__(self, key: str, problem: str, remedy: str = "correct the field, or delete the key") -> None:
+        super().__init__(f"could not read {key}: {problem}; {remedy}")
 
 
 class NewerVersionNeeded(QueueError):

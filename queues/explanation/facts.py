@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from ..catalog import Catalog, read_catalog
-from ..errors import Refused
+from ..errors import Refused, UnreadableRecord
 from ..event_log import TaskEvent, opened_events
 from ..inspection import QueueStats, partition_stats
 from ..keys import Namespace, Partition
@@ -98,7 +98,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         opened_events(entries, task_id, record.cipher),
         steps,
         _evidence(crash),
-        int(returned or 0),
+        _number(partition.record(task_id), "returned", returned),
         bool(cancel),
         now + int(ttl) if int(ttl) > 0 else None,
         lease,
@@ -131,6 +131,14 @@ async def _allowed(read: Awaitable[T]) -> T | None:
         return await read
     except Refused:
         return None
+
+
+def _number(key: str, name: str, value: bytes | None) -> int:
+    """Return a field of a record, 0 if it is missing. Raises `UnreadableRecord`."""
+    try:
+        return int(value or 0)
+    except ValueError:
+        raise UnreadableRecord(key, f"{name} must be a number, got {value!r}") from None
 
 
 def _evidence(data: bytes | None) -> Mapping[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from perdure.deadletter import Filter, list_letters
 from perdure.queues import Gateway, Partition, Producer
 from perdure.queues.errors import UnreadableRecord
+from perdure.queues.explanation.facts import read_facts
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,28 @@ async def test_a_damaged_inbox_is_named(gateway: Gateway, partition: Partition, 
     with pytest.raises(UnreadableRecord, match=re.escape(partition.inbox("x"))):
         await handle.record()
     await gateway.command("DEL", partition.inbox("x"))
+
+
+@pytest.mark.parametrize(
+    ("letter", "problem"),
+    [({"attempts": "many"}, "a field is damaged (invalid literal"), ({"task": None}, "field task is missing")],
+)
+async def test_a_damaged_dead_letter_is_named(
+    gateway: Gateway, partition: Partition, letter: dict[str, str | None], problem: str
+) -> None:
+    fields = {"id": "x", "task": "t", "reason": "timeout", "evidence": "{}", "attempts": "1", "crashes": "0"}
+    kept = {name: value for name, value in ({**fields, "worker": "w"} | letter).items() if value is not None}
+    await gateway.command("XADD", partition.dead, "1-0", *(part for pair in kept.items() for part in pair))
+    with pytest.raises(UnreadableRecord, match=re.escape(f"could not read entry 1-0 of {partition.dead}: {problem}")):
+        _ = [one async for one in list_letters(gateway, [partition], Filter())]
+    await gateway.command("XDEL", partition.dead, "1-0")
+
+
+async def test_the_explanation_names_a_damaged_field(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x", queue="default")
+    await gateway.command("HSET", partition.record("x"), "returned", "many")
+    with pytest.raises(UnreadableRecord, match="returned must be a number, got b'many'"):
+        await read_facts(gateway, partition, "x")
+    await gateway.command("HDEL", partition.record("x"), "returned")
