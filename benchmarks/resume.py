@@ -1,7 +1,10 @@
 """`python -m benchmarks.resume`: the cost of resuming a task with a long history, and of its next calls.
 
 An agent and a function make the same small calls. After a number of calls the worker is stopped, and a new worker
-resumes the task. The agent is interrupted within a step of its plan, the function between two steps.
+resumes the task. The agent is interrupted within a step of its plan, the function between two steps. After its first
+new call the resumed run is interrupted as well, and a third run, in which memory is traced, ends the task.
+
+The calls are recorded in the background, except for the last ones of the first run, whose written bytes are counted.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import gc
 import sys
 import tracemalloc
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Final
@@ -21,6 +24,7 @@ import redis
 import typer
 from perdure import Agent, AgentState, App, Context, PerdureError, PlanStep, Worker
 from perdure.queues import Partition, TaskHandle
+from perdure.worker.durable import Durability
 from perdure.worker.log import configure_logging
 
 from .raw.client import RawClient
@@ -43,7 +47,7 @@ BEGIN, END = "<!-- resume: begin -->", "<!-- resume: end -->"
 class Outcome:
     """The figures of one history. events: in the log. start: seconds from the start of a worker to that of the handler.
     resume: seconds from the start of a worker to the first new call. memory: largest number of bytes that Python
-    allocated meanwhile, in a run of its own. written: bytes that Redis received per call, at the end of the history.
+    allocated in the third run. written: bytes that Redis received per call, at the end of the history.
     checkpoint: bytes of memory in Redis.
     """
 
@@ -58,13 +62,13 @@ class Outcome:
 
 @dataclass(slots=True)
 class Scene:
-    """The state of one benchmark. calls: their total number."""
+    """The state of one benchmark. calls: their total number. run: number of the present run, from 0."""
 
     deployment: Deployment
     calls: int
     made: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
-    resumed: bool = False
+    run: int = 0
     handler_at: float = 0.0
     resumed_at: float = 0.0
     received: list[int] = field(default_factory=list)
@@ -76,7 +80,7 @@ class Scene:
 
     async def call(self, number: int) -> dict[str, int]:
         """Make the small call of both tasks."""
-        if self.resumed:
+        if self.run == 1:
             self.resumed_at = self.resumed_at or perf_counter()
         self.made += 1
         if self.made in (self.calls - self.window, self.calls):
@@ -84,12 +88,16 @@ class Scene:
         return {"page": number}
 
     def handler_started(self) -> None:
-        if self.resumed:
+        if self.run == 1:
             self.handler_at = self.handler_at or perf_counter()
 
-    async def interruption(self) -> None:
-        """Block the first run, so that it is interrupted here."""
-        if not self.resumed:
+    def durability(self, number: int) -> Durability:
+        """Return how a call is recorded."""
+        return "async" if number < self.calls - self.window else "sync"
+
+    async def interruption(self, run: int) -> None:
+        """Block a run, so that it is interrupted here."""
+        if self.run == run:
             self.reached.set()
             await asyncio.Event().wait()
 
@@ -111,10 +119,12 @@ def _agent(app: App, scene: Scene) -> Any:
             last = step.key == f"chapter-{STEPS - 1}"
             pages = min(INTO_A_STEP, scene.calls // 2) if last else each + (rest if step.key == "chapter-0" else 0)
             for number in range(pages):
-                await ctx.options(reasoning="the plan says so").tool("read", scene.call, number)
+                caller = ctx.options(reasoning="the plan says so", durability=scene.durability(scene.made))
+                await caller.tool("read", scene.call, number)
             if last:
-                await scene.interruption()
+                await scene.interruption(0)
                 await ctx.tool("read", scene.call, pages)
+                await scene.interruption(1)
             return pages
 
         async def finish(self, ctx: Context, state: AgentState) -> int:
@@ -127,28 +137,20 @@ def _function(app: App, scene: Scene) -> Any:
     @app.task(name="walk")
     async def walk(ctx: Context, goal: str) -> int:
         scene.handler_started()
+        background = ctx.options(durability="async")
         for number in range(scene.calls):
-            await ctx.step("read", scene.call, number)
-        await scene.interruption()
+            caller = ctx if scene.durability(number) == "sync" else background
+            await caller.step("read", scene.call, number)
+        await scene.interruption(0)
         await ctx.step("read", scene.call, scene.calls)
+        await scene.interruption(1)
         return scene.calls
 
     return walk
 
 
 async def measure(deployment: Deployment, what: str, calls: int) -> Outcome:
-    """Create a history of `calls` calls, interrupt it and resume it; twice, because tracing of memory takes time."""
-    outcome, _ = await _measure(deployment.within("timed"), what, calls)
-    tracemalloc.start()
-    try:
-        _, memory = await _measure(deployment.within("traced"), what, calls)
-    finally:
-        tracemalloc.stop()
-    return replace(outcome, memory=memory)
-
-
-async def _measure(deployment: Deployment, what: str, calls: int) -> tuple[Outcome, int]:
-    """Return the figures of one history and, if it is traced, the memory of its second run."""
+    """Create a history of `calls` calls, interrupt it, and resume it twice, because tracing of memory takes time."""
     scene = Scene(deployment, calls)
     app = deployment.app()
     task = _agent(app, scene) if what == "agent" else _function(app, scene)
@@ -157,24 +159,16 @@ async def _measure(deployment: Deployment, what: str, calls: int) -> tuple[Outco
         await _run_until_interrupted(app, scene)
         events = await app.producer.gateway.command("XLEN", handle.partition.log(handle.id))
         checkpoint = await _memory(app, handle.partition, handle.id)
-        scene.resumed = True
-        before = _allocated()
+        scene.run, scene.reached = 1, asyncio.Event()
+        gc.collect()
         began = perf_counter()
-        async with Worker(app) as worker:
-            await worker.run(burst=True)
-        memory = tracemalloc.get_traced_memory()[1] - before
+        await _run_until_interrupted(app, scene)
+        scene.run = 2
+        memory = await _run_traced(app)
         await handle.result(timeout=1)
     first, last = scene.received
     start, resume = scene.handler_at - began, scene.resumed_at - began
-    return Outcome(what, events, start, resume, 0, (last - first) / scene.window, checkpoint), memory
-
-
-def _allocated() -> int:
-    """Return the bytes that are allocated now, from which the peak is counted."""
-    gc.collect()
-    if tracemalloc.is_tracing():
-        tracemalloc.reset_peak()
-    return tracemalloc.get_traced_memory()[0]
+    return Outcome(what, events, start, resume, memory, (last - first) / scene.window, checkpoint)
 
 
 async def _run_until_interrupted(app: App, scene: Scene) -> None:
@@ -184,6 +178,18 @@ async def _run_until_interrupted(app: App, scene: Scene) -> None:
         worker.stop()
         worker.stop()
         await running
+
+
+async def _run_traced(app: App) -> int:
+    """Run the task to its end, and return the largest number of bytes that Python allocated meanwhile."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        async with Worker(app) as worker:
+            await worker.run(burst=True)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 async def _memory(app: App, partition: Partition, task_id: str) -> int:
