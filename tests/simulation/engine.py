@@ -14,6 +14,7 @@ import fakeredis.commands_mixins.server_mixin
 import fakeredis.model._client_info
 import fakeredis.model._stream
 from fakeredis import FakeServer
+from fakeredis._core import Database
 from fakeredis._helpers import SimpleError
 from fakeredis._socket._fakesocket import FakeSocket
 
@@ -31,6 +32,13 @@ _TIMED: Final = (
 _VERSION: Final = (7, 2)
 
 EPOCH: Final = 1_800_000_000.0
+
+
+class _Milliseconds(Database):
+    """Database whose keys expire in whole milliseconds, as those of Redis do: after, not at, the stored one."""
+
+    def expired(self, item: Any) -> bool:
+        return item.expireat is not None and int(item.expireat * 1000 + 0.01) < int(self.time * 1000)
 
 
 class _Callbacks(list[Callable[[], None]]):
@@ -65,10 +73,11 @@ class _Lua:
 _LUA: Final = _Lua()
 
 
-DENY_OOM: Final = frozenset(
+_DENY_OOM: Final = (
     "append copy hincrby hincrbyfloat hmset hset hsetnx incr incrby lpush mset psetex restore rpush sadd set setex"
-    " setnx setrange xadd zadd zincrby".split()  # noqa: SIM905 - a list of them takes two lines more
+    " setnx setrange xadd zadd zincrby"
 )
+DENY_OOM: Final = frozenset(_DENY_OOM.split())
 """Commands with the flag `denyoom` (COMMAND INFO) that Perdure may use."""
 
 
@@ -76,6 +85,7 @@ def new_engine(now: float) -> FakeServer:
     """Return an empty engine."""
     with clock(now):
         engine = FakeServer(version=_VERSION, server_type="redis")
+    engine.dbs[0] = _Milliseconds(engine.lock)
     engine.dbs[0]._change_callbacks = _Callbacks()  # type: ignore[assignment]
     engine._lua_runtime = _LUA  # type: ignore[attr-defined]
     for name, value in _LUA.state.items():

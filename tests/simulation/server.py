@@ -15,7 +15,7 @@ from fakeredis._helpers import NoResponse, SimpleError
 from fakeredis._socket._fakesocket import FakeSocket
 from fakeredis.model import is_write_command
 
-from .engine import DENY_OOM, EPOCH, clock, encoded, new_engine, restore, snapshot
+from .engine import DENY_OOM, EPOCH, clock, encoded, engine_time, new_engine, restore, snapshot
 from .loop import SimulatedLoop
 from .network import Connection
 
@@ -130,11 +130,11 @@ class SimulatedServer:
 
     # reading for checks, outside of the world
 
-    def read(self, *command: Any) -> Any:
-        """Execute a command at once, outside of the network."""
-        socket = _Socket(self, None)
-        with clock(self.now):
-            return socket.execute([_bytes(part) for part in command])
+    def replay(self, at: float, command: list[bytes], scripts: dict[bytes, bytes]) -> Any:
+        """Execute a command at once, outside of the network, at a time of the server's clock; return its reply."""
+        self.scripts |= scripts
+        with engine_time(), clock(at):
+            return _Socket(self, None).execute(command)
 
     def record(self, at: float, fields: list[bytes]) -> None:
         """Append a write to the file."""

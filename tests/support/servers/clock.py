@@ -17,17 +17,24 @@ _SOURCE = r"""
 #include <time.h>
 #include <unistd.h>
 
-static volatile long *offset;
+static volatile long *offset; /* seconds to add, and a time in nanoseconds that stands still if it is not 0 */
 
 __attribute__((constructor)) static void map_offset(void) {
     int file = open(getenv("CLOCK_OFFSET"), O_RDONLY);
     if (file < 0) abort();
-    offset = mmap(0, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
+    offset = mmap(0, 2 * sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
 }
 
 int clock_gettime(clockid_t id, struct timespec *now) {
     long result = syscall(SYS_clock_gettime, id, now);
-    if (result == 0 && id == CLOCK_REALTIME) now->tv_sec += *offset;
+    if (result == 0 && id == CLOCK_REALTIME) {
+        long still = offset[1];
+        now->tv_sec += offset[0];
+        if (still) {
+            now->tv_sec = still / 1000000000;
+            now->tv_nsec = still % 1000000000;
+        }
+    }
     return (int)result;
 }
 
@@ -65,8 +72,15 @@ class SettableClock:
 
     def set(self, seconds: int) -> None:
         """Set the clock by so many seconds forward of the true time, or back."""
+        self._write(seconds, 0)
+
+    def hold(self, at: float) -> None:
+        """Let the clock show this time, in seconds since 1970, until it is set again."""
+        self._write(0, round(at * 1e6) * 1000)
+
+    def _write(self, seconds: int, still: int) -> None:
         with self._offset.open("r+b" if self._offset.exists() else "wb") as file:
-            file.write(struct.pack("@l", seconds))
+            file.write(struct.pack("@ll", seconds, still))
 
 
 def compiler() -> str | None:

@@ -1,0 +1,138 @@
+"""The engine of the simulated server against a real one: the same commands at the same times have the same replies."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import hiredis
+import pytest
+
+from tests.support.servers.clock import SettableClock, compiler
+from tests.support.servers.redis import SYSTEM, RedisServer, find_program
+
+from .engine import encoded
+from .plan import draw
+from .server import SimulatedServer
+from .world import World
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(compiler() is None, reason="needs a C compiler for the clock"),
+    # The bundled Valkey reads the processor's counter between two ticks, which no library can replace.
+    pytest.mark.skipif(find_program(SYSTEM) is None, reason="needs a redis-server on PATH"),
+]
+
+_KEPT: list[World] = []
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> SettableClock:
+    return SettableClock(tmp_path)
+
+
+@pytest.fixture
+def server(clock: SettableClock) -> Iterator[RedisServer]:
+    program = find_program(SYSTEM)
+    assert program is not None
+    started = RedisServer(program, environment=clock.environment).start()
+    yield started
+    started.stop()
+
+
+class RealServer:
+    """A connection on which each command is executed at a time of the clock."""
+
+    def __init__(self, server: RedisServer, clock: SettableClock) -> None:
+        self._clock = clock
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(10)
+        self._socket.connect(str(server.socket))
+        self._replies = hiredis.Reader(notEnoughData=Ellipsis)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def execute(self, at: float, command: list[bytes]) -> Any:
+        self._clock.hold(at)
+        self._socket.sendall(hiredis.pack_command(tuple(command)))  # type: ignore[arg-type]  # its stub means one argument
+        while (reply := self._replies.gets()) is Ellipsis:
+            self._replies.feed(self._socket.recv(65536))
+        return reply
+
+
+def parsed(reply: Any) -> Any:
+    reader = hiredis.Reader()
+    reader.feed(encoded(reply))
+    return reader.gets()
+
+
+def same(found: Any, real: Any, slack: int = 0) -> bool:
+    """Return whether two replies are equal.
+
+    Of an error only the kind is compared, since its text names places in the script. slack: by which integers may
+    differ, since the engine computes with seconds as floating-point numbers.
+    """
+    if isinstance(found, list) and isinstance(real, list):
+        return len(found) == len(real) and all(same(*pair, slack) for pair in zip(found, real, strict=True))
+    if isinstance(found, hiredis.ReplyError) and isinstance(real, hiredis.ReplyError):
+        return str(found).split(" ", 1)[0] == str(real).split(" ", 1)[0]
+    if isinstance(found, int) and isinstance(real, int):
+        return abs(found - real) <= slack
+    return bool(found == real)
+
+
+@pytest.mark.parametrize("seed", [2, 7, 11])
+def test_the_writes_of_a_run_have_the_same_replies_and_leave_the_same_data(
+    seed: int, server: RedisServer, clock: SettableClock
+) -> None:
+    world = World(draw(seed))
+    _KEPT.append(world)
+    world.play()
+    writes = [*world.server.log]
+    assert len(writes) > 100
+    engine = SimulatedServer(world.loop, "again")
+    with closing(RealServer(server, clock)) as real:
+        for source in set(world.server.scripts.values()):
+            real.execute(writes[0][0], [b"SCRIPT", b"LOAD", source])
+        for number, (at, command) in enumerate(writes):
+            replies = parsed(engine.replay(at, command, world.server.scripts)), real.execute(at, command)
+            assert same(*replies, slack=1 if b"PTTL" in source_of(world, command) else 0), (
+                f"write {number}: {command[:3]}: {replies}"
+            )
+        at = writes[-1][0]
+        for key in sorted(engine.items):
+            for command in _reads(engine.replay(at, [b"TYPE", key], {}), key):
+                replies = parsed(engine.replay(at, command, {})), real.execute(at, command)
+                assert same(*map(ordered, replies), slack=1), f"{command}: {replies}"
+
+
+def ordered(reply: Any) -> Any:
+    """Return the fields of a hash in order, which Redis does not promise; any other reply as it is."""
+    if isinstance(reply, list) and len(reply) % 2 == 0 and not any(isinstance(item, list) for item in reply):
+        return sorted(zip(reply[::2], reply[1::2], strict=True))
+    return reply
+
+
+def source_of(world: World, command: list[bytes]) -> bytes:
+    """Return the script that a command runs, or the name of the command."""
+    return world.server.scripts[command[1].lower()] if command[0].upper() == b"EVALSHA" else command[0]
+
+
+def _reads(kind: bytes, key: bytes) -> list[list[bytes]]:
+    """Return commands that read all of a key."""
+    lifetime = [b"PTTL", key]
+    match kind:
+        case b"hash":
+            return [lifetime, [b"HGETALL", key]]
+        case b"zset":
+            return [lifetime, [b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"]]
+        case b"stream" if key.endswith((b":ready", b":nudge")):
+            return [lifetime, [b"XRANGE", key, b"-", b"+"], [b"XPENDING", key, b"workers", b"-", b"+", b"1000"]]
+        case b"stream":
+            return [lifetime, [b"XRANGE", key, b"-", b"+"]]
+        case _:
+            return [lifetime, [b"GET", key]]
