@@ -18,7 +18,7 @@ from uuid_utils import uuid7
 from .backend import Backend, EmbedderIdentity, Near, Where
 from .embedders import Embedder, Vector, embed
 from .errors import MemoryStoreUnavailable
-from .memory import FoundMemory, Memory, NewMemory, strength
+from .memory import LONGEST_TEXT, FoundMemory, Memory, NewMemory, strength
 from .notes import with_notes
 from .pruning import Policy, Pruning
 from .relevance import calibrated_floor, relevant
@@ -159,6 +159,7 @@ class HybridStore:
         changed: call `touch` for those that were useful.
 
         Args:
+            query: Text, of which the first 32,768 characters count.
             subject: Profile to search; "" for the agents' own memories, so that no profile is found by mistake.
             floor: Similarity from which vectors match; None for the embedder's own, see `calibrated_floor`.
         """
@@ -166,6 +167,7 @@ class HybridStore:
             raise ValueError(f"floor must be a cosine, -1 to 1, got {floor!r}")
         if limit < 1 or not query.strip():
             return []
+        query = query[:LONGEST_TEXT]
         where, depth = Where.of(owner, type, tags, subject), max(_LEAST_DEPTH, _DEPTH * limit)
         asked = content_words(query)
         worded = await self._backend.by_words(asked, where, depth) if asked else []

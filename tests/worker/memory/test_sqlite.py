@@ -237,6 +237,30 @@ async def test_forgotten_memories_leave_no_rows(path: Path) -> None:
         database.close()
 
 
+@pytest.mark.parametrize("damaged", [b"", b"abc", b"\0" * 4, b"\0" * 400, b"\xff\xff\xff\x7f" * 100, "no vector"])
+async def test_a_damaged_vector_is_ignored_and_replaced_by_reembedding(path: Path, damaged: bytes | str) -> None:
+    async with HybridStore(SqliteBackend(path), Numbers()) as store:
+        await remember(store, "1 damaged", "2 whole")
+        database = open_database(path, 1)
+        database.run("UPDATE vectors SET embedding = ? WHERE number = 1", damaged)
+        database.close()
+        assert [found.memory.text for found in await store.search("2")] == ["2 whole"]
+        assert [found.vector_rank for found in await store.search("damaged")] == [None]
+        await remember(store, "1 added")
+        if len(damaged) != 400:  # of the right size: not recognised
+            assert await store.lacks_vectors()
+            assert [count async for count in store.reembed()] == [1]
+            assert {found.memory.text for found in await store.search("1")} == {"1 damaged", "1 added"}
+
+
+async def test_a_long_query_is_cut(path: Path) -> None:
+    embedder = Numbers()
+    async with HybridStore(SqliteBackend(path), embedder) as store:
+        await remember(store, "1 of all")
+        assert len(await store.search("1 " + "all of them " * 10_000)) == 1
+    assert len(embedder.asked[-1]) == 32_768
+
+
 async def test_a_vector_of_a_text_that_has_changed_is_not_stored(path: Path) -> None:
     known = EmbedderIdentity("numbers", 100)
     backend = SqliteBackend(path)

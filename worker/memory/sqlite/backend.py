@@ -40,6 +40,14 @@ _ROUNDING: Final = 1e-6
 """Tolerance of a comparison of vectors, which are stored in single precision."""
 
 
+_VALID: Final = "embedder = ? AND length(embedding) = ?"
+"""Condition of an embedder's vectors. A damaged one is ignored until `reembed` replaces it."""
+
+
+def _label_and_size(embedder: EmbedderIdentity) -> tuple[str, int]:
+    return embedder.label, 4 * embedder.dimension
+
+
 class SqliteBackend:
     """SQLite file with one connection, used by one thread at a time; the event loop never waits for the disk.
 
@@ -115,11 +123,12 @@ class SqliteBackend:
         sql = f"""
             SELECT vec_distance_cosine(embedding, ?) AS distance, {COLUMNS}
             FROM vectors JOIN memories USING (number)
-            WHERE owner = ? AND type = ? AND subject = ? AND embedder = ? ORDER BY distance LIMIT ?
+            WHERE owner = ? AND type = ? AND subject = ? AND {_VALID}
+            ORDER BY distance NULLS LAST LIMIT ?
         """  # noqa: S608 - own names
-        values = packed(vector), memory.owner, memory.type, memory.subject, self._label, CANDIDATES
+        values = packed(vector), memory.owner, memory.type, memory.subject, *self._vectors, CANDIDATES
         rows = database.run(sql, *values)
-        return [memory_of(row[1:]) for row in rows if 1 - row[0] >= SIMILAR - _ROUNDING]
+        return [memory_of(row[1:]) for row in rows if row[0] is not None and 1 - row[0] >= SIMILAR - _ROUNDING]
 
     def _put_vector(self, database: Database, number: int, vector: Vector | None) -> None:
         """Store the vector of the current text, and delete those of earlier texts and other embedders."""
@@ -189,26 +198,28 @@ class SqliteBackend:
         condition, values = condition_of(where)
         asked = " OR ".join(f'"{word}"' for word in words)  # a word has letters and digits only
         sql = f"""
-            SELECT id, EXISTS (SELECT 1 FROM vectors WHERE vectors.number = memories.number AND embedder = ?)
+            SELECT id, EXISTS (SELECT 1 FROM vectors WHERE vectors.number = memories.number AND {_VALID})
             FROM words JOIN memories ON number = words.rowid
             WHERE words MATCH ? AND importance > 0 AND {condition} ORDER BY words.rank, number LIMIT ?
         """  # noqa: S608 - the condition has marks only
-        rows = await self._in_thread(lambda database: database.run(sql, self._label, asked, *values, limit))
+        rows = await self._in_thread(lambda database: database.run(sql, *self._vectors, asked, *values, limit))
         return [WordMatch(one, bool(embedded)) for one, embedded in rows]
 
     async def by_vector(self, vector: Vector, where: Where, limit: int) -> list[Near]:
         condition, values = condition_of(where)
         sql = f"""
             SELECT id, vec_distance_cosine(embedding, ?) AS distance FROM vectors JOIN memories USING (number)
-            WHERE embedder = ? AND importance > 0 AND {condition} ORDER BY distance, number LIMIT ?
+            WHERE {_VALID} AND importance > 0 AND {condition}
+            ORDER BY distance NULLS LAST, number LIMIT ?
         """  # noqa: S608 - the condition has marks only
 
-        def nearest(database: Database) -> list[Near]:
+        def nearest(database: Database) -> list[tuple[str, float | None]]:
             if self._embedder is not None:
                 check_embedder(database, self._embedder)
-            return [Near(*row) for row in database.run(sql, packed(vector), self._label, *values, limit)]
+            rows = database.run(sql, packed(vector), *self._vectors, *values, limit)
+            return [(name, distance) for name, distance in rows]
 
-        return [Near(one, 1 - distance) for one, distance in await self._in_thread(nearest)]
+        return [Near(name, 1 - distance) for name, distance in await self._in_thread(nearest) if distance is not None]
 
     async def get(self, ids: Sequence[str]) -> dict[str, Memory]:
         sql = f"SELECT {COLUMNS} FROM memories WHERE id IN ({marks(ids)})"  # noqa: S608 - marks only
@@ -232,11 +243,11 @@ class SqliteBackend:
     # change of the embedder
 
     async def without_vector(self, known: EmbedderIdentity, after: int, limit: int) -> list[tuple[int, str]]:
-        sql = """
+        sql = f"""
             SELECT number, text FROM memories
-            WHERE number > ? AND number NOT IN (SELECT number FROM vectors WHERE embedder = ?) ORDER BY number LIMIT ?
-        """
-        rows = await self._in_thread(lambda database: database.run(sql, after, known.label, limit))
+            WHERE number > ? AND number NOT IN (SELECT number FROM vectors WHERE {_VALID}) ORDER BY number LIMIT ?
+        """  # noqa: S608 - own names
+        rows = await self._in_thread(lambda database: database.run(sql, after, *_label_and_size(known), limit))
         return [(number, text) for number, text in rows]
 
     async def put_vectors(self, known: EmbedderIdentity, vectors: Sequence[tuple[int, str, Vector]]) -> None:
@@ -262,3 +273,8 @@ class SqliteBackend:
     @property
     def _label(self) -> str:
         return "" if self._embedder is None else self._embedder.label
+
+    @property
+    def _vectors(self) -> tuple[str, int]:
+        """Values of the condition `_VALID`."""
+        return ("", 0) if self._embedder is None else _label_and_size(self._embedder)
