@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, StepOutsideTask
 from ..journal import redacted
-from ..memory import FoundMemory, HybridStore, Memory, NewMemory, new_memory
+from ..memory import FoundMemory, Memory, NewMemory, new_memory
 from .run import Run
 from .steps.current import CURRENT_RUN, Step, current_step
 from .steps.execution import run_step
 from .steps.options import DEFAULT_OPTIONS, Durability
+
+if TYPE_CHECKING:
+    from ..memory import HybridStore
 
 __all__ = ["TaskMemory", "store_findings"]
 

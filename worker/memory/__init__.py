@@ -20,7 +20,9 @@ Writes carry idempotency keys, since a step that is cut off runs again. The vect
 `reembed` changes it while the store stays in use.
 """
 
-from .embedders import Embedder, HashingEmbedder
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from .errors import (
     EmbedderFailed,
     EmbedderMismatch,
@@ -33,11 +35,14 @@ from .errors import (
     VectorsUnavailable,
 )
 from .factory import LazyMemoryStore, make_store
-from .hybrid import HybridStore
 from .memory import FoundMemory, Memory, MemoryLink, NewMemory, RelatedMemory, new_memory, strength
-from .pruning import Policy
-from .sqlite.backend import SqliteBackend
-from .sqlite.salvage import Salvage
+
+if TYPE_CHECKING:
+    from .embedders import Embedder, HashingEmbedder
+    from .hybrid import HybridStore
+    from .pruning import Policy
+    from .sqlite.backend import SqliteBackend
+    from .sqlite.salvage import Salvage
 
 __all__ = [
     "Embedder",
@@ -65,3 +70,22 @@ __all__ = [
     "new_memory",
     "strength",
 ]
+
+# Imported on first use: a worker starts without them, and many never open a store.
+_HOMES = {
+    "Embedder": ".embedders",
+    "HashingEmbedder": ".embedders",
+    "HybridStore": ".hybrid",
+    "Policy": ".pruning",
+    "Salvage": ".sqlite.salvage",
+    "SqliteBackend": ".sqlite.backend",
+}
+
+if not TYPE_CHECKING:  # with __getattr__, a type checker accepts any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[name], __name__), name)
+        globals()[name] = value
+        return value

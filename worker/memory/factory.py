@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
 from ..errors import ConfigurationError
 from ..log import logger
 from ..settings import Settings
-from .embedders import load_embedder
 from .errors import MemoryStoreUnavailable
-from .hybrid import HybridStore
-from .sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    from .hybrid import HybridStore
 
 __all__ = ["LazyMemoryStore", "is_postgres", "make_store", "store_path"]
 
@@ -34,6 +35,11 @@ def store_path(settings: Settings) -> Path:
 
 def make_store(settings: Settings, *, clock: Callable[[], float] = time.time) -> HybridStore:
     """Return the store that the settings name, not yet open. Raises `ConfigurationError`, `VectorsUnavailable`."""
+    # imported here, since many workers never open a store
+    from .embedders import load_embedder
+    from .hybrid import HybridStore
+    from .sqlite.backend import SqliteBackend
+
     embedder = load_embedder(settings.embedder) if settings.embedder else None
     if is_postgres(settings.memory):
         try:
