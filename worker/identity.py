@@ -6,13 +6,14 @@ run reads it at its start. An agent takes part if its class has an `identity`, w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from ..queues import Gateway, Namespace
+from ..queues import Gateway, Namespace, Partition, TaskCipher
 from ..queues.transport import pairs, queue_script
 from .errors import IdentityConflict, IdentityError
 
@@ -22,6 +23,10 @@ _SET: Final = queue_script("set_identity")
 
 KEPT: Final = 100
 """Number of versions that are kept."""
+
+_IDENTITY: Final = "identity"
+_CHANGE: Final = "change"
+"""Kinds of encrypted data: an identity; who changed it, and why."""
 
 _LIMIT: Final = 64 * 1024
 """Largest identity in bytes: it is a part of each prompt."""
@@ -79,20 +84,25 @@ class IdentityVersion(BaseModel):
 
 
 async def load_identity(gateway: Gateway, namespace: Namespace, agent: str) -> IdentityVersion | None:
-    """Return the stored identity of an agent, None if none is stored. Raises `IdentityError`."""
+    """Return the stored identity of an agent, None if none is stored. Raises `IdentityError`, `DecryptionError`."""
     key = namespace.identity(agent)
     if (last := await gateway.command("HGET", key, "version")) is None:
         return None
     version = int(last)
     data, meta = await gateway.command("HMGET", key, f"v:{version}", f"m:{version}")
-    return _decode(agent, version, data or b"", meta or b"")
+    return _decode(_cipher(gateway, namespace, agent), agent, version, data or b"", meta or b"")
 
 
 async def identity_versions(gateway: Gateway, namespace: Namespace, agent: str) -> list[IdentityVersion]:
-    """Return the stored versions of an agent's identity, the oldest first. Raises `IdentityError`."""
+    """Return the stored versions of an agent's identity, the oldest first.
+
+    Raises `IdentityError`, `DecryptionError`.
+    """
+    cipher = _cipher(gateway, namespace, agent)
     fields = pairs(await gateway.command("HGETALL", namespace.identity(agent)))
     numbers = sorted(int(name[2:]) for name in fields if name.startswith(b"v:"))
-    return [_decode(agent, number, fields[b"v:%d" % number], fields.get(b"m:%d" % number, b"")) for number in numbers]
+    stored = [(number, fields[b"v:%d" % number], fields.get(b"m:%d" % number, b"")) for number in numbers]
+    return [_decode(cipher, agent, *one) for one in stored]
 
 
 async def set_identity(
@@ -114,6 +124,7 @@ async def set_identity(
     Raises:
         IdentityConflict: Another version is stored than the expected one.
         IdentityError: The identity has more than 64 KiB.
+        DecryptionError: The last version cannot be decrypted.
     """
     data = orjson.dumps(identity.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
     if len(data) > _LIMIT:
@@ -121,20 +132,34 @@ async def set_identity(
             f"the identity of agent {agent!r} must have at most {_LIMIT:,} bytes, got {len(data):,}: shorten it, since "
             "each prompt has it"
         )
-    meta = orjson.dumps({"by": by[:200], "why": why[:2000]})
-    stored, version = await gateway.run(
-        _SET, [namespace.identity(agent)], ["" if expected is None else str(expected), data, meta, KEPT]
-    )
-    if not stored:
-        raise IdentityConflict(agent, expected or 0, version)
-    return int(version)
+    cipher, key = _cipher(gateway, namespace, agent), namespace.identity(agent)
+    meta = cipher.encrypt(_CHANGE, orjson.dumps({"by": by[:200], "why": why[:2000]}))
+    data = cipher.encrypt(_IDENTITY, data)
+    while True:
+        known = int(await gateway.command("HGET", key, "version") or 0)
+        found = None
+        with suppress(IdentityError):  # a damaged one may be replaced
+            found = await load_identity(gateway, namespace, agent)
+        known = known if found is None else found.version
+        equal = found is not None and found.identity == identity
+        if expected is not None and expected != known and not (equal and expected == known - 1):
+            raise IdentityConflict(agent, expected, known)
+        if equal:
+            return known
+        stored, version = await gateway.run(_SET, [key], [str(known), data, meta, KEPT])
+        if stored:
+            return int(version)
 
 
-def _decode(agent: str, version: int, data: bytes, meta: bytes) -> IdentityVersion:
+def _cipher(gateway: Gateway, namespace: Namespace, agent: str) -> TaskCipher:
+    return gateway.encryptor.of(Partition(namespace.name, "~identities", 0), agent)
+
+
+def _decode(cipher: TaskCipher, agent: str, version: int, data: bytes, meta: bytes) -> IdentityVersion:
     try:
         at, _, more = meta.partition(b" ")
-        known = orjson.loads(more) if more else {}
-        identity = Identity.model_validate_json(data)
+        known = orjson.loads(cipher.decrypt(_CHANGE, more)) if more else {}
+        identity = Identity.model_validate_json(cipher.decrypt(_IDENTITY, data))
         changed = int(at) if at else None
         return IdentityVersion(
             identity=identity, version=version, at=changed, by=known.get("by", ""), why=known.get("why", "")

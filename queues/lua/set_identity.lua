@@ -2,8 +2,9 @@
 -- KEYS  identities of the agent
 -- ARGV  expected version ('' for any), the identity, who changed it and why, most versions that are kept
 -- returns  {1, version}, {0, version that is there}
--- Atomic: of two changes that expect one version, the second is refused. An identity equal to the last one makes no new
--- version, also where the one before is expected, so that a repeated call has no effect.
+-- Atomic: of two changes that expect one version, the second is refused. Bytes equal to the last version make no new one,
+-- also where the one before is expected, so that a repeated call has no effect. With encryption, equal identities have
+-- other bytes: the caller compares them, and expects the version that it has read.
 local version = tonumber(redis.call('HGET', KEYS[1], 'version') or 0)
 local equal = version > 0 and redis.call('HGET', KEYS[1], 'v:' .. version) == ARGV[2]
 local expected = tonumber(ARGV[1])

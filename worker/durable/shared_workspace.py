@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ...queues import Gateway, Namespace
+from ...queues import Gateway, Namespace, Partition, TaskCipher
 from ...queues.transport import pairs, queue_script
 from ..artifacts import Data, artifact_store
 from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge
@@ -63,6 +63,7 @@ class SharedWorkspace:
         self.name = name
         self._key = namespace.workspace(name)
         self._index = namespace.workspaces
+        self._cipher = _cipher_of(gateway, namespace, name)
         self._gateway = gateway
         self._settings = settings
         self._by = by
@@ -88,19 +89,20 @@ class SharedWorkspace:
         store = await artifact_store(self._gateway, self._settings)
         stored = await store.save(self._what(path), data)
         file = SharedFile(path=path, hash=stored.hash, size=stored.size, by=self._by)
-        version = await self._put(path, expected, stored.hash, file.model_dump_json(exclude={"version"}))
+        data = self._cipher.encrypt(_kind(path), file.model_dump_json(exclude={"version"}).encode())
+        version = await self._put(path, expected, stored.hash, data)
         return file.model_copy(update={"version": version})
 
     async def remove(self, path: str, *, expected: int | None = None) -> None:
         """Remove a file. One that does not exist is no error. Raises `FileConflict`, `WorkspaceError`."""
         self._check(path)
-        await self._put(path, expected, "removed", "")
+        await self._put(path, expected, "removed", b"")
 
     async def find(self, path: str) -> SharedFile | None:
         """Return a file with its version, None if it does not exist."""
         self._check(path)
         held = await self._gateway.command("HGET", self._key, f"f:{path}")
-        return None if held is None else _decode(self.name, path, held)
+        return None if held is None else _decode(self._cipher, self.name, path, held)
 
     async def read(self, path: str | SharedFile) -> bytes:
         """Return the bytes of a file, verified by their hash. Raises `WorkspaceError` if there is no such file."""
@@ -114,13 +116,13 @@ class SharedWorkspace:
         """Return the files, sorted by path."""
         fields = pairs(await self._gateway.command("HGETALL", self._key))
         found = [
-            _decode(self.name, path, held)
+            _decode(self._cipher, self.name, path, held)
             for name, held in fields.items()
             if (path := name.decode().removeprefix("f:")) != name.decode()
         ]
         return sorted(found, key=lambda file: file.path)
 
-    async def _put(self, path: str, expected: int | None, what: str, file: str) -> int:
+    async def _put(self, path: str, expected: int | None, what: str, file: bytes) -> int:
         """Change a file once. what: names the change among those of the file."""
         settings, step = self._settings, step_here()
         change, act, done = f"{self.name}/{path}/{what}", uuid.uuid4(), Counter[str]()
@@ -141,7 +143,8 @@ class SharedWorkspace:
             ],
         )
         if answer == b"conflict":
-            by = SharedFile.model_validate_json(held[0]).by if held and held[0] else ""
+            there = b"%b - %b" % (number, held[0]) if held and held[0] else None
+            by = "" if there is None else _decode(self._cipher, self.name, path, there).by
             raise FileConflict(self.name, path, expected or 0, int(number), by)
         if answer == b"full":
             raise WorkspaceTooLarge(
@@ -167,17 +170,28 @@ _done: WeakKeyDictionary[Step, Counter[str]] = WeakKeyDictionary()
 
 
 async def shared_hashes(gateway: Gateway, namespace: Namespace) -> AsyncIterator[str]:
-    """Yield the hashes of the files of all shared workspaces. Raises `WorkspaceError`."""
+    """Yield the hashes of the files of all shared workspaces. Raises `WorkspaceError`, `DecryptionError`."""
     for name in await gateway.command("ZRANGE", namespace.workspaces, 0, -1):
         shown = name.decode()
+        cipher = _cipher_of(gateway, namespace, shown)
         for field, held in pairs(await gateway.command("HGETALL", namespace.workspace(shown))).items():
             if field.startswith(b"f:"):
-                yield _decode(shown, field.decode()[2:], held).hash
+                yield _decode(cipher, shown, field.decode()[2:], held).hash
 
 
-def _decode(workspace: str, path: str, held: bytes) -> SharedFile:
+def _cipher_of(gateway: Gateway, namespace: Namespace, workspace: str) -> TaskCipher:
+    return gateway.encryptor.of(Partition(namespace.name, "~workspaces", 0), workspace)
+
+
+def _kind(path: str) -> str:
+    """Return the kind of a file's data, which cannot be decrypted under another path."""
+    return f"file:{path}"
+
+
+def _decode(cipher: TaskCipher, workspace: str, path: str, held: bytes) -> SharedFile:
     try:
-        version, _, data = held.split(b" ", 2)
-        return SharedFile.model_validate({**orjson.loads(data), "path": path, "version": int(version)})
+        version, _, stored = held.split(b" ", 2)
+        data = orjson.loads(cipher.decrypt(_kind(path), stored))
+        return SharedFile.model_validate({**data, "path": path, "version": int(version)})
     except (ValueError, TypeError, ValidationError) as error:
         raise WorkspaceError(f"could not read file {path!r} of shared workspace {workspace!r}: {error}") from None
