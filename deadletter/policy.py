@@ -78,6 +78,9 @@ class Retry:
         base, cap = to_seconds(self.base), to_seconds(self.cap)
         object.__setattr__(self, "base", base)
         object.__setattr__(self, "cap", cap)
+        for name, count in (("max_attempts", self.max_attempts), ("max_crashes", self.max_crashes)):
+            if type(count) is not int:
+                raise TypeError(f"Retry.{name} must be a whole number, got {count!r}")
         if self.max_attempts < 1:
             raise ValueError(f"Retry.max_attempts must be 1 or more, got {self.max_attempts}; 1 means no retry")
         if self.max_crashes < 0:

@@ -23,8 +23,13 @@ _LATEST: Final = 253_402_300_799_000
 
 
 def to_seconds(duration: Duration) -> float:
-    """Return a duration in seconds."""
-    return duration.total_seconds() if isinstance(duration, timedelta) else duration
+    """Return a duration in seconds. Raises `TypeError` for anything that is not one."""
+    if isinstance(duration, timedelta):
+        return duration.total_seconds()
+    given: object = duration
+    if not isinstance(given, (int, float)):
+        raise TypeError(f"a duration must be seconds or a timedelta, got {given!r}")
+    return duration
 
 
 def seconds_until(moment: Moment) -> float:

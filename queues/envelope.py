@@ -63,9 +63,9 @@ DEFAULT_LARGE_LIMIT: Final = 64 * 1024 * 1024
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
-def check_task_id(task_id: str) -> str:
+def check_task_id(task_id: object) -> str:
     """Return a valid task id. Raises `ValueError` with the rule for any other."""
-    if not re.fullmatch(_TASK_ID, task_id):
+    if not isinstance(task_id, str) or not re.fullmatch(_TASK_ID, task_id):
         raise ValueError(
             "task id must be 1 to 128 letters, digits, '.', '_' or '-', and start with a letter or digit, "
             f"got {task_id!r}"
@@ -226,6 +226,9 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
         whole, marks = unwrap_secrets(dict(arguments), orjson.loads(data))
         return orjson.dumps(whole), marks
     except (TypeError, ValueError) as error:
+        given: object = arguments
+        if not isinstance(given, Mapping):
+            raise TypeError(f"arguments must be a dict by name, got {given!r}") from None
         raise TypeError(
             f"could not encode the arguments as JSON: {error}; pass plain data, or enqueue through the typed task, "
             "which serialises pydantic types"
@@ -332,6 +335,8 @@ class EnvelopeTemplate:
         known = new_task_id() if task_id is None else check_task_id(task_id)
         envelope = b"%b%b%b" % (self._before, known.encode(), self._after)
         if key is not None:
+            if not isinstance(key, str):
+                raise TypeError(f"key must be a string, got {key!r}")
             if len(key) > LONGEST_KEY:
                 raise ValueError(f"key must have at most {LONGEST_KEY} characters, got {len(key)}")
             envelope = b'%b,"key":%b}' % (envelope[:-1], orjson.dumps(key))

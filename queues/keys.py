@@ -114,9 +114,9 @@ def is_reserved(consumer: str) -> bool:
     return consumer.startswith(RESERVED)
 
 
-def check_name(kind: str, name: str) -> str:
+def check_name(kind: str, name: object) -> str:
     """Return a name that is valid in a key. Raises `ValueError` with the rule for any other."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
             f"{kind} must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter or digit, got {name!r}"
         )

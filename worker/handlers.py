@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
+from ..deadletter import Retry
 from .arguments import type_hints
-from .durable import Context
+from .durable import Context, Durability
 from .durable.sync import SyncContext, call_in_thread
 from .errors import TaskDefinitionError
 
-__all__ = ["Handler", "P", "R", "SyncHandler", "as_async"]
+__all__ = ["Handler", "P", "R", "SyncHandler", "as_async", "check_options"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Handler = Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
 SyncHandler = Callable[Concatenate[SyncContext, P], R]
+
+
+def check_options(name: str, *, retry: object, durability: object, on_orphan: object) -> None:
+    """Check options of a task that are not times. Raises `TaskDefinitionError`."""
+    if not isinstance(retry, Retry):
+        raise TaskDefinitionError(f"task {name!r}: retry must be a Retry, such as Retry(max_attempts=3), got {retry!r}")
+    known = {"durability": (durability, get_args(Durability)), "on_orphan": (on_orphan, ("warn", "fail"))}
+    for what, (given, allowed) in known.items():
+        if given not in allowed:
+            raise TaskDefinitionError(f"task {name!r}: {what} must be one of {', '.join(allowed)}, got {given!r}")
 
 
 def as_async(name: str, handler: Callable[..., Any]) -> Handler[..., Any]:

@@ -42,7 +42,7 @@ from .agent import Coherence, watched
 from .arguments import Arguments, type_hints
 from .durable import Chain, Codec, Context, Durability, EnqueueCall, make_codec
 from .errors import InvalidArguments, TaskDefinitionError
-from .handlers import Handler, P, R, as_async
+from .handlers import Handler, P, R, as_async, check_options
 from .sync_producer import SyncProducer
 
 __all__ = [
@@ -333,6 +333,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         if not name or name == "<lambda>":
             raise TaskDefinitionError(f"{handler!r} must have a name: pass name=...")
         function = as_async(name, handler)
+        check_options(name, retry=retry, durability=durability, on_orphan=on_orphan)
         if name in self._tasks:
             raise TaskDefinitionError(f"task name must be unique, got {name!r} twice: pass name=... to one task")
         if type(version) is not int or version < 1:

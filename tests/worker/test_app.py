@@ -28,7 +28,7 @@ from perdure import (
     Unavailable,
     Worker,
 )
-from perdure.queues import Refused
+from perdure.queues import EnvelopeTemplate, Refused, encode_arguments
 from perdure.worker.errors import ConfigurationError, LifespanError, TaskDefinitionError
 from perdure.worker.settings import load_settings
 from pydantic import BaseModel, ValidationError
@@ -142,6 +142,31 @@ def test_times_of_a_task_are_more_than_nothing_and_less_than_for_ever(app: App, 
 
         @app.task(**options)
         async def job(ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda app: app.task(retry=3), "task 'job': retry must be a Retry, such as Retry.*, got 3"),
+        (lambda app: app.task(durability="fast"), "durability must be one of sync, async, replicated, got 'fast'"),
+        (lambda app: app.task(on_orphan="drop"), "on_orphan must be one of warn, fail, got 'drop'"),
+        (lambda app: app.task(timeout="30s"), "a duration must be seconds or a timedelta, got '30s'"),
+        (lambda _: App(None), "must be 1 to 64 letters.*, got None"),  # type: ignore[arg-type]
+        (lambda _: Retry(max_attempts="3"), "Retry.max_attempts must be a whole number, got '3'"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_a_wrong_type_are_named_at_once(app: App, make: Callable[[App], Any], says: str) -> None:
+    async def job(ctx: Context) -> None: ...
+
+    with pytest.raises((TaskDefinitionError, TypeError, ValueError), match=says):
+        make(app)(job)
+
+
+def test_arguments_and_keys_of_a_wrong_type_are_named() -> None:
+    with pytest.raises(TypeError, match=r"arguments must be a dict by name, got \[1\]"):
+        encode_arguments([1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="key must be a string, got 3"):
+        EnvelopeTemplate("job").message(b"{}", key=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a:b", "a{b}", "x" * 65])
@@ -354,8 +379,15 @@ def test_a_worker_needs_tasks_and_room_for_them(app: App, tmp_path: Path) -> Non
     @app.task
     async def job(ctx: Context) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="concurrency must be 1 or more"):
-        Worker(app, concurrency=0)
+    wrong: dict[str, tuple[Any, dict[str, Any]]] = {
+        "concurrency must be a whole number, 1 or more, got 0": (app, {"concurrency": 0}),
+        "concurrency must be a whole number, 1 or more, got '4'": (app, {"concurrency": "4"}),
+        "queues must be a list of names, got 'mine'": (app, {"queues": "mine"}),
+        "app must be an App, got 'tasks:app'": ("tasks:app", {}),
+    }
+    for says, (given, options) in wrong.items():
+        with pytest.raises(ConfigurationError, match=says):
+            Worker(given, **options)
     assert Worker(app, queues=["a", "b"]).queues == ("a", "b")
     assert Worker(app, name="left").id.startswith("left-")
     assert Worker(app).id != Worker(app).id

@@ -87,8 +87,13 @@ class Worker:
         Raises:
             ConfigurationError: The app has no tasks and `queues` is empty, or `concurrency` or `import_path` is wrong.
         """
-        if concurrency < 1:
-            raise ConfigurationError(f"concurrency must be 1 or more, got {concurrency}")
+        given: tuple[object, object, object] = (app, concurrency, queues)
+        if not isinstance(given[0], App):
+            raise ConfigurationError(f"app must be an App, got {app!r}")
+        if not isinstance(given[1], int) or concurrency < 1:
+            raise ConfigurationError(f"concurrency must be a whole number, 1 or more, got {concurrency!r}")
+        if isinstance(given[2], str):
+            raise ConfigurationError(f"queues must be a list of names, got {queues!r}: pass [{queues!r}]")
         self.app = app
         self.settings = app.settings
         self.queues = tuple(queues or app.tasks.queues)
