@@ -4,14 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-from ...queues import retry_while_unavailable
-from ..journal import AgentState, StepStatus, read_archived_step, retired_keys
+from ...queues import (
+    MOST_HAND_OFFS,
+    Gateway,
+    Namespace,
+    Partition,
+    find_task,
+    read_last_events,
+    retry_while_unavailable,
+)
+from ..journal import (
+    AgentState,
+    StepStatus,
+    Unreadable,
+    empty_state,
+    parse_event,
+    read_archived_step,
+    read_snapshot,
+    reduce,
+    retired_keys,
+)
 from ..log import log_wait
 from .run import Run
 
 __all__ = ["HasState", "RecalledStep", "recall_step"]
+
+
+_LATEST: Final = 200
+"""Events of a predecessor that are read for what came after its last snapshot."""
 
 
 @runtime_checkable
@@ -43,9 +65,9 @@ class RecalledStep:
 
 
 async def recall_step(run: Run, key: str) -> RecalledStep | None:
-    """Return a step of the agent's plan; None if the agent never had a step with this key, or the task has no agent.
+    """Return a step of the agent's plan, or of the tasks that it continues; None if there is no such step, or no agent.
 
-    Raises `DecryptionError`.
+    Raises `DecryptionError`, and `BadSnapshot` if the state of a predecessor cannot be read.
     """
     agent = run.observer(HasState)  # type: ignore[type-abstract]  # a protocol is asked for
     if agent is None:
@@ -63,8 +85,54 @@ async def recall_step(run: Run, key: str) -> RecalledStep | None:
             partial(retired_keys, run.gateway, run.delivery.partition, run.id, [key]),
             on_wait=log_wait(f"step {key!r} of task {run.id}", run.touch),
         )
-        return RecalledStep(key, "", StepStatus(statuses[key]), None, None, True, True) if statuses else None
+        if statuses:
+            return RecalledStep(key, "", StepStatus(statuses[key]), None, None, True, True)
+    if found is None and run.history.handed_from is not None:
+        found = await retry_while_unavailable(
+            partial(_recall_of_former, run, run.history.handed_from, key),
+            on_wait=log_wait(f"step {key!r} of the tasks before {run.id}", run.touch),
+        )
     if found is None:
         return None
     former = found["step"]
     return RecalledStep(key, former["title"], StepStatus(former["status"]), found.get("result"), former["error"], True)
+
+
+async def _recall_of_former(run: Run, source: str, key: str) -> dict[str, Any] | None:
+    """Return a step of the nearest predecessor that had it, as an archived step, while the records of these tasks live.
+
+    Its own agent may have been another one, so its state is read as JSON: the snapshot, and the events after it.
+    """
+    gateway, namespace = run.gateway, Namespace(run.delivery.partition.namespace)
+    for _ in range(MOST_HAND_OFFS):
+        task_id = source.partition(" ")[0]
+        partition = await find_task(gateway, namespace, task_id)
+        if partition is None:
+            return None
+        place = (gateway, partition, task_id)
+        found = await read_archived_step(*place, key) or await _recall_of_state(*place, key)
+        if found is not None:
+            return found
+        following = await gateway.command("HGET", partition.record(task_id), "handed_from")
+        if following is None:
+            return None
+        source = following.decode()
+    return None
+
+
+async def _recall_of_state(gateway: Gateway, partition: Partition, task_id: str, key: str) -> dict[str, Any] | None:
+    """Return a step of the state that a task left, or None."""
+    stored = await read_snapshot(gateway, partition, task_id)
+    if stored is not None:
+        state, number = stored.state, stored.number
+    else:
+        state, number = empty_state(), 0
+    events = await read_last_events(gateway, partition, task_id, _LATEST)
+    for event in reversed(events):
+        typed = parse_event(event)
+        if (event.number or 0) == number + 1 and not isinstance(typed, Unreadable):
+            number += 1
+            state = reduce(state, typed, number)
+    steps = [step for step in state["plan"] if step["key"] == key]
+    results = {"result": state["results"][key]} if key in state["results"] else {}
+    return {"step": steps[0], **results} if steps else None

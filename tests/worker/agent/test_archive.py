@@ -235,6 +235,30 @@ async def test_an_agent_whose_log_starts_late_resumes_from_before_a_gap(app: App
     assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
 
 
+async def test_a_successor_recalls_the_steps_of_the_tasks_before_it(app: App) -> None:
+    """Both those that had left the state of its predecessor, and those that were in it."""
+
+    class Relay(Agent[Pages]):
+        keep_steps: ClassVar[int | None] = 1
+
+        async def plan(self, ctx: Context, state: Pages) -> list[PlanStep]:
+            return [PlanStep(key=f"{state.goal}{n}", title=f"read {n}") for n in range(3)]
+
+        async def act(self, ctx: Context, state: Pages, step: PlanStep) -> str:
+            return f"text of {step.key}"
+
+        async def finish(self, ctx: Context, state: Pages) -> list[Any]:
+            if state.goal != "c":
+                following = {"a": "b", "b": "c"}[state.goal]
+                await ctx.continue_as(queue=app.name, why="next", arguments={"goal": following, "last": 1})
+            found = [await ctx.recall_step(key) for key in ("a0", "a2", "b1", "b2", "c0", "d0")]
+            return [None if one is None else one.result for one in found]
+
+    handle = await app.agent(name="relay")(Relay).enqueue("a")
+    await work_off(app)
+    assert await bounded(handle.result()) == [*(f"text of {key}" for key in ("a0", "a2", "b1", "b2", "c0")), None]
+
+
 async def test_records_of_archived_steps_are_encrypted(settings: Settings, walker: type[Walker]) -> None:
     async with App("long", settings=with_keys(settings, FIRST)) as app:
         handle = await app.agent(name="walk")(walker).enqueue("read")
