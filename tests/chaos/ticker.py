@@ -10,6 +10,8 @@ from typing import Final
 
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 __all__ = ["Ticker"]
 
@@ -32,7 +34,8 @@ class Ticker:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        async with redis.asyncio.Redis.from_url(self._url, socket_timeout=1.0) as client:
+        once = Retry(NoBackoff(), 0)  # the next time follows at once
+        async with redis.asyncio.Redis.from_url(self._url, socket_timeout=1.0, retry=once) as client:
             while True:
                 async with self._writing:
                     with suppress(redis.RedisError, OSError):
