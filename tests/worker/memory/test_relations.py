@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import psycopg
 import pytest
@@ -95,37 +95,34 @@ async def test_memories_of_other_subjects_are_apart(stores: Stores) -> None:
         assert len(await store.search("tea", subject=["user:42", "user:7"])) == 2
 
 
-SCOPES = [{"owner": "b"}, {"subject": "user:7"}, {"type": "lesson"}]
+OTHERS: Final[list[dict[str, str]]] = [{"owner": "b"}, {"subject": "user:7"}, {"type": "lesson"}]
+"""Differences of a scope to that of the memories of owner "a", subject "user:42" and type "fact"."""
 
 
-@pytest.mark.parametrize("other", SCOPES, ids=lambda scope: next(iter(scope)))
-async def test_memories_of_other_owners_subjects_or_types_are_never_merged_or_linked(
-    stores: Stores, other: dict[str, str]
-) -> None:
+async def test_memories_of_other_owners_subjects_or_types_are_never_merged_or_linked(stores: Stores) -> None:
+    mine = {"owner": "a", "subject": "user:42", "source": "mail"}
     async with stores(near(TEN, TWELVE)) as store:
-        [mine] = await remember(store, TEN, owner="a", subject="user:42", source="mail")
-        scope = {"owner": "a", "subject": "user:42", "source": "mail"} | other
-        theirs = await remember(store, TEN, TWELVE, **scope)
-        assert len({mine.id, *(one.id for one in theirs)}) == 3
-        assert (await store.get([mine.id])) == [mine]
-        assert mine.id not in {link.id for one in theirs for link in one.links}
+        [first] = await remember(store, TEN, **mine)
+        for other in OTHERS:
+            theirs = await remember(store, TEN, TWELVE, **mine | other)
+            assert len({first.id, *(one.id for one in theirs)}) == 3
+            assert first.id not in {link.id for one in theirs for link in one.links}
+        assert (await store.get([first.id])) == [first]
         [found] = await store.search("limit", owner="a", subject="user:42", type="fact")
-        assert (found.memory, found.related) == (mine, ())
+        assert (found.memory, found.related) == (first, ())
 
 
-@pytest.mark.parametrize("other", SCOPES, ids=lambda scope: next(iter(scope)))
-async def test_an_imported_link_to_another_owner_subject_or_type_shows_and_changes_nothing(
-    stores: Stores, other: dict[str, str]
-) -> None:
+async def test_an_imported_link_to_another_owner_subject_or_type_shows_and_changes_nothing(stores: Stores) -> None:
+    mine = {"owner": "a", "subject": "user:42"}
     async with stores(near(TEN, TWELVE)) as store:
-        [foreign] = await remember(store, TWELVE, **{"owner": "a", "subject": "user:42"} | other)
-        link = {"links": (MemoryLink("superseded_by", foreign.id),), "id": "forged", "owner": "a", "subject": "user:42"}
-        forged = Memory.model_validate(foreign.model_dump() | {"text": TEN, "type": "fact"} | link)
+        foreign = [one for other in OTHERS for one in await remember(store, TWELVE, **mine | other)]
+        link = {"links": [MemoryLink("superseded_by", one.id) for one in foreign], "id": "forged", "type": "fact"}
+        forged = Memory.model_validate(foreign[0].model_dump() | {"text": TEN} | link | mine)
         assert await store.restore([forged]) == 1
         [found] = await store.search(TEN, owner="a", subject="user:42", type="fact")
         assert (found.memory.id, found.related) == ("forged", ())
-        await remember(store, TEN, owner="a", subject="user:42")  # merged: links back to what it is linked to
-        assert await store.get([foreign.id]) == [foreign]
+        await remember(store, TEN, **mine)  # merged: links back to what it is linked to
+        assert await store.get([one.id for one in foreign]) == foreign
 
 
 async def test_a_profile_has_a_stable_order_and_the_newest_statements(stores: Stores) -> None:
