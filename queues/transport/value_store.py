@@ -25,3 +25,4 @@ class ValueStore(Protocol):
 
     async def read(self, what: str, digest: str, size: int) -> bytes:
         """Return the bytes with this SHA-256 and this size, verified."""
+        ...
