@@ -150,10 +150,7 @@ def test_latest_results_get_what_room_is_left() -> None:
 
 
 def test_of_a_long_plan_the_next_steps_are_listed() -> None:
-    assert brief(state_of(1, 30)).endswith(
-        "- `s4` Read page 4 (pending)\n"
-        '- 26 more not shown: `s5` to `s30`; `search_history(section="open")` returns all.'
-    )
+    assert brief(state_of(1, 30)).endswith("- `s4` Read page 4 (pending)\n- 26 more not shown: `s5` to `s30`.")
     assert brief(state_of(1, 30), full=True).endswith("- `s30` Read page 30 (pending)")
 
 

@@ -179,7 +179,7 @@ def _sections(
         "open",
         [_open(step, state.current) for step in later],
         lambda left, most: _keys(state.plan, later[-left:], most),
-        _all("open"),
+        _all("open") if full else "",  # else the plan is in the turns, and these bytes are in no cache
         first=True,
         most=None if full else _NEXT,
     )
