@@ -79,12 +79,15 @@ test-build: install
 test-fast: install
 	$(PYTEST) -m 'not integration and not processes and not cluster and not evaluation'
 
+# What reads only the text of the repository, and is the same on every Python.
+TEXTS := $(addprefix tests/project/,test_docs.py test_fundamentals.py test_language.py test_layers.py)
+
 # On another Python: make test-python VENV=.venv312 PYTHON=python3.12. REDIS_PY: a release of redis-py instead of the latest.
 test-python: install
 	@$(if $(REDIS_PY),$(PIP) install --quiet 'redis[hiredis]==$(REDIS_PY)')
 	$(BIN)/python --version
 	$(BIN)/python -c 'import redis; print("redis-py", redis.__version__)'
-	$(PYTEST) -m 'conformance or not (integration or processes or cluster or evaluation)'
+	$(PYTEST) -m 'conformance or not (integration or processes or cluster or evaluation)' $(TEXTS:%=--ignore=%)
 
 # WHEEL_PYTHONS: the interpreters that the wheel is installed for.
 test-wheel: WHEEL_PYTHONS ?= $(PYTHON)
