@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         register_event,
     )
     from .worker.log import configure_logging, use_stdlib_logging
-    from .worker.runtime import Worker
+    from .worker.runtime.worker import Worker
     from .worker.session import Session, TurnHandle
     from .worker.settings import Settings
 
@@ -193,7 +193,7 @@ _HOMES = {
     "TaskNotFound": ".queues",
     "TurnHandle": ".worker.session",
     "Unavailable": ".queues",
-    "Worker": ".worker.runtime",
+    "Worker": ".worker.runtime.worker",
     "WorkspaceError": ".worker.errors",
     "configure_logging": ".worker.log",
     "current_context": ".worker.durable",

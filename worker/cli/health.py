@@ -12,7 +12,6 @@ from typing import Annotated
 
 import anyio
 import typer
-from rich.text import Text
 
 from ...queues import Unavailable, WorkerInfo, list_queues, list_workers
 from ..runtime.health import ALIVE, CONNECTED, LEVELS, Level, Report
@@ -167,6 +166,8 @@ def _report(info: WorkerInfo, held: int) -> Report:
 
 
 def _print_report(report: Report) -> None:
+    from rich.text import Text
+
     levels = {level.name: level for level in report.levels}
     rows = [
         (name, Text("yes", "green") if level.ok else Text("no", "red"), level.said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import Any
 
@@ -12,9 +13,18 @@ __all__ = ["LazyCommand", "LazyGroup", "load"]
 
 
 def load(target: str) -> Any:
-    """Import the object that `module:attribute` names. A leading dot makes the module relative to this package."""
+    """Import the object that `module:attribute` names. A leading dot makes the module relative to this package.
+
+    Modules are not garbage, so the collector pauses: it would search all of them again and again.
+    """
     module, _, attribute = target.partition(":")
-    return getattr(import_module(module, __package__), attribute)
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        return getattr(import_module(module, __package__), attribute)
+    finally:
+        if paused:
+            gc.enable()
 
 
 class LazyCommand(TyperCommand):

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import Group, RenderableType
 
 from ...queues import (
     Producer,
@@ -30,6 +29,9 @@ from .support.live import Watch, check_watch, show_live
 from .support.options import in_seconds
 from .support.output import AsJson, ago, duration, note, print_data, print_json
 from .support.tables import Column, Wide, list_table, print_list
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["app", "worker_columns"]
 
@@ -179,7 +181,7 @@ def run(
     """
     checked_name = None if name is None else _check("--name", "worker name", name)
     queue_names = _read_queues(queues)
-    probe = load(".support.worker_process:ProbeOptions")(health_host, health_port)
+    probe = load(".support.probe:ProbeOptions")(health_host, health_port)
     if no_supervisor and (processes is not None or alert is not None):
         raise Misuse(f"--{'alert' if processes is None else 'processes'} is for a supervisor: omit --no-supervisor")
     if not no_supervisor and _SUPERVISED not in os.environ:
@@ -234,6 +236,8 @@ async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False,
 
     Example: perdure worker list
     """
+    from rich.console import Group
+
     check_watch(watch, json)
 
     async def screen(width: int) -> RenderableType:

@@ -1,5 +1,4 @@
-"""The runtime: from messages to handlers and back."""
+"""The runtime: from messages to handlers and back. `worker.py` has the worker.
 
-from .worker import Worker
-
-__all__ = ["Worker"]
+This module imports nothing: a supervisor uses only `children`, and imports no app, agents or journal.
+"""

@@ -6,7 +6,7 @@ import anyio
 
 from ...queues import Gateway
 from ...queues.runtime import RUNTIME
-from .children import LocalQuarantine
+from .children.local_quarantine import LocalQuarantine
 from .executor import Executor
 from .intake import Intake
 from .maintenance import AssignmentWatcher, ClockMonitor

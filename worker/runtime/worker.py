@@ -35,9 +35,11 @@ from ..durable import Run, StopReason
 from ..errors import ConfigurationError
 from ..log import logger
 from .burst import Burst
-from .children import LocalQuarantine
+from .children.local_quarantine import LocalQuarantine
 from .executor import Executor
-from .health import Health, LoopWatchdog, Report, RunDeadlines
+from .health import Health, Report
+from .health.deadlines import RunDeadlines
+from .health.loop_watchdog import LoopWatchdog
 from .intake import Intake
 from .maintenance import AssignmentWatcher, CancelListener, ClockMonitor, Janitor, Promoter, Registration, describe
 from .quarantine_gate import QuarantineGate
@@ -46,7 +48,8 @@ from .shared_settings import SharedSettings
 from .slots import Slots
 from .supervisor_link import Link
 from .timings import WorkerTimings
-from .webhooks import WebhookQueue, WebhookTarget
+from .webhook_posting import WebhookTarget
+from .webhooks import WebhookQueue
 
 __all__ = ["Worker"]
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ...queues import Address, Namespace
 from ..runtime.children.timings import SupervisorTimings, delay_after
-from ..runtime.webhooks import WebhookTarget
+from ..runtime.webhook_posting import WebhookTarget
 
 __all__ = ["AppInfo", "SupervisorConfig"]
 

@@ -21,7 +21,7 @@ from ..runtime.children.child import Child, exit_status_text, wait_any
 from ..runtime.children.processes import Children
 from ..runtime.children.stall_monitor import StallMonitor, health_of
 from ..runtime.health import CombinedReport
-from ..runtime.webhooks import WebhookEvent, WebhookTarget, post
+from ..runtime.webhook_posting import WebhookEvent, WebhookTarget, post
 from .config import AppInfo, SupervisorConfig
 from .crash_counter import SupervisorRegistry
 from .pool import WorkerPool

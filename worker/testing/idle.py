@@ -13,7 +13,7 @@ import anyio
 from ...queues import Duration, Gateway, Namespace, State, TaskFailed, queue_partitions, to_seconds
 from ..app import App
 from ..durable import CallNext, Context, Middleware, Settlement
-from ..runtime import Worker
+from ..runtime.worker import Worker
 
 __all__ = ["run_until_idle"]
 

@@ -189,7 +189,7 @@ def test_required_is_yes_or_no(monkeypatch: pytest.MonkeyPatch, text: str, requi
 def test_without_keys_cryptography_is_not_imported() -> None:
     program = (
         "import sys, perdure; from perdure.queues import Producer; Producer('redis://localhost');"
-        "from perdure import App; App('a').encryptor; import perdure.worker.runtime;"
+        "from perdure import App; App('a').encryptor; import perdure.worker.runtime.worker;"
         "assert 'perdure.queues.security.aesgcm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

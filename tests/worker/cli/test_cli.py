@@ -34,6 +34,18 @@ print(sorted(heavy), sorted(own - {"perdure.worker", "perdure.worker.cli", "perd
     assert done.stdout.strip() == "[] []"
 
 
+def test_a_supervisor_imports_neither_an_app_nor_tables() -> None:
+    code = """
+import sys
+from perdure.worker.cli.lazy import load
+load(".worker:app"), load(".support.supervisor_process:run_supervisor")
+rooms = ("app", "agent", "durable", "journal", "memory")
+print(sorted({"rich", *(f"perdure.worker.{name}" for name in rooms)} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_help_lists_every_command_with_its_purpose() -> None:
     answer = call("--help")
     assert answer.code == 0

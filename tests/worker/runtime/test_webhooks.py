@@ -16,7 +16,8 @@ from perdure import App, Context, Retry, Settings, TaskFailed
 from perdure.queues import Backoff, Envelope
 from perdure.worker.errors import ConfigurationError
 from perdure.worker.log import logger
-from perdure.worker.runtime.webhooks import WebhookEvent, WebhookLimits, WebhookQueue, WebhookTarget, post, sign
+from perdure.worker.runtime.webhook_posting import WebhookEvent, WebhookLimits, WebhookTarget, post, sign
+from perdure.worker.runtime.webhooks import WebhookQueue
 from perdure.worker.settings import load_settings
 
 from tests.support.servers.webhook_server import Listener, listening

@@ -18,7 +18,7 @@ from ....queues.transport import COMMAND_TIMEOUT, sync_client, translated
 from ....queues.transport.cluster.topology import discover_topology
 from ...app import App
 from ...durable import Context
-from ...runtime import Worker
+from ...runtime.worker import Worker
 from ..support.temporary import temporary_namespace
 
 __all__ = ["Row", "measure"]

@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 
 from ...log import configure_logging
-from ...runtime import Worker
+from ...runtime.worker import Worker
 from ..support.errors import Failed
 from ..support.output import note
 from .app import STEP_PAUSE, app

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
 import typer
-from rich.console import RenderableType
-from rich.live import Live
 
 from .errors import Misuse
 from .output import stdout
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["REFRESH", "Watch", "check_watch", "show_live"]
 
@@ -30,6 +31,8 @@ def check_watch(watch: bool, json: bool) -> None:
 
 async def show_live(read: Callable[[int], Awaitable[RenderableType]], *, interval: float = REFRESH) -> None:
     """Draw what `read` returns for the width of the screen, until SIGINT or SIGTERM. Without a terminal: once."""
+    from rich.live import Live
+
     console = stdout()
     if not console.is_terminal:
         console.print(await read(console.width))

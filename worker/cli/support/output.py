@@ -11,17 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Annotated, Any, ClassVar, Final, Self, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TextIO
 
 import orjson
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from ....queues import plain_data
+
+if TYPE_CHECKING:  # rich is imported where a table is printed: a worker prints none
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+    from rich.text import Text
 
 __all__ = [
     "AsJson",
@@ -115,6 +116,8 @@ def as_data(value: bytes | None) -> Any:
 
 def stdout() -> Console:
     """Return a console that prints text unchanged, without a line limit if stdout is no terminal."""
+    from rich.console import Console
+
     console = Console(markup=False, highlight=False, emoji=False)
     return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=_WIDEST)
 
@@ -128,6 +131,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) ->
 
     If the columns do not fit the terminal, each row is printed as a list of names and values.
     """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     console = stdout()
     cells = [[Text(clean(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
     names = [column.removesuffix("#") for column in columns]
@@ -146,6 +153,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) ->
 
 def print_fields(fields: Mapping[str, str | Text | None]) -> None:
     """Print names and values, one pair per line, without those that are None."""
+    from rich.text import Text
+
     given = ((name, value) for name, value in fields.items() if value is not None)
     stdout().print(
         fields_table((name, Text(clean(value)) if isinstance(value, str) else value) for name, value in given)
@@ -154,6 +163,9 @@ def print_fields(fields: Mapping[str, str | Text | None]) -> None:
 
 def fields_table(fields: Iterable[tuple[str, Text]]) -> Table:
     """Return names and values, one pair per line."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -164,6 +176,8 @@ def fields_table(fields: Iterable[tuple[str, Text]]) -> Table:
 
 def state_text(state: str) -> Text:
     """Return a task's state in its colour."""
+    from rich.text import Text
+
     return Text(state, style=_STATE_STYLES.get(state, ""))
 
 
@@ -216,6 +230,8 @@ class Bar:
     """Seconds until the bar appears."""
 
     def __init__(self, what: str, total: int | None = None) -> None:
+        from rich.console import Console
+
         self.done = 0
         self._what = what
         self._total = total
@@ -241,6 +257,8 @@ class Bar:
             self._progress = self._show()
 
     def _show(self) -> Progress:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         progress = Progress(*columns, console=self._console, transient=True, redirect_stdout=False)
         progress.add_task(self._what, total=self._total, completed=self.done)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import typer
 
-from ...app import App
 from ...log import configure_logging
-from ...runtime.children import LocalQuarantine
 from ...runtime.children.app_command import WORKER_COMMAND, ChildCommand
 from ...runtime.children.quarantine_pool import most_children
 from ...settings import load_settings
 from ...supervise import Supervisor, SupervisorConfig
 from .connection import ConnectionOptions
-from .worker_process import ProbeOptions
+from .probe import ProbeOptions
+
+if TYPE_CHECKING:  # the supervisor imports no app
+    from ...app import App
+    from ...runtime.children.local_quarantine import LocalQuarantine
 
 __all__ = ["local_quarantine", "run_supervisor"]
 
@@ -58,6 +60,8 @@ def supervisor_config(
 
 def local_quarantine(context: typer.Context, isolated: int | None, app: App) -> LocalQuarantine:
     """Return the quarantine pool of a worker without a supervisor, for children that run this command."""
+    from ...runtime.children.local_quarantine import LocalQuarantine
+
     return LocalQuarantine(app, ChildCommand(_command(context)), isolated)
 
 

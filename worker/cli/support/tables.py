@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from .output import clean, fields_table, stdout
+
+if TYPE_CHECKING:  # rich is imported where a table is printed: a worker prints none
+    from rich.console import RenderableType
+    from rich.text import Text
 
 __all__ = ["Column", "Wide", "list_table", "print_list"]
 
@@ -56,6 +55,12 @@ def list_table(columns: Sequence[Column[R]], rows: Iterable[R], *, width: int, w
 
     Where the columns do not fit, even narrowed, or with `wide` unnarrowed, each row is a list of names and values.
     """
+    from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     shown = [column for column in columns if wide or not column.wide]
     cells = [[_text(column.cell(row)) for column in shown] for row in rows]
     natural = [
@@ -80,6 +85,8 @@ def list_table(columns: Sequence[Column[R]], rows: Iterable[R], *, width: int, w
 
 
 def _text(cell: str | Text) -> Text:
+    from rich.text import Text
+
     return cell if isinstance(cell, Text) else Text(" ".join(clean(cell).split()))
 
 

@@ -13,9 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from importlib.util import find_spec
 
 import anyio
@@ -23,17 +22,16 @@ import anyio
 from ....queues.explanation.texts import times
 from ...app import App
 from ...log import add_to_json, configure_logging, logger
-from ...runtime import Worker
-from ...runtime.children import LocalQuarantine
 from ...runtime.children.app_command import app_digest, use_import_path
-from ...runtime.health.probe_server import HealthSource, ProbeServer
+from ...runtime.children.local_quarantine import LocalQuarantine
 from ...runtime.signals import stop_on_signals
 from ...runtime.supervisor_link import Link, SupervisorLink
+from ...runtime.worker import Worker
 from .app_loader import load_app
 from .connection import ConnectionOptions
-from .errors import Failed, Misuse
+from .probe import ProbeOptions
 
-__all__ = ["ProbeOptions", "StopRequests", "SupervisedWorker", "force_exit", "run_worker"]
+__all__ = ["StopRequests", "SupervisedWorker", "force_exit", "run_worker"]
 
 
 class SupervisedWorker:
@@ -165,38 +163,6 @@ def _exit(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeOptions:
-    """Options of the health probe. Without a port there is no probe."""
-
-    host: str | None
-    port: int | None
-
-    @contextmanager
-    def serving(self, report: Callable[[], HealthSource]) -> Iterator[None]:
-        """Answer probes within the block.
-
-        Raises:
-            Misuse: A host was given without a port.
-            Failed: The server cannot listen on the address.
-        """
-        if self.port is None:
-            if self.host is not None:
-                raise Misuse("--health-host needs --health-port")
-            yield
-            return
-        host = self.host or "127.0.0.1"
-        try:
-            probes = ProbeServer(report, host, self.port)
-        except (OSError, UnicodeError) as error:
-            raise Failed(
-                f"--health-port: could not listen on {host}:{self.port}: {error}; choose another port, or 0 for any"
-            ) from error
-        with probes:
-            logger.info("serving health at {0}/livez and {0}/readyz", probes.address)
-            yield
 
 
 def run_worker(

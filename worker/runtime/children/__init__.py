@@ -16,7 +16,3 @@ Before you change it:
 - A child stops at the end of file on its pipe, which means that its parent is gone. A child therefore inherits only its
   own two descriptors: a copy of another child's pipe would keep that pipe open.
 """
-
-from .local_quarantine import LocalQuarantine
-
-__all__ = ["LocalQuarantine"]

@@ -8,13 +8,15 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 from pydantic import SecretStr
 
-from ...app import App
 from ...errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ...app import App
 
 __all__ = ["WORKER_COMMAND", "ChildCommand", "app_command", "app_digest", "use_import_path"]
 

@@ -8,8 +8,6 @@ probe_server.py    ProbeServer: /livez and /readyz over HTTP (imported only wher
 
 from __future__ import annotations
 
-from .deadlines import RunDeadlines
-from .loop_watchdog import LoopWatchdog
 from .report import ALIVE, CONNECTED, LEVELS, CombinedReport, Health, Level, Report
 
 __all__ = [
@@ -19,7 +17,5 @@ __all__ = [
     "CombinedReport",
     "Health",
     "Level",
-    "LoopWatchdog",
     "Report",
-    "RunDeadlines",
 ]

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from ....queues.runtime import RUNTIME
-from ...agent import CoherenceMonitor
-from ...settings import Settings
-from ..executor import Executor
-from ..intake import Intake
-from ..quarantine_gate import QuarantineGate
-from ..slots import Slots
-from .deadlines import RunDeadlines
-from .loop_watchdog import LoopWatchdog
+
+if TYPE_CHECKING:  # a supervisor reads reports only
+    from ...settings import Settings
+    from ..executor import Executor
+    from ..intake import Intake
+    from ..quarantine_gate import QuarantineGate
+    from ..slots import Slots
+    from .deadlines import RunDeadlines
+    from .loop_watchdog import LoopWatchdog
 
 __all__ = [
     "ALIVE",
@@ -224,6 +225,8 @@ class Health:
         )
 
     def _incoherent_runs(self) -> Iterator[IncoherentRun]:
+        from ...agent import CoherenceMonitor
+
         confused = 0
         for run in self._executor.runs:
             monitor = run.observer(CoherenceMonitor)
