@@ -27,15 +27,24 @@ async def cancel_task(gateway: Gateway, partition: Partition, task_id: str, *, r
         stored, (source, *read) = await gateway.pipeline(
             [
                 ("HGET", namespace.config, "result_ttl"),
-                ("HMGET", record, "handed_from", "at", "entry", "token", "replays"),
+                ("HMGET", record, "handed_from", "at", "entry", "token", "replays", "waits"),
             ]
         )
         ttl = read_seconds(stored) or retention
         if source is not None:  # a cancelled successor must not be stored again once its record has expired
             await confirm_successor(gateway, namespace, source.decode())
         kept = (round(ttl * 1000), registered_retention(ttl))
-        args = (GROUP, RESERVED, task_id, *kept, *(value or b"" for value in read), namespace.worker_channel(""))
-        answer = await gateway.run(_CANCEL, keys, args)
+        *read, waits = (value or b"" for value in read)
+        args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits)
+        answer = await gateway.run(_CANCEL, [*keys, *_versions(partition, waits.decode())], args)
     if answer == b"missing":
         raise TaskNotFound(task_id, f"queue {partition.queue!r}")
     return State.RUNNING if answer == b"requested" else State(answer.decode())
+
+
+def _versions(partition: Partition, waits: str) -> tuple[str, ...]:
+    """Return the set of tasks that wait for a version if one with this field `waits` does; see await_version.lua."""
+    if not waits.startswith("version "):
+        return ()
+    _, of, task = waits.partition(" of ")
+    return (partition.task_versions(task) if of else partition.versions,)

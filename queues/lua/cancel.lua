@@ -1,9 +1,10 @@
 -- include: retention
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees.
--- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline
+-- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline, tasks that wait for a version
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
 --       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays;
---       channel of a worker, without its id
+--       channel of a worker, without its id; what the task waits for, as the caller has read it. The caller names the last
+--       key only if that is a version
 -- returns  'missing', 'requested', 'cancelled', the terminal state that the task has already, or 'changed': the record
 --          is not that of the task that the caller has read
 -- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
@@ -18,17 +19,20 @@ end
 if state ~= 'queued' and state ~= 'scheduled' then
   return state
 end
-local now = redis.call('HMGET', KEYS[2], 'at', 'entry', 'token', 'replays')
+local now = redis.call('HMGET', KEYS[2], 'at', 'entry', 'token', 'replays', 'waits')
 local function born(at, entry)
   return at or string.match(entry or '', '^%d+') or ''
 end
 if born(now[1], now[2]) ~= born(ARGV[6] ~= '' and ARGV[6], ARGV[7])
-  or (now[3] or '') ~= ARGV[8] or (now[4] or '') ~= ARGV[9] then
+  or (now[3] or '') ~= ARGV[8] or (now[4] or '') ~= ARGV[9] or (now[5] or '') ~= ARGV[11] then
   return 'changed'
 end
 redis.call('PERSIST', KEYS[8])
 if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])
+  if KEYS[10] then
+    redis.call('ZREM', KEYS[10], ARGV[3])
+  end
 else
   local entry = redis.call('HGET', KEYS[2], 'entry')
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)

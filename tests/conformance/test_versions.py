@@ -159,3 +159,16 @@ async def test_tasks_that_may_resume_are_found_with_a_saved_value(
         "plain": (State.RUNNING, b"2"),
         "dead": (State.DEAD, b"2"),
     }
+
+
+@pytest.mark.parametrize("task", [None, "t"])
+async def test_a_cancelled_task_waits_for_no_version(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery, task: str | None
+) -> None:
+    await await_version(gateway, delivery, "x", NEXT, limit=600, task=task)
+    waiting = partition.versions if task is None else partition.task_versions(task)
+    assert await gateway.command("ZCARD", waiting) == 1
+    handle = await producer.find("x")
+    assert handle is not None
+    assert await handle.cancel() is State.CANCELLED
+    assert await gateway.command("ZCARD", waiting) == 0

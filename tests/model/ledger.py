@@ -730,6 +730,9 @@ class Ledger:
             return state.decode()
         if state == b"scheduled":
             self.held.drop_score(self.at.due, task)
+            waits, _, name = (self.held.get(record, "waits") or b"").decode().partition(" of ")
+            if waits.startswith("version "):
+                self.held.drop_score(f"{self.at.versions}:{name}" if name else self.at.versions, task)
         else:
             entry = self.held.get(record, "entry")
             assert entry is not None
