@@ -41,7 +41,7 @@ class Imported:
 
 @dataclass(slots=True)
 class _Content:
-    """What the import keeps of a checked file.
+    """Content of a checked file, as far as the import keeps it.
 
     Attributes:
         names: Kind and name of the fields of checkpoint and inbox.
@@ -107,7 +107,7 @@ async def import_task(
 
 
 class _Part(Generic[T]):
-    """Content of the lines of one kind, read from the file at each iteration; then what is added to them."""
+    """Lines of one kind, read from the file at each iteration, and what follows them."""
 
     def __init__(
         self, file: IO[bytes], kind: str, convert: Callable[[dict[str, Any]], T], added: Sequence[T] = ()
