@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import orjson
 from pydantic_core import to_json
@@ -264,8 +264,15 @@ async def due_sessions(gateway: Gateway, namespace: Namespace) -> list[SessionAd
     ]
 
 
-async def check_session(gateway: Gateway, address: SessionAddress) -> None:
-    """Look at a session that is due: store the task of a claimed turn that has none, end the turn of an ended task."""
+LostEnd: TypeAlias = Callable[[TurnId, Record, str, bytes], Awaitable[SessionTurnEnd]]
+"""Rebuilds the end of a turn that Redis has lost: from the record of its task, the name of the agent and the answer."""
+
+
+async def check_session(gateway: Gateway, address: SessionAddress, lost_end: LostEnd | None = None) -> None:
+    """Look at a session that is due: store the task of a claimed turn that has none, end the turn of an ended task.
+
+    lost_end: rebuilds the end of a turn whose task has succeeded; None to keep the state of the turn before it.
+    """
     found = await gateway.run(
         _LOOK, [address.session, address.partition.due, address.partition.timeline], [address.digest]
     )
@@ -279,8 +286,12 @@ async def check_session(gateway: Gateway, address: SessionAddress) -> None:
         await end_turn(gateway, address, turn, SessionTurnEnd("failed", (record.reason or "unknown").encode()))
     elif record.state is State.CANCELLED:
         await end_turn(gateway, address, turn, SessionTurnEnd("cancelled", b"cancelled"))
-    elif record.state is State.SUCCEEDED:  # a successor that is no agent of the session
-        await end_turn(gateway, address, turn, SessionTurnEnd("answered", _result(record)))
+    elif record.state is State.SUCCEEDED:  # a successor that is no agent of the session, or Redis has lost the end
+        answer, end = _result(record), None
+        if lost_end is not None:
+            agent = await gateway.command("HGET", address.session, "agent") or b""
+            end = await lost_end(turn, record, agent.decode(), answer)
+        await end_turn(gateway, address, turn, end or SessionTurnEnd("answered", answer))
 
 
 async def _last_record(gateway: Gateway, namespace: Namespace, task_id: str) -> Record | None:

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
-from ...queues import Namespace, retry_while_unavailable
+from ...queues import Gateway, Namespace, Record, checkpoint_fields, find_task, retry_while_unavailable
 from ...queues.durations import shown_time
 from ...queues.sessions import (
     SessionAddress,
@@ -22,14 +22,15 @@ from ...queues.sessions import (
     parse_turn_id,
 )
 from ..durable import Run, codec_of, restore_workspace, workspace_link
-from ..errors import Snooze
-from ..journal import Commitment, Message, decode_snapshot, encode_snapshot
+from ..durable.task_workspace import WORKSPACE
+from ..errors import Snooze, StateError
+from ..journal import Commitment, Message, decode_snapshot, encode_snapshot, state_at
 from ..journal.quoting import quoted_line, quoted_name
 from ..log import log_wait, logger
 from .agent import Agent, S
 from .state_type import StateType
 
-__all__ = ["Carried", "SessionTurn"]
+__all__ = ["Carried", "SessionTurn", "lost_end"]
 
 _OF_A_TURN: Final = frozenset({"goal", "plan", "current", "results", "waiting_for", "archive"})
 """Fields of the state that start with their defaults in each turn: they belong to the work on one message."""
@@ -113,13 +114,7 @@ class SessionTurn(Generic[S]):
         """
         run = self._run
         answer, _ = codec_of(self._agent.finish).encode("finish", result)
-        value = orjson.loads(answer)
-        text = value if isinstance(value, str) else answer.decode()
-        messages = list(state["messages"])
-        if not (messages and messages[-1]["role"] == "assistant" and messages[-1]["content"] == text):
-            messages.append(Message(role="assistant", content=text, n=0).model_dump(mode="json"))
-        left = {name: value for name, value in state.items() if name not in _OF_A_TURN} | {"messages": messages}
-        data = encode_snapshot(left, self._turn.number, self._state_type.agent)
+        data = _left(state, answer, self._turn, self._state_type.agent)
         end = SessionTurnEnd("answered", answer, data, self._wake(state), workspace_link(run))
         store = partial(end_turn, run.gateway, self._address, self._turn, end)
         if not await self._claimed_turn(store):
@@ -153,6 +148,34 @@ class SessionTurn(Generic[S]):
             return None
         at, first = min(due, key=lambda one: one[0])
         return round(at.timestamp() * 1000), _note(first, at)
+
+
+def _left(state: dict[str, Any], answer: bytes, turn: TurnId, agent: str) -> bytes:
+    """Return what a turn leaves to the next one, from its last state and its answer."""
+    value = orjson.loads(answer)
+    text = value if isinstance(value, str) else answer.decode()
+    messages = list(state["messages"])
+    if not (messages and messages[-1]["role"] == "assistant" and messages[-1]["content"] == text):
+        messages.append(Message(role="assistant", content=text, n=0).model_dump(mode="json"))
+    left = {name: value for name, value in state.items() if name not in _OF_A_TURN} | {"messages": messages}
+    return encode_snapshot(left, turn.number, agent)
+
+
+async def lost_end(
+    gateway: Gateway, namespace: Namespace, turn: TurnId, record: Record, agent: str, answer: bytes
+) -> SessionTurnEnd:
+    """Rebuild the end of a turn that Redis has lost while its task was settled, from the log of the task."""
+    partition = await find_task(gateway, namespace, record.id)
+    state = workspace = None
+    if partition is not None and record.task == agent:
+        try:
+            past = await state_at(gateway, partition, record.id)
+        except (StateError, ValueError) as error:
+            logger.bind(task=agent, id=record.id).warning("could not rebuild the state of a turn: {}", error)
+        else:
+            state = _left(past.state, answer, turn, agent)
+            workspace = (await checkpoint_fields(gateway, partition, record.id, WORKSPACE)).get(WORKSPACE)
+    return SessionTurnEnd("answered", answer, state, workspace=workspace)
 
 
 def _note(commitment: Commitment, at: datetime) -> str:

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskCancelled
+from perdure.worker.runtime.maintenance import SessionSweeper
 from pydantic import Field
 
-from tests.support.workers import running_worker, wait_until
+from tests.support.workers import redis_command, running_worker, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -89,3 +90,23 @@ async def test_two_producers_that_send_at_the_same_time_get_turns_in_one_order(a
     assert sorted(answers) == list(range(1, 11)), "each message id has one turn"
     assert [answers[number] for number in sorted(answers)] == [answers[10][:number] for number in range(1, 11)]
     assert (await senders[0].record()).status == "idle"
+
+
+async def test_the_state_of_a_turn_whose_end_redis_has_lost_is_rebuilt_from_its_task(app: App) -> None:
+    """Session and task are in two slots: a failover may lose the end of the turn, and keep the outcome of its task."""
+    session = app.session(Patient, "ada")
+    key, due = session._address.session, session._address.partition.due
+    first = await session.send("one")
+    found = await redis_command(app, "HGETALL", key)
+    before = [part for pair in found.items() for part in pair] if isinstance(found, dict) else found
+    async with running_worker(app):
+        await first.result(30)
+    state = await session.state()
+    await redis_command(app, "DEL", key, session._address.history)
+    await redis_command(app, "HSET", key, *before)
+    await redis_command(app, "ZADD", due, 1, session._address.digest)
+    gateway, namespace = app.producer.gateway, app.producer.namespace
+    await SessionSweeper(gateway, namespace, ttl=3600.0, worker="w", lock_ttl=1.0).sweep()
+    assert (await session.record()).status == "idle"
+    assert await session.state() == state
+    assert state.said == ["one"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ....queues import Gateway, Namespace, QueueError, acquire_fleet_locks
 from ....queues.sessions import check_session, due_sessions, finish_forgetting, forget_idle_sessions
+from ...agent.session_turn import lost_end
 from ...log import logger
 
 __all__ = ["SessionSweeper"]
@@ -28,7 +31,7 @@ class SessionSweeper:
             return
         for address in await due_sessions(self._gateway, self._namespace):
             try:
-                await check_session(self._gateway, address)
+                await check_session(self._gateway, address, partial(lost_end, self._gateway, self._namespace))
             except QueueError as error:  # such as a missing key; the other sessions must not wait for this one
                 logger.warning("could not look at session {}: {}", address.digest, error)
         await finish_forgetting(self._gateway, self._namespace)
