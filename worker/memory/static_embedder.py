@@ -50,8 +50,10 @@ class WordLlamaEmbedder:
         self._tokenizer.no_truncation()
         self._rows: Any = load_file(folder / _WEIGHTS)["embedding.weight"]
 
-        mean = sum(self._mean(text) for text in UNRELATED)
-        self._common: Any = mean / (mean @ mean) ** 0.5
+        self._common = self._mean("")
+        for text in UNRELATED:
+            self._common += self._mean(text)
+        self._common /= (self._common @ self._common) ** 0.5
 
     def embed(self, texts: list[str]) -> list[list[float]]:
         return [self._one(text) for text in texts]
