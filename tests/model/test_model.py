@@ -99,7 +99,7 @@ def test_large_arguments_copies_and_exports_agree_with_the_model(machine: Queues
     for missing in (True, False, False):
         act("enqueue_large", task="t0", delay=0, chunks=2, missing=missing)
         act("enqueue_large", task="t1", delay=HOUR, chunks=1, missing=missing)
-    for lost in ("chunk", "fields", "events", "", ""):
+    for lost in ("fields", "events", "chunk", "", ""):
         act("store_copy", task="t2", source="import 1", past=PASTS[2], chunks=2, lost=lost)
         act("store_copy", task="t3", source="one 1-0", past=PASTS[1], chunks=0, lost=lost)
     act("store_copy", task="t2", source="import 2", past=PASTS[2], chunks=0, lost="")
