@@ -156,7 +156,7 @@ _by_code: dict[CodeType, tuple[Any, dict[str, Any], Codec]] = {}
 def codec_of(fn: Callable[..., Any]) -> Codec:
     """Return the codec of a function's result; plain JSON if it has no annotation or one that cannot be resolved."""
     code: CodeType | None
-    if type(fn) is MethodType:
+    if isinstance(fn, MethodType):
         fn = fn.__func__
     if type(fn) is FunctionType and not fn.__dict__:  # a plain function without a wrapper
         plain: Any = fn
