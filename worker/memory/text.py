@@ -63,7 +63,7 @@ _SPACE = re.compile(r"\s+")
 
 # Case carries meaning in short words ("5 mW" and "5 MW", "US" and "us"), but not at the start of a sentence.
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
-_SENTENCE_START = re.compile(r"(?:^|[.!?\n])\W*[^\W\d_]")
+_SENTENCE_START = re.compile(r"(?:^|[.!?\n])\W{0,16}[^\W\d_]")
 _ARTICLE = re.compile(r"^the (?!few|little|least|less|many|more|most)")
 
 

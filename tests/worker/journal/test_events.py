@@ -195,7 +195,13 @@ def test_an_event_that_does_not_fit_the_state_is_named() -> None:
 
 @pytest.mark.parametrize("kind", [*BUILT_IN])
 def test_every_type_is_read_as_it_was_written(kind: str) -> None:
-    needed = {"after": "crash", "message": {"role": "user", "content": "x"}, "changes": [], "error": "E"}
+    needed = {
+        "after": "crash",
+        "message": {"role": "user", "content": "x"},
+        "changes": [],
+        "error": "E",
+        "state": {"goal": "x"},
+    }
     guesses: dict[str, Any] = {}
     for name, field in BUILT_IN[kind].model_fields.items():
         if field.is_required():
