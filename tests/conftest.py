@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import re
 import sys
@@ -64,6 +65,17 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("untimed")
     if sys.__stderr__ is not None:
         config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None]:
+    """Let the garbage collector pass over what lives until the end: thousands of tests, and all modules."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
