@@ -190,7 +190,13 @@ async def test_a_message_that_arrives_before_the_park_is_not_missed(app: App, mo
         await park(run, reason, **options)
 
     monkeypatch.setattr(Run, "park", late)
-    handle = await stopped(app, ("two", "crash"))
+    handle = await stopped(app, ("two", "crash"))  # it may be parked still, and due at once
+
+    async def continued() -> bool:
+        await work_off(app)
+        return await status(handle) == "succeeded"
+
+    await wait_until(continued, "the task continues without another message")
     assert await bounded(handle.result()) == ["Rome", "Rome", "Rome"]
 
 
