@@ -109,7 +109,8 @@ def test_list_narrows_by_key_tag_time_and_text(crew: Crew) -> None:
 
     assert ids("--key", "customer-7") == ids("--tag", "eu") == ids("--tag", "eu", "--tag", "night") == [keyed]
     assert ids("--key", "customer-8") == ids("--tag", "eu", "--tag", "us") == ids("--error", "other") == []
-    assert ids("--since", "1h", "--error", "no 0") == ids("--error", "VALUEERROR") == ids() == [keyed, plain]
+    for every in (("--since", "1h", "--error", "no 0"), ("--error", "VALUEERROR"), ()):
+        assert set(ids(*every)) == {keyed, plain}  # they were buried at the same time
     assert ids("--until", "1h") == ids("--since", "2100-01-01") == []
     (letter,) = dead("--tag", "eu")
     assert (letter["key"], letter["tags"]) == ("customer-7", ["eu", "night"])
