@@ -40,7 +40,7 @@ class Delivery:
     count: int
     fields: Mapping[bytes, bytes] = field(repr=False)
     claimed: bool = False
-    requested: float = field(default_factory=lambda: RUNTIME.monotonic(), compare=False, repr=False)  # noqa: PLW0108 - looked up late
+    requested: float = field(default_factory=lambda: RUNTIME.monotonic(), compare=False, repr=False)  # noqa: PLW0108 - a simulation replaces the function after the import
 
     @property
     def fence(self) -> tuple[str, str, bytes, int]:

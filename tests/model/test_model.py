@@ -89,7 +89,7 @@ def test_a_script_that_leaves_a_gap_is_found(machine: Queues, monkeypatch: pytes
 
 
 def test_large_arguments_copies_and_exports_agree_with_the_model(machine: Queues) -> None:
-    """What a random run seldom reaches: an upload that lost chunks, repeated calls, and an export that is late."""
+    """Sequences that random runs seldom reach: an upload without some chunks, repeated calls, and a late export."""
 
     def act(name: str, *args: object, **kwargs: object) -> None:
         getattr(machine, name)(*args, **kwargs)

@@ -49,7 +49,7 @@ _RUN: ContextVar[int] = ContextVar("_RUN", default=0)
 
 @dataclass
 class Journal:
-    """What happened in a run, as an observer outside of the world sees it."""
+    """Log of a run that is kept outside of the simulated machines, so that no kill loses a line."""
 
     loop: SimulatedLoop
     entries: list[Entry] = field(default_factory=list)

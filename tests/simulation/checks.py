@@ -135,9 +135,9 @@ class Checks:
             if task.kind == "listens" and any(self._lost(text.encode()) for text in messages_of(task.id)):
                 continue  # it waits for a message that the server has lost
             state = self.state(task.id)
-            wanted = {"dead"} if task.kind == "doomed" else {"succeeded"}
+            wanted: set[str | None] = {"dead"} if task.kind == "doomed" else {"succeeded"}
             if task.id in world.cancelled:
-                wanted |= {"cancelled", None}  # type: ignore[arg-type]
+                wanted |= {"cancelled", None}
             if task.id not in acked:
                 self.add("not enqueued", f"{task.id} was not acknowledged")
             elif state is None and self._lost(task.id.encode()):

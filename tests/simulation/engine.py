@@ -56,14 +56,14 @@ class _Lua:
         self.state = {
             name: value for name, value in vars(engine).items() if name.startswith("_lua_") and name != "_lua_runtime"
         }
-        self._compiled: dict[bytes, Any] = {}
+        self._compiled: dict[bytes | str, Any] = {}
 
     def execute(self, source: bytes | str) -> Any:
         if source == "collectgarbage()":
             return None
-        compiled = self._compiled.get(source)  # type: ignore[arg-type]
+        compiled = self._compiled.get(source)
         if compiled is None:
-            compiled = self._compiled[source] = self._runtime.compile(source)  # type: ignore[index]
+            compiled = self._compiled[source] = self._runtime.compile(source)
         return compiled()
 
     def __getattr__(self, name: str) -> Any:
@@ -87,7 +87,7 @@ def new_engine(now: float) -> FakeServer:
         engine = FakeServer(version=_VERSION, server_type="redis")
     engine.dbs[0] = _Milliseconds(engine.lock)
     engine.dbs[0]._change_callbacks = _Callbacks()  # type: ignore[assignment]
-    engine._lua_runtime = _LUA  # type: ignore[attr-defined]
+    engine._lua_runtime = _LUA  # type: ignore[attr-defined]  # fakeredis sets it when a script first runs
     for name, value in _LUA.state.items():
         setattr(engine, name, value)
     return engine

@@ -118,7 +118,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         task = _Task(coroutine, loop=loop, **options)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio has no public switch for it
         self._tasks.append(
             task
         )  # a task of a killed machine must not be collected: that would run its `finally` blocks
@@ -127,7 +127,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.failures.append(context)
 
-    # what asyncio asks of a loop
+    # what asyncio asks of a loop; its stubs type the arguments of callbacks, which are passed on here as they are
 
     def time(self) -> float:
         return self.now

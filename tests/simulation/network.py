@@ -24,7 +24,7 @@ _LATENCY: Final = (0.00005, 0.0006)
 
 
 class Host(Protocol):
-    """What listens at an address."""
+    """A server at an address."""
 
     machine: Machine
     up: bool

@@ -47,7 +47,7 @@ class Process:
 
 @dataclass
 class Outcome:
-    """What a run showed.
+    """Result of a run.
 
     Attributes:
         digest: SHA-1 of all commands and of the journal: two runs of one seed have the same.
