@@ -17,22 +17,27 @@ When = Literal["before", "after"]
 
 
 class Crashes:
-    """A schedule of crashes by the number of the write, over all runs of a task."""
+    """A schedule of crashes by the number of the write, over all runs of a task.
+
+    Writes that a worker still sends after its crash began are not counted.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, app: App) -> None:
         self.app = app
         self.schedule: Mapping[int, When] = {}
         self.writes = self.happened = 0
+        self._dying = False
         self._died = asyncio.Event()
         self._run = Gateway.run
 
         async def run(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-            if script.name != "write_checkpoint":
+            if script.name != "write_checkpoint" or self._dying:
                 return await self._run(gateway, script, keys, args)
             self.writes += 1
             when = self.schedule.get(self.writes)
             if when is None:
                 return await self._run(gateway, script, keys, args)
+            self._dying = True
             if when == "after":
                 await self._run(gateway, script, keys, args)
             await redis_command(app, "XCLAIM", keys[0], GROUP, "dead", 0, args[2], "IDLE", FRESH, "JUSTID")
@@ -47,6 +52,7 @@ class Crashes:
         self.schedule, self.writes, self.happened = schedule, 0, 0
         done = asyncio.create_task(handle.result(timeout=BOUND * 2))
         while not done.done():
+            self._dying = False
             self._died.clear()
             async with Worker(self.app) as worker:
                 running = asyncio.create_task(worker.run())
