@@ -67,8 +67,13 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 class _Commands(LazyGroup):
     def invoke(self, ctx: Any) -> Any:
-        with load(".support.errors:explained")():
+        try:
             return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, USAGE_ERROR):  # a help text, for one, needs no explanation
+            raise
+        except Exception:
+            with load(".support.errors:explained")():
+                raise
 
 
 cli = typer.Typer(name="perdure", cls=_Commands, no_args_is_help=True)

@@ -7,10 +7,9 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from ...deadletter import (
     DeadLetter,
@@ -42,6 +41,9 @@ from .support.output import (
     timestamp,
 )
 from .support.tables import Column, Wide, list_table, print_list
+
+if TYPE_CHECKING:  # rich is imported where a list is drawn
+    from rich.console import RenderableType
 
 __all__ = ["Selection", "app", "purge", "replay", "select"]
 

@@ -6,13 +6,12 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
 import anyio.to_thread
 import typer
 from anyio.from_thread import BlockingPortal
-from rich.console import RenderableType
 
 from ...queues import (
     MOST_PARTITIONS,
@@ -32,6 +31,9 @@ from .support.live import Watch, check_watch, show_live
 from .support.options import read_queue
 from .support.output import AsJson, duration, note, print_data, print_json, print_table
 from .support.tables import Column, Wide, list_table, print_list
+
+if TYPE_CHECKING:  # rich is imported where a list is drawn
+    from rich.console import RenderableType
 
 __all__ = ["QUEUE_COLUMNS", "app", "catalog"]
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-from rich.console import Group, RenderableType
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Final
 
 from ...queues import Producer, QueueStats, Record, WorkerInfo, list_queues, list_workers, queue_partitions
 from ...queues.durations import iso_time
@@ -19,6 +16,9 @@ from .support.live import show_live
 from .support.output import AsJson, ago, print_json
 from .support.tables import Column, Wide, list_table
 from .worker import worker_columns
+
+if TYPE_CHECKING:  # rich is imported where a list is drawn
+    from rich.console import RenderableType
 
 __all__ = ["Overview", "overview_screen", "top"]
 
@@ -77,6 +77,9 @@ async def _read(producer: Producer) -> Overview:
 
 def overview_screen(found: Overview, place: str, *, width: int, wide: bool = False) -> RenderableType:
     """Return the screen: a title and three tables."""
+    from rich.console import Group
+    from rich.text import Text
+
     running = sum(stats.in_flight for stats in found.queues)
     live = sum(not info.presumed_dead for info in found.workers)
     title = f"{iso_time(found.now)}  {place}"

@@ -46,6 +46,29 @@ print(sorted({"rich", *(f"perdure.worker.{name}" for name in rooms)} & set(sys.m
     assert done.stdout.strip() == "[]"
 
 
+def test_a_help_text_imports_no_tables_and_that_of_a_group_no_client() -> None:
+    code = """
+import contextlib, io, sys
+from perdure.worker.cli import COMMANDS, commands, main
+from perdure.worker.cli.lazy import LazyCommand
+with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+    main(["task", "--help"])
+assert "Cancel a task" in shown.getvalue()
+print(sorted({"redis", "loguru", "perdure.queues"} & set(sys.modules)))
+for name in [name for name in sys.modules if name.startswith("rich")]:  # typer's own
+    del sys.modules[name]
+below = list(COMMANDS)
+while below:
+    found = below.pop()
+    if isinstance(found, LazyCommand):
+        found = found.fetch()
+    below += getattr(found, "commands", {}).values()
+print("perdure.worker.cli.task.listing" in sys.modules, sorted(name for name in sys.modules if name.startswith("rich")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.split("\n") == ["[]", "True []", ""]
+
+
 def test_help_lists_every_command_with_its_purpose() -> None:
     answer = call("--help")
     assert answer.code == 0

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.text import Text
 
 from ..support.errors import Failed
 from ..support.output import AsJson, print_fields, print_json, print_table, print_text, stdout
@@ -72,6 +71,8 @@ def demo(
 
 def _print_screen(result: DemoResult, claims: Sequence[Claim]) -> None:
     """Print the kills, the dead letter and the evidence. The tables fit 80 columns."""
+    from rich.text import Text
+
     letter, evidence = result.letter, result.evidence
     print_text(f"One task of {evidence.steps:,} steps, with a step for each file, reported on: {result.root}\n")
     kills = [

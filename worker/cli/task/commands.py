@@ -1,130 +1,46 @@
-"""`perdure task`: show, result, watch, cancel; the table of the other task commands."""
+"""`perdure task`: the table of its commands. It imports nothing but typer, as the root of the command line does."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any
 
-import anyio
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
-from rich.table import Table
-from rich.text import Text
 
-from ....queues import Producer, Record, State, TaskHandle, TaskOutcome
-from ....queues.explanation.texts import times
-from ..artifacts import artifact
 from ..lazy import LazyCommand, LazyGroup
-from ..support.connection import connected, find_handle
-from ..support.errors import Failed
-from ..support.events_text import describe_event, progress_text
-from ..support.options import TaskId, in_seconds
-from ..support.output import (
-    AsJson,
-    as_data,
-    clean,
-    note,
-    print_data,
-    print_json,
-    print_json_lines,
-    print_text,
-    state_text,
-    stdout,
-)
-from .inbox import inbox, send
 
-__all__ = ["app", "watch_on_screen"]
-
-_BAR: Final = 30
-"""Characters of the progress bar."""
-
-_REFRESH: Final = 1.0
-"""Seconds between two reads of the record: no event says that a worker took the task."""
-
-
-async def watch_on_screen(handle: TaskHandle[Any]) -> Record:
-    """Print the events of a task until it ends; return its record."""
-    console = stdout()
-    if console.is_terminal:
-        await _live(handle)
-    else:
-        async for event in handle.events():
-            print_text(describe_event(event))
-    record = await handle.record()
-    console.print(_outcome(record))
-    return record
-
-
-async def _live(handle: TaskHandle[Any]) -> None:
-    console = stdout()
-    with Live(_spinner(await handle.record()), console=console, transient=True, redirect_stdout=False) as live:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_refresh, handle, live)
-            async for event in handle.events():
-                if event.type != "progress":  # the bar shows it
-                    console.print(clean(describe_event(event)))
-                live.update(_spinner(await handle.record()))
-            tasks.cancel_scope.cancel()
-
-
-async def _refresh(handle: TaskHandle[Any], live: Live) -> None:
-    while True:
-        await anyio.sleep(_REFRESH)
-        live.update(_spinner(await handle.record()))
-
-
-def _spinner(record: Record) -> RenderableType:
-    """Return the state of a task with a spinner, and a bar if its handler reports progress."""
-    details = f" in step {record.step}" if record.step else ""
-    if record.worker and record.state is State.RUNNING:
-        details += f" on {record.worker}"
-    text = Text.assemble(clean(f"{record.task} {record.id} "), state_text(record.state), clean(details))
-    spinner, progress = Spinner("dots", text), record.shown_progress()
-    if progress is None:
-        return spinner
-    row = Table.grid(padding=(0, 1))
-    row.add_row(
-        ProgressBar(total=progress.total, completed=progress.done, width=_BAR, pulse=progress.total is None),
-        Text(clean(progress_text(progress.summary()))),
-    )
-    return Group(spinner, row)
-
-
-def _outcome(record: Record) -> Text:
-    details = f" after {times(record.attempts, 'attempt', 'attempts')} and {times(record.crashes, 'crash', 'crashes')}"
-    if record.reason:
-        details += f", {record.reason}"
-    if record.error and record.state is State.DEAD:
-        details += f": {record.error.get('error')}: {record.error.get('message')}"
-    return Text.assemble(state_text(record.state), clean(details))
+__all__ = ["app"]
 
 
 class _Commands(LazyGroup):
-    """Commands of this module, and lazy commands of other modules."""
+    """The commands of the table."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name, (target, help_text) in _OTHER_MODULES.items():
+        for name, (target, help_text) in _COMMANDS.items():
             self.add_command(LazyCommand(name, target, help_text))
 
 
-_OTHER_MODULES = {
+_COMMANDS = {
+    "list": (".task.listing:list_", "List tasks, the newest first."),
     "show": (".task.show:show", "Show a task: its state, arguments, result, error and artifacts."),
     "why": (".task.show:why", "Explain why a task is in its state, and what happens next."),
-    "list": (".task.listing:list_", "List tasks, the newest first."),
+    "result": (".task.outcome:result", "Wait for a task, and print its result as JSON."),
+    "watch": (".task.outcome:watch", "Print the events of a task as they happen, until it ends."),
+    "cancel": (".task.outcome:cancel", "Cancel a task, and print its id."),
+    "send": (".task.inbox:send", "Send a message to a task, and print the id of the task that received it."),
+    "inbox": (".task.inbox:inbox", "Print the messages that a task has not read yet, the oldest first."),
+    "artifact": (".artifacts:artifact", "List the artifacts of a task, or fetch one of them."),
     "events": (".task.events:events", "Print the events of a task, or of the tasks of a queue."),
     "state": (".task.history:state", "Show the state of a task after one of its events."),
     "fork": (".task.history:fork", "Start a new task from an event of another task."),
     "dismiss": (".task.dismiss:dismiss", "Dismiss a finding of a coherence check, and print the task's id."),
-    "catalog": (".queue:catalog", "List the tasks that workers have published."),
     "handoff": (".task.history:handoff", "Print the handoff document of a task."),
     "export": (".task.transfer:export", "Write a task that does not run to a file, and cancel it here."),
     "import": (".task.transfer:import_", "Store a task that another deployment exported, and print its id."),
     "compact": (".task.compact:compact", "Move closed steps and old messages out of the state of an agent."),
     "correct": (".task.correct:correct", "Correct the state of an agent, and print the task's id."),
     "versions": (".task.versions:versions", "List the versions of code that tasks began with."),
+    "catalog": (".queue:catalog", "List the tasks that workers have published."),
 }
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
@@ -133,102 +49,3 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 @app.callback()
 def task() -> None:
     """List, show, watch and cancel tasks, send them messages, and read or fork their history."""
-
-
-@app.command()
-@connected
-async def result(
-    producer: Producer,
-    task_id: TaskId,
-    *,
-    timeout: Annotated[
-        float | None,
-        in_seconds("Time to wait. Default: no limit."),
-    ] = None,
-    json: AsJson = False,
-) -> None:
-    """Wait for a task, and print its result as JSON.
-
-    If another task continues its work, this waits for that one. Exits with
-    1 if the task is dead, cancelled, or not finished in time. With --json,
-    prints the outcome as an object in any case.
-
-    Example: perdure task result $(perdure enqueue audit --queue audit) --timeout 60
-    """
-    handle = await _raw_handle(producer, task_id)
-    record = await handle.record()
-    ended = record.state.terminal and record.handed_to is None
-    try:
-        value = await handle.result(None if ended else timeout)
-    except (TaskOutcome, TimeoutError) as error:
-        if json:
-            await _print_outcome(handle)
-        if isinstance(error, TaskOutcome):
-            raise
-        raise Failed(str(error)) from None
-    if json:
-        await _print_outcome(handle)
-    else:
-        print_data(value)
-
-
-async def _raw_handle(producer: Producer, task_id: str) -> TaskHandle[str]:
-    """Return a handle whose result is the stored JSON text."""
-    partition = (await find_handle(producer, task_id)).partition
-    return TaskHandle(task_id, partition, producer.gateway, producer.notifications, bytes.decode)
-
-
-async def _print_outcome(handle: TaskHandle[Any]) -> None:
-    while (successor := await handle.successor()) is not None:
-        handle = successor
-    record = await handle.record()
-    outcome = {"id": record.id, "state": record.state, "result": as_data(record.shown_result())}
-    print_json(outcome | {"reason": record.reason, "error": record.error})
-
-
-@app.command()
-@connected
-async def watch(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
-    """Print the events of a task as they happen, until it ends.
-
-    Exits with 0 if the task succeeded, else with 1. With --json: one line
-    per event, then one with the task.
-
-    Example: perdure task watch 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
-    """
-    handle = await find_handle(producer, task_id)
-    if json:
-        async for event in handle.events():
-            print_json_lines([event.summary()])
-        record = await handle.record()
-        print_json_lines([record.summary() | {"result": as_data(record.shown_result())}])
-    else:
-        record = await watch_on_screen(handle)
-    if record.state is not State.SUCCEEDED:
-        raise Failed(f"task {task_id} did not succeed: it is {record.state}")
-
-
-@app.command()
-@connected
-async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
-    """Cancel a task, and print its id.
-
-    A running task gets the request within milliseconds. Its handler is
-    cancelled and may clean up for 4 s. Any other task is cancelled at once.
-
-    Example: perdure task cancel 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
-    """
-    state = await (await find_handle(producer, task_id)).cancel()
-    if json:
-        print_json({"id": task_id, "state": state})
-    if state not in (State.CANCELLED, State.RUNNING):
-        raise Failed(f"could not cancel task {task_id}: it is {state}")
-    if not json:
-        print_data(task_id)
-    running = state is State.RUNNING
-    note(f"requested cancellation of running task {task_id}" if running else f"cancelled task {task_id}")
-
-
-app.command("artifact")(artifact)
-app.command()(send)
-app.command()(inbox)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import RenderableType
 
 from ....queues import Producer, Record, State
 from ....queues.inspection import TaskFilter, TaskPage, page_tasks
@@ -16,6 +15,9 @@ from ..support.live import Watch, check_watch, show_live
 from ..support.options import QueueOption, Since, TaskNameOption, Until
 from ..support.output import AsJson, ago, note, print_json, state_text
 from ..support.tables import Column, Wide, list_table, print_list
+
+if TYPE_CHECKING:  # rich is imported where a list is drawn
+    from rich.console import RenderableType
 
 __all__ = ["list_", "task_columns"]
 

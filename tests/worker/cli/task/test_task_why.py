@@ -13,7 +13,7 @@ import anyio
 import pytest
 from perdure import App, Context, Retry, Settings
 from perdure.queues import Producer, State, list_tasks
-from perdure.worker.cli.task.commands import _spinner
+from perdure.worker.cli.task.outcome import _spinner
 from rich.console import Console
 
 from tests.support.command_line import BOUND, Running, call
