@@ -21,7 +21,7 @@ from .journal import AgentState
 from .log import logger
 from .registry import OnOrphan, Registry, Task
 from .session import Session
-from .settings import Settings, load_settings
+from .settings import Settings, check_settings, load_settings
 from .sync_producer import SyncProducer
 
 __all__ = ["App"]
@@ -78,7 +78,7 @@ class App:
                 is `ctx.resources`.
         """
         self.name = check_name("app name (also the name of its queue)", name)
-        self._settings = settings
+        self._settings = check_settings(settings)
         self._redis_url = redis_url
         self._namespace = namespace
         self.tasks = Registry(self)

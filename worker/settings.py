@@ -11,8 +11,9 @@ from pydantic_core import from_json
 from ..deadletter import DEFAULT_RETENTION, Retry
 from ..queues import DEFAULT_PAYLOAD_LIMIT, ConnectionSettings, Seconds, read_settings
 from ..queues.envelope import DEFAULT_LARGE_LIMIT
+from .errors import ConfigurationError
 
-__all__ = ["Settings", "load_settings"]
+__all__ = ["Settings", "check_settings", "load_settings"]
 
 Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -142,3 +143,12 @@ def load_settings(**overrides: object) -> Settings:
     Raises `ConfigurationError`, which names the setting and what is wrong with it.
     """
     return read_settings(Settings, overrides)
+
+
+def check_settings(settings: object) -> Settings | None:
+    """Return the settings that an app is given. Raises `ConfigurationError` for anything else, such as a dict."""
+    if settings is None or isinstance(settings, Settings):
+        return settings
+    raise ConfigurationError(
+        f"settings must be perdure.Settings, such as Settings(lease=30), got {type(settings).__name__}"
+    )

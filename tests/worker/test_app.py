@@ -429,6 +429,11 @@ def test_a_wrong_setting_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch,
         load_settings()
 
 
+def test_settings_of_another_type_are_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"^settings must be perdure.Settings, .* got dict$"):
+        App("shop", settings={"lease": 3})  # type: ignore[arg-type]
+
+
 def test_a_setting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="no setting is called leese"):
         load_settings(leese=3)
