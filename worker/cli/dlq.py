@@ -21,7 +21,7 @@ from ...deadletter import (
     purge_all,
     replay_all,
 )
-from ...queues import Partition, PayloadTooLarge, Producer, check_size, recorded_steps
+from ...queues import Partition, Producer, recorded_steps
 from ...queues.explanation import remedy_for
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
@@ -149,12 +149,15 @@ def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
         return None
     try:
         read_object(text)
-        check_size("--edit-args", len(text.encode()), producer.payload_limit)
-    except PayloadTooLarge:
-        raise
     except ValueError as error:
         raise Misuse(f"--edit-args: {error}") from None
-    return text.strip().encode()
+    data = text.strip().encode()
+    if len(data) > (most := producer.payload_limit):
+        raise Misuse(
+            f"--edit-args must have at most {most:,} bytes (PERDURE_PAYLOAD_LIMIT), got {len(data):,}; start a "
+            "copy with 'perdure task fork ID --edit NAME=VALUE', which keeps the recorded steps, then purge the dead letter"
+        )
+    return data
 
 
 async def _print_selected(selected: Selection, json: bool) -> None:

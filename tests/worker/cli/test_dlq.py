@@ -215,8 +215,11 @@ def test_edited_arguments_have_the_payload_limit(crew: Crew, monkeypatch: pytest
     [task_id] = bury(crew, 1)
     monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
     answer = call("dlq", "replay", task_id, "--edit-args", json.dumps({"n": "x" * 2000}))
-    assert (answer.code, state(task_id)) == (1, "dead")
-    assert "over the limit" in answer.err
+    assert (answer.code, answer.out, state(task_id)) == (2, "", "dead")
+    assert "--edit-args must have at most 1,024 bytes (PERDURE_PAYLOAD_LIMIT), got 2,009; " in answer.err
+    assert "'perdure task fork ID --edit NAME=VALUE'" in answer.err
+    [forked] = call("task", "fork", task_id, "--edit", f"n={'x' * 2000}").ids
+    assert state(forked) == "queued"
 
 
 def test_all_are_replayed_the_oldest_first(crew: Crew) -> None:
