@@ -154,8 +154,9 @@ def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
     data = text.strip().encode()
     if len(data) > (most := producer.payload_limit):
         raise Misuse(
-            f"--edit-args must have at most {most:,} bytes (PERDURE_PAYLOAD_LIMIT), got {len(data):,}; start a "
-            "copy with 'perdure task fork ID --edit NAME=VALUE', which keeps the recorded steps, then purge the dead letter"
+            f"--edit-args must have at most {most:,} bytes (PERDURE_PAYLOAD_LIMIT), got {len(data):,}; "
+            "start a copy with 'perdure task fork ID --edit NAME=VALUE', which keeps the recorded steps, then purge "
+            "the dead letter"
         )
     return data
 
