@@ -242,6 +242,6 @@ async def test_an_id_outlives_a_change_of_partitions_as_long_as_its_record(
         await wait_until(checked, "the janitor has checked the partition of the payment")
         await wait_until(retired, "the janitor retires partitions")
         assert (await once.enqueue("1")).partition.index == 0
-        await bounded((await charge.enqueue("2")).result())
+        await bounded((await charge.options(result_ttl=3600).enqueue("2")).result())
         assert len(await queue_partitions(gateway, namespace, "payments")) == 5
     assert runs == {"1": 1, "2": 1}
