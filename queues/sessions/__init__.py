@@ -12,7 +12,8 @@ idempotent steps:
 
 If a process dies before a step, another one repeats it: a redelivered run repeats begin and end (its recorded result is
 not computed again); a worker that looks at sessions once a minute (`check_session`) stores the task of a claimed turn
-that has none, and ends or fails the turn of a task that has ended without doing so. The task id contains session, time
+that has none, and ends or fails the turn of a task that has ended without doing so. A caller that cancels the task of a
+turn which no worker runs ends the turn, too. The task id contains session, time
 of its first message and turn, so that a task is stored once while its record exists; a task that is stored again later
 is refused by begin. A turn that has ended is not ended again: a late run changes nothing. If Redis loses the claim of a
 turn whose task is stored, begin and end let the task wait until the turn before it has claimed it again.
@@ -35,7 +36,7 @@ from .record import (
     read_turn,
     session_data,
 )
-from .removal import finish_forgetting, forget_idle_sessions, forget_session, forget_task
+from .removal import finish_forgetting, forget_idle_sessions, forget_session, forget_task, is_forgotten
 from .turns import (
     SessionTurnEnd,
     TurnStart,
@@ -71,6 +72,7 @@ __all__ = [
     "forget_idle_sessions",
     "forget_session",
     "forget_task",
+    "is_forgotten",
     "list_sessions",
     "parse_turn_id",
     "read_history",

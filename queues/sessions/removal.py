@@ -12,7 +12,7 @@ from ..keys import GROUP, RESERVED, Namespace, Partition
 from ..transport import Gateway, pairs, queue_script
 from .address import SessionAddress, TurnId
 
-__all__ = ["finish_forgetting", "forget_idle_sessions", "forget_session", "forget_task"]
+__all__ = ["finish_forgetting", "forget_idle_sessions", "forget_session", "forget_task", "is_forgotten"]
 
 _FORGET = queue_script("session_forget")
 _FORGET_TASK = queue_script("forget_task")
@@ -38,6 +38,11 @@ async def forget_session(gateway: Gateway, address: SessionAddress, *, born: str
         if noted.startswith(f"{address.digest} ".encode()):
             await _forget_turns(gateway, address, noted.decode(), int(last))
     return there
+
+
+async def is_forgotten(gateway: Gateway, address: SessionAddress, turn: TurnId) -> bool:
+    """Return whether the session of a turn was deleted."""
+    return bool(await gateway.command("HGET", address.session, "born") != turn.born.encode())
 
 
 async def finish_forgetting(gateway: Gateway, namespace: Namespace) -> None:

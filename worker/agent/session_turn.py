@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -115,7 +115,9 @@ class SessionTurn(Generic[S]):
         run = self._run
         answer, _ = codec_of(self._agent.finish).encode("finish", result)
         data = _left(state, answer, self._turn, self._state_type.agent)
-        end = SessionTurnEnd("answered", answer, data, self._wake(state), workspace_link(run))
+        # A run that only repeats the end does not begin the turn; the task is stored when the turn is claimed.
+        wake = _wake(state, self._claimed or self._stored) if self._agent.wake_when_due else None
+        end = SessionTurnEnd("answered", answer, data, wake, workspace_link(run))
         store = partial(end_turn, run.gateway, self._address, self._turn, end)
         if not await self._claimed_turn(store):
             logger.bind(task=run.envelope.task, id=run.id).warning("the session of the turn was forgotten meanwhile")
@@ -136,19 +138,6 @@ class SessionTurn(Generic[S]):
         """Time at which the task was stored (ms)."""
         return self._run.history.enqueued or int(self._run.delivery.entry.partition(b"-")[0])
 
-    def _wake(self, state: dict[str, Any]) -> tuple[int, str] | None:
-        """Return when the next commitment falls due after the start of this turn, and the note about it."""
-        if not self._agent.wake_when_due:
-            return None
-        # A run that only repeats the end does not begin the turn; the task is stored when the turn is claimed.
-        began = datetime.fromtimestamp((self._claimed or self._stored) / 1000, UTC)
-        listed = [Commitment.model_validate(one) for one in state["commitments"]]
-        due = [(one.due, one) for one in listed if one.due is not None and not one.done and one.due > began]
-        if not due:
-            return None
-        at, first = min(due, key=lambda one: one[0])
-        return round(at.timestamp() * 1000), _note(first, at)
-
 
 def _left(state: dict[str, Any], answer: bytes, turn: TurnId, agent: str) -> bytes:
     """Return what a turn leaves to the next one, from its last state and its answer."""
@@ -162,11 +151,20 @@ def _left(state: dict[str, Any], answer: bytes, turn: TurnId, agent: str) -> byt
 
 
 async def lost_end(
-    gateway: Gateway, namespace: Namespace, turn: TurnId, record: Record, agent: str, answer: bytes
+    gateway: Gateway,
+    namespace: Namespace,
+    waking: Container[str],
+    turn: TurnId,
+    record: Record,
+    agent: str,
+    answer: bytes,
 ) -> SessionTurnEnd:
-    """Rebuild the end of a turn that Redis has lost while its task was settled, from the log of the task."""
+    """Rebuild the end of a turn that Redis has lost while its task was settled, from the log of the task.
+
+    waking: names of agents with `wake_when_due`.
+    """
     partition = await find_task(gateway, namespace, record.id)
-    state = workspace = None
+    state = workspace = wake = None
     if partition is not None and record.task == agent:
         try:
             past = await state_at(gateway, partition, record.id)
@@ -174,8 +172,21 @@ async def lost_end(
             logger.bind(task=agent, id=record.id).warning("could not rebuild the state of a turn: {}", error)
         else:
             state = _left(past.state, answer, turn, agent)
+            if agent in waking and record.enqueued_at is not None:
+                wake = _wake(past.state, record.enqueued_at)
             workspace = (await checkpoint_fields(gateway, partition, record.id, WORKSPACE)).get(WORKSPACE)
-    return SessionTurnEnd("answered", answer, state, workspace=workspace)
+    return SessionTurnEnd("answered", answer, state, wake, workspace)
+
+
+def _wake(state: dict[str, Any], began: int) -> tuple[int, str] | None:
+    """Return when the next commitment falls due after the start of a turn (ms), and the note about it."""
+    start = datetime.fromtimestamp(began / 1000, UTC)
+    listed = [Commitment.model_validate(one) for one in state["commitments"]]
+    due = [(one.due, one) for one in listed if one.due is not None and not one.done and one.due > start]
+    if not due:
+        return None
+    at, first = min(due, key=lambda one: one[0])
+    return round(at.timestamp() * 1000), _note(first, at)
 
 
 def _note(commitment: Commitment, at: datetime) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ...queues import Gateway, Namespace, QueueError
-from ...queues.sessions import SessionAddress, SessionTurnEnd, end_turn, forget_task, parse_turn_id
+from ...queues.sessions import SessionAddress, SessionTurnEnd, end_turn, forget_task, is_forgotten, parse_turn_id
 from ..durable import CallNext, Context, Middleware, Settlement
 from ..log import logger
 from .outcome import Burial, Cancelled
@@ -15,30 +17,35 @@ __all__ = ["SessionMiddleware"]
 class SessionMiddleware(Middleware):
     """Ends the turn of a cancelled task, and marks the session of a dead letter as failed.
 
-    If the worker dies before, or Redis does not answer, the session sweeper does the same.
+    If the worker dies before, or Redis does not answer, the session sweeper does the same. The task of a forgotten
+    session, stored by a sender that had read the session before, is deleted in place of its burial.
     """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
-        await call_next()
-        if not isinstance(settlement, RunSettlement) or not settlement.run.id.startswith("turn-"):
+        if (
+            not isinstance(settlement, RunSettlement)
+            or not isinstance(settlement.outcome, Burial | Cancelled)
+            or not settlement.run.id.startswith("turn-")
+            or (turn := parse_turn_id(settlement.run.id)) is None
+        ):
+            await call_next()
             return
-        match settlement.outcome:
+        run = settlement.run
+        address = SessionAddress.at(Namespace(run.delivery.partition.namespace), turn.digest)
+        with suppress(QueueError):  # then the outcome is stored first
+            if await is_forgotten(self._gateway, address, turn):
+                await forget_task(self._gateway, run.delivery.partition, run.id)
+        await call_next()
+        match settlement.outcome:  # that was stored: a caller may have cancelled the task meanwhile
             case Burial(reason=reason):
                 end = SessionTurnEnd("failed", str(reason).encode())
-            case Cancelled():
-                end = SessionTurnEnd("cancelled", b"cancelled")
             case _:
-                return
-        run = settlement.run
-        if (turn := parse_turn_id(run.id)) is None:
-            return
-        address = SessionAddress.at(Namespace(run.delivery.partition.namespace), turn.digest)
+                end = SessionTurnEnd("cancelled", b"cancelled")
         try:
             if not await end_turn(self._gateway, address, turn, end):
-                # The session was forgotten, and the task stored by a sender that had read the session before.
                 await forget_task(self._gateway, run.delivery.partition, run.id)
         except QueueError as error:
             logger.bind(task=run.envelope.task, id=run.id).warning(

@@ -289,6 +289,7 @@ class Worker:
                 worker=self.id,
                 versions=self.app.tasks.versions,
                 session_ttl=self.settings.session_ttl if self.app.agents else None,
+                waking={name for name, agent in self.app.agents.items() if agent.kind.wake_when_due},
                 interval=self.timings.clean_interval,
                 lock_ttl=self.timings.clean_lock,
             )

@@ -138,9 +138,11 @@ async def test_a_worker_deletes_what_a_dead_caller_has_left(app: App, monkeypatc
     assert await redis_command(app, "EXISTS", session._address.partition.forgotten) == 0
 
 
+@pytest.mark.parametrize("ends", ["settled", "cut off", "cancelled"])
 async def test_the_task_of_a_forgotten_turn_that_is_stored_late_leaves_nothing(
-    app: App, monkeypatch: pytest.MonkeyPatch
+    app: App, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
+    """Also if its worker dies as soon as the outcome is stored, or a caller cancels it."""
     session = app.session(Listener, "ada")
     turn = parse_turn_id((await session.send(SECRET)).task_id)
     assert turn is not None
@@ -156,5 +158,16 @@ async def test_the_task_of_a_forgotten_turn_that_is_stored_late_leaves_nothing(
         patch.setattr(Gateway, "command", slow)
         await enqueue_turn(gateway, session._address, turn)
     assert await stored(app) != []
-    await work_off(app)
+    if ends == "cancelled":
+        handle = await app.producer.find(str(turn))
+        assert handle is not None
+        await handle.cancel()
+    else:
+        if ends == "cut off":
+            monkeypatch.setattr("perdure.worker.runtime.session_turns.end_turn", cut_off)
+        await work_off(app)
     assert await stored(app) == []
+
+
+async def cut_off(*_: object) -> bool:
+    raise RuntimeError("the worker ends here")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskCancelled
-from perdure.worker.runtime.maintenance import SessionSweeper
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskCancelled, Worker
+from perdure.context import Commitment
+from perdure.worker.runtime.timings import WorkerTimings
 from pydantic import Field
 
-from tests.support.workers import redis_command, running_worker, wait_until
+from tests.support.workers import redis_command, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -23,6 +25,7 @@ class Notes(AgentState):
 class Patient(Agent[Notes]):
     """Waits for an answer, or until it is cancelled, if the message asks for it."""
 
+    wake_when_due = True
     running: ClassVar[asyncio.Event]
 
     async def plan(self, ctx: Context, state: Notes) -> list[PlanStep]:
@@ -35,6 +38,8 @@ class Patient(Agent[Notes]):
         if state.goal == "hang":
             self.running.set()
             await asyncio.sleep(3600)
+        if state.goal == "promise":
+            state.commitments.append(Commitment(what="call ada", due=datetime.now(UTC) + timedelta(hours=1)))
         state.said.append(state.goal)
         return state.said
 
@@ -68,6 +73,33 @@ async def test_a_turn_that_waits_holds_the_session_and_continues_with_its_answer
         assert await later.result(30) == ["yes", "ask", "later"]
 
 
+async def test_a_turn_that_is_cancelled_while_it_waits_is_passed_over_at_once(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the caller dies between the cancellation of the task and the end of the turn, and cancels again."""
+    session = app.session(Patient, "ada")
+    asking, later = await session.send("ask"), await session.send("later")
+    handle = await app.producer.find(asking.task_id)
+    assert handle is not None
+    await work_off(app)
+    assert await handle.status() is State.WAITING
+
+    async def die(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("perdure.queues.sessions.end_turn", die)
+        with pytest.raises(KeyboardInterrupt):
+            await handle.cancel()
+    assert (await session.record()).ended == 0
+    assert await handle.cancel() is State.CANCELLED
+    assert (await session.record()).ended == 1
+    await work_off(app)
+    assert await later.result(30) == ["later"]
+    with pytest.raises(TaskCancelled):
+        await asking.result(30)
+
+
 async def test_a_turn_that_is_cancelled_while_it_runs_is_passed_over_at_once(app: App) -> None:
     session = app.session(Patient, "ada")
     hanging, later = await session.send("hang"), await session.send("later")
@@ -92,21 +124,31 @@ async def test_two_producers_that_send_at_the_same_time_get_turns_in_one_order(a
     assert (await senders[0].record()).status == "idle"
 
 
-async def test_the_state_of_a_turn_whose_end_redis_has_lost_is_rebuilt_from_its_task(app: App) -> None:
+async def test_the_end_of_a_turn_that_redis_has_lost_is_rebuilt_from_its_task(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Session and task are in two slots: a failover may lose the end of the turn, and keep the outcome of its task."""
     session = app.session(Patient, "ada")
     key, due = session._address.session, session._address.partition.due
-    first = await session.send("one")
+    first = await session.send("promise")
     found = await redis_command(app, "HGETALL", key)
     before = [part for pair in found.items() for part in pair] if isinstance(found, dict) else found
-    async with running_worker(app):
-        await first.result(30)
-    state = await session.state()
+    await work_off(app)
+    state, wake = await session.state(), await redis_command(app, "ZSCORE", due, session._address.digest)
+    note = await redis_command(app, "HGET", key, "wake")
     await redis_command(app, "DEL", key, session._address.history)
     await redis_command(app, "HSET", key, *before)
     await redis_command(app, "ZADD", due, 1, session._address.digest)
-    gateway, namespace = app.producer.gateway, app.producer.namespace
-    await SessionSweeper(gateway, namespace, ttl=3600.0, worker="w", lock_ttl=1.0).sweep()
-    assert (await session.record()).status == "idle"
+    monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.02, clean_lock=0.02))
+
+    async def ended() -> bool:
+        return (await session.record()).status == "idle"
+
+    async with running_worker(app):
+        await wait_until(ended, "a worker ended the turn")
     assert await session.state() == state
-    assert state.said == ["one"]
+    assert state.said == ["promise"]
+    assert await redis_command(app, "ZSCORE", due, session._address.digest) == wake
+    assert await redis_command(app, "HGET", key, "wake") == note
+    assert b"call ada" in note
+    assert await first.result(5) == ["promise"]

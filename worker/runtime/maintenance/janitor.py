@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 import anyio
@@ -53,12 +53,13 @@ class Janitor:
         worker: str,
         versions: Mapping[str, int] | None = None,
         session_ttl: float | None = None,
+        waking: Container[str] = (),
         idle_consumer: float = IDLE_CONSUMER,
         interval: float = WorkerTimings.clean_interval,
         lock_ttl: float = WorkerTimings.clean_lock,
     ) -> None:
         """dead_letter_ttl: returns seconds. worker: its id. versions: of its tasks, by name. session_ttl: None
-        without agents. Times are in seconds.
+        without agents. waking: names of agents with `wake_when_due`. Times are in seconds.
         """
         self._gateway = gateway
         self._namespace = namespace
@@ -70,7 +71,7 @@ class Janitor:
         self._sessions = (
             None
             if session_ttl is None
-            else SessionSweeper(gateway, namespace, ttl=session_ttl, worker=worker, lock_ttl=lock_ttl)
+            else SessionSweeper(gateway, namespace, ttl=session_ttl, worker=worker, lock_ttl=lock_ttl, waking=waking)
         )
         self._idle_consumer = idle_consumer
         self._interval = interval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 
 from ....queues import Gateway, Namespace, QueueError, acquire_fleet_locks
@@ -15,13 +16,31 @@ __all__ = ["SessionSweeper"]
 class SessionSweeper:
     """Part of the janitor of a worker that has agents. One worker looks at the sessions of the fleet."""
 
-    def __init__(self, gateway: Gateway, namespace: Namespace, *, ttl: float, worker: str, lock_ttl: float) -> None:
-        """ttl: seconds for which a session without a message is kept. worker: its id. lock_ttl: seconds."""
+    def __init__(
+        self,
+        gateway: Gateway,
+        namespace: Namespace,
+        *,
+        ttl: float,
+        worker: str,
+        lock_ttl: float,
+        waking: Container[str] = (),
+    ) -> None:
+        """Create a sweeper.
+
+        Args:
+            ttl: seconds for which a session without a message is kept.
+            worker: id of the worker.
+            lock_ttl: seconds.
+            waking: names of agents with `wake_when_due`. If Redis has lost the end of a turn of another agent, its
+                commitments come up after its next turn only.
+        """
         self._gateway = gateway
         self._namespace = namespace
         self._ttl = ttl
         self._worker = worker
         self._lock_ttl = lock_ttl
+        self._lost_end = partial(lost_end, gateway, namespace, waking)
 
     async def sweep(self) -> None:
         """Store lost tasks of claimed turns, start turns of commitments that fell due, delete sessions."""
@@ -31,7 +50,7 @@ class SessionSweeper:
             return
         for address in await due_sessions(self._gateway, self._namespace):
             try:
-                await check_session(self._gateway, address, partial(lost_end, self._gateway, self._namespace))
+                await check_session(self._gateway, address, self._lost_end)
             except QueueError as error:  # such as a missing key; the other sessions must not wait for this one
                 logger.warning("could not look at session {}: {}", address.digest, error)
         await finish_forgetting(self._gateway, self._namespace)
