@@ -46,6 +46,7 @@ class Run(HandlerTask):
         ended_at, ended_in: when the run was stopped, and the steps in flight at that time.
         version: version of the task's code with which the task's first run began.
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
+        codec: the function of the last step and its codec: a loop calls one function for all steps.
         context: the `Context` of the handler and its middleware while the handler runs, else None.
         workspace: the `Workspace` of the task, None if nothing has used it.
         identity: the `IdentityVersion` of the agent, None for tasks without one.
@@ -61,6 +62,7 @@ class Run(HandlerTask):
         "active",
         "around_step",
         "closed",
+        "codec",
         "context",
         "delivery",
         "ended_at",
@@ -124,6 +126,7 @@ class Run(HandlerTask):
         self.version = 1
         self._new_version = False
         self.around_step: Callable[..., Awaitable[Any]] | None = None
+        self.codec: tuple[Callable[..., Any] | None, Any] = (None, None)
         self.context: Any = None
         self.workspace: Any = None
         self.identity: Any = None
@@ -256,7 +259,7 @@ class Run(HandlerTask):
         """Refuse further writes into the checkpoint. Return the writer, which the caller closes, if there is one."""
         self.closed = True
         recorder, self._recorder = self._recorder, None  # they refer to each other: no cycle outlives the run
-        self._observers, self.around_step, self.context = (), None, None
+        self._observers, self.around_step, self.codec, self.context = (), None, (None, None), None
         return recorder
 
     # stopping it

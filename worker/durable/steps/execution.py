@@ -65,7 +65,9 @@ async def run_step(
             key, result = known
             if result[:1] == REFERENCE:
                 result = await read_step_result(run, key, result)
-            return codec_of(fn).decode_record(key, result)
+            if run.codec[0] is not fn:
+                run.codec = (fn, codec_of(fn))
+            return run.codec[1].decode_record(key, result)
         match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
