@@ -132,10 +132,15 @@ async def attended(gateway: Gateway, partition: Partition, lease: float) -> Asyn
         await asyncio.gather(touching, return_exceptions=True)
 
 
-async def steal(app: App, handle: TaskHandle[Any], *, name: str = "thief") -> bytes:
-    """Claim the delivery of a running task, as a worker does after the lease expired; return the entry."""
+async def steal(app: App, handle: TaskHandle[Any], *, name: str = "thief", expired: bool = False) -> bytes:
+    """Claim the delivery of a running task, as a worker does after the lease expired; return the entry.
+
+    expired: the lease of the thief has expired, too, so the next worker claims the delivery. The same command sets
+    that: when it is executed, the heartbeat of the worker may cancel a handler that calls this.
+    """
     entry: bytes = await redis_command(app, "HGET", handle.partition.record(handle.id), "entry")
-    await redis_command(app, "XCLAIM", handle.partition.ready, GROUP, name, 0, entry)
+    idle = ("IDLE", FRESH) if expired else ()
+    await redis_command(app, "XCLAIM", handle.partition.ready, GROUP, name, 0, entry, *idle)
     return entry
 
 

@@ -40,9 +40,11 @@ class Crashes:
             self._dying = True
             if when == "after":
                 await self._run(gateway, script, keys, args)
-            await redis_command(app, "XCLAIM", keys[0], GROUP, "dead", 0, args[2], "IDLE", FRESH, "JUSTID")
             self.happened += 1
-            self._died.set()
+            try:
+                await redis_command(app, "XCLAIM", keys[0], GROUP, "dead", 0, args[2], "IDLE", FRESH, "JUSTID")
+            finally:  # the heartbeat may cancel the handler as soon as the command is executed
+                self._died.set()
             return await self._run(gateway, script, keys, args)
 
         monkeypatch.setattr(Gateway, "run", run)

@@ -30,7 +30,6 @@ from pydantic import Field
 
 from tests.support.workers import (
     bounded,
-    expire_lease,
     history,
     letter,
     recorded_steps,
@@ -86,7 +85,7 @@ def agent(**body: Any) -> type[Doer]:
 
 async def cut_off(app: App, handle: TaskHandle[Any]) -> None:
     """Take the lease from this run: its later writes are refused, and the next worker gets the task."""
-    await expire_lease(app, await steal(app, handle))
+    await steal(app, handle, expired=True)
 
 
 class Once:

@@ -26,7 +26,6 @@ from perdure.worker.runtime.timings import WorkerTimings
 from tests.support.workers import (
     BOUND,
     bounded,
-    expire_lease,
     history,
     letter,
     recorded_steps,
@@ -355,7 +354,7 @@ async def test_other_tasks_run_after_a_suspect_was_abandoned(limited: Limited) -
 
         handle = await suspect.enqueue()
         await take_and_die(app)
-        await expire_lease(app, await steal(app, handle))  # a second crash in a row makes it a suspect
+        await steal(app, handle, expired=True)  # a second crash in a row makes it a suspect
         later = await other.enqueue()
         async with running_worker(app, concurrency=2) as worker:
             try:

@@ -422,7 +422,7 @@ async def test_a_worker_that_reclaims_its_own_task_ends_the_earlier_run(patient:
         running = asyncio.create_task(worker.run())
         handle = await job.enqueue()
         await bounded(started.acquire())
-        await expire_lease(patient, await steal(patient, handle))
+        await steal(patient, handle, expired=True)
         await redis_command(patient, "XADD", handle.partition.nudge, "*", "why", "released")
         await bounded(started.acquire())
         await bounded(runs[0].cancelled.wait())
@@ -453,7 +453,7 @@ async def test_a_late_write_of_a_run_is_refused_after_its_worker_reclaimed_the_t
     async with running_worker(patient) as worker:
         handle = await job.enqueue()
         await bounded(started.acquire())
-        await expire_lease(patient, await steal(patient, handle))
+        await steal(patient, handle, expired=True)
         await redis_command(patient, "XADD", handle.partition.nudge, "*", "why", "released")
         await bounded(started.acquire())
         first_ends.set()

@@ -21,7 +21,7 @@ from perdure.worker.runtime.webhooks import WebhookQueue
 from perdure.worker.settings import load_settings
 
 from tests.support.servers.webhook_server import Listener, listening
-from tests.support.workers import bounded, expire_lease, history, running_worker, steal, work_off
+from tests.support.workers import bounded, history, running_worker, steal, work_off
 
 SECRET = "a webhook's secret"
 
@@ -134,7 +134,7 @@ async def test_a_resumed_run_reports_what_was_restored(settings: Settings, liste
         async with running_worker(app):
             handle = await job.enqueue()
             await bounded(started.wait())
-            await expire_lease(app, await steal(app, handle))
+            await steal(app, handle, expired=True)
             _, about = await listener.heard()
             while "notified" not in [event.type for event in await history(handle)]:  # noqa: ASYNC110 - see working.py
                 await asyncio.sleep(0.005)
@@ -224,7 +224,7 @@ async def test_a_failed_webhook_does_not_change_the_task(settings: Settings, lis
         async with running_worker(app):
             handle = await job.enqueue()
             await bounded(started.wait())
-            await expire_lease(app, await steal(app, handle))
+            await steal(app, handle, expired=True)
             assert await bounded(handle.result()) == "done"
         notified = [event.data for event in await history(handle) if event.type == "notified"]
     assert notified == [{"what": "resumed", "how": "webhook", "failed": "the server replied 404"}]

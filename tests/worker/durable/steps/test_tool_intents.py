@@ -17,7 +17,6 @@ from pydantic import SecretStr
 from tests.support.stored_data import everything
 from tests.support.workers import (
     bounded,
-    expire_lease,
     recorded_steps,
     running_worker,
     steal,
@@ -47,7 +46,7 @@ async def crash_in_call(app: App, handle: TaskHandle[Any], started: asyncio.Even
 
     await wait_until(noted, "the note of the call")
     found = await intents(app, handle)
-    await expire_lease(app, await steal(app, handle))
+    await steal(app, handle, expired=True)
     return found
 
 

@@ -37,7 +37,6 @@ from tests.support.processes import push_token, worker_processes
 from tests.support.workers import (
     BOUND,
     bounded,
-    expire_lease,
     history,
     recorded_steps,
     redis_command,
@@ -243,7 +242,7 @@ async def test_a_lost_lease_counts_as_a_crash(app: App) -> None:
     async with running_worker(app):
         handle = await job.enqueue()
         await bounded(started.wait())
-        await expire_lease(app, await steal(app, handle))
+        await steal(app, handle, expired=True)
     await work_off(app)
     assert await bounded(handle.result()) == "crash, crash, after one"
     assert [event["after"] for event in await resumed(handle)] == ["crash"]
