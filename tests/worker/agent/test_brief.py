@@ -170,7 +170,7 @@ def test_a_cut_section_counts_and_names_what_is_missing() -> None:
 
 
 def test_promises_and_questions_that_are_cut_are_summarized() -> None:
-    """Of a promise the note has who, to whom, until when and the first words; the first to be due stay."""
+    """The shortened list keeps the parties, the due time and the first words of the promises that are due first."""
     state = AgentState(
         commitments=[
             Commitment(what=f"parcel {n} {'x' * 300}", to="anna", due=datetime(2026, 3, 31 - n, tzinfo=UTC))
@@ -199,7 +199,7 @@ def test_promises_and_questions_that_are_cut_are_summarized() -> None:
 
 @pytest.mark.parametrize("budget", [30, 60, 90, 120, 150, 200, 300, 500])
 def test_all_sections_cut_at_once_keep_the_budget_and_count_everything(budget: int) -> None:
-    """What is waited for and the completed steps stay; each other section is shown, or named with its number."""
+    """The brief keeps the wait and the completed steps; it shows each other section, or names it with its count."""
     state = full_state()
     state.plan[1].status = StepStatus.FAILED
     for name in ("decisions", "discoveries", "questions", "commitments", "artifacts"):

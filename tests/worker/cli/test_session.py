@@ -141,12 +141,12 @@ def test_mistakes_are_named_with_their_remedies(work: Callable[[], None], tmp_pa
     assert call("identity", "show", "echoo").err == (
         "perdure: agent 'echoo' has no identity stored; did you mean 'echo'?\n"
     )
-    misspelt = call("session", "show", "ecko", "nobody")
+    misspelt = call("session", "show", "ecko", "unknown")
     assert misspelt.err.endswith("; did you mean 'echo'?\n")
     assert "no sessions of agent 'ecko' in namespace" in call("session", "list", "--agent", "ecko").err
-    unknown = call("session", "show", "echo", "nobody")
+    unknown = call("session", "show", "echo", "unknown")
     assert (unknown.code, unknown.out) == (1, "")
-    assert "no session 'nobody' of agent 'echo'" in unknown.err
+    assert "no session 'unknown' of agent 'echo'" in unknown.err
     assert "'perdure session list' lists the sessions" in unknown.err
     inputs = call("session", "send", "echo", "ada", "one", "--inputs", "[]")
     assert (inputs.code, inputs.out) == (2, "")

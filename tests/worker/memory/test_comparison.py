@@ -57,7 +57,7 @@ def judged(name: str) -> Counter[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "linked", "wrongly"), [("tuning", 38, 0), ("held_out", 40, 3)])
 def test_no_pair_of_different_statements_is_merged(name: str, linked: int, wrongly: int) -> None:
-    """Of pairs with the same statement few are merged. A relation that is not recognised is no loss: both are kept."""
+    """Few pairs with the same statement are merged. An unrecognised pair loses nothing: the store keeps both."""
     found = judged(name)
     assert {label for label, result in found if result == "merged"} == {"same"}
     assert found["same", "merged"] == 5
