@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import multiprocessing
 import os
@@ -30,7 +31,8 @@ def _play(seed: int) -> Outcome:
 
 
 def _play_all(seeds: range, jobs: int) -> Iterator[Outcome]:
-    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=_PER_PROCESS) as pool:
+    # Nothing of a kept world is garbage, so looking for it takes time only.
+    with multiprocessing.get_context("fork").Pool(jobs, gc.disable, maxtasksperchild=_PER_PROCESS) as pool:
         yield from pool.imap_unordered(_play, seeds, chunksize=_PER_PROCESS)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import anyio
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Snooze, current_step
+from perdure.queues.catalog import AppEntry
 from perdure.worker.durable import CallNext, Middleware
 from perdure.worker.settings import Settings
 
@@ -43,6 +44,8 @@ class Entry:
     value: Any = None
     run: int = 0
 
+
+_CATALOG: Final[dict[str, AppEntry]] = {}
 
 _RUN: ContextVar[int] = ContextVar("_RUN", default=0)
 
@@ -194,4 +197,6 @@ def make_app(journal: Journal, url: str, lease: float) -> App:
         async def finish(self, ctx: Context, state: _Progress) -> list[str]:
             return list(state.results.values())
 
+    entry = _CATALOG.get(app.name) or _CATALOG.setdefault(app.name, app.tasks.entry(app.name))
+    app.tasks.entry = lambda app: entry  # type: ignore[method-assign]  # all processes have the same; it costs 20 ms
     return app

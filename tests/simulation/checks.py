@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from .app import Entry, messages_of
+from .deliveries import DeliveryChecks
 
 if TYPE_CHECKING:
     from .world import World
@@ -40,6 +41,7 @@ class Checks:
         self._world = world
         self.violations: list[Violation] = []
         self._tasks: dict[tuple[bytes, bytes], bytes | None] = {}
+        self._deliveries = DeliveryChecks(world, self.add)
         world.server.on_write = self.check_write
 
     def add(self, kind: str, text: str) -> None:
@@ -53,6 +55,7 @@ class Checks:
         touched = {found.groups() for field in fields if (found := _RECORD.fullmatch(field))}
         for tag, task in sorted(touched):
             self._check_place(tag, task)
+        self._deliveries.check_pending(fields)
 
     def _check_place(self, tag: bytes, task: bytes) -> None:
         record = self._hash(tag + b":record:" + task)
@@ -126,6 +129,7 @@ class Checks:
         self._check_outcomes()
         self._check_others()
         self._check_steps()
+        self._check_logs()
         self._check_keys()
 
     def _check_outcomes(self) -> None:
@@ -223,6 +227,16 @@ class Checks:
                     self.add("two results", f"{entry.task} {source.step}: {earlier.value}, then {entry.value}")
                 if not earlier or earlier.value != entry.value:
                     got[place] = entry
+
+    def _check_logs(self) -> None:
+        """Check that each log has an entry of a run once and in order, and each event."""
+        for key, item in self._items.items():
+            if b":log:" in key:
+                lines = [dict(zip(pairs[::2], pairs[1::2], strict=True)) for _, pairs in item.value]
+                for field in (b"e", b"n"):
+                    numbers = [int(line[field]) for line in lines if field in line]
+                    if numbers != sorted(set(numbers)):
+                        self.add("log", f"{key.decode()} has the numbers {numbers} ({field.decode()})")
 
     def _lost_value(self, entry: Entry) -> bool:
         return self._lost(f'"{entry.value}"'.encode())

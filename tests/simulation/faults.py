@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Final
 from perdure import PerdureError
 from perdure.deadletter import Filter, Replay, list_letters, replay
 from perdure.queues import QueueError, queue_partitions
+from perdure.queues.transport.scripts import loaded_scripts
 from perdure.worker.journal import fork
 
 from .network import Connection
-from .plan import FAULTS, Fault
+from .plan import AIMED, FAULTS, Fault
 
 if TYPE_CHECKING:
     from .world import Process, World
 
-__all__ = ["FAULT_TYPES"]
+__all__ = ["FAULT_TYPES", "strike"]
 
 _RESTART: Final = 0.3
 """Seconds after which the server starts again with a shorter file."""
+
+_CONFIRMED: Final = 0.002
+"""Seconds within which the reply to a command arrives."""
 
 
 def _worker(world: World, fault: Fault) -> Process | None:
@@ -43,6 +47,7 @@ async def _freeze(world: World, fault: Fault) -> None:
     """Stop all threads of a worker, as SIGSTOP does."""
     if process := _worker(world, fault):
         process.machine.frozen = True
+        world.trouble(process.machine, fault.size)
         world.later(fault.size, lambda: setattr(process.machine, "frozen", False))
 
 
@@ -50,6 +55,7 @@ async def _block(world: World, fault: Fault) -> None:
     """Block the event loop of a worker; its other threads run."""
     if process := _worker(world, fault):
         process.machine.blocked = True
+        world.trouble(process.machine, fault.size)
         world.later(fault.size, lambda: setattr(process.machine, "blocked", False))
 
 
@@ -63,24 +69,28 @@ async def _cut(world: World, fault: Fault) -> None:
     """Break a connection, and lose what is on its way."""
     if line := _connection(world, fault):
         line.cut()
+        world.trouble(line.machine)
 
 
 async def _late(world: World, fault: Fault) -> None:
     """Break a connection; what is on its way to the server arrives later, perhaps after what the next one sends."""
     if line := _connection(world, fault):
         line.cut(late=fault.size)
+        world.trouble(line.machine, fault.size)
 
 
 async def _deaf(world: World, fault: Fault) -> None:
     """Lose all replies of a connection, without a sign."""
     if line := _connection(world, fault):
         line.swallow()
+        world.trouble(line.machine)
 
 
 async def _hold(world: World, fault: Fault) -> None:
     """Keep a worker from the server; all bytes arrive when the line is repaired."""
     if process := _worker(world, fault):
         world.network.hold(process.machine)
+        world.trouble(process.machine, fault.size)
         world.later(fault.size, lambda: world.network.repair(process.machine))
 
 
@@ -93,6 +103,10 @@ async def _restart(world: World, fault: Fault) -> None:
 
 async def _lose_tail(world: World, fault: Fault) -> None:
     """Restart the server without its last writes, as a power cut or a failover to a lagging replica does."""
+    _lose_now(world, fault)
+
+
+def _lose_now(world: World, fault: Fault) -> None:
     if world.server.up:
         world.server.stop()
         world.later(_RESTART, lambda: world.server.start(losing=fault.size))
@@ -101,6 +115,9 @@ async def _lose_tail(world: World, fault: Fault) -> None:
 async def _step_clock(world: World, fault: Fault) -> None:
     """Set the clock of the server forward."""
     world.server.offset += fault.size
+    if fault.size < world.plan.lease / 2:  # leases expire earlier by so much, see docs/explanation/recovery.md
+        for process in world.processes:
+            world.trouble(process.machine)
 
 
 async def _step_clock_back(world: World, fault: Fault) -> None:
@@ -185,6 +202,67 @@ async def _fork(world: World, fault: Fault) -> None:
             world.tell(f"forking {name}: {error}")
 
     world.on_producer(fork_one)
+
+
+def _cut_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
+    """Let the server execute the command, and break the connection before its reply."""
+    line.deliver(data)
+    line.cut()
+
+
+def _late_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
+    """Break the connection; the command arrives later."""
+    line.cut(late=fault.size, data=data)
+
+
+def _kill_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
+    """Let the server execute the command, and kill its sender."""
+    line.deliver(data)
+    world.end(world.process_of(line.machine))
+    world.later(fault.size, world.start_worker)
+
+
+def _freeze_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
+    """Let the server execute the command, and stop its sender."""
+    line.deliver(data)
+    world.trouble(line.machine, fault.size)
+    line.machine.frozen = True
+    world.later(fault.size, lambda: setattr(line.machine, "frozen", False))
+
+
+def _lose_tail_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
+    """Restart the server without its last writes, soon after it has confirmed the command."""
+    line.deliver(data)
+    world.later(_CONFIRMED, lambda: _lose_now(world, fault))
+
+
+_AIMED: Final[dict[str, Callable[[World, Fault, Connection, bytes], None]]] = {
+    "cut": _cut_at,
+    "late": _late_at,
+    "kill": _kill_at,
+    "freeze": _freeze_at,
+    "lose tail": _lose_tail_at,
+}
+assert _AIMED.keys() == AIMED
+
+
+def strike(world: World, fault: Fault) -> Awaitable[None]:
+    """Let a fault occur: now, or with the next command of a worker that it is aimed at."""
+    return FAULT_TYPES[fault.kind](world, fault) if not fault.on else _aim(world, fault)
+
+
+async def _aim(world: World, fault: Fault) -> None:
+    digest = next((script.sha for script in loaded_scripts() if script.name == fault.on), fault.on)
+
+    def act(line: Connection, data: bytes) -> bool:
+        if not world.is_worker(line.machine) or not world.server.up:
+            return False
+        world.tell(f"with {fault.on}: {fault.kind}")
+        world.on(world.main, lambda: world.trouble(line.machine))
+        _AIMED[fault.kind](world, fault, line, data)
+        return True
+
+    world.network.traps.append((digest.encode(), act))
 
 
 FAULT_TYPES: Final[dict[str, Callable[[World, Fault], Awaitable[None]]]] = {

@@ -23,9 +23,12 @@ MAIN_THREAD: Final = ""
 _LEAST, _MOST = 5e-6, 60e-6
 """Seconds that a callback takes."""
 
+_LIMIT = 300_000
+"""Callbacks of one run at most; an ordinary one has about 10,000."""
+
 
 class Standstill(Exception):
-    """Nothing is scheduled any more, and the run has not ended."""
+    """Nothing is scheduled any more, or callbacks without end, and the run has not ended."""
 
 
 @dataclass(eq=False)
@@ -92,6 +95,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timer_count = 0
         self._machines: list[Machine] = []
+        self._machine_count = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._on_error)
@@ -101,7 +105,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def machine(self, name: str) -> Machine:
         """Return a new machine."""
-        machine = Machine(name, len(self._machines))
+        machine = Machine(name, self._machine_count)
+        self._machine_count += 1
         self._machines.append(machine)
         return machine
 
@@ -115,6 +120,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """End a machine: nothing of it runs any more, not even the end of a `finally` block."""
         machine.dead = True
         machine.ready.clear()
+        if machine in self._machines:
+            self._machines.remove(machine)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         task = _Task(coroutine, loop=loop, **options)
@@ -202,6 +209,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         handle = machine.ready[thread].popleft()
         if handle._cancelled:
             return
+        if self.callbacks > _LIMIT:
+            raise Standstill(f"{_LIMIT} callbacks have run at {self.now:.3f}: something repeats without end")
         self.now += _LEAST + (_MOST - _LEAST) * self.random.random()
         self.callbacks += 1
         handle._run()

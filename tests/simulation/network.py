@@ -12,14 +12,11 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import redis.connection
-
 from .loop import Machine, SimulatedLoop, current
-from .threads import block
 
-__all__ = ["Connection", "Host", "Network", "sync_connection"]
+__all__ = ["LATENCY", "Connection", "Host", "Network", "Trap", "connector"]
 
-_LATENCY: Final = (0.00005, 0.0006)
+LATENCY: Final = (0.00005, 0.0006)
 """Seconds that bytes travel."""
 
 
@@ -44,6 +41,8 @@ class Network:
 
     Attributes:
         held: Machines whose bytes wait, in both directions, until the line is repaired.
+        traps: What waits for bytes that contain something: a function that gets the connection and the bytes in place
+            of the server, by what they contain.
     """
 
     loop: SimulatedLoop
@@ -52,6 +51,7 @@ class Network:
         self.hosts: dict[str, Host] = {}
         self.connections: list[Connection] = []
         self.held: set[Machine] = set()
+        self.traps: list[tuple[bytes, Trap]] = []
         self.count = 0
 
     def open(self, name: str, receive: Callable[[bytes], None], lost: Callable[[Exception | None], None]) -> Connection:
@@ -123,11 +123,17 @@ class Connection:
             self.open = False
             self._to_server.send(self._hang_up)
 
-    def cut(self, late: float | None = None) -> None:
-        """Break the connection. late: seconds until the bytes on their way to the server arrive; None loses them."""
+    def cut(self, late: float | None = None, data: bytes = b"") -> None:
+        """Break the connection.
+
+        Args:
+            late: Seconds until the bytes on their way to the server arrive; None loses them.
+            data: Bytes that have just arrived, and arrive late instead.
+        """
         if late is None:
             self._to_server.drop()
         else:
+            self._to_server.put_back(self.deliver, data)
             self._to_server.delay(late)
         self._to_server.send(self._hang_up)
         self._to_client.drop()
@@ -150,6 +156,14 @@ class Connection:
         self._to_client.resume()
 
     def _arrive(self, data: bytes) -> None:
+        for trap in self.network.traps:
+            if trap[0] in data and trap[1](self, data):
+                self.network.traps.remove(trap)
+                return
+        self.deliver(data)
+
+    def deliver(self, data: bytes) -> None:
+        """Let the server have bytes."""
         if self.accepted:
             self._feed(data)
 
@@ -173,6 +187,10 @@ class Connection:
             self.network.connections.remove(self)
 
 
+Trap = Callable[[Connection, bytes], bool]
+"""Acts on bytes that arrive at a server. Returns whether it did, and has delivered them or not."""
+
+
 class _Direction:
     """Deliveries of one direction of a connection, in order."""
 
@@ -188,7 +206,7 @@ class _Direction:
         if self.dead:
             return
         loop = self._network.loop
-        least, most = _LATENCY
+        least, most = LATENCY
         self._last = max(self._last, loop.now + least + (most - least) * loop.random.random())
         self._queue.append((self._last, deliver, args))
         if self._machine not in self._network.held:
@@ -198,6 +216,10 @@ class _Direction:
         if self._queue and self._machine not in self._network.held and self._queue[0][0] <= self._network.loop.now:
             _, deliver, args = self._queue.pop(0)
             deliver(*args)
+
+    def put_back(self, deliver: Callable[..., None], *args: Any) -> None:
+        """Make something the next delivery."""
+        self._queue.insert(0, (self._network.loop.now, deliver, args))
 
     def drop(self) -> None:
         self._queue.clear()
@@ -283,102 +305,6 @@ def connector(network: Network) -> Callable[..., Any]:
 
 async def _reach(network: Network) -> None:
     """Wait for the handshake of TCP, which a machine without a line does not get."""
-    await asyncio.sleep(sum(_LATENCY))
+    await asyncio.sleep(sum(LATENCY))
     while current() in network.held:  # noqa: ASYNC110 - TCP sends its first segment again, too
         await asyncio.sleep(0.2)
-
-
-class _Socket:
-    """The part of a blocking socket that redis-py uses."""
-
-    def __init__(self, network: Network, name: str, timeout: float | None) -> None:
-        self._loop = network.loop
-        self._timeout = timeout
-        self._buffer = bytearray()
-        self._lost: Exception | None = None
-        self._wake: Callable[..., None] | None = None
-        self._connection = network.open(name, self._receive, self._break)
-
-    def _receive(self, data: bytes) -> None:
-        self._buffer += data
-        self._resume()
-
-    def _break(self, error: Exception | None) -> None:
-        self._lost = error
-        self._resume()
-
-    def _resume(self) -> None:
-        wake, self._wake = self._wake, None
-        if wake is not None:
-            wake()
-
-    def settimeout(self, timeout: float | None) -> None:
-        self._timeout = timeout
-
-    def gettimeout(self) -> float | None:
-        return self._timeout
-
-    def setblocking(self, flag: bool) -> None:
-        self._timeout = None if flag else 0.0
-
-    def sendall(self, data: bytes) -> None:
-        if self._lost is not None:
-            raise self._lost
-        self._connection.write(data)
-
-    def recv(self, count: int, flags: int = 0) -> bytes:
-        self._wait()
-        found = bytes(self._buffer[:count])
-        del self._buffer[:count]
-        return found
-
-    def recv_into(self, buffer: Any, count: int = 0, flags: int = 0) -> int:
-        found = self.recv(count or len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
-
-    def readable(self) -> bool:
-        return bool(self._buffer) or self._lost is not None
-
-    def _wait(self) -> None:
-        if self._buffer:
-            return
-        if self._lost is not None:
-            raise self._lost
-        if self._timeout == 0:
-            raise BlockingIOError(11, "resource temporarily unavailable")
-        block(self._loop, self._arrange)
-        if self._lost is not None:
-            raise self._lost
-        if not self._buffer:
-            raise TimeoutError("timed out")
-
-    def _arrange(self, resume: Callable[..., None]) -> None:
-        self._wake = resume
-        if self._timeout is not None:
-            self._loop.call_later(self._timeout, resume)
-
-    def shutdown(self, how: int) -> None:
-        self._connection.close()
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-def sync_connection(network: Network) -> type[redis.connection.Connection]:
-    """Return the class of the connections of synchronous clients."""
-
-    class SyncConnection(redis.connection.Connection):
-        """Connection over the simulated network."""
-
-        def _connect(self) -> Any:
-            loop = network.loop
-            block(loop, lambda resume: loop.call_later(sum(_LATENCY), resume))
-            return _Socket(network, self.host, self.socket_connect_timeout)
-
-        def can_read(self, timeout: float | None = 0) -> bool:
-            """Return whether there is something to read at once; redis-py asks with select, which needs a file."""
-            socket: Any = self._sock
-            return socket is not None and bool(socket.readable())
-
-    return SyncConnection

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
 __all__ = ["FAULTS", "KINDS", "Fault", "Plan", "TaskPlan", "draw"]
 
-SPAN: Final = 12.0
+SPAN: Final = 8.0
 """Virtual seconds in which tasks are enqueued and faults occur."""
 
 KINDS: Final = ("chain", "chain", "hasty", "fan", "stumbles", "doomed", "dozes", "listens", "relay", "agent")
@@ -20,7 +21,7 @@ FAULTS: Final = {
     "block": (0.5, 6.0),
     "stop": (0.1, 1.0),
     "cut": (0.0, 0.0),
-    "late": (0.2, 6.0),
+    "late": (0.003, 6.0),
     "deaf": (0.0, 0.0),
     "hold": (0.3, 8.0),
     "restart": (0.1, 3.0),
@@ -37,19 +38,48 @@ FAULTS: Final = {
 }
 """Kinds of faults, and the least and the most of their sizes: mostly seconds; see faults.py."""
 
+AIMED: Final = frozenset({"cut", "late", "kill", "freeze", "lose tail"})
+"""Kinds of faults that may wait for a command of a worker."""
+
+_COMMANDS: Final = (
+    *("write_checkpoint", "write_checkpoint", "write_checkpoint", "release", "finish", "reschedule", "park", "claim"),
+    *("bury", "quarantine", "raise_count", "renew_leases", "promote", "enqueue_successor", "XREADGROUP"),
+)
+
+_FOLLOWS: Final = {
+    "lose tail": ("kill", "kill", "freeze", "stop", "late"),
+    "late": ("stop", "kill", "freeze", "late", "lose tail"),
+    "cut": ("stop", "kill", "lose tail"),
+    "kill": ("lose tail", "late", "kill", "restart"),
+    "restart": ("newcomer", "kill", "stop", "restart"),
+    "pause server": ("newcomer", "stop", "late"),
+    "step clock": ("newcomer", "stop", "step clock back"),
+    "freeze": ("kill", "stop", "late"),
+    "hold": ("kill", "stop", "newcomer"),
+    "cancel": ("replay", "late", "kill", "lose tail"),
+}
+"""What often follows a fault, from milliseconds to seconds later."""
+
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault. at: seconds after the start. target: which worker, connection or task, modulo their number."""
+    """A fault.
+
+    Attributes:
+        at: Seconds after the start.
+        target: Which worker, connection or task, modulo their number.
+        on: Name of a script, or a command: the fault waits for the next one that a worker sends, and hits that worker.
+    """
 
     at: float
     kind: str
     target: int
     size: float
+    on: str = ""
 
     def __str__(self) -> str:
         size = f" {self.size:.2f} s" if self.size else ""
-        return f"{self.at:6.2f} s  {self.kind}{size} (target {self.target})"
+        return f"{self.at:6.2f} s  {self.kind}{size} ({f'with {self.on}' if self.on else f'target {self.target}'})"
 
 
 @dataclass(frozen=True)
@@ -66,7 +96,14 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run. lease: seconds. variant: number of another interleaving of the same plan."""
+    """A run.
+
+    Attributes:
+        lease: Seconds.
+        variant: Number of another interleaving of the same plan.
+        slots: Tasks that a worker runs at once.
+        restarts: Leases that one script restarts at most.
+    """
 
     seed: int
     workers: int
@@ -74,6 +111,8 @@ class Plan:
     tasks: tuple[TaskPlan, ...]
     faults: tuple[Fault, ...]
     variant: int = 0
+    slots: int = 4
+    restarts: int = 250
 
     def without(self, *faults: Fault) -> Plan:
         """Return the same run with fewer faults."""
@@ -87,22 +126,34 @@ def draw(seed: int) -> Plan:
         TaskPlan(
             id=f"t{number}",
             kind=random.choice(KINDS),
-            at=random.uniform(0, SPAN * 0.6),
-            steps=random.randint(1, 5),
-            pause=random.choice((0.0, 0.01, 0.3, 1.0)),
+            at=random.uniform(0, SPAN * 0.5),
+            steps=random.randint(1, 6),
+            pause=random.choice((0.0, 0.02, 0.2, 0.5, 1.0)),
             delay=random.choice((0.0, 0.0, 0.0, 2.0)),
         )
-        for number in range(random.randint(3, 8))
+        for number in range(random.randint(4, 10))
     )
-    faults = tuple(
-        sorted((_fault(random) for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4, 6)))), key=lambda one: one.at)
+    faults: list[Fault] = []
+    for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4))):
+        fault = _fault(random, random.choice([*FAULTS]), random.uniform(0.3, SPAN))
+        faults.append(fault)
+        if random.random() < 0.6:
+            kind = random.choice(_FOLLOWS.get(fault.kind, [*FAULTS]))
+            faults.append(_fault(random, kind, fault.at + 10 ** random.uniform(-2, 0.7)))
+    faults.sort(key=lambda one: one.at)
+    return Plan(
+        seed,
+        random.choice((1, 2, 2, 3)),
+        random.choice((1.0, 2.0, 4.0)),
+        tasks,
+        tuple(faults),
+        slots=random.choice((1, 2, 3, 4)),
+        restarts=random.choice((1, 2, 250)),
     )
-    return Plan(seed, random.randint(2, 3), random.choice((1.0, 3.0, 6.0)), tasks, faults)
 
 
-def _fault(random: Random) -> Fault:
-    kind = random.choice([*FAULTS])
+def _fault(random: Random, kind: str, at: float) -> Fault:
     least, most = FAULTS[kind]
-    return Fault(
-        round(random.uniform(0.2, SPAN), 3), kind, random.randrange(100), round(random.uniform(least, most), 3)
-    )
+    size = math.exp(random.uniform(math.log(least), math.log(most))) if least else 0.0
+    on = random.choice(_COMMANDS) if kind in AIMED and random.random() < 0.6 else ""
+    return Fault(round(at, 3), kind, random.randrange(100), round(size, 3), on)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hashlib import sha1
 from typing import Any, Final
 
+import hiredis
 from fakeredis._helpers import NoResponse, SimpleError
 from fakeredis._socket._fakesocket import FakeSocket
 from fakeredis.model import is_write_command
@@ -54,6 +55,8 @@ class SimulatedServer:
         """Whether its memory is full, so that it refuses writes that need some."""
         self.alter: Callable[[bytes], bytes] = lambda source: source
         """Returns what is executed in place of a script, for defects that a test puts into it."""
+        self.limits: dict[bytes, bytes] = {}
+        """Parts of scripts and what replaces them: limits that a run with few tasks reaches."""
         self.offset = 0.0
         """Seconds by which the clock is ahead of the virtual time."""
         self.scripts: dict[bytes, bytes] = {}
@@ -62,6 +65,12 @@ class SimulatedServer:
         self.executed = 0
         self.lost: list[list[bytes]] = []
         self.on_write: Callable[[list[bytes]], None] = lambda fields: None
+        self.before_script: Callable[[list[bytes]], Any] = lambda fields: None
+        """Called with each call of a script; what it returns is passed to `after_script`, unless it is None."""
+        self.after_script: Callable[[list[bytes], Any, Any, bool], None] = lambda fields, before, reply, wrote: None
+        """Called with the call, what was found before it, the reply, and whether the script has written."""
+        self.on_start: Callable[[], None] = lambda: None
+        self._altered: dict[bytes, bytes] = {}
         self._snapshots: list[tuple[int, bytes]] = []
         self._sockets: dict[Connection, _Socket] = {}
         self._engine = new_engine(self.now)
@@ -123,10 +132,21 @@ class SimulatedServer:
                 with clock(at):
                     replayed.execute(fields)
         self.up = True
+        self.on_start()
 
     def flush_scripts(self) -> None:
         """Forget all scripts, as SCRIPT FLUSH does."""
         self._engine.script_cache.clear()
+
+    def executed_source(self, script: bytes) -> bytes:
+        """Return what is executed in place of a script."""
+        found = self._altered.get(script)
+        if found is None:
+            found = script
+            for part, other in self.limits.items():
+                found = found.replace(part, other)
+            found = self._altered[script] = self.alter(found)
+        return found
 
     # reading for checks, outside of the world
 
@@ -159,6 +179,7 @@ class _Socket(FakeSocket):
         self._replied: Any = None
         self._wrote = False  # whether the script that runs has written
         self.replies: list[Any] = []
+        self._commands = hiredis.Reader(notEnoughData=None)
         super().__init__(server._engine, 0, None, object)
         if connection is None:
             server._engine.sockets.remove(self)
@@ -167,8 +188,18 @@ class _Socket(FakeSocket):
         return 0 if self._connection is None else self._connection.number
 
     def feed(self, data: bytes) -> None:
+        self._commands.feed(data)
         with clock(self._owner.now):
-            self._parser.send(data)
+            self._process_commands()
+
+    def resume(self) -> None:
+        """Execute the commands that came while a read blocked."""
+        self._paused = False
+        self._process_commands()
+
+    def _process_commands(self) -> None:
+        while not self._paused and (fields := self._commands.gets()) is not None:
+            self._process_command(fields)
 
     def execute(self, fields: list[bytes]) -> Any:
         """Execute a command and return its reply."""
@@ -195,7 +226,10 @@ class _Socket(FakeSocket):
             return
         at = self._owner.now
         self._blocks = False
+        before = self._owner.before_script(fields) if name == b"EVALSHA" else None
         super()._process_command(fields)
+        if before is not None:
+            self._owner.after_script(fields, before, self._replied, self._wrote)
         if name not in _READS:
             written = _unblocked(fields)
             if self._blocks:
@@ -213,7 +247,7 @@ class _Socket(FakeSocket):
 
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         self._wrote = False
-        altered = self._owner.alter(script)
+        altered = self._owner.executed_source(script)
         if altered is not script:
             self._server.script_cache[sha1(script, usedforsecurity=False).hexdigest().encode()] = script
         return super().eval(altered, numkeys, *keys_and_args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from perdure.queues.runtime import RUNTIME, Runtime
 from .app import Journal, make_app, messages_of
 from .checks import Checks, Violation
 from .engine import engine_time
-from .faults import FAULT_TYPES
+from .faults import strike
 from .loop import Machine, SimulatedLoop, Standstill, current
-from .network import Network, connector, sync_connection
+from .network import Network, connector
 from .plan import SPAN, Plan, TaskPlan
 from .server import SimulatedServer
+from .sockets import sync_connection
 from .threads import SimulatedEvent, SimulatedThread
 
 __all__ = ["Outcome", "World"]
@@ -38,11 +40,20 @@ class Process:
 
     Attributes:
         worker: The worker, once it has connected.
+        troubled_until: Virtual time at which the last fault of this process or of its connections ends.
     """
 
     name: str
     machine: Machine
     worker: Worker | None = None
+    troubled_until: float = -math.inf
+
+    def holds(self, worker: bytes, entry: bytes, count: int) -> bool:
+        """Return whether this is that worker, and a run of it holds the delivery."""
+        own = self.worker
+        if own is None or own.id.encode() != worker:
+            return False
+        return any((one.delivery.entry, one.delivery.count) == (entry, count) for one in own._leases.holders())
 
 
 @dataclass
@@ -72,6 +83,7 @@ class World:
         self.network = Network(self.loop)
         self._connector = connector(self.network)
         self.server = SimulatedServer(self.loop, _HOST)
+        self.server.limits = {b"MOST_RESTARTS = 250": b"MOST_RESTARTS = %d" % plan.restarts}
         self.network.hosts[_HOST] = self.server
         self.journal = Journal(self.loop)
         self.main = self.loop.machine("run")
@@ -118,7 +130,7 @@ class World:
         for fault in self.plan.faults:
             await asyncio.sleep(max(0.0, self.begin + fault.at - self.loop.now))
             self.tell(f"fault: {fault}")
-            await FAULT_TYPES[fault.kind](self, fault)
+            await strike(self, fault)
         await asyncio.sleep(max(self.begin + SPAN, self.repaired) - self.loop.now)
         await self._settle_down()
 
@@ -150,7 +162,7 @@ class World:
     async def _work(self, process: Process) -> None:
         app = make_app(self.journal, f"redis://{_HOST}", self.plan.lease)
         try:
-            async with Worker(app, concurrency=4) as worker:
+            async with Worker(app, concurrency=self.plan.slots) as worker:
                 process.worker = worker
                 await worker.run()
             self.tell(f"{process.name} has stopped")
@@ -169,6 +181,20 @@ class World:
             self.processes.remove(process)
         for connection in self.network.of(process.machine):
             connection.close()
+
+    def process_of(self, machine: Machine) -> Process:
+        """Return the process that runs on a machine."""
+        return next(process for process in self.processes if process.machine is machine)
+
+    def is_worker(self, machine: Machine) -> bool:
+        """Return whether a living worker process runs on a machine."""
+        return any(process.machine is machine for process in self.processes)
+
+    def trouble(self, machine: Machine, seconds: float = 0.0) -> None:
+        """Note that a process is not to be judged as healthy for so many seconds."""
+        for process in self.processes:
+            if process.machine is machine:
+                process.troubled_until = max(process.troubled_until, self.loop.now + seconds)
 
     def signal(self, process: Process) -> None:
         """Ask a worker to stop, as SIGTERM does."""
