@@ -974,6 +974,7 @@ class Ledger:
         self.held.drop(record, "dead", "reason", "error", "finished", "result", "settled", *CRASHES)
         self.note_event(task, "replayed", b'{"fresh":true}' if fresh else b'{"fresh":false}')
         if args is not None:
+            self.held.drop(record, *_chunks_of(found))
             self.held.put(record, {"edited": 1})
         if fresh:
             self.held.delete(steps)
@@ -1102,6 +1103,14 @@ def _plain(fields: Fields) -> dict[bytes, bytes]:
 
 def _payload(fields: Fields | None) -> dict[str, Value]:
     return {name.decode(): value for name, value in fields or () if name in (b"env", b"args")}
+
+
+def _chunks_of(letter: Fields) -> list[str]:
+    """Return the fields of a record with the chunks of the arguments of a dead letter."""
+    plain = _plain(letter)
+    args = plain.get(b"args") or plain.get(b"raw:args") or b"{}"
+    stored = orjson.loads(args[1:]) if args.startswith(b"#") else {"chunks": 0}
+    return [f"args:{stored['digest']}:{number}" for number in range(stored["chunks"])]
 
 
 def _fields(**fields: str | int | bytes) -> Fields:

@@ -89,7 +89,9 @@ def test_a_script_that_leaves_a_gap_is_found(machine: Queues, monkeypatch: pytes
 
 
 def test_large_arguments_copies_and_exports_agree_with_the_model(machine: Queues) -> None:
-    """Sequences that random runs seldom reach: an upload without some chunks, repeated calls, and a late export."""
+    """Sequences that random runs seldom reach: an upload without some chunks, repeated calls, a late export, and a
+    replay with new arguments.
+    """
 
     def act(name: str, *args: object, **kwargs: object) -> None:
         getattr(machine, name)(*args, **kwargs)
@@ -125,6 +127,13 @@ def test_large_arguments_copies_and_exports_agree_with_the_model(machine: Queues
         act("reset", "t1", 2, missing, late=not missing)
     act("cancel", "t1", HOUR)
     act("reset", "t1", 1, missing=False, late=True)
+    for raw in (False, True):
+        act("forget_task", task="t0", stale=False)
+        act("enqueue_large", task="t0", delay=0, chunks=2, missing=False)
+        for edited in (False, True):
+            act("read", "a", 4, heard=True)
+            act("bury", 0, "mine", raw=raw, counters=(1, 0), kept=HOUR)
+            act("replay", 0, fresh=False, edited=edited, late=False)
     machine.close(2)
     for task in TASKS:
         act("forget_task", task=task, stale=task != "t3")
