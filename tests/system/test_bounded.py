@@ -214,7 +214,7 @@ class Footprint:
             self.keys = {key for key in await self._gateway.command("KEYS", "*") if PASSING not in key.decode()}
             ended = all(b":record:" not in key and not key.endswith(b":timeline") for key in self.keys)
             self.memory = await self._memory()
-            as_before = before is None or (self.keys == before.keys and self.memory <= before.memory * 1.05)
+            as_before = before is None or (self.keys <= before.keys and self.memory <= before.memory * 1.05)
             if (ended and as_before) or time.monotonic() > since + PATIENCE:
                 self.clients = int(pairs_of(await self._gateway.command("INFO", "clients"))["connected_clients"])
                 return self
@@ -273,7 +273,7 @@ async def test_tasks_of_all_outcomes_leave_nothing_behind(
         after = await Footprint(load).take(before)
     print(f"{dict(load.given)}\nafter {ROUND}: {before}\nafter {TASKS}: {after}")  # noqa: T201
 
-    assert after.keys == before.keys
+    assert after.keys <= before.keys  # those of records with a short retention may have expired meanwhile
     assert after.memory <= before.memory * 1.05
     assert after.clients <= before.clients + 2  # they are made when they are needed, and kept
     more = {name: after.worker[name] - before.worker[name] for name in after.worker}
