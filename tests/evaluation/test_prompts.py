@@ -103,7 +103,7 @@ async def test_a_literal_agent_of_thirty_steps(settings: Settings, tmp_path: Pat
     calls = f"{len(prompts)} calls of the model, {record.crashes} crashes"
     say(f"\nwindow {window:,}, {kills} kills: result {result!r}, {calls}")
     for form, found in shares.items():
-        say(f"  unchanged start from prompt 10 on, {form}: {min(found):.0%} to {max(found):.0%}")
+        say(f"  unchanged start from prompt 10 on, {form}: {min(found):.1%} to {max(found):.1%}")
     last = next((one for one in reversed(prompts) if brief_of(one).resuming), None)
     if last is not None:
         say("  prompt after the last resume (turns shortened):\n" + shown(last))
@@ -113,7 +113,7 @@ async def test_a_literal_agent_of_thirty_steps(settings: Settings, tmp_path: Pat
     assert len({one.messages[: one.stable] for one in prompts}) == 1
     assert len(list((tmp_path / "graves").iterdir())) == kills
     if not kills and window == WIDE:
-        assert min(min(found) for found in shares.values()) >= 0.8
+        assert min(min(found) for found in shares.values()) >= 0.82  # with decisions and discoveries in the brief
 
 
 def found_in(prompt: Prompt, state: dict[str, Any]) -> list[str]:

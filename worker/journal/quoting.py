@@ -40,6 +40,8 @@ _SPECIAL: Final = re.compile(r"<(?=[|\uff5c])|\[(?=/?INST\])", re.IGNORECASE)
 
 _HTML: Final = re.compile(r"<(?=[A-Za-z/!?])")
 
+_CUT: Final = "..."
+
 _READ: Final = 8
 """Characters that are read for each character of the limit: the rest may be space."""
 
@@ -49,10 +51,9 @@ def quoted_line(value: Any, limit: int = 300, *, brief: bool = False) -> str:
 
     Args:
         limit: most characters of the value. A longer one is cut, with a note of its length.
-        brief: whether three dots are note enough.
+        brief: whether three dots are note enough. A value that is longer by no more than them is not cut.
     """
-    flat, note = _line(value, limit)
-    note = note and "..." if brief else note
+    flat, note = _line(value, limit, brief)
     flat = _HTML.sub("&lt;", flat).replace("](", "] (")
     if "`" in flat and (flat.count("`") % 2 or "``" in flat):
         flat = flat.replace("`", "'")
@@ -63,8 +64,7 @@ def quoted_line(value: Any, limit: int = 300, *, brief: bool = False) -> str:
 
 def quoted_name(value: Any, limit: int = 200, *, brief: bool = False) -> str:
     """Return a name as a code span on one line, cut like a line."""
-    flat, note = _line(value, limit)
-    note = note and "..." if brief else note
+    flat, note = _line(value, limit, brief)
     fence = "`" * (_longest_run(flat) + 1)
     space = " " if len(fence) > 1 else ""
     return f"{fence}{space}{flat}{space}{fence}{note}"
@@ -83,11 +83,14 @@ def quoted_block(value: Any, limit: int = 4000) -> str:
     return f"{fence}text\n{body}{note}\n{fence}"
 
 
-def _line(value: Any, limit: int) -> tuple[str, str]:
+def _line(value: Any, limit: int, brief: bool) -> tuple[str, str]:
     """Return a value as one line within the limit, and the note of what is cut."""
     text = _text(value)
     flat = " ".join(_visible(text[: _READ * limit]).split())
-    note = _note(text) if len(flat) > limit or len(text) > _READ * limit else ""
+    if len(flat) <= limit + len(_CUT) * brief and len(text) <= _READ * limit:
+        limit, note = len(flat), ""
+    else:
+        note = _CUT if brief else _note(text)
     return _SPECIAL.sub(r"\g<0> ", flat[:limit].rstrip()) or "(empty)", note
 
 

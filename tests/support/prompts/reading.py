@@ -17,7 +17,7 @@ HEADINGS = (
     "Left by the former run",
     "Completed steps",
     "Failed and dropped steps",
-    "Open steps",
+    "Later steps",
     "Decisions",
     "Discoveries",
     "Promises",
@@ -31,7 +31,7 @@ HEADINGS = (
 
 _STEP = re.compile(r"(?:Continue with s|S)tep (\d+) of (\d+): `([^`]+)`")
 _MISSING = re.compile(r"- (\d+) (?:earlier|more) not shown(?:: (.*))?\.$")
-_FOOTER = re.compile(r"- Results that end with three dots are cut")
+_FOOTER = re.compile(r"- Cut \(\.\.\.\): `recall_step\(KEY\)`\.$")
 _SPAN = re.compile(r"`([^`]+)`(?: to `([^`]+)`)?")
 
 
@@ -114,8 +114,9 @@ def contradictions(brief: Brief, state: AgentState) -> list[str]:
     found += [f"{key} is not accounted for" for key in done - named]
     if len(shown) + brief.missing.get("Completed steps", (0, ""))[0] != len(done) + state.archive.steps:
         found.append("it counts other completed steps")
-    found += [f"{key} is not open" for key in brief.keys("Open steps") if key not in still]
-    counts = {"Open steps": len(still), "Decisions": len(state.decisions), "Discoveries": len(state.discoveries)}
+    later = [key for key in still if brief.step is None or key != brief.step[2]]
+    found += [f"{key} is not a later step" for key in brief.keys("Later steps") if key not in later]
+    counts = {"Later steps": len(later), "Decisions": len(state.decisions), "Discoveries": len(state.discoveries)}
     counts |= {
         "Artifacts": len(state.artifacts),
         "Changed files": len(state.files),
@@ -125,14 +126,14 @@ def contradictions(brief: Brief, state: AgentState) -> list[str]:
     for heading, number in counts.items():
         missing = brief.missing.get(heading, (0, ""))[0]
         hidden = (
-            f"{number} under {heading.split()[-1].lower() if heading != 'Open steps' else 'open'!r}" in brief.elsewhere
+            f"{number} under {heading.split()[-1].lower() if heading != 'Later steps' else 'open'!r}" in brief.elsewhere
         )
         if not hidden and len(brief.sections.get(heading, ())) + missing != number:
             found.append(f"it counts other {heading.lower()}")
     for key in done:
         line = next((line for line in brief.sections.get("Completed steps", ()) if line.startswith(f"- `{key}`")), "")
         result = state.results.get(key)
-        if line and isinstance(result, str) and result[:20] not in line:
+        if line and isinstance(result, str) and result[:13] not in line:
             found.append(f"it shows another result of {key}")
     return found
 

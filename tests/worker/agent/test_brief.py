@@ -38,7 +38,7 @@ def state_of(done: int, total: int, **fields: Any) -> AgentState:
         PlanStep(key=f"s{n}", title=f"Read page {n}", status=StepStatus.DONE if n <= done else StepStatus.PENDING)
         for n in range(1, total + 1)
     ]
-    results = {f"s{n}": f"page {n} has {n * 7} words" for n in range(1, done + 1)}
+    results = {f"s{n}": f"page {n}: {n * 7} words" for n in range(1, done + 1)}
     return AgentState(goal="Read all", plan=plan, results=results, **fields)
 
 
@@ -86,14 +86,13 @@ def test_the_whole_brief_after_a_crash() -> None:
         "- its note: page 4 is torn\n"
         "- the last error: OSError: disk\n\n"
         "## Completed steps\n"
-        "- `s1` Read page 1: page 1 has 7 words\n"
-        "- `s2` Read page 2: page 2 has 14 words\n"
-        "- `s3` Read page 3: page 3 has 21 words\n\n"
+        "- `s1` Read page 1: page 1: 7 words\n"
+        "- `s2` Read page 2: page 2: 14 words\n"
+        "- `s3` Read page 3: page 3: 21 words\n\n"
         "## Failed and dropped steps\n"
         "- `s6` Read page 6 (dropped)\n\n"
-        "## Open steps\n"
-        "- `s4` Read page 4 (now)\n"
-        "- `s5` Read page 5 (pending)\n\n"
+        "## Later steps\n"
+        "- `s5` Read page 5\n\n"
         "## Decisions\n"
         "- read in order, because: pages refer back (rejected: skim; ask)\n\n"
         "## Discoveries\n"
@@ -128,11 +127,11 @@ def test_long_results_are_cut_and_name_the_way_to_all_of_them() -> None:
     state = state_of(3, 4)
     state.results |= {"s1": "long " * 400, "s2": {"words": 14}}
     short, full = brief(state), brief(state, full=True)
-    assert "- `s1` Read page 1: long long long long long...\n" in short
+    assert "- `s1` Read page 1: long long long...\n" in short
     assert '- `s2` Read page 2: {"words": 14}\n' in short
     assert f"- `s1` Read page 1: {' '.join(['long'] * 120)}...\n" in full
     for text in (short, full):
-        assert text.count("\n- Results that end with three dots are cut: `recall_step(KEY)` returns all of one.") == 1
+        assert text.count("\n- Cut (...): `recall_step(KEY)`.") == 1
     assert "recall_step" not in brief(state_of(3, 4))
 
 
@@ -150,8 +149,8 @@ def test_latest_results_get_what_room_is_left() -> None:
 
 
 def test_of_a_long_plan_the_next_steps_are_listed() -> None:
-    assert brief(state_of(1, 30)).endswith("- `s4` Read page 4 (pending)\n- 26 more not shown: `s5` to `s30`.")
-    assert brief(state_of(1, 30), full=True).endswith("- `s30` Read page 30 (pending)")
+    assert brief(state_of(1, 30)).endswith("- `s3` Read page 3\n- 27 more not shown: `s4` to `s30`.")
+    assert brief(state_of(1, 30), full=True).endswith("- `s30` Read page 30")
 
 
 def test_a_cut_section_counts_and_names_what_is_missing() -> None:
@@ -162,8 +161,8 @@ def test_a_cut_section_counts_and_names_what_is_missing() -> None:
         f"- {found.left_out['steps']} earlier not shown: `s1` to `s{found.left_out['steps']}`; `recall_step(KEY)`"
         in (found.text)
     )
-    assert "- 37 earlier not shown: `choice 1 xxx" in found.text
-    assert '... and 36 more; `search_history(section="decisions")` returns all.' in found.text
+    assert "- 36 earlier not shown: `choice 1 xxx" in found.text
+    assert '... and 35 more; `search_history(section="decisions")` returns all.' in found.text
     assert "choice 39" in found.text
     assert "`s25` Read page 25" in found.text
     assert contradictions(read_brief(found.text), state) == []

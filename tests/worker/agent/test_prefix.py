@@ -57,7 +57,7 @@ class Thirty(Agent[AgentState]):
 
 
 @pytest.mark.integration
-async def test_four_fifths_of_a_prompt_are_the_start_of_the_one_before_it(app: App) -> None:
+async def test_most_of_a_prompt_is_the_start_of_the_one_before_it(app: App) -> None:
     """30 steps with answers of 200 tokens, no compaction: the figure of docs/how-to/context.md."""
     kind: Any = type("Thirty", (Thirty,), {"prompts": []})
     handle = await app.agent(name="thirty")(kind).enqueue("Read all pages")
@@ -66,8 +66,8 @@ async def test_four_fifths_of_a_prompt_are_the_start_of_the_one_before_it(app: A
     assert Estimate().count(ANSWER) == 200
     for form in FORMS:
         found = stability(kind.prompts, form)[8:]  # that of the tenth prompt is the first
-        sys.stdout.write(f"{form}: unchanged start of prompts 10 to 30: {min(found):.0%} to {max(found):.0%}\n")
-        assert min(found) >= 0.8
+        sys.stdout.write(f"{form}: unchanged start of prompts 10 to 30: {min(found):.1%} to {max(found):.1%}\n")
+        assert min(found) >= 0.83
     for former, prompt in pairwise(kind.prompts):
         assert prompt.messages[: former.cacheable] == former.messages[: former.cacheable]
         for form in FORMS:

@@ -151,6 +151,8 @@ def test_long_values_are_cut_with_their_length() -> None:
     assert quoted_line("x" * 5000, 10) == "xxxxxxxxxx... (5,000 characters in all)"
     assert quoted_line(" " * 10_000 + "x", 10) == "(empty)... (10,001 characters in all)"
     assert quoted_name("x" * 500, 4) == "`xxxx`... (500 characters in all)"
+    assert quoted_line("x" * 14, 10, brief=True) == "xxxxxxxxxx..."
+    assert quoted_line("x" * 13, 10, brief=True) == "x" * 13, "a cut would make it no shorter"
     assert quoted_block("a\n" * 3000, 4) == "```text\na\na... (6,000 characters in all)\n```"
     assert quoted_block({"a": 1}) == '```text\n{\n  "a": 1\n}\n```'
     assert quoted_name("a`b") == "`` a`b ``"

@@ -6,7 +6,7 @@
     ## Left by the former run           until the first step after the resume is recorded
     ## Completed steps
     ## Failed and dropped steps
-    ## Open steps
+    ## Later steps
     ## Decisions
     ## Discoveries
     ## Promises
@@ -36,16 +36,16 @@ from .sections import Count, Section, fitted
 
 __all__ = ["BriefText", "Interruption", "brief_text"]
 
-_SHORT: Final = 24
+_SHORT: Final = 15
 """Most characters of a step's result if the turns hold it too: it only has to be recognized there."""
 
 _LONG: Final = (600, 150)
 """Most characters of a step's result if the turns may not hold it, by the room in the brief."""
 
-_NEXT: Final = 3
-"""Most open steps that are listed if nothing was interrupted: the plan was made in the turns."""
+_NEXT: Final = 1
+"""Most later steps that are listed if nothing was interrupted: the plan was made in the turns."""
 
-_CUT: Final = "- Results that end with three dots are cut: `recall_step(KEY)` returns all of one."
+_CUT: Final = "- Cut (...): `recall_step(KEY)`."
 _TITLE: Final = 200
 
 
@@ -122,9 +122,7 @@ def _place(state: AgentState) -> str:
     total = len(state.plan) + state.archive.steps
     if not total:
         return ""
-    at = next((at for at, step in enumerate(state.plan) if step.key == state.current and _is_open(step)), None)
-    if at is None:
-        at = next((at for at, step in enumerate(state.plan) if _is_open(step)), None)
+    at = _next(state)
     if at is None:
         return f"all {total} steps are closed."
     step = state.plan[at]
@@ -132,6 +130,12 @@ def _place(state: AgentState) -> str:
     notes += [f"last error: {quoted_line(step.error)}"] if step.error else []
     noted = f" ({'; '.join(notes)})" if notes else ""
     return f"step {state.archive.steps + at + 1} of {total}: {_named(step)}{noted}."
+
+
+def _next(state: AgentState) -> int | None:
+    """Return the place of the next step in the plan: the current one, else the first open one."""
+    found = [at for at, step in enumerate(state.plan) if _is_open(step)]
+    return next((at for at in found if state.plan[at].key == state.current), found[0] if found else None)
 
 
 def _sections(
@@ -143,7 +147,8 @@ def _sections(
 ) -> Iterable[Section]:
     done = [step for step in state.plan if step.status is StepStatus.DONE]
     gone = [step for step in state.plan if step.status in (StepStatus.FAILED, StepStatus.DROPPED)]
-    later = [step for step in state.plan if _is_open(step)]
+    current = _next(state)
+    later = [step for at, step in enumerate(state.plan) if at != current and _is_open(step)]
     promises = _open_promises(state.commitments)
     if interruption is not None:
         doubtful = _in_doubt(state, interruption)
@@ -175,9 +180,9 @@ def _sections(
         _all("failed"),
     )
     yield Section(
-        "Open steps",
+        "Later steps",
         "open",
-        [_open(step, state.current) for step in later],
+        [f"- {_named(step)}" for step in later],
         lambda left, most: _keys(state.plan, later[-left:], most),
         _all("open") if full else "",  # else the plan is in the turns, and these bytes are in no cache
         first=True,
@@ -268,10 +273,6 @@ def _done(step: PlanStep, result: Any, limit: int) -> str:
 def _gone(step: PlanStep) -> str:
     error = f": {quoted_line(step.error)}" if step.error else ""
     return f"- {_named(step)} ({step.status.value}{error})"
-
-
-def _open(step: PlanStep, current: str | None) -> str:
-    return f"- {_named(step)} ({'now' if step.key == current else step.status.value})"
 
 
 def _in_doubt(state: AgentState, interruption: Interruption) -> list[str]:
