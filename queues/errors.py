@@ -180,7 +180,7 @@ class PayloadTooLarge(QueueError, ValueError):
     def __init__(self, what: str, size: int, limit: int, setting: str = "payload_limit") -> None:
         super().__init__(
             f"size of {what} is {size:,} bytes, over the limit of {limit:,} bytes: "
-            f"store it elsewhere and pass a reference, or raise {setting}"
+            f"store it elsewhere and pass a reference, or raise PERDURE_{setting.upper()}"
         )
         self.what = what
         self.size = size

@@ -34,10 +34,14 @@ def check_options(name: str, *, retry: object, durability: object, on_orphan: ob
 def as_async(name: str, handler: Callable[..., Any]) -> Handler[..., Any]:
     """Return a handler as an async function; a plain one runs in a thread. Raises `TaskDefinitionError`."""
     is_async = inspect.iscoroutinefunction(handler)
-    if not is_async and (not inspect.isroutine(handler) or inspect.isgeneratorfunction(handler)):
-        raise TaskDefinitionError(f"task {name!r} must be an 'async def' or a 'def' without 'yield', got {handler!r}")
+    if not is_async and (not inspect.isroutine(handler) or _yields(handler)):
+        raise TaskDefinitionError(f"task {name!r} must be an 'async def' or a 'def', without 'yield', got {handler!r}")
     wrong: type = SyncContext if is_async else Context
     if wrong in type_hints(name, handler).values():
         remedy = "Context: async def f(ctx: Context, ...)" if is_async else "SyncContext: def f(ctx: SyncContext, ...)"
         raise TaskDefinitionError(f"task {name!r}: the first parameter must be the {remedy}")
     return handler if is_async else call_in_thread(name, handler)
+
+
+def _yields(handler: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)

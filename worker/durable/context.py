@@ -6,11 +6,11 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 from ...deadletter import Retry
-from ...queues import Duration, InboxMessage, Moment, Sent, TaskHandle, to_seconds
-from ..errors import StepOutsideTask
+from ...queues import Duration, InboxMessage, Moment, Sent, TaskHandle
+from ..errors import StepDefinitionError, StepOutsideTask
 from ..identity import IdentityVersion
 from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.agent_events import Decided, Discovered, MessageAdded
@@ -25,7 +25,7 @@ from .run import Run
 from .shared_workspace import SharedWorkspace
 from .step_caller import StepCaller
 from .steps.current import CURRENT_RUN, step_here
-from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
+from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name, step_timeout
 from .steps.threads import CURRENT_SESSION
 from .steps.tool_calls import CallReasons
 from .task_artifacts import Artifacts
@@ -158,6 +158,7 @@ class Context(TaskInfo, StepCaller):
 
     def options(
         self,
+        /,
         *,
         timeout: Duration | None = None,
         retry: Retry | None = None,
@@ -171,16 +172,21 @@ class Context(TaskInfo, StepCaller):
         reasoning: str = "",
         call: str | None = None,
         intent: bool = True,
+        **unknown: Never,
     ) -> StepCaller:
         """Return `step` and `tool` with options: `await ctx.options(timeout=30).step("fetch", fetch, url)`.
+
+        Raises `StepDefinitionError`.
 
         Args:
             durability: in place of the task's.
             timeout, retry, risky, verify, in_doubt, on_mismatch, step_id, nested, reasoning, call, intent: see
                 `StepOptions`.
         """
+        if unknown:  # not a TypeError, which would be retried
+            raise StepDefinitionError(f"no option of a step is called {', '.join(unknown)}; see StepOptions")
         options = StepOptions(
-            timeout=None if timeout is None else to_seconds(timeout),
+            timeout=step_timeout(timeout),
             retry=retry,
             durability=durability or self._options.durability,
             risky=risky,

@@ -175,7 +175,7 @@ async def test_a_repeated_id_compares_large_arguments(
 async def test_the_limits(producer: Producer) -> None:
     small = Producer(namespace=producer.namespace.name, gateway=producer.gateway, payload_limit=1024, large_limit=4096)
     await small.enqueue("t", {"text": "x" * 4000}, queue="default")
-    with pytest.raises(PayloadTooLarge, match=r"the task's arguments is 5,\d+ bytes, .* raise large_limit"):
+    with pytest.raises(PayloadTooLarge, match=r"the task's arguments is 5,\d+ bytes, .* raise PERDURE_LARGE_LIMIT"):
         await small.enqueue("t", {"text": "x" * 5000}, queue="default")
     with pytest.raises(PayloadTooLarge, match="the task's envelope"):
         await small.enqueue("t", {}, headers={"text": "x" * 2000}, queue="default")

@@ -130,7 +130,7 @@ async def test_an_agent_has_large_inputs_if_its_state_does_not_store_them(app: A
     handle = await reader.enqueue("count", text=TEXT)
     await work_off(app)
     assert await bounded(handle.result()) == 600_000
-    with pytest.raises(PayloadTooLarge, match=r"inputs, which the state has, is .* raise payload_limit"):
+    with pytest.raises(PayloadTooLarge, match=r"inputs, which the state has, is .* raise PERDURE_PAYLOAD_LIMIT"):
         await reader.enqueue(TEXT)
-    with pytest.raises(PayloadTooLarge, match="raise large_limit"):
+    with pytest.raises(PayloadTooLarge, match="raise PERDURE_LARGE_LIMIT"):
         await reader.enqueue("count", text=3 * TEXT)

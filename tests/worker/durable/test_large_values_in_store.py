@@ -128,7 +128,7 @@ async def test_a_local_folder_keeps_none(shared: Settings, store: Path, place: s
         async def length(ctx: Context, text: str) -> int:
             return len(text)
 
-        with pytest.raises(ValueError, match=r"over the limit of 100,000 bytes.*raise large_limit"):
+        with pytest.raises(ValueError, match=r"over the limit of 100,000 bytes.*raise PERDURE_LARGE_LIMIT"):
             await length.enqueue(TEXT)
 
 

@@ -550,6 +550,10 @@ def generator(ctx: SyncContext) -> Any:
     yield 1
 
 
+async def async_generator(ctx: Context) -> Any:
+    yield 1
+
+
 def async_context(ctx: Context) -> None: ...
 
 
@@ -559,7 +563,8 @@ async def sync_context(ctx: SyncContext) -> None: ...
 @pytest.mark.parametrize(
     ("handler", "says"),
     [
-        (generator, "must be an 'async def' or a 'def' without 'yield'"),
+        (generator, "must be an 'async def' or a 'def', without 'yield'"),
+        (async_generator, "must be an 'async def' or a 'def', without 'yield'"),
         (async_context, r"the first parameter must be the SyncContext: def f\(ctx: SyncContext, \.\.\.\)"),
         (sync_context, r"the first parameter must be the Context: async def f\(ctx: Context, \.\.\.\)"),
     ],

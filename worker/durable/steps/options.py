@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from ....deadletter import Retry
+from ....queues import Duration, to_seconds
 from ...errors import StepDefinitionError
 
-__all__ = ["DEFAULT_OPTIONS", "LONGEST_NAME", "AlreadyDone", "Durability", "StepOptions", "check_name"]
+__all__ = ["DEFAULT_OPTIONS", "LONGEST_NAME", "AlreadyDone", "Durability", "StepOptions", "check_name", "step_timeout"]
 
 R = TypeVar("R")
 
@@ -61,9 +62,12 @@ class StepOptions:
     intent: bool = True
 
     def __post_init__(self) -> None:
-        if self.verify is not None and not self.risky:
-            raise StepDefinitionError("verify must be used with risky=True")
-        if self.timeout is not None and self.timeout <= 0:
+        retry: object = self.retry
+        if retry is not None and not isinstance(retry, Retry):
+            raise StepDefinitionError(f"retry must be a Retry, such as Retry(max_attempts=3), got {retry!r}")
+        if self.verify is not None and not (self.risky and callable(self.verify)):
+            raise StepDefinitionError(f"verify must be a function, used with risky=True, got {self.verify!r}")
+        if self.timeout is not None and not self.timeout > 0:
             raise StepDefinitionError(f"timeout must be more than 0 seconds, got {self.timeout}")
         if self.step_id is not None:
             check_name("step_id", self.step_id)
@@ -85,6 +89,14 @@ DEFAULT_OPTIONS: Final[Mapping[Durability, StepOptions]] = {
     "replicated": StepOptions(durability="replicated"),
 }
 """Options of steps by the durability of their task."""
+
+
+def step_timeout(timeout: Duration | None) -> float | None:
+    """Return the time-out of a step in seconds. Raises `StepDefinitionError`."""
+    try:
+        return None if timeout is None else to_seconds(timeout)
+    except TypeError:
+        raise StepDefinitionError(f"timeout must be seconds or a timedelta, got {timeout!r}") from None
 
 
 LONGEST_NAME: Final = 200

@@ -117,7 +117,7 @@ async def test_what_is_above_the_second_limit_is_refused_with_the_setting(app: A
     assert "size of the result is 3,000,003 bytes" in second.message
     for found in (first, second):
         assert "over the limit of 3,000,000 bytes" in found.message
-        assert "raise large_limit" in found.message
+        assert "raise PERDURE_LARGE_LIMIT" in found.message
     assert await recorded_steps(app, handles[0]) == {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import subprocess
 import sys
@@ -835,7 +836,10 @@ async def test_an_error_that_is_not_retried_fails_the_step_at_once(app: App, ret
     ("options", "says"),
     [
         ({"verify": len}, "risky=True"),
+        ({"verify": "find", "risky": True}, "verify must be a function, used with risky=True, got 'find'"),
+        ({"retry": 3}, "retry must be a Retry, .*, got 3"),
         ({"timeout": 0}, "more than 0"),
+        ({"timeout": math.nan}, "more than 0 seconds, got nan"),
         ({"durability": "later"}, "durability"),
         ({"in_doubt": "maybe"}, "in_doubt"),
         ({"on_mismatch": "ignore"}, "on_mismatch"),
@@ -1005,7 +1009,8 @@ WRONG_CALLS: dict[str, tuple[Callable[[Any], Awaitable[Any]], str]] = {
     "not callable": (lambda ctx: ctx.step("list", [1]), "step 'list' must have a function, got [1]"),
     "a coroutine": (lambda ctx: ctx.step("late", _closed(ctx)), "step 'late' must have a function, got <coroutine"),
     "no name": (lambda ctx: ctx.step(len, "a"), "name must be 1 to 200 characters"),
-    "options": (lambda ctx: ctx.options(timeout=-1).step("late", len, "a"), "timeout must be more than 0 seconds"),
+    "options": (lambda ctx: ctx.options(timeout="3").step("late", len, "a"), "timeout must be seconds or a timedelta"),
+    "no option": (lambda ctx: ctx.options(timeot=3).step("late", len, "a"), "no option of a step is called timeot"),
 }
 
 
