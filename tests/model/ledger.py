@@ -119,11 +119,11 @@ class Ledger:
         step: str | None = None,
         number: bytes | None = None,
         entry: int | None = None,
-    ) -> None:
+    ) -> Id:
         middle: tuple[tuple[bytes, bytes], ...] = () if step is None else ((b"step", step.encode()),)
         middle = middle if number is None else ((b"n", number),)
         last: tuple[tuple[bytes, bytes], ...] = () if entry is None else ((b"e", b"%d" % entry),)
-        self.held.add(self.at.log(task), ((b"type", kind.encode()), *middle, (b"data", data), *last))
+        return self.held.add(self.at.log(task), ((b"type", kind.encode()), *middle, (b"data", data), *last))
 
     def _earliest(self) -> float | None:
         scores = [float(text_of(score)) for score in self.held.sets.get(self.at.due, {}).values()]
@@ -395,10 +395,8 @@ class Ledger:
                 self.held.drop(steps, f"i:{step}", f"s:{step}")
                 self.note_event(task, "step_completed", data, step, entry=number)
                 self.tell(task, "step_completed")
-            elif kind == "event":
-                self.held.put(record, {"events": value})
-                self.note_event(task, step, data, number=value, entry=number)
-                self.tell(task, step)
+            elif kind in ("event", "base"):
+                self._write_event(task, step, value, data, number, base=kind == "base")
             elif kind == "mark":
                 self.held.put(steps, {f"d:{step}": value})
                 self.held.drop(steps, f"i:{step}", f"s:{step}")
@@ -419,6 +417,19 @@ class Ledger:
         if any(kind == "taken" for _, kind, *_ in new):
             self.held.put(inbox, {"used": self._used(inbox)})
         return 2 if self.held.exists(control) else 1
+
+    def _write_event(self, task: str, kind: str, number: bytes, data: bytes, entry: int, *, base: bool) -> None:
+        """Log an event of an agent. base: the log may start there, and loses what precedes the former base."""
+        record, _, log, *_ = self.parts(task)
+        event, former = self.note_event(task, kind, data, number=number, entry=entry), None
+        self.held.put(record, {"events": number})
+        if base:
+            former = self.held.hashes[record].get("base")
+            self.held.put(record, {"base": event})
+        if former is not None:
+            entries = self.held.stream(log).entries
+            del entries[: next(at for at, (one, _) in enumerate(entries) if one is former)]
+        self.tell(task, kind)
 
     def _used(self, inbox: str) -> int:
         """Return how many of the first messages of an inbox were all used."""

@@ -162,7 +162,7 @@ entries = st.lists(
         st.sampled_from(
             [
                 *("done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved"),
-                *("chunk", "part", "progress"),
+                *("chunk", "part", "progress", "base"),
             ]
         ),
         st.sampled_from(["s", "u:1"]),
@@ -613,6 +613,7 @@ class Queues(RuleBasedStateMachine):
             return
         if any(kind == "taken" for kind, *_ in some):
             self.send(task, which)
+        some = [one for one in some for _ in range(1 + (one[0] == "base"))]  # each deletes what precedes the former one
         inbox = self.partition.inbox(task)
         used = int(self.ledger.held.get(inbox, "used") or 0)
         listed = [(self.ledger.held.get(inbox, f"n:{used + n}") or b"1").partition(b" ")[0] for _, _, n in some]

@@ -47,6 +47,9 @@ def _of_task(ledger: Ledger, task: str) -> Iterator[str]:
     elsewhere = state in (b"queued", b"dead", None)
     if elsewhere == bool(payload):
         yield f"is {state!r}, and its record holds {payload}"
+    base = held.get(record, "base")
+    if base is not None and held.stream(ledger.at.log(task)).find(base) is None:
+        yield f"its log lacks the event {base!r}, from which it starts"
     for part in ledger.parts(task):
         if held.exists(part) and (state not in LIVE) != (part in held.deadlines):
             yield f"is {state!r}, and {part} {'expires' if part in held.deadlines else 'is kept for ever'}"
