@@ -32,6 +32,9 @@ Hash = dict[str, Value | int | str]
 
 HOUR = 3_600_000
 
+LEASE = 600_000
+"""Milliseconds. However slowly a run goes, a lease passes only by `age`, and is restarted only by `pass_unattended`."""
+
 _UPLOAD = 600_000
 """Milliseconds for which an upload is kept after its last chunk."""
 
@@ -277,7 +280,7 @@ class Ledger:
         """Create the groups."""
         for key in (self.at.ready, self.at.nudge):
             self.held.streams.setdefault(key, Stream()).grouped = True
-        self.touch(60_000)
+        self.touch(LEASE)
         del worker
 
     def touch(self, lease_ms: int) -> None:
@@ -356,7 +359,7 @@ class Ledger:
 
     def beat(self, worker: str, some: Sequence[tuple[Delivery, str]], status: RunStatus) -> tuple[list[int], list[int]]:
         """Renew leases, and store the status of the runs: of all the same."""
-        self.touch(60_000)
+        self.touch(LEASE)
         lost, cancelled = [], []
         for position, (delivery, task) in enumerate(some):
             pending = self.pending.get(delivery.entry)

@@ -69,7 +69,7 @@ from perdure.queues.transport.scripts import queue_script
 
 from tests.model.ground import Ground
 from tests.model.later import Moment, text_of
-from tests.model.ledger import HOUR, Handed, Ledger, LedgerCopy, Past
+from tests.model.ledger import HOUR, LEASE, Handed, Ledger, LedgerCopy, Past
 from tests.model.picture import Copy, put_back, take_copy, take_picture
 from tests.model.promises import broken_promises
 from tests.support.consumers import Held, worker
@@ -79,9 +79,6 @@ __all__ = ["Queues"]
 
 TASKS = ("t0", "t1", "t2", "t3")
 WORKERS = ("a", "b", "c")
-LEASE = 60_000
-"""Milliseconds. A run takes far less, so that a lease passes only by `age`."""
-
 MINUTE = 60_000
 
 CHORES = (
@@ -1034,7 +1031,8 @@ class Queues(RuleBasedStateMachine):
     def pass_unattended(self, passed: int) -> None:
         """Let time pass in which no worker reaches Redis; a negative one is a clock that is set back.
 
-        No sum of the times is half a lease, from which on leases are restarted: the time of the acts would decide.
+        No sum of the times is within a minute of half a lease, from which on leases are restarted: else the time of the
+        acts would decide.
         """
         seen = int(self.ground.command("GET", self.partition.seen))
         self.ground.command("SET", self.partition.seen, seen - passed, "KEEPTTL")
