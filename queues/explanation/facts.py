@@ -20,7 +20,7 @@ from ..shared_config import load_config
 from ..supervisors import paused_supervisors
 from ..transport import Gateway
 
-__all__ = ["Facts", "read_facts"]
+__all__ = ["Facts", "published_lease", "read_facts"]
 
 T = TypeVar("T")
 
@@ -89,9 +89,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     if 0 < steps <= _COUNTED:
         names = await gateway.command("HKEYS", partition.steps(task_id))
         steps = sum(name.startswith(b"d:") and not name.startswith(b"d:#") for name in names)
-    present = [one for one in workers or () if not one.presumed_dead and partition.queue in one.queues]
-    published = [one.lease for one in present if one.lease is not None]
-    lease = config.leases(max(published, default=_LEASE))[1] if config else max(published, default=_LEASE)
+    lease = published_lease(workers or (), partition.queue)
     return Facts(
         record,
         now,
@@ -101,12 +99,18 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         _number(partition.record(task_id), "returned", returned),
         bool(cancel),
         now + int(ttl) if int(ttl) > 0 else None,
-        lease,
+        config.leases(lease)[1] if config else lease,
         workers,
         catalog,
         paused,
         await _allowed(partition_stats(gateway, partition)) if record.state is State.QUEUED else None,
     )
+
+
+def published_lease(workers: Sequence[WorkerInfo], queue: str) -> float:
+    """Return the longest lease of the live workers of a queue; without any, of those that it had."""
+    leases = [(one.presumed_dead, one.lease) for one in workers if queue in one.queues and one.lease is not None]
+    return max([lease for lost, lease in leases if not lost] or [lease for _, lease in leases], default=_LEASE)
 
 
 def _read_task(gateway: Gateway, partition: Partition, task_id: str) -> Awaitable[list[Any]]:

@@ -10,6 +10,7 @@ from perdure.deadletter import Reason
 from perdure.queues import CatalogTask, Record, State, TaskEvent, WorkerInfo
 from perdure.queues.catalog import Catalog
 from perdure.queues.explanation import REMEDIES, Explanation, Facts, explain_facts
+from perdure.queues.explanation.facts import published_lease
 from perdure.queues.keys import RELEASED, SUSPECTS
 
 NOW = 1_763_836_000_000
@@ -228,3 +229,10 @@ def test_each_reason_of_a_dead_letter_has_a_remedy_with_its_id(reason: Reason) -
 def test_crashes_of_the_present_message_count(holder: str | None, deliveries: int, returned: int, crashes: int) -> None:
     known = replace(RUNNING, holder=holder, deliveries=deliveries, crashes=2)
     assert explain(known, returned=returned).crashes == crashes
+
+
+def test_the_lease_is_that_of_the_workers_that_were_lost_if_no_other_is_there() -> None:
+    lost, live = worker("w1", lease=6.0, seen=60.0), worker("w2", lease=20.0)
+    assert published_lease([lost], "reports") == 6
+    assert published_lease([lost, live], "reports") == 20
+    assert published_lease([lost, live], "other") == published_lease([], "reports") == 15
