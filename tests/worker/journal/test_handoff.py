@@ -305,3 +305,14 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
     assert not any("<script>" in line and "`" not in line for line in lines)
     summary = Resumption(after="crash", handoff=handoff).summary()
     assert "\n" not in summary
+
+
+def test_a_summary_dates_the_stop_of_the_run_and_not_its_replay() -> None:
+    replayed = Resumption(after="replay", at=1_763_836_000_000, gap=12.8, restored={"steps": 1})
+    assert replayed.summary() == (
+        "the task became a dead letter at 2025-11-22 18:26:40 UTC and was replayed (12.8 s without a worker); "
+        "restored: 1 step"
+    )
+    assert Resumption(after="crash", at=1_763_836_000_000).summary() == (
+        "the previous run crashed at 2025-11-22 18:26:40 UTC; restored: nothing"
+    )
