@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from perdure.queues.delivery import close_exported, read_mark
 
 from tests.support.command_line import Answer, call, process
 from tests.support.key_leaks import check_for_leaks
+from tests.support.programs import killed_imports
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import history, running_worker, wait_until
 
@@ -197,7 +199,8 @@ async def test_a_dead_letter_is_imported_as_replayed(
     ledger = Ledger()
     app = make_app(elsewhere, ledger)
     async with app:
-        await app.producer.enqueue("failing", task_id="f", queue="test")
+        handle = await app.producer.enqueue("failing", task_id="f", queue="test")
+        await handle.send("more", sender="editor")
     await run(app, "f", State.DEAD)
     file = str(tmp_path / "task.jsonl")
     assert (await at(elsewhere, "task", "show", "f")).code == 0
@@ -212,6 +215,23 @@ async def test_a_dead_letter_is_imported_as_replayed(
     assert (await at(here, "task", "import", file, "--id", "g")).out == "g\n"
     await run(target, "g", State.SUCCEEDED)
     assert ledger.steps == ["called", "kept", "called"]
+    await check_killed_imports(file)
+    async with target:
+        assert [one.content for one in await (await find(target, "f")).pending_messages()] == ["more"]
+    await run(target, "f", State.SUCCEEDED)
+    assert ledger.steps == ["called", "kept", "called", "called"]
+
+
+async def check_killed_imports(file: str) -> None:
+    """Check that an import that is killed after any of its writes stores the task whole or not at all.
+
+    The next one finds no task until one has stored it. What the others have uploaded expires, which a fixture checks.
+    """
+    command = [sys.executable, killed_imports.__file__, file]
+    done = await anyio.run_process(command, check=False)
+    codes = [int(code) for code in done.stdout.split()]
+    writes = ("checkpoint", "log", "inbox", "task")
+    assert codes == [*(-9 for _ in writes), killed_imports.FOUND], done.stderr.decode()
 
 
 async def test_a_task_that_changed_is_not_closed(here: Settings) -> None:
