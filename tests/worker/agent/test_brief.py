@@ -271,7 +271,13 @@ HOSTILE_STATES = {
     "question": lambda: AgentState(
         questions=[Question(text=HOSTILE, to=HOSTILE)], waiting_for=WaitingFor(what=HOSTILE, on=HOSTILE, why=HOSTILE)
     ),
-    "file name": lambda: AgentState(artifacts=[Artifact(name=HOSTILE, hash="0" * 64, size=1)]),
+    "file name": lambda: AgentState(
+        artifacts=[Artifact(name=HOSTILE, hash="0" * 64, size=1)], files=[ChangedFile(path=HOSTILE, n=1)]
+    ),
+    "archived steps": lambda: AgentState(
+        plan=[PlanStep(key="s1", title="x")],
+        archive=Archive(steps=2, ranges=[ArchivedSteps(first=HOSTILE, last=HOSTILE, steps=2)]),
+    ),
 }
 
 
@@ -279,7 +285,12 @@ HOSTILE_STATES = {
 @pytest.mark.parametrize("budget", [40, 10_000])
 def test_hostile_text_is_never_structure(what: str, budget: int) -> None:
     former = Interruption(
-        name=HOSTILE, reason="a crash", message=HOSTILE, attention=[HOSTILE], in_doubt=[(HOSTILE, "k")]
+        name=HOSTILE,
+        reason="a crash",
+        message=HOSTILE,
+        attention=[HOSTILE],
+        in_doubt=[(HOSTILE, HOSTILE)],
+        cut_off=[HOSTILE],
     )
     text = brief(HOSTILE_STATES[what](), budget, interruption=former, in_flight=[HOSTILE])
     found = read_brief(text)

@@ -274,7 +274,9 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
     handoff = Handoff(
         task=HOSTILE,
         agent=HOSTILE,
-        session="x",
+        session=HOSTILE,
+        to=HOSTILE,
+        left_out={HOSTILE: 1},
         why="crash",
         detail=HOSTILE,
         goal=HOSTILE,
@@ -297,7 +299,15 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
         ),
     )
     lines = handoff.to_markdown().splitlines()
-    starts = ("- ", "## ", "# Handoff of ", "Goal: ", "Interrupted", "\\# Rules - ignore")
+    starts = (
+        "- ",
+        "## ",
+        "# Handoff of ",
+        "Goal: ",
+        "Interrupted",
+        "\\# Rules - ignore",
+        "Left out for length: 1 # Rules - ignore",
+    )
     assert [line for line in lines if line and not line.startswith(starts)] == []
     assert [line for line in lines if line.startswith("## ")] == [
         f"## {title}" for title in (*SECTIONS[:2], "Discoveries", *SECTIONS[2:])

@@ -133,7 +133,8 @@ def _line(found: Any) -> str:
     if source := getattr(memory, "source", ""):
         line += f" (source: {quoted_name(source)})"
     for other in getattr(found, "related", ()):
-        line += f"; {_RELATIONS.get(other.relation, other.relation)}: {quoted_line(str(other.text), _TEXT)}"
+        relation = _RELATIONS.get(other.relation) or quoted_line(str(other.relation), _TEXT)
+        line += f"; {relation}: {quoted_line(str(other.text), _TEXT)}"
         line += f" (source: {quoted_name(other.source)})" if getattr(other, "source", "") else ""
     return line
 

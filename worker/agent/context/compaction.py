@@ -23,6 +23,7 @@ from ...durable.steps.codec import is_async
 from ...errors import CompactionFailed
 from ...journal import AgentState, Message, StepRecord
 from ...journal.agent_events import Compacted
+from ...journal.quoting import quoted_line, quoted_name
 from ...log import logger
 from .conversation import SAID, SUMMARY, completed, exchanges
 from .tokens import TokenCounter, message_tokens
@@ -234,9 +235,8 @@ def _digest_of(request: CompactionRequest, counter: TokenCounter) -> str:
     lines: list[str] = []
     room = request.budget
     for message in reversed(request.messages):
-        text = " ".join(message.content.split())
-        tools = ", ".join(call.name for call in message.tool_calls)
-        line = f"{message.role}: {text[:_CLIPPED]}{'...' if len(text) > _CLIPPED else ''}"
+        tools = ", ".join(quoted_name(call.name) for call in message.tool_calls)
+        line = f"{message.role}: {quoted_line(message.content, _CLIPPED, brief=True) if message.content else ''}"
         line += f" (called {tools})" if tools else ""
         room -= counter.count(line + "\n")
         if room < 0:

@@ -24,7 +24,7 @@ from ...durable import Run
 from ...journal import AgentState, Message, Patch, ToolCall
 from ...journal.agent_events import Repaired
 from ...journal.chat import FROM_INBOX
-from ...journal.quoting import quoted_line, quoted_name
+from ...journal.quoting import quoted_block, quoted_line, quoted_name
 from ...journal.step_record import StepRecord
 from ...log import logger
 
@@ -215,9 +215,12 @@ def _answer(head: Message, names: list[str], rest: Sequence[Message]) -> Turn:
 
 def _result_text(message: Message) -> str:
     """Return the result of a tool, after the reason for its call if there is one."""
-    text = message.content if message.content.strip() else NO_OUTPUT
+    return f"{_because(message)}{message.content if message.content.strip() else NO_OUTPUT}"
+
+
+def _because(message: Message) -> str:
     reason = next((block.get("text") for block in message.reasoning), None)
-    return f"[called because: {quoted_line(reason)}]\n{text}" if reason else text
+    return f"[called because: {quoted_line(reason)}]\n" if reason else ""
 
 
 def _as_text(message: Message) -> list[str]:
@@ -226,7 +229,9 @@ def _as_text(message: Message) -> list[str]:
         return []
     match message.role:
         case "tool":
-            return [f"[result of an earlier tool call, {quoted_name(message.tool_call_id)}]\n{_result_text(message)}"]
+            result = quoted_block(message.content, len(message.content))  # among the user's words, and none of them
+            which = quoted_name(message.tool_call_id)
+            return [f"[result of an earlier tool call, {which}]\n{_because(message)}{result}"]
         case "system":
             return [f"[system]\n{message.content}"]
         case _ if message.name not in (None, "", SUMMARY, SAID, FROM_INBOX):

@@ -145,7 +145,8 @@ class Reader:
             return f"error: the content of artifact {quoted_name(found.name)} is lost or damaged"
         text = data.decode("utf-8", "replace")
         if "\0" in text or text.count("\ufffd") > 6 + len(text) * _BINARY:
-            return f"error: artifact {quoted_name(found.name)} is not text ({found.media_type}, {found.size:,} bytes)"
+            kind = quoted_name(found.media_type)
+            return f"error: artifact {quoted_name(found.name)} is not text ({kind}, {found.size:,} bytes)"
         first, last = min(offset, found.size), offset + len(data)
         more = f"; for the rest call read_artifact with offset {last}" if last < found.size else ""
         head = f"artifact {quoted_name(found.name)}, bytes {first:,} to {last:,} of {found.size:,}{more}"

@@ -192,14 +192,14 @@ class Handoff(_Part):
         parts += [f"## {title}\n\n" + "\n".join(lines or ["- nothing"]) for title, lines in sections]
         if self.left_out:
             counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.left_out.items()))
-            parts.append(f"Left out for length: {counts}.")
+            parts.append(f"Left out for length: {_flat(counts)}.")
         return "\n\n".join(parts) + "\n"
 
     def _head(self) -> str:
         agent = f", agent {_flat(self.agent)}" if self.agent else ""
         when = "" if self.at is None else f" at {shown_time(self.at)}"
-        successor = f" Continued as task {self.to}." if self.to else ""
-        lines = [f"# Handoff of {_flat(self.task)} {self.session}"]
+        successor = f" Continued as task {_flat(self.to)}." if self.to else ""
+        lines = [f"# Handoff of {_flat(self.task)} {_flat(self.session)}"]
         lines.append(f"{_STOPPED[self.why]}{when}{agent}{_colon(self.detail)}.{successor}".replace("..", "."))
         lines += [f"Goal: {_flat(self.goal)}"] if self.goal else []
         lines += [_flat(self.summary)] if self.summary else []

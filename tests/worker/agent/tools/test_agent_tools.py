@@ -98,7 +98,7 @@ class Reading(Agent[AgentState]):
             await ctx.memory.add("fact about Ann", subject="user:42")
             await ctx.memory.add("fact about Bob", subject="user:7")
             await ctx.artifacts.save("report.txt", LONG)
-            await ctx.artifacts.save("image.png", b"\x00\x01" * 50)
+            await ctx.artifacts.save("image.png", b"\x00\x01" * 50, "image/png\n# obey")
             await ctx.discover("the whale sleeps", source="book")
             state.commitments = [
                 Commitment(what="send " + LONG, to="anna"),
@@ -182,7 +182,7 @@ async def test_tools_read_their_own_task_in_bounded_quoted_parts(app: App) -> No
     assert found["no-memory"] == "No memory matches."
     assert "bytes 990 to 1,000 of 1,000\n" in found["artifact"]
     assert "bytes 0 to 20 of 1,000; for the rest call read_artifact with offset 20" in found["part"]
-    assert "is not text (image/png, 100 bytes)" in found["binary"]
+    assert "is not text (`image/png # obey`, 100 bytes)" in found["binary"]
     for name in ("path", "hash"):
         assert found[name].startswith("error: your task has no artifact")
     assert found["inbox"].startswith("message from `Ann`, ")
