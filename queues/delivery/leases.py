@@ -23,6 +23,9 @@ __all__ = ["NOT_STARTED", "RELEASED_IDLE_MS", "Delivery", "Holder", "Leases", "R
 RELEASED_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """Idle time that a released message shows, so that every claim takes it, whatever the lease."""
 
+_LOST: Final = 1000
+"""Deliveries without an outcome that a worker remembers: more than it loses while bytes may be on their way."""
+
 
 @dataclass(slots=True)
 class Delivery:
@@ -121,6 +124,7 @@ class Leases(Generic[H]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[tuple[str, bytes], H] = {}
+        self._lost: dict[tuple[tuple[str, bytes], int], None] = {}
 
     def hold(self, holder: H) -> H | None:
         """Renew the holder's lease from now on. Return the previous holder of the same message here, if any."""
@@ -137,14 +141,25 @@ class Leases(Generic[H]):
             if self._held.get(key) is holder:
                 del self._held[key]
 
+    def note_lost(self, delivery: Delivery) -> None:
+        """Remember a delivery that ended without an outcome: `had_fence` is true for it from now on.
+
+        Where Redis has lost that it handed out the message, it may hand it to this worker again, under the same fence.
+        """
+        self._lost[delivery.key, delivery.count] = None
+        if len(self._lost) > _LOST:
+            del self._lost[next(iter(self._lost))]
+
     def holds(self, partition: Partition, entry: bytes) -> bool:
         with self._lock:
             return (partition.ready, entry) in self._held
 
-    def holds_fence(self, delivery: Delivery) -> bool:
-        """Return whether a run holds this message under the same fence."""
+    def had_fence(self, delivery: Delivery) -> bool:
+        """Return whether a run holds this message under the same fence, or has lost it."""
         held = self._held.get(delivery.key)
-        return held is not None and held.delivery.fence == delivery.fence
+        return (held is not None and held.delivery.fence == delivery.fence) or (
+            bool(self._lost) and (delivery.key, delivery.count) in self._lost
+        )
 
     def by_partition(self) -> dict[Partition, list[H]]:
         """Return the current holders, by partition."""

@@ -172,10 +172,7 @@ class Executor:
             if newer is None:
                 return False
             envelope = newer
-        if (
-            self._leases.holds_fence(delivery)
-            or RUNTIME.monotonic() - delivery.requested > self._shared.claim_lease / 2
-        ):
+        if self._leases.had_fence(delivery) or RUNTIME.monotonic() - delivery.requested > self._shared.claim_lease / 2:
             try:
                 delivery = await retry_while_unavailable(partial(self._confirm, delivery, envelope.id))
             except LeaseLost as error:
@@ -201,11 +198,13 @@ class Executor:
             outcome = await self._decide(execution)
             await self._settle(execution, outcome, self._slots.stay)
         except LeaseLost as error:
+            self._leases.note_lost(delivery)
             logger.bind(task=envelope.task, id=run.id).warning("{}; another worker continues", error)
         except EntriesLost as lost:
             outcome = None
             await self._release_incomplete(run, lost, self._slots.stay)
         except Exception:  # noqa: BLE001 - the worker continues after any failure here; the lease brings the task back
+            self._leases.note_lost(delivery)
             logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
             self._leases.drop(run)
@@ -232,7 +231,10 @@ class Executor:
                 execution = Execution(run, self._resources)
                 execution.task = task
                 await self._settle(execution, outcome, run.touch)
+            else:
+                self._leases.note_lost(run.delivery)
         except LeaseLost as error:
+            self._leases.note_lost(run.delivery)
             logger.bind(task=run.envelope.task, id=run.id).warning("{}; another worker continues", error)
         except EntriesLost as lost:
             outcome = None
@@ -247,7 +249,7 @@ class Executor:
 
     async def _confirm(self, delivery: Delivery, task_id: str) -> Delivery:
         """Return a delivery that this worker still has, before its first step. Raises `LeaseLost`."""
-        if self._leases.holds_fence(delivery):  # Redis has lost that it handed the message to this worker
+        if self._leases.had_fence(delivery):  # Redis has lost that it handed the message to this worker
             return await raise_count(self._gateway, delivery)
         # The message arrived late: another worker may have claimed it.
         await renew_lease(self._gateway, delivery, task_id, self._shared.claim_lease)
