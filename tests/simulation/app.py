@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
+from unittest.mock import patch
 
 import anyio
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Snooze, current_step
 from perdure.queues.catalog import AppEntry
+from perdure.worker import registry
+from perdure.worker.arguments import Arguments
 from perdure.worker.durable import CallNext, Middleware
 from perdure.worker.settings import Settings
 
@@ -46,21 +50,29 @@ class Entry:
 
 
 _CATALOG: Final[dict[str, AppEntry]] = {}
+_ARGUMENTS: Final[dict[str, Arguments]] = {}
 
 _RUN: ContextVar[int] = ContextVar("_RUN", default=0)
 
 
 @dataclass
 class Journal:
-    """Log of a run that is kept outside of the simulated machines, so that no kill loses a line."""
+    """Log of a run that is kept outside of the simulated machines, so that no kill loses a line.
+
+    Attributes:
+        on_entry: Called with each entry.
+    """
 
     loop: SimulatedLoop
+    on_entry: Callable[[Entry], None] = lambda entry: None
     entries: list[Entry] = field(default_factory=list)
     tokens: int = 0
     runs: int = 0
 
     def write(self, what: str, task: str, step: str = "", value: Any = None) -> None:
-        self.entries.append(Entry(self.loop.now, what, current().name, task, step, value, _RUN.get()))
+        entry = Entry(self.loop.now, what, current().name, task, step, value, _RUN.get())
+        self.entries.append(entry)
+        self.on_entry(entry)
 
     def token(self) -> str:
         """Return a value that no other step makes."""
@@ -89,7 +101,23 @@ class _Progress(AgentState):
 
 
 def make_app(journal: Journal, url: str, lease: float) -> App:
-    """Return the app of one simulated process."""
+    """Return the app of one simulated process. What all of them have alike is made once, since it is costly."""
+    with patch.object(registry, "Arguments", _arguments):
+        app = _make_app(journal, url, lease)
+    entry = _CATALOG.get(app.name) or _CATALOG.setdefault(app.name, app.tasks.entry(app.name))
+    app.tasks.entry = lambda app: entry  # type: ignore[method-assign]
+    return app
+
+
+def _arguments(name: str, handler: Callable[..., Any]) -> Arguments:
+    """Return the arguments of a handler, which is the same function in another process."""
+    found = _ARGUMENTS.get(name)
+    if found is None:
+        found = _ARGUMENTS[name] = Arguments(name, handler)
+    return found
+
+
+def _make_app(journal: Journal, url: str, lease: float) -> App:
     app = App(
         "sim", settings=Settings(redis_url=url, lease=lease, namespace="sim", grace=2.0), middleware=[_RunLog(journal)]
     )
@@ -197,6 +225,4 @@ def make_app(journal: Journal, url: str, lease: float) -> App:
         async def finish(self, ctx: Context, state: _Progress) -> list[str]:
             return list(state.results.values())
 
-    entry = _CATALOG.get(app.name) or _CATALOG.setdefault(app.name, app.tasks.entry(app.name))
-    app.tasks.entry = lambda app: entry  # type: ignore[method-assign]  # all processes have the same; it costs 20 ms
     return app

@@ -42,7 +42,9 @@ class Checks:
         self.violations: list[Violation] = []
         self._tasks: dict[tuple[bytes, bytes], bytes | None] = {}
         self._deliveries = DeliveryChecks(world, self.add)
+        self._steps: dict[str, str] = {}
         world.server.on_write = self.check_write
+        world.journal.on_entry = self.check_entry
 
     def add(self, kind: str, text: str) -> None:
         """Report a violation."""
@@ -56,6 +58,18 @@ class Checks:
         for tag, task in sorted(touched):
             self._check_place(tag, task)
         self._deliveries.check_pending(fields)
+
+    def check_entry(self, entry: Entry) -> None:
+        """Check that the server has the result that a run takes for recorded."""
+        if entry.what == "effect":
+            self._steps[entry.value] = entry.step
+        elif entry.what == "got" and self._world.server.up:
+            step = b"d:" + self._steps[entry.value].encode()
+            for key in self._items:
+                if key.endswith(b":steps:" + entry.task.encode()):
+                    stored = self._hash(key).get(step)
+                    if stored is not None and f'"{entry.value}"'.encode() not in stored:
+                        self.add("other result", f"{entry.task} got {entry.value}, but {stored.decode()} is stored")
 
     def _check_place(self, tag: bytes, task: bytes) -> None:
         record = self._hash(tag + b":record:" + task)

@@ -17,14 +17,14 @@ KINDS: Final = ("chain", "chain", "hasty", "fan", "stumbles", "doomed", "dozes",
 
 FAULTS: Final = {
     "kill": (0.1, 3.0),
-    "freeze": (0.5, 9.0),
+    "freeze": (0.3, 6.0),
     "block": (0.5, 6.0),
     "stop": (0.1, 1.0),
     "cut": (0.0, 0.0),
     "late": (0.003, 6.0),
     "deaf": (0.0, 0.0),
-    "hold": (0.3, 8.0),
-    "restart": (0.1, 3.0),
+    "hold": (0.3, 6.0),
+    "restart": (0.1, 5.0),
     "lose tail": (0.1, 1.5),
     "step clock": (1.0, 600.0),
     "step clock back": (1.0, 40.0),
@@ -45,6 +45,22 @@ _COMMANDS: Final = (
     *("write_checkpoint", "write_checkpoint", "write_checkpoint", "release", "finish", "reschedule", "park", "claim"),
     *("bury", "quarantine", "raise_count", "renew_leases", "promote", "enqueue_successor", "XREADGROUP"),
 )
+
+_AIMS: Final = {
+    "freeze": ("renew_leases", "renew_leases", "claim", "XREADGROUP", "write_checkpoint", "finish"),
+    "lose tail": ("write_checkpoint", "write_checkpoint", "XREADGROUP", "claim", "finish", "park", "release"),
+}
+"""What faults wait for that not every command makes worse."""
+
+_SETTLING: Final = ("release", "release", "finish", "reschedule", "park", "bury", "write_checkpoint")
+"""Commands whose repetition must change nothing."""
+
+_FREQUENT: Final = ("kill", "freeze", "stop", "late", "hold", "restart", "lose tail", "step clock", "pause server")
+_DRAWN: Final = (*FAULTS, *_FREQUENT, *_FREQUENT)
+"""Kinds of faults, as often as they are drawn."""
+
+_PAUSES: Final = ((0.0, 0.02, 0.2, 0.5, 1.0), (0.2, 0.4), (0.5, 1.0))
+"""Seconds of the steps of a run: of all kinds, or long enough for faults to come in their middle."""
 
 _FOLLOWS: Final = {
     "lose tail": ("kill", "kill", "freeze", "stop", "late"),
@@ -122,29 +138,37 @@ class Plan:
 def draw(seed: int) -> Plan:
     """Return the plan of a seed."""
     random = Random(f"plan {seed}")
+    lease, pauses = random.choice((1.0, 1.0, 2.0, 4.0)), random.choice(_PAUSES)
+    bursts = [random.uniform(0.2, SPAN * 0.4) for _ in range(random.randint(0, 2))]
     tasks = tuple(
         TaskPlan(
             id=f"t{number}",
             kind=random.choice(KINDS),
-            at=random.uniform(0, SPAN * 0.5),
+            at=random.uniform(0, SPAN * 0.5) if not bursts else random.choice(bursts) + 0.01 * number,
             steps=random.randint(1, 6),
-            pause=random.choice((0.0, 0.02, 0.2, 0.5, 1.0)),
+            pause=random.choice(pauses),
             delay=random.choice((0.0, 0.0, 0.0, 2.0)),
         )
         for number in range(random.randint(4, 10))
     )
     faults: list[Fault] = []
     for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4))):
-        fault = _fault(random, random.choice([*FAULTS]), random.uniform(0.3, SPAN))
+        fault = _fault(random, random.choice(_DRAWN), random.uniform(0.3, SPAN))
         faults.append(fault)
         if random.random() < 0.6:
-            kind = random.choice(_FOLLOWS.get(fault.kind, [*FAULTS]))
+            kind = random.choice(_FOLLOWS.get(fault.kind, _DRAWN))
             faults.append(_fault(random, kind, fault.at + 10 ** random.uniform(-2, 0.7)))
+    for _ in range(random.choice((0, 0, 1, 2))):  # retries and late bytes cost a run little
+        at, kind = random.uniform(0.3, SPAN * 0.7), random.choice(("cut", "late"))
+        aimed = replace(_fault(random, kind, at), on=random.choice(_SETTLING))
+        faults.append(aimed)
+        if aimed.on == "release":
+            faults.append(_fault(random, "stop", aimed.at + 0.01))
     faults.sort(key=lambda one: one.at)
     return Plan(
         seed,
         random.choice((1, 2, 2, 3)),
-        random.choice((1.0, 2.0, 4.0)),
+        lease,
         tasks,
         tuple(faults),
         slots=random.choice((1, 2, 3, 4)),
@@ -155,5 +179,5 @@ def draw(seed: int) -> Plan:
 def _fault(random: Random, kind: str, at: float) -> Fault:
     least, most = FAULTS[kind]
     size = math.exp(random.uniform(math.log(least), math.log(most))) if least else 0.0
-    on = random.choice(_COMMANDS) if kind in AIMED and random.random() < 0.6 else ""
+    on = random.choice(_AIMS.get(kind, _COMMANDS)) if kind in AIMED and random.random() < 0.6 else ""
     return Fault(round(at, 3), kind, random.randrange(100), round(size, 3), on)

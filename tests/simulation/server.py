@@ -39,7 +39,7 @@ _ADMINISTRATION: Final[dict[bytes, Callable[[list[bytes]], Any]]] = {
 }
 """Replies to questions about the server, which the engine does not answer as a server does."""
 
-_SNAPSHOT_EVERY: Final = 200
+_SNAPSHOT_EVERY: Final = 80
 """Writes between two snapshots, from which a restart begins."""
 
 

@@ -1,0 +1,91 @@
+"""Defects that earlier versions of the scripts had: each is seen in a small run, which is sound without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from .plan import Fault, Plan, TaskPlan
+from .sensitivity import DEFECTS, replacement
+from .world import Outcome, World
+
+_KEPT: list[World] = []
+
+_VARIANTS = 8
+"""Interleavings of a run that are tried, since not each of them needs what the defect has taken away."""
+
+
+def play(plan: Plan, defect: str | None = None) -> Outcome:
+    world = World(plan)
+    if defect is not None:
+        world.server.alter = replacement(*DEFECTS[defect])
+    _KEPT.append(world)
+    return world.play()
+
+
+def chains(count: int, steps: int = 2, at: float = 0.5) -> tuple[TaskPlan, ...]:
+    return tuple(TaskPlan(f"t{at}-{number}", "chain", at + 0.01 * number, steps, 0.5) for number in range(count))
+
+
+RUNS = {
+    # The server loses records that it has confirmed; the run then records its next step.
+    "entries after a gap are stored": (
+        Plan(1, 1, 1.0, chains(1, 4), (Fault(1.8, "lose tail", 0, 0.7, "write_checkpoint"),)),
+        "gap",
+    ),
+    # The reply to a record is lost, so it is written again.
+    "an entry that is stored is applied again": (
+        Plan(1, 1, 1.0, chains(1), (Fault(0.6, "cut", 0, 0.0, "write_checkpoint"),)),
+        "log",
+    ),
+    # The server loses that it handed a message to a worker, and hands it to the same one again; a record of the first
+    # run is on its way.
+    "a fence without the delivery count": (
+        Plan(
+            1,
+            1,
+            1.0,
+            (TaskPlan("t0", "chain", 0.5, 1, 0.3), TaskPlan("t1", "chain", 0.55, 2, 0.31)),
+            (Fault(0.6, "lose tail", 0, 0.0002, "XREADGROUP"), Fault(0.9, "late", 0, 0.15, "write_checkpoint")),
+            slots=1,
+        ),
+        "stale write",
+    ),
+    # A worker releases a task twice, since the reply was late; the second release arrives when no worker has the task.
+    "a fence without the worker": (
+        Plan(1, 1, 1.0, chains(1), (Fault(0.6, "late", 0, 0.3, "release"), Fault(0.7, "stop", 0, 1.0))),
+        "stale write",
+    ),
+    "a release lowers the delivery count": (Plan(1, 1, 1.0, chains(1), (Fault(0.7, "stop", 0, 1.0),)), "fence"),
+    "a settled delivery is forgotten": (
+        Plan(1, 1, 1.0, chains(1), (Fault(0.6, "cut", 0, 0.0, "finish"),)),
+        "refused",
+    ),
+    # The clock is set, and the worker without tasks looks for lost ones before the other renews its leases.
+    "leases are not restarted": (Plan(1, 2, 1.0, chains(5, 4), (Fault(2.0, "step clock", 0, 60.0),)), "lease lost"),
+    "claims while leases are left to restart": (
+        Plan(1, 2, 1.0, chains(5, 4), (Fault(2.0, "step clock", 0, 60.0),), restarts=1),
+        "lease lost",
+    ),
+    # A worker stands still after a renewal while the other is busy; then it looks for lost tasks before it renews.
+    "a worker claims what it runs": (
+        Plan(1, 2, 1.0, (*chains(3, 6), *chains(4, 4, 1.6)), (Fault(1.05, "freeze", 0, 2.0, "renew_leases"),), slots=3),
+        "own claim",
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", RUNS)
+def test_a_defect_is_seen(defect: str) -> None:
+    plan, kind = RUNS[defect]
+    for variant in range(_VARIANTS):
+        tried = replace(plan, variant=variant)
+        assert play(tried).violations == []
+        if kind in {violation.kind for violation in play(tried, defect).violations}:
+            return
+    pytest.fail(f"no violation of the kind {kind!r} in {_VARIANTS} interleavings")
+
+
+def test_every_defect_has_a_run() -> None:
+    assert RUNS.keys() == DEFECTS.keys()
