@@ -277,10 +277,13 @@ def _cancelled(facts: Facts) -> _Said:
 
 def _dead(facts: Facts) -> _Said:
     record, now = facts.record, facts.now
-    step = failed_step(facts)
-    where = "" if step is None else f" in step {step!r}"
+    if record.reason == "crash_loop" and facts.crash:  # its error names the step, too
+        cause = crash_text(facts)
+    else:
+        step = failed_step(facts)
+        cause = error_text(facts) + ("" if step is None else f" in step {step!r}")
     text = f"it has been a dead letter since {clock(record.finished_at, now)} ({record.reason}): "
-    text += f"{error_text(facts)}{where}, after {times(record.attempts, 'attempt', 'attempts')}"
+    text += f"{cause}, after {times(record.attempts, 'attempt', 'attempts')}"
     text += f" and {times(record.crashes, 'crash', 'crashes')}" if record.crashes else ""
     if facts.expires_at is not None:
         text += f"; it is deleted {at_text(facts.expires_at, now)}"

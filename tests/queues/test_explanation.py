@@ -184,6 +184,11 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
             "dead",
             "(timeout): ValueError: no such file in step 'fetch', after 3 attempts",
         ),
+        (
+            explain(replace(DEAD, reason="crash_loop", crashes=3), crash={"how": "SIGKILL", "step": "fetch"}),
+            "dead",
+            "(crash_loop): its worker died (SIGKILL) in step 'fetch', after 3 attempts and 3 crashes",
+        ),
         (explain(DEAD), "dead", "it has been a dead letter since "),
         (explain(RUNNING), "running", "it has been running since "),
     ],

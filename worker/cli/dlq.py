@@ -298,7 +298,7 @@ def _columns(now: int) -> Sequence[Column[DeadLetter]]:
         Column("died", lambda letter: since(letter.died_at)),
         Column("attempts", lambda letter: str(letter.attempts), right=True, wide=True),
         Column("crashes", lambda letter: str(letter.crashes), right=True, wide=True),
-        Column("error", lambda letter: f"{letter.error}: {letter.message}", least=8),
+        Column("error", lambda letter: f"{letter.error.rpartition('.')[2]}: {letter.message}", least=8),
     )
 
 
@@ -331,7 +331,8 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "remedy": remedy_for(letter.reason, letter.id),
             "died": f"{timestamp(letter.died_at)} ({since(letter.died_at)})",
             "enqueued": f"{timestamp(letter.enqueued_at)} ({since(letter.enqueued_at)})",
-            "attempts": f"{letter.attempts}, crashes: {letter.crashes}",
+            "attempts": str(letter.attempts),
+            "crashes": str(letter.crashes),
             "worker": letter.worker,
             "arguments": None if shown is None else shown.decode("utf-8", "replace"),
             "headers": headers or None,
