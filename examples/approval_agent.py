@@ -1,7 +1,7 @@
 """An agent that handles a complaint: a model chooses tools, a person approves a refund, and no kill repeats it.
 
     perdure worker run examples/approval_agent.py:app &
-    perdure enqueue complaint --args '{"order": "A7", "text": "it arrived broken"}' --id case-1
+    perdure enqueue complaint --queue complaints --args '{"order": "A7", "text": "it arrived broken"}' --id case-1
     perdure task send case-1 yes --from finance
     perdure task result case-1
 

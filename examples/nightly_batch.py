@@ -1,7 +1,7 @@
 """A nightly batch over the files of a folder. A worker that is killed in the middle leaves the rest to the next one.
 
     perdure worker run examples/nightly_batch.py:app &
-    perdure enqueue nightly --args '{"folder": "/var/log"}' --id nightly-$(date +%F)
+    perdure enqueue nightly --queue nightly --args '{"folder": "/var/log"}' --id nightly-$(date +%F)
     perdure task show nightly-$(date +%F)
 
 The second command is for cron: the id of the night makes it safe to send twice.
