@@ -159,10 +159,10 @@ def _shown(value: Any) -> str:
 
 
 def _print_state(past: PastState) -> None:
-    """Print each field by name, and lists with one item per line."""
+    """Print each field by name, and lists with one item per line, without empty fields."""
     shown: dict[str, str | None] = {"event": str(past.number), "agent": past.agent}
     for name, value in past.state.items():
-        if value in (None, "", [], {}):
+        if value in (None, "", [], {}) or (name == "archive" and not any(value.values())):
             continue
         shown[name.replace("_", " ")] = _field(name, value)
     print_fields(shown)

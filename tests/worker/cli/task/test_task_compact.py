@@ -58,6 +58,7 @@ def test_a_full_agent_is_compacted_and_resumes(work: Any) -> None:
     why = call("task", "why", task_id).out
     assert "waiting for a compaction" in why
     assert f"perdure task compact {task_id}; or raise PERDURE_PAYLOAD_LIMIT first" in why
+    assert "archive" not in call("task", "state", task_id).out  # it is empty
     unknown = call("task", "compact", task_id, "--drop-context", "note")
     assert (unknown.code, "the state has no context key 'note'" in unknown.err) == (2, True)
     done = call("task", "compact", task_id, "--keep-steps", "1", "--drop-context", "notes", "--json")
@@ -66,6 +67,7 @@ def test_a_full_agent_is_compacted_and_resumes(work: Any) -> None:
     assert found["after"] < 2000
     assert found["before"] > 15_000
     assert "the task is due now" in done.err
+    assert "archive" in call("task", "state", task_id).out
     work(State.SUCCEEDED)
     assert call("task", "result", task_id).out.strip() == "2"
     archived = json.loads(call("task", "state", task_id, "--step", "small", "--json").out)
