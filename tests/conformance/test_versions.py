@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from perdure.deadletter import Reason, bury
 from perdure.queues import (
@@ -22,6 +25,8 @@ from perdure.queues import (
 from perdure.queues.delivery.settlement import Counters, await_version
 from perdure.queues.inspection import resumable_tasks
 from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.transport import Argument
+from perdure.queues.transport.scripts import Script
 
 from tests.support.consumers import promote, read_one, take_over, worker
 from tests.support.delivery_calls import EVIDENCE
@@ -172,3 +177,26 @@ async def test_a_cancelled_task_waits_for_no_version(
     assert handle is not None
     assert await handle.cancel() is State.CANCELLED
     assert await gateway.command("ZCARD", waiting) == 0
+
+
+async def test_a_task_may_start_to_wait_for_a_version_after_its_canceller_has_read_it(
+    gateway: Gateway,
+    partition: Partition,
+    producer: Producer,
+    delivery: Delivery,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, calls = Gateway.run, list[str]()
+
+    async def late(self: Gateway, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        calls.append(script.name)
+        if calls == ["cancel"]:
+            await await_version(gateway, delivery, "x", NEXT, limit=600)
+        return await run(self, script, keys, args)
+
+    handle = await producer.find("x")
+    assert handle is not None
+    monkeypatch.setattr(Gateway, "run", late)
+    assert await handle.cancel() is State.CANCELLED
+    assert calls == ["cancel", "await_version", "cancel"]
+    assert await gateway.command("ZCARD", partition.versions) == 0

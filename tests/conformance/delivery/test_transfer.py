@@ -76,6 +76,20 @@ async def test_an_imported_task_has_its_past(gateway: Gateway, namespace: Namesp
     await add_entries(gateway, delivery, "x", [Entry(Kind.EVENT, "changed", b"3")])
 
 
+async def test_a_copy_without_a_past_has_none_of_an_expired_task(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
+    """The record of the expired task is gone, its other keys are not yet."""
+    await gateway.command("HSET", partition.steps("x"), "d:a", "1")
+    await gateway.command("HSET", partition.inbox("x"), "m:1", "1 old")
+    await gateway.command("XADD", partition.log("x"), "1-1", "type", "started")
+    left = [partition.steps("x"), partition.inbox("x"), partition.log("x")]
+    for key in left:
+        await gateway.command("PEXPIRE", key, 60_000)
+    await store(gateway, namespace, replace(PAST, fields=(), inbox=(), log=()))
+    assert [await gateway.command("EXISTS", key) for key in left] == [0, 0, 0]
+
+
 async def uploads(gateway: Gateway, partition: Partition) -> list[int]:
     """Return the TTLs of the uploads of the partition, in milliseconds."""
     pattern = partition.upload("*", "*").replace("{", "[{]").replace("}", "[}]")
