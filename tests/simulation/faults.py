@@ -114,6 +114,10 @@ def _lose_now(world: World, fault: Fault) -> None:
 
 async def _step_clock(world: World, fault: Fault) -> None:
     """Set the clock of the server forward."""
+    _step_now(world, fault)
+
+
+def _step_now(world: World, fault: Fault) -> None:
     world.server.offset += fault.size
     if fault.size < world.plan.lease / 2:  # leases expire earlier by so much, see docs/explanation/recovery.md
         for process in world.processes:
@@ -236,12 +240,19 @@ def _lose_tail_at(world: World, fault: Fault, line: Connection, data: bytes) -> 
     world.later(_CONFIRMED, lambda: _lose_now(world, fault))
 
 
+def _step_clock_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
+    """Set the clock of the server forward just before it executes the command."""
+    _step_now(world, fault)
+    line.deliver(data)
+
+
 _AIMED: Final[dict[str, Callable[[World, Fault, Connection, bytes], None]]] = {
     "cut": _cut_at,
     "late": _late_at,
     "kill": _kill_at,
     "freeze": _freeze_at,
     "lose tail": _lose_tail_at,
+    "step clock": _step_clock_at,
 }
 assert _AIMED.keys() == AIMED
 

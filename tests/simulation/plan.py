@@ -38,7 +38,7 @@ FAULTS: Final = {
 }
 """Kinds of faults, and the least and the most of their sizes: mostly seconds; see faults.py."""
 
-AIMED: Final = frozenset({"cut", "late", "kill", "freeze", "lose tail"})
+AIMED: Final = frozenset({"cut", "late", "kill", "freeze", "lose tail", "step clock"})
 """Kinds of faults that may wait for a command of a worker."""
 
 _COMMANDS: Final = (
@@ -49,6 +49,7 @@ _COMMANDS: Final = (
 _AIMS: Final = {
     "freeze": ("renew_leases", "renew_leases", "claim", "XREADGROUP", "write_checkpoint", "finish"),
     "lose tail": ("write_checkpoint", "write_checkpoint", "XREADGROUP", "claim", "finish", "park", "release"),
+    "step clock": ("claim", "claim", "claim", "renew_leases", "promote"),
 }
 """What faults wait for that not every command makes worse."""
 
@@ -164,6 +165,16 @@ def draw(seed: int) -> Plan:
         faults.append(aimed)
         if aimed.on == "release":
             faults.append(_fault(random, "stop", aimed.at + 0.01))
+    if random.random() < 0.3:  # the server hands out a message again, while a record of the former run is on its way
+        at = random.uniform(0.3, SPAN * 0.6)
+        faults.append(Fault(round(at, 3), "lose tail", 0, round(10 ** random.uniform(-3.7, -1.5), 5), "XREADGROUP"))
+        faults.append(Fault(round(at + 0.3, 3), "late", 0, round(random.uniform(0.05, 0.5), 3), "write_checkpoint"))
+    own = Random(f"clock {seed}")
+    if (
+        own.random() < 0.25
+    ):  # the clock is set before a worker looks for lost deliveries, and before others renew theirs
+        at = round(own.uniform(0.5, SPAN * 0.6), 3)
+        faults.append(Fault(at, "step clock", 0, round(own.uniform(2.0, 20.0) * lease, 3), "claim"))
     faults.sort(key=lambda one: one.at)
     return Plan(
         seed,
