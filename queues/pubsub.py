@@ -108,7 +108,9 @@ class TaskNotifications:
             self._check_open(closes)
             if name not in self._subscribed:
                 # Not those that are subscribed: their listeners wait for the confirmation of the first subscription.
-                joining = {one for one in self._joining if one in self._listeners and one not in self._subscribed}
+                # This one is included if another listener joined it as well, and gave up.
+                wanted = self._joining | {name}
+                joining = {one for one in wanted if one in self._listeners and one not in self._subscribed}
                 self._joining.clear()
                 self._subscribed.update((one, asyncio.Event()) for one in joining)
                 try:

@@ -533,6 +533,42 @@ async def test_a_failed_subscription_does_not_block_the_next(
         await until_unsubscribed(gateway, namespace)
 
 
+async def test_a_listener_that_gives_up_while_it_subscribes_for_others_leaves_them_waiting(
+    gateway: Gateway, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listeners x and y wait for the one before them. Then x subscribes for both, and is cancelled."""
+    needs_server(gateway, "there is no connection to set up")
+    send = PubSub.subscribe
+    began, go = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
+    calls = iter(range(100))
+
+    async def subscribe(pubsub: PubSub, *names: bytes) -> None:
+        call = next(calls)
+        if call < 2:
+            began[call].set()
+            await go[call].wait()
+        await send(pubsub, *names)
+
+    monkeypatch.setattr(PubSub, "subscribe", subscribe)
+    news = TaskNotifications(gateway)
+    names = [partition.record(name) for name in "wxy"]
+    listening = [asyncio.create_task(hear(news, name)) for name in names]
+    try:
+        await asyncio.wait_for(began[0].wait(), SOON)
+        go[0].set()
+        await asyncio.wait_for(began[1].wait(), SOON)
+        listening[1].cancel()
+        await listeners(gateway, partition, "y")
+        await gateway.command("PUBLISH", names[2], "news")
+        heard = await asyncio.wait_for(listening[2], SOON)
+        assert heard in (b"news", b""), "nothing but a second confirmation may come before the news"
+    finally:
+        for one in listening:
+            one.cancel()
+        await asyncio.gather(*listening, return_exceptions=True)
+        await news.close()
+
+
 async def test_a_close_ends_a_listener_whose_connection_is_being_set_up(
     gateway: Gateway, partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:

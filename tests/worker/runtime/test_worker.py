@@ -15,6 +15,7 @@ from perdure.worker.runtime.slots import Slots
 from perdure.worker.runtime.timings import WorkerTimings
 
 from tests.support.workers import (
+    attended,
     bounded,
     consumers,
     partition_of,
@@ -176,7 +177,8 @@ async def test_messages_of_a_lost_worker_are_claimed_before_a_read(app: App, mon
     left = await job.enqueue("left behind")
     await take_and_die(app)
     new = await job.enqueue("new")
-    async with running_worker(app, concurrency=4, queues=[app.name, "other"]):
+    present = attended(app.producer.gateway, partition_of(app), app.settings.lease)
+    async with present, running_worker(app, concurrency=4, queues=[app.name, "other"]):
         assert await bounded(new.result()) == "new"
         assert await bounded(left.result()) == "left behind"
     claims = order[: order.index("read")]
@@ -197,7 +199,8 @@ async def test_all_pending_messages_are_claimed_before_a_read(app: App) -> None:
     for _ in range(30):
         await take_and_die(app)
     last = await job.enqueue(99)
-    async with running_worker(app, concurrency=1):
+    present = attended(app.producer.gateway, partition_of(app), app.settings.lease)
+    async with present, running_worker(app, concurrency=1):
         await bounded(last.result())
     assert order == [*range(30), 99]
 
