@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from ..errors import Unavailable, UnreadableCheckpoint
 from ..keys import Partition
 from ..security import MARK, TaskCipher
-from ..transport import Command, Gateway, pairs, retry_while_unavailable
+from ..transport import SCAN_START, Command, Gateway, retry_while_unavailable, scan_page
 
 __all__ = ["NO_CHUNKS", "PAGE", "StepPages", "add_fields"]
 
@@ -94,7 +94,7 @@ class StepPages:
         self._absent: set[str] = set()
         """Steps that were read ahead and are not recorded."""
         self._ahead: _Ahead | None = None
-        self._cursor: bytes | int = 0
+        self._cursor = SCAN_START
         self._scans = False
         self._numbered: set[str] = set()
         """Common parts of the names whose next numbers were found."""
@@ -128,7 +128,7 @@ class StepPages:
         """
         async with self._lock:
             if not self._is_complete:
-                self._cursor = 0
+                self._cursor = SCAN_START
                 self._start_scan()
             per_scan = PAGE
             while not self._is_complete:
@@ -145,9 +145,7 @@ class StepPages:
 
     async def _scan(self, count: int) -> int:
         """Read one page, and return how many fields it had."""
-        scan = ("HSCAN", self._key, self._cursor, "MATCH", NO_CHUNKS, "COUNT", count)
-        cursor, found = await self._gateway.command(*scan)
-        fields = pairs(found)
+        cursor, fields = await scan_page(self._gateway, self._key, self._cursor, NO_CHUNKS, count)
         self._add(fields.items())
         self._cursor = cursor
         return len(fields)
@@ -155,20 +153,20 @@ class StepPages:
     @property
     def _is_complete(self) -> bool:
         """Whether all records are known: a scan has ended since the last one was released."""
-        return self._scans and self._cursor == b"0"
+        return self._scans and self._cursor.is_end
 
     async def _read_page(self, step: str) -> None:
         page = await self._take_ahead(step)
-        commands: list[Command] = []
         if page is None:
             stem, following = _successors(step, self._per_page)
             names = [step, *following]
-            commands.append(self._records_of(names))
+            asked = self._gateway.command(*self._records_of(names))
             if self._scans and stem not in self._numbered:
-                commands.append(("HSCAN", self._key, self._cursor, "MATCH", NO_CHUNKS, "COUNT", PAGE))
-            values, *scanned = await self._gateway.pipeline(commands)
+                values, _ = await asyncio.gather(asked, self._scan(PAGE))  # in one round trip
+            else:
+                values = await asked
         else:
-            (stem, names, reply), scanned = page, []
+            stem, names, reply = page
             values = reply.result()
         read = dict(zip(names, values, strict=True))
         missing = [] if all(values) else [name for name in names if read[name] is None]
@@ -185,9 +183,6 @@ class StepPages:
             await self._read_unfinished(missing)
             self._absent.update(missing)
         self._add_records(read, missing)
-        for cursor, flat in scanned:
-            self._add(pairs(flat).items())
-            self._cursor = cursor
 
     def _records_of(self, steps: Iterable[str]) -> Command:
         return ("HMGET", self._key, *["d:" + step for step in steps])

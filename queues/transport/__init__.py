@@ -11,6 +11,7 @@
     sentinel      connections that follow the primary; reaction to a failover
     cluster       the same gateway over the nodes of a Redis Cluster
     scripts       Lua scripts, called by digest
+    hash_scan     pages of the fields of a hash
     large_values  values that are stored in chunks
     large_arguments  arguments that are, from before their task is stored
     large_results  results of steps, copied with their task
@@ -30,6 +31,7 @@ from .address import Address
 from .backoff import Backoff, jittered, retry_while_unavailable
 from .clients import COMMAND_TIMEOUT, is_missing_group, is_read_only, sync_client, translated
 from .gateway import Argument, BlockingConnection, Command, Gateway, GatewayTimings
+from .hash_scan import SCAN_START, scan_page
 from .large_arguments import LARGE_ARGUMENTS, LargeArguments, cut_arguments, read_arguments, store_with_upload
 from .large_results import recorded_results, scan_fields, scan_results, stored_record
 from .large_values import CHUNK_BYTES, REFERENCE, CutValue, LargeValue, bytes_as_json, cut, read_large
@@ -44,6 +46,7 @@ __all__ = [
     "COMMAND_TIMEOUT",
     "LARGE_ARGUMENTS",
     "REFERENCE",
+    "SCAN_START",
     "UPLOAD_ATTEMPTS",
     "Address",
     "Argument",
@@ -76,6 +79,7 @@ __all__ = [
     "recorded_results",
     "retry_while_unavailable",
     "scan_fields",
+    "scan_page",
     "scan_results",
     "store_with_upload",
     "stored_record",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ..keys import Partition
 from ..security import TaskCipher, step_chunks
 from .gateway import Argument, Gateway
+from .hash_scan import SCAN_START, scan_page
 from .large_values import LargeValue, cut, read_large
-from .scripts import pairs
 
 __all__ = ["recorded_results", "scan_fields", "scan_results", "stored_record"]
 
@@ -26,12 +26,10 @@ _MOST_SCANNED: Final = 8 * _PAGE
 
 async def scan_fields(gateway: Gateway, key: str, pattern: str) -> AsyncIterator[tuple[str, bytes]]:
     """Yield the fields of a hash whose names match, each once, and their values. It reads about a megabyte at once."""
-    cursor: Any = 0
-    count = _PAGE // 8
-    seen: set[bytes] = set()  # HSCAN may return a field twice
-    while cursor != b"0":
-        cursor, flat = await gateway.command("HSCAN", key, cursor, "MATCH", pattern, "COUNT", count)
-        page = pairs(flat)
+    cursor, count = SCAN_START, _PAGE // 8
+    seen: set[bytes] = set()  # a field may be returned twice
+    while not cursor.is_end:
+        cursor, page = await scan_page(gateway, key, cursor, pattern, count)
         for name, value in page.items():
             if name not in seen:
                 seen.add(name)

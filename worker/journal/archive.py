@@ -19,7 +19,8 @@ from typing import Any, Final
 
 import orjson
 
-from ...queues import Gateway, Partition, pairs
+from ...queues import Gateway, Partition
+from ...queues.transport import SCAN_START, scan_page
 from .state import Archive, ArchivedSteps
 
 __all__ = [
@@ -160,11 +161,10 @@ async def read_archived_step(gateway: Gateway, partition: Partition, task_id: st
 async def archived_steps(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, bytes]:
     """Return the decrypted records of all archived steps, by key. Raises `DecryptionError`."""
     cipher, found = gateway.encryptor.of(partition, task_id), dict[str, bytes]()
-    cursor: bytes | int = 0
-    while cursor != b"0":
-        scan = ("HSCAN", partition.steps(task_id), cursor, "MATCH", archived_field("*"), "COUNT", _PER_LOOKUP)
-        cursor, page = await gateway.command(*scan)
-        for name, data in pairs(page).items():
+    cursor, steps = SCAN_START, partition.steps(task_id)
+    while not cursor.is_end:
+        cursor, page = await scan_page(gateway, steps, cursor, archived_field("*"), _PER_LOOKUP)
+        for name, data in page.items():
             field = name.decode()
             found[field.removeprefix(archived_field(""))] = cipher.decrypt(field, data)
     return found
