@@ -99,5 +99,5 @@ def sync_steps(ctx: SyncContext) -> None:
     ctx.decide("left", reasoning="shorter")
     ctx.decide()  # type: ignore[call-arg]
     ctx.decide("left", why="shorter")  # type: ignore[call-arg]
-    ctx.options(tries=1)  # type: ignore[call-arg]
+    ctx.options(tries=1)  # type: ignore[arg-type]
     ctx.step("count", count, b"text")  # type: ignore[call-overload]
