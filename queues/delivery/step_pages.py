@@ -160,11 +160,11 @@ class StepPages:
         if page is None:
             stem, following = _successors(step, self._per_page)
             names = [step, *following]
-            asked = self._gateway.command(*self._records_of(names))
+            asked = self._gateway.pipeline([self._records_of(names)])
             if self._scans and stem not in self._numbered:
-                values, _ = await asyncio.gather(asked, self._scan(PAGE))  # in one round trip
+                (values,), _ = await asyncio.gather(asked, self._scan(PAGE))  # in one round trip
             else:
-                values = await asked
+                (values,) = await asked
         else:
             stem, names, reply = page
             values = reply.result()

@@ -345,7 +345,7 @@ def measure_pages(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, size: Calla
 
     async def measuring(commands: Sequence[Command], **options: Any) -> list[Any]:
         replies = await pipeline(commands, **options)
-        sizes.append(sum(map(size, replies)))
+        sizes.append(sum(size(page) for page in replies if isinstance(page, list)))
         return replies
 
     def measuring_ahead(*command: Any) -> asyncio.Future[Any]:
