@@ -136,9 +136,14 @@ class World:
 
     async def _settle_down(self) -> None:
         ends = self.loop.now + _PATIENCE + self.set_back
-        while self.loop.now < ends and self.checks.unfinished():  # noqa: ASYNC110 - it looks from outside
-            await asyncio.sleep(0.5)
-        await asyncio.sleep(1.0)
+        while self.loop.now < ends and self._is_busy():
+            while self.loop.now < ends and self._is_busy():  # noqa: ASYNC110 - it looks from outside
+                await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)  # in which a fault that waits for a command may come
+
+    def _is_busy(self) -> bool:
+        """Return whether a fault lasts, or a task may still get an outcome."""
+        return self.loop.now < self.repaired or bool(self.checks.unfinished())
 
     def _digest(self) -> str:
         seen = hashlib.sha1(usedforsecurity=False)
