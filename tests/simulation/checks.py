@@ -40,7 +40,7 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self.violations: list[Violation] = []
-        self._tasks: dict[tuple[bytes, bytes], bytes | None] = {}
+        self._tasks: dict[tuple[bytes, ...], bytes | None] = {}
         self._deliveries = DeliveryChecks(world, self.add)
         self._steps: dict[str, str] = {}
         world.server.on_write = self.check_write
@@ -92,7 +92,7 @@ class Checks:
         item = self._items.get(key)
         found = []
         for entry, pairs in item.value if item is not None else ():
-            cached = (key, entry)
+            cached = tuple(pairs)  # not the id of the entry: after lost writes another one may have it
             if cached not in self._tasks:
                 values = dict(zip(pairs[::2], pairs[1::2], strict=True))
                 self._tasks[cached] = values[b"id"] if b"id" in values else orjson.loads(values[b"env"])["id"].encode()
