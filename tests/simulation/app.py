@@ -105,6 +105,7 @@ def make_app(journal: Journal, url: str, lease: float) -> App:
     with patch.object(registry, "Arguments", _arguments):
         app = _make_app(journal, url, lease)
     entry = _CATALOG.get(app.name) or _CATALOG.setdefault(app.name, app.tasks.entry(app.name))
+    # the schemas of the catalog are computed once per process, not once per app
     app.tasks.entry = lambda app: entry  # type: ignore[method-assign]
     return app
 

@@ -30,7 +30,7 @@ _RESTED: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What a fenced script finds.
+    """State of a delivery before a fenced script runs.
 
     Attributes:
         owns: Whether the delivery is still the worker's.

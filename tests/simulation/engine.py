@@ -87,7 +87,7 @@ def new_engine(now: float) -> FakeServer:
     with clock(now):
         engine = FakeServer(version=_VERSION, server_type="redis")
     engine.dbs[0] = _Milliseconds(engine.lock)
-    engine.dbs[0]._change_callbacks = _Callbacks()  # type: ignore[assignment]
+    engine.dbs[0]._change_callbacks = _Callbacks()  # type: ignore[assignment]  # fakeredis declares a set
     engine._lua_runtime = _LUA  # type: ignore[attr-defined]  # fakeredis sets it when a script first runs
     for name, value in _LUA.state.items():
         setattr(engine, name, value)

@@ -51,7 +51,7 @@ _AIMS: Final = {
     "lose tail": ("write_checkpoint", "write_checkpoint", "XREADGROUP", "claim", "finish", "park", "release"),
     "step clock": ("claim", "claim", "claim", "renew_leases", "promote"),
 }
-"""What faults wait for that not every command makes worse."""
+"""Commands that these faults wait for, by fault; the others wait for any of the commands above."""
 
 _SETTLING: Final = ("release", "release", "finish", "reschedule", "park", "bury", "write_checkpoint")
 """Commands whose repetition must change nothing."""
@@ -75,7 +75,7 @@ _FOLLOWS: Final = {
     "hold": ("kill", "stop", "newcomer"),
     "cancel": ("replay", "late", "kill", "lose tail"),
 }
-"""What often follows a fault, from milliseconds to seconds later."""
+"""Faults that often follow a fault, from milliseconds to seconds later."""
 
 
 @dataclass(frozen=True)

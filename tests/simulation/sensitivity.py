@@ -142,6 +142,7 @@ def leave_out(place: str) -> Callable[[bytes], bytes]:
         lines[int(number) - 1] = " " * (len(line) - len(line.lstrip())) + "pass"
         return compile("\n".join(lines), loader.path, "exec")
 
+    # the process ends after this run, so the loader is not restored
     importlib.machinery.SourceFileLoader.get_code = changed  # type: ignore[method-assign, assignment]
     return replacement()
 

@@ -71,7 +71,7 @@ class _Commands(LazyGroup):
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort, USAGE_ERROR):  # a help text, for one, needs no explanation
             raise
-        except Exception:
+        except Exception:  # any error gets its explanation, whose module is imported only then
             with load(".support.errors:explained")():
                 raise
 
