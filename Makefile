@@ -7,6 +7,9 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 # The editable install links every file of the package, so a new file or folder makes it stale.
 SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -o -name "*.lua")
 
+# Groups of pyproject.toml that are installed with the package.
+GROUPS := test check
+
 # The tests start hundreds of processes, which would compile the package each time without byte code.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -50,7 +53,7 @@ $(VENV)/python-ready:
 	@touch $@
 
 $(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
-	$(PIP) install --quiet --group test --group check
+	$(PIP) install --quiet $(GROUPS:%=--group %)
 	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics,encryption,artifacts,vectors,postgres,embeddings]'
 	@touch $@
 
@@ -79,15 +82,17 @@ test-build: install
 test-fast: install
 	$(PYTEST) -m 'not integration and not processes and not cluster and not evaluation'
 
-# What reads only the text of the repository, and is the same on every Python.
-TEXTS := $(addprefix tests/project/,test_docs.py test_fundamentals.py test_language.py test_layers.py)
+# What is the same on every Python: the texts of the repository, the model and the simulation, and conformance on fakeredis.
+SAME_ON_EVERY_PYTHON := --ignore=tests/model --ignore=tests/simulation \
+  $(addprefix --ignore=tests/project/,test_docs.py test_fundamentals.py test_language.py test_layers.py) -k 'not [fake'
 
 # On another Python: make test-python VENV=.venv312 PYTHON=python3.12. REDIS_PY: a release of redis-py instead of the latest.
+test-python: GROUPS = test
 test-python: install
 	@$(if $(REDIS_PY),$(PIP) install --quiet 'redis[hiredis]==$(REDIS_PY)')
 	$(BIN)/python --version
 	$(BIN)/python -c 'import redis; print("redis-py", redis.__version__)'
-	$(PYTEST) -m 'conformance or not (integration or processes or cluster or evaluation)' $(TEXTS:%=--ignore=%)
+	$(PYTEST) -m 'conformance or not (integration or processes or cluster or evaluation)' $(SAME_ON_EVERY_PYTHON)
 
 # WHEEL_PYTHONS: the interpreters that the wheel is installed for.
 test-wheel: WHEEL_PYTHONS ?= $(PYTHON)

@@ -66,7 +66,11 @@ def main() -> int:
     options = Options(**given | {"journal": folder})
     sys.stdout.write(f"seed {options.seed}: {options.seconds:g} s, journal in {folder}\n")
     sys.stdout.flush()
-    asyncio.run(play(options))
+    try:
+        asyncio.run(play(options))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        sys.stderr.write(f"a signal ended the run, and all its processes; its journal is in {folder}\n")
+        return 1
     code = verdict(read_journal(folder), folder)
     if kept is None and code == 0:
         shutil.rmtree(folder)

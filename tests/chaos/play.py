@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 from contextlib import AsyncExitStack
@@ -34,7 +35,12 @@ _STARTED_WITHIN: Final = 240.0
 
 
 async def play(options: Options) -> None:
-    """Play the run. Its journal is in the folder of the options; all processes have ended on return."""
+    """Play the run. Its journal is in the folder of the options; all processes have ended on return.
+
+    SIGTERM cancels it, as SIGINT does by `asyncio.run`: else the workers and the server would outlive it.
+    """
+    if (running := asyncio.current_task()) is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     configure_logging("ERROR")
     (options.journal / "ledger").mkdir(parents=True)
     journal = JournalWriter(options.journal)
