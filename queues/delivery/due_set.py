@@ -41,13 +41,21 @@ async def promote_due(gateway: Gateway, partition: Partition) -> tuple[int, floa
     return moved, None if wait_ms < 0 else wait_ms / 1000
 
 
-async def wake_version(gateway: Gateway, partition: Partition, tasks: Mapping[str, int] | None = None) -> int:
+async def wake_version(
+    gateway: Gateway, partition: Partition, tasks: Mapping[str, int] | None = None, most: int | None = None
+) -> int:
     """Make tasks due that wait for a worker of this version, a bounded number per script. Return their number.
 
-    tasks: Versions of the worker's tasks, by name; those of version 1 may be left out.
+    The caller promotes them: no worker is woken.
+
+    Args:
+        tasks: Versions of the worker's tasks, by name; those of version 1 may be left out.
+        most: Largest number of tasks that wait for a data format, and for a version of each task's code; None: all.
     """
     known = {} if tasks is None else tasks
-    keys = [partition.due, partition.nudge, partition.versions, *map(partition.task_versions, known)]
+    keys = [partition.due, partition.versions, *map(partition.task_versions, known)]
+    if most is not None:
+        return int(await gateway.run(_WAKE, keys, [min(most, _BATCH), DATA_FORMAT, *known.values()]))
     woken = 0
     for _ in range(_MOST_WAKES):
         now: int = await gateway.run(_WAKE, keys, [_BATCH, DATA_FORMAT, *known.values()])

@@ -106,7 +106,6 @@ async def test_a_worker_wakes_the_tasks_that_it_can_read(
     assert [await wake_version(gateway, partition) for _ in range(2)] == [1, 0]
     assert await score(gateway, partition) <= await now_ms(gateway) < await score(gateway, partition, "y")
     assert await gateway.command("ZRANGE", partition.versions, 0, -1) == [b"y"]
-    assert (await gateway.command("XRANGE", partition.nudge, "-", "+"))[-1][1] == [b"why", b"due"]
 
 
 async def test_all_tasks_that_wait_are_woken(

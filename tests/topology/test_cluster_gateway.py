@@ -309,7 +309,7 @@ async def replay_fresh(gateway: Gateway, namespace: Namespace, partition: Partit
 
 async def wake_all(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
     await gateway.command("ZADD", partition.due, LATER, "format", LATER, "code")
-    keys = [partition.due, partition.nudge, partition.versions, partition.task_versions("t")]
+    keys = [partition.due, partition.versions, partition.task_versions("t")]
     assert await gateway.run(queue_script("wake_version"), keys, [200, 1, 2]) == 2
 
 

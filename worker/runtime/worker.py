@@ -41,7 +41,8 @@ from .health import Health, Report
 from .health.deadlines import RunDeadlines
 from .health.loop_watchdog import LoopWatchdog
 from .intake import Intake
-from .maintenance import AssignmentWatcher, CancelListener, ClockMonitor, Janitor, Promoter, Registration, describe
+from .maintenance import AssignmentWatcher, CancelListener, ClockMonitor, Janitor, Promoter, Registration, VersionWaker
+from .maintenance.registration import describe
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings
@@ -137,8 +138,7 @@ class Worker:
             describe_current=self._executor.describe_current,
         )
         self._health = Health(self.id, self.settings, self._watchdog, self._executor, self._slots, self._gate)
-        self._stop = anyio.Event()
-        self._stop_now = anyio.Event()
+        self._stop, self._stop_now = anyio.Event(), anyio.Event()
         self._stack = AsyncExitStack()
 
     @property
@@ -287,7 +287,6 @@ class Worker:
                 self._consumer,
                 dead_letter_ttl=lambda: self._shared.dead_letter_ttl,
                 worker=self.id,
-                versions=self.app.tasks.versions,
                 session_ttl=self.settings.session_ttl if self.app.agents else None,
                 waking={name for name, agent in self.app.agents.items() if agent.kind.wake_when_due},
                 interval=self.timings.clean_interval,
@@ -298,8 +297,9 @@ class Worker:
                 background.start_soon(one.run)
             self._quarantine.open(background, self._gateway, self.queues, self.concurrency, self._gate.run_here)
             if not self._gate.dedicated:
-                background.start_soon(self._promoter.run)
-                background.start_soon(janitor.run)
+                waker = VersionWaker(self._gateway, self._assignment, self.app.tasks.versions, self._slots)
+                for duty in (self._promoter, janitor, waker):
+                    background.start_soon(duty.run)
             try:
                 if burst:
                     await Burst(

@@ -7,6 +7,7 @@
     clock_monitor.py    ClockMonitor: logs restarted leases and steps of the clock of Redis
     session_sweeper.py  SessionSweeper: stores lost tasks of turns, wakes sessions, deletes idle ones
     registration.py     Registration: publishes the worker; SettleRate
+    version_waker.py    VersionWaker: makes tasks due that older workers could not run
 
 Duties that one worker can do for the fleet are guarded by locks with a TTL (`acquire_fleet_locks`). The locks save work
 and protect nothing: two workers doing the same duty at once is harmless, and the TTL bounds the delay after a crash.
@@ -19,8 +20,9 @@ from .clock_monitor import ClockMonitor
 from .janitor import Janitor
 from .partitions import AssignmentWatcher
 from .promoter import Promoter
-from .registration import Registration, describe
+from .registration import Registration
 from .session_sweeper import SessionSweeper
+from .version_waker import VersionWaker
 
 __all__ = [
     "AssignmentWatcher",
@@ -30,5 +32,5 @@ __all__ = [
     "Promoter",
     "Registration",
     "SessionSweeper",
-    "describe",
+    "VersionWaker",
 ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from typing import Final
 
 import anyio
@@ -20,7 +19,6 @@ from ....queues import (
     jittered,
     present_workers,
     retire_generation,
-    wake_version,
 )
 from ....queues.inspection import trim_timeline
 from ...log import logger
@@ -51,14 +49,13 @@ class Janitor:
         *,
         dead_letter_ttl: Callable[[], float],
         worker: str,
-        versions: Mapping[str, int] | None = None,
         session_ttl: float | None = None,
         waking: Container[str] = (),
         idle_consumer: float = IDLE_CONSUMER,
         interval: float = WorkerTimings.clean_interval,
         lock_ttl: float = WorkerTimings.clean_lock,
     ) -> None:
-        """dead_letter_ttl: returns seconds. worker: its id. versions: of its tasks, by name. session_ttl: None
+        """dead_letter_ttl: returns seconds. worker: its id. session_ttl: None
         without agents. waking: names of agents with `wake_when_due`. Times are in seconds.
         """
         self._gateway = gateway
@@ -67,7 +64,6 @@ class Janitor:
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
         self._worker = worker
-        self._versions = versions
         self._sessions = (
             None
             if session_ttl is None
@@ -86,9 +82,7 @@ class Janitor:
                 logger.debug("could not clean up: {}", error)
 
     async def clean(self) -> None:
-        """Wake tasks that waited for this version; clean up the partitions whose lock this worker gets."""
-        # Each worker wakes tasks: the one that holds a lock may be of an older version.
-        await asyncio.gather(*(wake_version(self._gateway, one, self._versions) for one in self._assignment.known))
+        """Clean up the partitions whose lock this worker gets."""
         if self._sessions is not None:
             await self._sessions.sweep()
         locks = {partition: partition.clean_lock for partition in self._assignment.known}

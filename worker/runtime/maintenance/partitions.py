@@ -8,9 +8,10 @@ from contextlib import suppress
 
 import anyio
 
-from ....queues import Consumer, Gateway, Partition, PartitionAssignment, QueueError, wake_version
+from ....queues import Consumer, Gateway, Partition, PartitionAssignment, QueueError
 from ....queues.runtime import RUNTIME
 from ...log import logger
+from .version_waker import wake_tasks
 
 __all__ = ["AssignmentWatcher"]
 
@@ -66,8 +67,8 @@ class AssignmentWatcher:
             return
         await self._consumer.assign(read_from, served)
         joined = [partition for partition in served if partition not in self._served]
-        with suppress(QueueError):  # the janitor repeats it
-            await asyncio.gather(*(wake_version(self._gateway, partition, self._versions) for partition in joined))
+        with suppress(QueueError):  # the version waker repeats it
+            await asyncio.gather(*(wake_tasks(self._gateway, partition, self._versions) for partition in joined))
         self._on_change(served)
         self.moves += self._read_from != read_from
         self._read_from, self._served = read_from, served

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -174,6 +175,29 @@ async def test_a_task_of_newer_code_waits_for_a_worker_that_has_it(settings: Set
         assert await redis_command(new.app, "HGET", handle.partition.record(handle.id), "newer_since") is None
 
 
+async def test_a_task_that_older_workers_take_again_reaches_a_newer_one_soon(settings: Settings) -> None:
+    """The newer worker has no free slot when the task is made due for it, so the older one parks the task again."""
+    async with deployed(settings, 2) as new, deployed(settings, 1) as old:
+        started, released = asyncio.Event(), asyncio.Event()
+
+        @new.app.task
+        async def hold(ctx: Context) -> None:
+            started.set()
+            await released.wait()
+
+        handle = await after_one_attempt(new)
+        await redis_command(new.app, "ZADD", handle.partition.due, "XX", 1 << 50, handle.id)
+        await hold.enqueue()
+        async with running_worker(new.app, concurrency=1):
+            await bounded(started.wait())
+            await make_due(new.app, handle)
+            async with running_worker(old.app):
+                await wait_until(lambda: waits(handle), "it is parked")
+                released.set()
+                assert await handle.result(timeout=30) == 2, "well before the next round of a minute"
+        assert (new.seen, new.ran, old.seen) == ([2, 2], ["one"], [])
+
+
 async def test_a_task_whose_arguments_the_older_code_does_not_accept_waits_too(settings: Settings) -> None:
     new, old = App("deployed", settings=settings), App("deployed", settings=settings)
 
@@ -233,7 +257,7 @@ async def test_an_agent_that_began_with_newer_code_waits_for_it(settings: Settin
 
 
 def test_an_agent_has_no_strict_order() -> None:
-    with pytest.raises(TaskDefinitionError, match="agent 'a': strict_order is for functions"):
+    with pytest.raises(TaskDefinitionError, match=r"strict_order; .* use it for functions only"):
         App("deployed").agent(Agent, name="a", strict_order=True)  # type: ignore[call-overload]
     with pytest.raises(TaskDefinitionError, match="version must be a whole number from 1, got 0"):
         traveller(App("deployed"), 0, [])

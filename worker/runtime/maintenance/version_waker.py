@@ -1,0 +1,71 @@
+"""The version waker: makes tasks due that older workers could not run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+import anyio
+
+from ....queues import Gateway, Partition, PartitionAssignment, QueueError, jittered, promote_due, wake_version
+from ...log import logger
+from ..slots import Slots
+from ..timings import WorkerTimings
+
+__all__ = ["VersionWaker", "wake_tasks"]
+
+_SOON: Final = 1.0
+"""Seconds until tasks that were woken are looked for again: an older worker may have taken them."""
+
+
+class VersionWaker:
+    """Wakes the tasks that wait for a version that this worker has, once a minute or more often.
+
+    An older worker that gets such a task first parks it again. So a round that woke tasks is followed by others, a
+    second apart, which wake no more tasks than this worker has free slots: those that older workers take meanwhile
+    cost them little. Rounds without tasks are rarer and rarer.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        assignment: PartitionAssignment,
+        versions: Mapping[str, int],
+        slots: Slots,
+        interval: float = WorkerTimings.clean_interval,
+    ) -> None:
+        """versions: of the worker's tasks, by name. interval: longest time between two rounds, in seconds."""
+        self._gateway = gateway
+        self._assignment = assignment
+        self._versions = versions
+        self._slots = slots
+        self._interval = interval
+
+    async def run(self) -> None:
+        wait, woken = _SOON, 0
+        while True:
+            await anyio.sleep(jittered(wait))
+            try:
+                woken = await self.wake(self._slots.free if woken else None)
+            except QueueError as error:
+                logger.debug("could not wake tasks of this version: {}", error)
+            wait = _SOON if woken else min(2 * wait, self._interval)
+
+    async def wake(self, most: int | None = None) -> int:
+        """Make waiting tasks due, at most `most` in each partition, and return their number. None: all of them."""
+        served = self._assignment.known
+        return sum(await asyncio.gather(*(wake_tasks(self._gateway, one, self._versions, most) for one in served)))
+
+
+async def wake_tasks(
+    gateway: Gateway, partition: Partition, versions: Mapping[str, int], most: int | None = None
+) -> int:
+    """Move tasks that wait for one of these versions to the ready stream; return how many are due.
+
+    If the process dies between the two calls, the promoter of the partition moves them.
+    """
+    woken = await wake_version(gateway, partition, versions, most)
+    if woken:
+        await promote_due(gateway, partition)
+    return woken
