@@ -132,6 +132,8 @@ class Leases(Generic[H]):
         with self._lock:
             previous = self._held.get(key)
             self._held[key] = holder
+        if previous is not None:  # it may still write
+            self.note_lost(previous.delivery)
         return previous
 
     def drop(self, holder: H) -> None:
@@ -142,7 +144,7 @@ class Leases(Generic[H]):
                 del self._held[key]
 
     def note_lost(self, delivery: Delivery) -> None:
-        """Remember a delivery that ended without an outcome: `had_fence` is true for it from now on.
+        """Remember a delivery that ended without an outcome, or that another one replaces: `had_fence` is true for it.
 
         Where Redis has lost that it handed out the message, it may hand it to this worker again, under the same fence.
         """

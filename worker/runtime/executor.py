@@ -174,7 +174,7 @@ class Executor:
             envelope = newer
         if self._leases.had_fence(delivery) or RUNTIME.monotonic() - delivery.requested > self._shared.claim_lease / 2:
             try:
-                delivery = await retry_while_unavailable(partial(self._confirm, delivery, envelope.id))
+                delivery = await self._confirm(delivery, envelope.id)
             except LeaseLost as error:
                 logger.bind(task=envelope.task, id=envelope.id).warning("{}; another worker continues", error)
                 self._gate.resolved(delivery)
@@ -249,10 +249,12 @@ class Executor:
 
     async def _confirm(self, delivery: Delivery, task_id: str) -> Delivery:
         """Return a delivery that this worker still has, before its first step. Raises `LeaseLost`."""
-        if self._leases.had_fence(delivery):  # Redis has lost that it handed the message to this worker
-            return await raise_count(self._gateway, delivery)
-        # The message arrived late: another worker may have claimed it.
-        await renew_lease(self._gateway, delivery, task_id, self._shared.claim_lease)
+        if not self._leases.had_fence(delivery):  # the message arrived late: another worker may have claimed it
+            lease = self._shared.claim_lease
+            await retry_while_unavailable(lambda: renew_lease(self._gateway, delivery, task_id, lease))
+            return delivery
+        while self._leases.had_fence(delivery):  # Redis has lost the hand-out, and perhaps the next fence as well
+            delivery = await retry_while_unavailable(partial(raise_count, self._gateway, delivery))
         return delivery
 
     def _hold(self, run: Run) -> None:

@@ -105,6 +105,15 @@ def test_an_old_delivery_does_not_drop_a_newer_one_of_its_message(partition: Par
     assert len(leases) == 0
 
 
+def test_a_run_that_a_newer_delivery_replaces_keeps_its_fence(partition: Partition) -> None:
+    """It may still write: Redis must not hand out the message under its fence again."""
+    leases, other = Leases(), delivery_of(partition, count=3)
+    old, new = delivery_of(partition), delivery_of(partition, count=2)
+    hold(leases, old, "x", lambda: None)
+    hold(leases, new, "x", lambda: None)
+    assert [leases.had_fence(one) for one in (old, new, other)] == [True, True, False]
+
+
 def test_a_delivery_that_was_claimed_or_ran_before_has_history(partition: Partition) -> None:
     assert not Delivery(partition, b"1-1", "a", 1, {b"env": b""}).has_history
     assert Delivery(partition, b"1-1", "a", 1, {b"env": b""}, claimed=True).has_history
