@@ -40,6 +40,7 @@ __all__ = [
     "MOST_MESSAGES",
     "InboxMessage",
     "Sent",
+    "check_changes",
     "drop_message",
     "forward_messages",
     "last_message",
@@ -172,6 +173,12 @@ def _encode(message_id: str, sender: str, content: Any, limit: int, kind: str) -
     return data
 
 
+def check_changes(changes: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a correction without changes, or with an empty path."""
+    if not changes or not all(changes):
+        raise ValueError(f"changes must be JSON data by the path of a field, at least one, got {changes!r}")
+
+
 async def send_correction(
     gateway: Gateway,
     partition: Partition,
@@ -182,8 +189,8 @@ async def send_correction(
     **options: Any,
 ) -> Sent:
     """Send a correction of an agent's state to its inbox. See `TaskHandle.correct`, and `send_message` for options."""
-    if not (changes or confirm) or not all(changes):
-        raise ValueError(f"changes must be JSON data by the path of a field, at least one, got {changes!r}")
+    if changes or not confirm:
+        check_changes(changes)
     return await send_message(gateway, partition, task_id, dict(changes), kind=CORRECTION, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
@@ -29,7 +30,6 @@ from ..queues.runtime import RUNTIME
 from ..queues.sessions import (
     SessionAddress,
     SessionFailed,
-    SessionIdle,
     SessionMessage,
     SessionNotFound,
     SessionRecord,
@@ -43,8 +43,9 @@ from ..queues.sessions import (
 from .agent import S, problem_of
 from .agent_task import AgentTask
 from .durable import EnqueueCall
-from .errors import InvalidArguments
-from .journal import decode_snapshot
+from .errors import InvalidArguments, StateMismatch
+from .journal import CannotCorrect, corrected
+from .session_correction import correct_session, stored_state
 
 __all__ = ["Session", "TurnHandle"]
 
@@ -154,24 +155,46 @@ class Session(Generic[S]):
             StateMismatch: The state does not fit the agent's class.
         """
         record = await self.record()
-        data = record.opened_state()
-        if data is None:
+        stored = stored_state(record)
+        if stored is None:
             return self._agent.state_type.kind(**self._inputs)
-        return self._agent.state_type.load(f"session {self.id}", decode_snapshot(f"session {self.id}", data).state)
+        load = partial(self._agent.state_type.load, f"session {self.id}")
+        for one in record.waiting_corrections():
+            with suppress(CannotCorrect, StateMismatch):  # the turn refuses it
+                load(after := corrected(stored, one.changes))
+                stored = after
+        return load(stored)
 
     async def correct(
         self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None, confirm: bool = False
     ) -> Sent:
-        """Correct the state in the turn that runs, waits or is a dead letter; see `TaskHandle.correct`.
+        """Correct the state; the agent reads the correction before its next step, and mentions it in its conversation.
 
-        Raises as that, `SessionNotFound`, and:
-            SessionIdle: There is no such turn.
+        A turn that runs or waits gets it as `TaskHandle.correct` says. While no turn runs, the session stores it for
+        the next one, or for the replay of a turn that is a dead letter. `state()` has it at once.
+
+        Args:
+            changes: JSON data by the path of a field, such as `context.city`, or by its JSON pointer.
+            by: Name of the person.
+            message_id: A correction that is sent again under the same id, before a turn has read it, is stored once.
+            confirm: Confirm that an agent with `on_resume="ask"` may continue, also without changes.
+
+        Raises:
+            SessionNotFound: There is no such session.
+            SessionIdle: There are no changes, and no turn that a confirmation is for.
+            ValueError: The changes are empty or do not fit the state.
+            StateMismatch: A value does not fit its field.
+            PayloadTooLarge: The corrections that wait are too large.
         """
-        record, producer = await self.record(), self._agent.task.app.producer
-        handle = None if record.status == "idle" else await producer.find(record.task_id(record.turn))
-        if handle is None:
-            raise SessionIdle(record.name)
-        return await handle.correct(changes, by=by, message_id=message_id, confirm=confirm)
+
+        def check(record: SessionRecord) -> None:
+            if (stored := stored_state(record)) is not None:
+                self._agent.state_type.load(f"session {self.id}", corrected(stored, changes))
+
+        producer = self._agent.task.app.producer
+        return await correct_session(
+            producer, self.record, changes, check, by=by, message_id=message_id, confirm=confirm
+        )
 
     async def history(self, *, after: int = 0) -> AsyncIterator[SessionMessage]:
         """Yield messages and answers of all turns in order, those that wait for their turn last.

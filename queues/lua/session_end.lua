@@ -7,8 +7,9 @@
 --          claimed, Redis has lost its claim; {'missing'}: the session was forgotten
 -- Atomic: state, history and the claim of the next turn change together. Compare-and-set: a turn that has ended, or was
 -- passed over, is not ended again, so a late run of it cannot write after the next turn was claimed. A turn that failed stays
--- claimed, with its message, until it is replayed or passed over. The first write frees memory, so that a full server lets
--- the others through (see fence.lua): the end of a turn must not wait for the memory that it may free.
+-- claimed, with its message, until it is replayed or passed over. Its run has read the corrections that waited, so they go
+-- with the state that it stores. The first write frees memory, so that a full server lets the others through (see
+-- fence.lua): the end of a turn must not wait for the memory that it may free.
 local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended')
 local turn, ended, n = tonumber(known[3] or 0), tonumber(known[4] or 0), tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -33,6 +34,7 @@ redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[9], n .. '-0', 'at', now, 'messa
 redis.call('HDEL', KEYS[1], 'm:' .. n, 'wake')
 redis.call('HSET', KEYS[1], 'ended', n, 'at', now)
 if ARGV[6] ~= '' then
+  redis.call('HDEL', KEYS[1], 'corrections')
   redis.call('HSET', KEYS[1], 'state', ARGV[6])
 end
 if (ARGV[10] or '') ~= '' then

@@ -10,6 +10,9 @@ idempotent steps:
     end         stores state, answer and history, and claims the next turn if a message waits, whose task the run stores
     settle      the run stores its outcome, as any task
 
+A correction of the state goes to the inbox of the task of a turn that runs. If none does, the session stores it, begin
+reads it, the run puts it into that inbox under its id, and the end that stores a state removes it.
+
 If a process dies before a step, another one repeats it: a redelivered run repeats begin and end (its recorded result is
 not computed again); a worker that looks at sessions once a minute (`check_session`) stores the task of a claimed turn
 that has none, and ends or fails the turn of a task that has ended without doing so. A caller that cancels the task of a
@@ -18,16 +21,19 @@ of its first message and turn, so that a task is stored once while its record ex
 is refused by begin. A turn that has ended is not ended again: a late run changes nothing. If Redis loses the claim of a
 turn whose task is stored, begin and end let the task wait until the turn before it has claimed it again.
 
-    address.py   names of sessions and turns, and the keys of a session
-    record.py    the record of a session, its history, and lists of sessions
-    turns.py     the steps of the protocol
-    removal.py   removal of a session, with the tasks of its turns or after its retention
-    errors.py    errors
+    address.py      names of sessions and turns, and the keys of a session
+    record.py       the record of a session, its history, and lists of sessions
+    corrections.py  corrections of the state while no turn runs
+    turns.py        the steps of the protocol
+    removal.py      removal of a session, with the tasks of its turns or after its retention
+    errors.py       errors
 """
 
 from .address import SessionAddress, TurnId, check_session_id, parse_turn_id
+from .corrections import store_correction
 from .errors import SessionError, SessionFailed, SessionFull, SessionIdle, SessionNotFound, TurnEarly, TurnRefused
 from .record import (
+    SessionCorrection,
     SessionMessage,
     SessionRecord,
     list_sessions,
@@ -50,6 +56,7 @@ from .turns import (
 
 __all__ = [
     "SessionAddress",
+    "SessionCorrection",
     "SessionError",
     "SessionFailed",
     "SessionFull",
@@ -80,4 +87,5 @@ __all__ = [
     "read_turn",
     "send_to_session",
     "session_data",
+    "store_correction",
 ]

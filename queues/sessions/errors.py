@@ -41,10 +41,10 @@ class SessionFull(SessionError):
 
 
 class SessionIdle(SessionError):
-    """No turn of the session is running, or stopped."""
+    """A confirmation has no turn of the session that waits for it."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"no turn of session {name} is running or stopped: send a message to it")
+        super().__init__(f"no turn of session {name} is running or stopped: there is nothing to confirm")
         self.name = name
 
 

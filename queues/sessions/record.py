@@ -19,6 +19,7 @@ from .address import SessionAddress, TurnId
 from .errors import SessionNotFound
 
 __all__ = [
+    "SessionCorrection",
     "SessionMessage",
     "SessionRecord",
     "list_sessions",
@@ -39,6 +40,7 @@ _CURSOR: Final = re.compile(r"[0-9]{1,16}-[0-9a-f]{32}")
 INPUTS: Final = "inputs"
 STATE: Final = "state"
 WORKSPACE: Final = "workspace"
+CORRECTIONS: Final = "corrections"
 """Kinds of encrypted data."""
 
 
@@ -81,18 +83,35 @@ class SessionMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionCorrection:
+    """A correction of the state, stored once under its id. changes: JSON data by the path of a field. by: a person."""
+
+    id: str
+    by: str
+    changes: dict[str, Any]
+
+
+def decode_corrections(cipher: TaskCipher, stored: bytes | None) -> list[SessionCorrection]:
+    """Return corrections as they are stored, in order. Raises `DecryptionError`."""
+    if not stored:
+        return []
+    return [SessionCorrection(**one) for one in orjson.loads(cipher.decrypt(CORRECTIONS, stored))]
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRecord:
     """A session at the time of the read. Times are milliseconds of Redis' clock since the epoch.
 
     Attributes:
         born: Time of the first message.
-        at: Time of the last message or the last end of a turn.
+        at: Time of the last message, correction or end of a turn.
         sent: Messages that were sent, which is the number of the last one.
         turn: Number of the last turn that was claimed.
         ended: Number of the last turn that has ended.
         failed: Reason of the dead letter of turn `turn`; None if it has not failed.
         state: State after the last turn as it is stored; None before the first turn has ended, and in lists.
         state_bytes: Size of the stored state.
+        corrections: Corrections that wait for the next turn, as they are stored; None without any, and in lists.
     """
 
     address: SessionAddress
@@ -107,6 +126,7 @@ class SessionRecord:
     failed: str | None = None
     state: bytes | None = field(default=None, repr=False)
     state_bytes: int = 0
+    corrections: bytes | None = field(default=None, repr=False)
     cipher: TaskCipher | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -126,6 +146,10 @@ class SessionRecord:
     def opened_state(self) -> bytes | None:
         """Return the decrypted state. Raises `DecryptionError`."""
         return self.state if self.state is None or self.cipher is None else self.cipher.decrypt(STATE, self.state)
+
+    def waiting_corrections(self) -> list[SessionCorrection]:
+        """Return the corrections that wait for the next turn, in order. Raises `DecryptionError`."""
+        return [] if self.cipher is None else decode_corrections(self.cipher, self.corrections)
 
     def summary(self) -> dict[str, Any]:
         """Return the record as plain data, times as ISO 8601."""
@@ -151,7 +175,12 @@ _FIELDS: Final = ("agent", "id", "queue", "born", "at", "sent", "turn", "ended",
 
 
 def _record(
-    address: SessionAddress, gateway: Gateway, found: Sequence[bytes | None], size: int, state: bytes | None = None
+    address: SessionAddress,
+    gateway: Gateway,
+    found: Sequence[bytes | None],
+    size: int,
+    state: bytes | None = None,
+    corrections: bytes | None = None,
 ) -> SessionRecord | None:
     fields = dict(zip(_FIELDS, found, strict=True))
     if fields["born"] is None:
@@ -172,14 +201,15 @@ def _record(
         failed=None if failed is None else failed.decode(),
         state=state,
         state_bytes=size,
+        corrections=corrections,
         cipher=address.cipher(gateway),
     )
 
 
 async def read_session(gateway: Gateway, address: SessionAddress) -> SessionRecord | None:
     """Return the record of a session, None if there is no such session."""
-    *found, state = await gateway.command("HMGET", address.session, *_FIELDS, "state")
-    return _record(address, gateway, found, len(state or b""), state)
+    *found, state, corrections = await gateway.command("HMGET", address.session, *_FIELDS, STATE, CORRECTIONS)
+    return _record(address, gateway, found, len(state or b""), state, corrections)
 
 
 async def session_data(gateway: Gateway, namespace: Namespace) -> AsyncIterator[tuple[str, bytes | None, bytes | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -21,7 +21,16 @@ from ..security import MESSAGE, RESULT, SecretPaths, arguments_field
 from ..transport import Argument, Gateway, LargeValue, queue_script
 from .address import SessionAddress, TurnId
 from .errors import SessionFailed, SessionFull, TurnEarly, TurnRefused
-from .record import INPUTS, NOTE_SENDER, STATE, WORKSPACE, answer_field, decode_message
+from .record import (
+    INPUTS,
+    NOTE_SENDER,
+    STATE,
+    WORKSPACE,
+    SessionCorrection,
+    answer_field,
+    decode_corrections,
+    decode_message,
+)
 
 __all__ = [
     "SessionTurnEnd",
@@ -157,6 +166,7 @@ class TurnStart:
         state: State that the turns before left, as it was stored; None in the first turn.
         workspace: Link of the files that they left, None if there are none.
         claimed: Time at which the turn was claimed (ms).
+        corrections: Corrections of the state that came while no turn ran, in order.
     """
 
     text: str
@@ -165,6 +175,7 @@ class TurnStart:
     state: bytes | None
     claimed: int
     workspace: bytes | None = None
+    corrections: Sequence[SessionCorrection] = ()
 
 
 async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, task_id: str) -> TurnStart:
@@ -183,12 +194,20 @@ async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, ta
         raise TurnEarly(str(turn), int(rest[0]))
     if answer == b"ended":
         raise TurnRefused(task_id, f"turn {turn.number} of its session has ended or was passed over")
-    stored, state, claimed, workspace = rest
+    stored, state, claimed, workspace, corrections = rest
     cipher = address.cipher(gateway)
     _, sender, text, _ = decode_message(cipher, stored)
     opened = cipher.decrypt(STATE, state) if state else None
     files = cipher.decrypt(WORKSPACE, workspace) if workspace else None
-    return TurnStart(text, "" if sender == NOTE_SENDER else sender, sender == NOTE_SENDER, opened, int(claimed), files)
+    return TurnStart(
+        text,
+        "" if sender == NOTE_SENDER else sender,
+        sender == NOTE_SENDER,
+        opened,
+        int(claimed),
+        files,
+        decode_corrections(cipher, corrections),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ holds for all scripts.
 | `test_resharding` | close_partition, join_group, partition_status, retire_partition, set_route |
 | `test_results` | cancel, finish |
 | `test_scripts` | reset_task |
-| `sessions/test_protocol` | session_begin, session_end, session_forget, session_look, session_send |
+| `sessions/test_protocol` | session_begin, session_correct, session_end, session_forget, session_look, session_send |
 | `sessions/test_removal` | forget_task |
 | `delivery/test_settlement` | release, reschedule |
 | `test_shared_config` | set_config |

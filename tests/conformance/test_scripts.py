@@ -63,12 +63,15 @@ from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
 from perdure.queues.sessions import (
     SessionAddress,
+    SessionCorrection,
     SessionTurnEnd,
     begin_turn,
     check_session,
     end_turn,
     forget_session,
+    read_session,
     send_to_session,
+    store_correction,
 )
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import loaded_scripts, queue_script
@@ -285,6 +288,9 @@ async def converse(gateway: Gateway, namespace: Namespace) -> None:
     address = SessionAddress.of(namespace, "t", "s")
     assert (await begin_turn(gateway, address, turn, str(turn))).text == "hello"
     assert await end_turn(gateway, address, turn, SessionTurnEnd("answered", b"1"))
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert await store_correction(gateway, record, SessionCorrection("c1", "", {"goal": "x"})) == "stored"
     await check_session(gateway, address)
     assert await forget_session(gateway, address)
     assert await find_task(gateway, namespace, str(turn)) is None

@@ -581,8 +581,6 @@ class Ledger:
                 if score is not None and float(text_of(score)) > self.held.now:
                     self._schedule(task, 0)
                     woken += 1
-        if woken:
-            self.nudge("due")
         return woken
 
     def _defer(self, delivery: Delivery, task: str, delay: int, counts: tuple[int, int, int]) -> None:

@@ -1,7 +1,8 @@
 """Sessions under deaths: any caller may die before or after each of its commands, in any order of calls.
 
 The model keeps what a fenced checkpoint keeps, the recorded result of each turn, and checks the rest against Redis:
-each message gets one turn, in order, with the state of the turn before it.
+each message gets one turn, in order, with the state of the turn before it, and each correction that was stored is read
+by one turn that stores a state.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any
 
 import fakeredis
 import orjson
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perdure.queues import Gateway, Namespace, Script
 from perdure.queues.sessions import (
     SessionAddress,
+    SessionCorrection,
     SessionTurnEnd,
     TurnId,
     TurnRefused,
@@ -29,6 +31,7 @@ from perdure.queues.sessions import (
     read_history,
     read_session,
     send_to_session,
+    store_correction,
 )
 from perdure.queues.transport import Argument, Command
 
@@ -78,6 +81,9 @@ class Play:
         self.partition = self.namespace.partition("q")
         self.recorded: dict[str, list[str]] = {}
         self.sent: list[str] = []
+        self.corrected: list[str] = []
+        self.tried = 0
+        self.read: dict[str, list[str]] = {}
 
     async def send(self, text: str) -> None:
         """Send a message, again under the same id until the sender lives."""
@@ -109,10 +115,23 @@ class Play:
                 return
             state = [] if start.state is None else orjson.loads(start.state)
             self.recorded[str(turn)] = [*state, start.text]
+            self.read[str(turn)] = [one.id for one in start.corrections]
         state = self.recorded[str(turn)]
         end = SessionTurnEnd("answered", orjson.dumps(len(state)), orjson.dumps(state))
         await end_turn(self.gateway, self.address, turn, end)
         await self.settle(turn)
+
+    async def correct(self, _: int) -> None:
+        """Correct the state as a person does who gives up if a turn runs, or if another person was faster."""
+        if (record := await read_session(self.gateway, self.address)) is not None:
+            self.tried += 1
+            name = str(self.tried)
+            if await store_correction(self.gateway, record, SessionCorrection(name, "", {})) == "stored":
+                self.corrected.append(name)
+
+    async def waiting_corrections(self) -> list[str]:
+        record = await read_session(self.gateway, self.address)
+        return [] if record is None else [one.id for one in record.waiting_corrections()]
 
     async def settle(self, turn: TurnId) -> None:
         for entry, flat in await self.gateway.command("XRANGE", self.partition.ready, "-", "+"):
@@ -138,6 +157,7 @@ class Play:
             left, self.gateway.left = self.gateway.left, None
             if await read_session(self.gateway, self.address) is None:
                 self.sent.clear()
+                self.corrected.clear()
             self.gateway.left = left
 
     async def clean(self, _: int) -> None:
@@ -161,12 +181,13 @@ class Play:
             await end_turn(self.gateway, self.address, turn, end)
 
 
-ACTS = st.sampled_from(["send", "send", "send", "run", "run", "run", "look", "expire", "late", "forget", "clean"])
+ACTS = st.sampled_from(["send", "run"] * 3 + ["look", "expire", "late", "forget", "clean", "correct"])
 STEPS = st.lists(st.tuples(ACTS, st.integers(0, 5), st.none() | st.integers(0, 9), st.booleans()), max_size=25)
 
 
 @settings(max_examples=40)
 @given(STEPS)
+@example([(act, 0, None, False) for act in ("send", "run", "correct", "send", "run", "correct")])
 def test_each_message_has_one_turn_in_order_wherever_callers_die(
     steps: list[tuple[str, int, int | None, bool]],
 ) -> None:
@@ -210,6 +231,9 @@ async def play(steps: list[tuple[str, int, int | None, bool]]) -> None:
             for role, content in (("user", text), ("assistant", str(number)))
         ]
         assert found == expected
+    read = [name for names in game.read.values() for name in names] + await game.waiting_corrections()
+    assert len(read) == len(set(read))
+    assert set(game.corrected) <= set(read)
     await gateway.close()
 
 

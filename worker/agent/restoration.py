@@ -79,10 +79,7 @@ def _snapshot(history: History, task_id: str, agent: str) -> StoredState | None:
     if data is None:
         return None
     blobs = {key: value for key, value in history.saved.items() if key.startswith(BLOB)}
-    found = decode_snapshot(task_id, data, blobs)
-    if found.agent != agent:
-        raise BadSnapshot(task_id, f"it belongs to agent {found.agent!r}, not to {agent!r}")
-    return found
+    return decode_snapshot(task_id, data, blobs, owner=agent)
 
 
 async def _events_after(run: Run, number: int, last: int) -> tuple[list[TaskEvent], int]:

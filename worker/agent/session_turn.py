@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Container
 from datetime import UTC, datetime
 from functools import partial
@@ -11,6 +12,7 @@ import orjson
 
 from ...queues import Gateway, Namespace, Record, checkpoint_fields, find_task, retry_while_unavailable
 from ...queues.durations import shown_time
+from ...queues.inbox import send_correction
 from ...queues.sessions import (
     SessionAddress,
     SessionTurnEnd,
@@ -71,16 +73,25 @@ class Carried(Generic[S]):
 
 
 class SessionTurn(Generic[S]):
-    """The turn that a run is the task of."""
+    """The turn that a run is the task of.
+
+    Attributes:
+        is_own: whether the agent is that of the session. Another one, as which it continued, answers the message, and
+            has a state of its own: that of the session stays as it was.
+    """
 
     def __init__(self, run: Run, turn: TurnId, agent: Agent[S], state_type: StateType[S]) -> None:
         self._run = run
         self._turn = turn
         self._agent = agent
         self._state_type = state_type
-        self._address = SessionAddress.at(Namespace(run.delivery.partition.namespace), turn.digest)
+        self._namespace = Namespace(run.delivery.partition.namespace)
+        self._address = SessionAddress.at(self._namespace, turn.digest)
         self._wait = log_wait(f"task {run.id}", run.touch)
         self._claimed = 0
+        session_id = run.envelope.headers.get("session", "")
+        own = SessionAddress.of(self._namespace, state_type.agent, session_id).digest if session_id else turn.digest
+        self.is_own = own == turn.digest
 
     @classmethod
     def of(cls, run: Run, agent: Agent[S], state_type: StateType[S]) -> SessionTurn[S] | None:
@@ -88,8 +99,10 @@ class SessionTurn(Generic[S]):
         turn = parse_turn_id(run.id) if run.id.startswith("turn-") else None
         return None if turn is None else cls(run, turn, agent, state_type)
 
-    async def begin(self) -> Carried[S]:
-        """Return what the turn starts from, after the files that earlier turns left are restored.
+    async def begin(self) -> Carried[S] | None:
+        """Return what the turn starts from, None for another agent, after the files of earlier turns are restored.
+
+        Corrections that the session has stored are put into the inbox of the task, under their ids, so each once.
 
         Raises `TurnRefused`, `Snooze`, `DecryptionError`, `BadSnapshot` if this version cannot read the state, and
         `WorkspaceError` and `ArtifactError`.
@@ -98,25 +111,35 @@ class SessionTurn(Generic[S]):
         start = await self._claimed_turn(lambda: begin_turn(run.gateway, self._address, self._turn, run.id))
         self._claimed = start.claimed
         stored: dict[str, Any] = {}
-        if start.state is not None:
-            found = decode_snapshot(run.id, start.state)
-            stored = found.state if found.agent == self._state_type.agent else {}
+        if self.is_own and start.state is not None:
+            stored = decode_snapshot(run.id, start.state, owner=self._state_type.agent).state
         if start.workspace is not None:
             await restore_workspace(run, start.workspace)
+        if not self.is_own:
+            return None
+        for one in start.corrections:
+            options: dict[str, Any] = {"sender": one.by, "message_id": one.id, "limit": sys.maxsize}  # checked before
+            store = partial(send_correction, run.gateway, run.delivery.partition, run.id, one.changes, **options)
+            sent = await retry_while_unavailable(store, on_wait=self._wait)
+            run.history.mail = max(run.history.mail, sent.number)
         role: Any = "system" if start.note else "user"
         message = Message(role=role, content=start.text, name=start.sender or None, n=1)
         return Carried(run.id, self._state_type, stored, message)
 
-    async def end(self, state: dict[str, Any], result: Any) -> None:
+    async def end(self, state: dict[str, Any] | None, result: Any) -> None:
         """Store answer, state and the link of the files in the session. A repeated end changes nothing.
+
+        state: None to keep that of the turn before.
 
         Raises `TurnRefused`, `Snooze`.
         """
         run = self._run
         answer, _ = codec_of(self._agent.finish).encode("finish", result)
-        data = _left(state, answer, self._turn, self._state_type.agent)
-        # A run that only repeats the end does not begin the turn; the task is stored when the turn is claimed.
-        wake = _wake(state, self._claimed or self._stored) if self._agent.wake_when_due else None
+        data = wake = None
+        if state is not None:
+            data = _left(state, answer, self._turn, self._state_type.agent)
+            # A run that only repeats the end does not begin the turn; the task is stored when the turn is claimed.
+            wake = _wake(state, self._claimed or self._stored) if self._agent.wake_when_due else None
         end = SessionTurnEnd("answered", answer, data, wake, workspace_link(run))
         store = partial(end_turn, run.gateway, self._address, self._turn, end)
         if not await self._claimed_turn(store):

@@ -1,15 +1,18 @@
-"""`perdure session`: list, show, export and forget the sessions of agents, and send messages to them."""
+"""`perdure session`: list, show, correct, export and forget the sessions of agents, and send messages to them."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
 import typer
 
-from ...queues import Producer
+from ...queues import DecryptionError, KeyMissing, Producer, State
 from ...queues.sessions import (
     SessionAddress,
     SessionMessage,
@@ -21,8 +24,10 @@ from ...queues.sessions import (
     read_session,
     send_to_session,
 )
-from ..journal import decode_snapshot
+from ..errors import BadSnapshot
+from ..journal import CannotCorrect, corrected
 from ..session import TurnHandle
+from ..session_correction import correct_session, stored_state
 from .support.connection import connected, redis_now
 from .support.errors import Failed, Misuse
 from .support.output import (
@@ -38,6 +43,8 @@ from .support.output import (
     state_text,
 )
 from .support.tables import Column, Wide, print_list
+from .task.correct import Fields, read_fields
+from .task.inbox import login
 
 __all__ = ["app"]
 
@@ -49,10 +56,10 @@ SessionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the session,
 
 @app.callback()
 def session() -> None:
-    """List sessions of agents, talk in them, export and forget them.
+    """List sessions of agents, talk in them, correct, export and forget them.
 
     A session is a conversation with an agent that outlives the tasks of its
-    turns (docs/how-to/sessions.md).
+    turns.
     """
 
 
@@ -135,11 +142,6 @@ def _address(producer: Producer, agent: str, session_id: str) -> SessionAddress:
         raise Misuse(str(error)) from None
 
 
-def _state(record: SessionRecord) -> dict[str, Any] | None:
-    data = record.opened_state()
-    return None if data is None else decode_snapshot(f"session {record.id}", data).state
-
-
 @app.command()
 @connected
 async def show(producer: Producer, agent: AgentName, session_id: SessionId, *, json: AsJson = False) -> None:
@@ -148,13 +150,39 @@ async def show(producer: Producer, agent: AgentName, session_id: SessionId, *, j
     Example: perdure session show assistant user-42
     """
     record = await _find(producer, agent, session_id)
-    state = _state(record)
+    content = _content(record)
+    if problem := content.get("problem"):
+        note(problem)
     if json:
-        print_json(record.summary() | {"state": state})
+        print_json(record.summary() | content)
         return
     print_fields({name.replace("_", " "): str(value) for name, value in record.summary().items()})
-    if state is not None:
-        print_text(orjson.dumps(state, option=orjson.OPT_INDENT_2).decode())
+    if content["state"] is not None:
+        print_text(orjson.dumps(content["state"], option=orjson.OPT_INDENT_2).decode())
+    for one in content["corrections"]:
+        by = f" by {one['by']}" if one["by"] else ""
+        note(f"the next turn applies a correction{by}: {orjson.dumps(one['changes']).decode()}")
+
+
+def _content(record: SessionRecord) -> dict[str, Any]:
+    """Return the state that the last turn left, and the corrections that wait for the next one.
+
+    If one of them cannot be read, it is missing, and `problem` says why.
+    """
+    content: dict[str, Any] = {"state": None, "corrections": []}
+    try:
+        content["state"] = stored_state(record)
+        content["corrections"] = [asdict(one) for one in record.waiting_corrections()]
+    except KeyMissing as error:  # a worker may have the key
+        content["problem"] = str(error)
+    except (BadSnapshot, DecryptionError) as error:
+        why = error.problem if isinstance(error, BadSnapshot) else error
+        forget = shlex.join(["perdure", "session", "forget", record.agent, record.id])
+        content["problem"] = (
+            f"could not read the state of session {record.name}: {why}; a worker that cannot read it fails the turn; "
+            f"'{forget}' deletes the session"
+        )
+    return content
 
 
 @app.command()
@@ -246,13 +274,58 @@ def _inputs(text: str | None) -> dict[str, Any] | None:
 
 @app.command()
 @connected
+async def correct(
+    producer: Producer,
+    agent: AgentName,
+    session_id: SessionId,
+    *,
+    field: Fields = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Correct the state of a session, and print the id of the turn's task.
+
+    While no turn runs, the session stores the correction for the next one. The
+    turn applies all values, or none, before its next step; the event
+    'corrected' or 'correction_refused' of its task says which. PATH has dots
+    between names and indexes; for a name with a dot write a JSON pointer:
+    /context/a.b
+
+    Example: perdure session correct assistant user-42 --field context.city=Paris
+    """
+    if not (changes := read_fields(field)):
+        raise Misuse("give at least one --field PATH=VALUE")
+
+    def check(record: SessionRecord) -> None:
+        if (stored := stored_state(record)) is not None:
+            try:
+                corrected(stored, changes)
+            except CannotCorrect as error:
+                raise Misuse(f"--field {error}") from None
+
+    read = partial(_find, producer, agent, session_id)
+    sent = await correct_session(producer, read, changes, check, by=login() if by is None else by)
+    if json:
+        print_json({"task": sent.task_id, "state": sent.state, "changes": changes})
+    else:
+        print_data(sent.task_id)
+    when = {
+        State.WAITING: "the next turn reads it when it begins",
+        State.DEAD: f"the turn is a dead letter; to resume it: perdure dlq replay {sent.task_id}",
+    }.get(sent.state, "the turn reads it before its next step")
+    note(f"stored the correction of session {session_id!r} of agent {agent!r}; {when}")
+
+
+@app.command()
+@connected
 async def export(producer: Producer, agent: AgentName, session_id: SessionId) -> None:
     """Print a session as JSON lines: first record and state, then its messages in order.
 
     Example: perdure session export assistant user-42 > user-42.jsonl
     """
     record = await _find(producer, agent, session_id)
-    print_json_lines([record.summary() | {"state": _state(record)}])
+    content = _content(record)
+    print_json_lines([record.summary() | content])
     page: list[SessionMessage] = []
     async for message in read_history(producer.gateway, record.address):
         page.append(message)
@@ -260,6 +333,8 @@ async def export(producer: Producer, agent: AgentName, session_id: SessionId) ->
             print_json_lines([one.summary() for one in page])
             page.clear()
     print_json_lines([one.summary() for one in page])
+    if problem := content.get("problem"):
+        raise Failed(f"{problem}; it was not exported, the messages were")
 
 
 _PAGE = 500

@@ -10,6 +10,7 @@ import pytest
 from perdure.queues import Encryptor, Gateway, Namespace, Partition, Producer, set_partitions
 from perdure.queues.sessions import (
     SessionAddress,
+    SessionCorrection,
     SessionFailed,
     SessionFull,
     SessionTurnEnd,
@@ -26,6 +27,7 @@ from perdure.queues.sessions import (
     read_session,
     read_turn,
     send_to_session,
+    store_correction,
 )
 from perdure.queues.sessions import turns as turns_module
 
@@ -303,3 +305,39 @@ async def test_the_data_of_a_session_is_encrypted(
 def test_a_session_id_is_a_printable_text(namespace: Namespace, wrong: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind, match=r"session id must be .*, got "):
         SessionAddress.of(namespace, "bot", wrong)
+
+
+async def test_a_correction_is_stored_while_no_turn_runs_and_read_by_each_run_until_a_state_is_stored(
+    gateway: Gateway, namespace: Namespace, producer: Producer, address: SessionAddress
+) -> None:
+    first, second = (SessionCorrection(name, "eve", {"city": name}) for name in ("a", "b"))
+
+    async def store(correction: SessionCorrection) -> str:
+        record = await read_session(gateway, address)
+        assert record is not None
+        return await store_correction(gateway, record, correction)
+
+    async def started(turn: TurnId) -> list[SessionCorrection]:
+        return list((await begin_turn(gateway, address, turn, str(turn))).corrections)
+
+    turns = [await send(gateway, namespace, "one")]
+    assert await store(first) == "turn"
+    await end_turn(gateway, address, turns[0], ANSWERED)
+    early = await read_session(gateway, address)
+    assert early is not None
+    assert [await store(first), await store(first), await store(second)] == ["stored"] * 3
+    assert await store_correction(gateway, early, second) == "changed"
+    turns.append(await send(gateway, namespace, "two"))
+    assert await store(SessionCorrection("c", "", {"city": "c"})) == "turn"
+    assert [await started(turns[1]), await started(turns[1])] == [[first, second]] * 2
+    await end_turn(gateway, address, turns[1], SessionTurnEnd("cancelled", b"cancelled"))
+    turns.append(await send(gateway, namespace, "three"))
+    await end_turn(gateway, address, turns[2], SessionTurnEnd("failed", b"timeout"))
+    third = SessionCorrection("d", "", {"city": "d"})
+    assert await store(third) == "stored"
+    assert await started(turns[2]) == [first, second, third]
+    await end_turn(gateway, address, turns[2], ANSWERED)
+    turns.append(await send(gateway, namespace, "four"))
+    assert await started(turns[3]) == []
+    await forget_session(gateway, address)
+    assert await store_correction(gateway, early, first) == "missing"

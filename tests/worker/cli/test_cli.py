@@ -120,7 +120,7 @@ def test_the_commands_are_these() -> None:
             )
         ),
         *(f"task {name}" for name in ("correct", "dismiss", "export", "import")),
-        *(f"session {name}" for name in ("list", "show", "send", "export", "forget")),
+        *(f"session {name}" for name in ("list", "show", "send", "correct", "export", "forget")),
         *(f"identity {name}" for name in ("show", "set", "log")),
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"config {name}" for name in ("set", "unset", "show")),

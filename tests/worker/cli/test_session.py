@@ -1,4 +1,4 @@
-"""`perdure session`: list, show, send, export, forget."""
+"""`perdure session`: list, show, send, correct, export, forget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+import redis
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
+from perdure.queues import Namespace, Partition, generate_key
+from perdure.queues.security import make_encryptor
+from perdure.queues.sessions import SessionAddress
 
 from tests.support.command_line import call
 from tests.support.workers import running_worker, work_off
@@ -80,6 +84,18 @@ def test_a_session_from_its_first_message_until_it_is_forgotten(work: Callable[[
         (2, "user", "bob"),
         (2, "assistant", ""),
     ]
+    correct = ("session", "correct", "echo", "ada")
+    assert "the state has no field 'context2'" in call(*correct, "--field", "context2=1").err
+    assert call(*correct).code == 2
+    corrected = call(*correct, "--field", "context.city=Paris", "--by", "eve")
+    assert corrected.ids[0].endswith(".3")
+    assert "the next turn reads it when it begins" in corrected.err
+    shown = call("session", "show", "echo", "ada")
+    assert shown.err == 'perdure: the next turn applies a correction by eve: {"context.city":"Paris"}\n'
+    assert call("session", "send", "echo", "ada", "three", "--no-wait").ids == corrected.ids
+    work()
+    shown = call("session", "show", "echo", "ada", "--json").json
+    assert (shown["state"]["context"], shown["corrections"]) == ({"city": "Paris"}, [])
     assert "add --yes" in call("session", "forget", "echo", "ada").err
     forgotten = call("session", "forget", "echo", "ada", "--yes")
     assert forgotten.ids == ["ada"]
@@ -155,3 +171,35 @@ def test_mistakes_are_named_with_their_remedies(work: Callable[[], None], tmp_pa
     assert (unanswered.code, unanswered.out) == (1, "")
     assert "turn 1 of the session did not end within " in unanswered.err
     assert "; 'perdure task why turn-" in unanswered.err
+
+
+@pytest.mark.parametrize(
+    ("stored", "problem"),
+    [
+        (b'{"v": 99}', "it has version 99; this version of Perdure reads up to 1"),
+        (b"garbage", "it is not JSON"),
+        (b"", "set PERDURE_ENCRYPTION_KEYS"),  # encrypted with another key
+    ],
+)
+def test_a_state_that_cannot_be_read_does_not_hide_the_session(
+    work: Callable[[], None], settings: Settings, stored: bytes, problem: str
+) -> None:
+    call("session", "send", "echo", "ada", "one", "--queue", "test", "--no-wait")
+    work()
+    address = SessionAddress.of(Namespace(settings.namespace), "echo", "ada")
+    owner = Partition(settings.namespace, "~sessions", 0)
+    stored = stored or make_encryptor(generate_key(), None).of(owner, address.digest).encrypt("state", b"{}")
+    with redis.Redis.from_url(settings.redis_url) as client:
+        client.hset(address.session, "state", stored)
+    shown = call("session", "show", "echo", "ada", "--json")
+    assert (shown.code, shown.json["turns"], shown.json["state"]) == (0, 1, None)
+    assert shown.json["state_bytes"] == len(stored)
+    assert problem in shown.json["problem"]
+    assert problem in shown.err
+    assert ("'perdure session forget echo ada' deletes the session" in shown.err) == (stored[:1] in b"{g")
+    assert "status" in call("session", "show", "echo", "ada").out
+    exported = call("session", "export", "echo", "ada")
+    record, *messages = exported.lines
+    assert (exported.code, record["state"], [one["content"] for one in messages]) == (1, None, ["one", "echo one 1"])
+    assert problem in record["problem"]
+    assert "was not exported" in exported.err

@@ -26,6 +26,7 @@ from perdure.context import Commitment
 from perdure.deadletter import Replay, replay
 from perdure.queues.sessions import (
     SessionAddress,
+    SessionCorrection,
     SessionFailed,
     SessionIdle,
     SessionNotFound,
@@ -35,10 +36,12 @@ from perdure.queues.sessions import (
     end_turn,
     forget_idle_sessions,
     parse_turn_id,
+    store_correction,
 )
+from perdure.worker import session_correction
 from perdure.worker.durable import CURRENT_RUN, Run
-from perdure.worker.errors import BadSnapshot, ConfigurationError
-from perdure.worker.journal import encode_snapshot
+from perdure.worker.errors import BadSnapshot, ConfigurationError, StateMismatch
+from perdure.worker.journal import CannotCorrect, encode_snapshot
 from perdure.worker.session import Session, TurnHandle
 from pydantic import Field
 
@@ -256,9 +259,86 @@ async def test_the_state_is_corrected_in_a_turn_that_stopped(app: App) -> None:
         await replay_turn(app, turn)
         assert await turn.result(30) == "bob (none) said 1 things in 2 messages"
         with pytest.raises(SessionIdle, match="no turn of session 'a' of agent 'assistant' is running"):
-            await session.correct({"user": "eve"})
+            await session.correct({}, confirm=True)
     assert (await session.state()).user == "bob"
     assert "The state was corrected by `carl`" in (await session.state()).messages[1].content
+
+
+async def test_the_state_of_an_idle_session_is_corrected(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    async with running_worker(app):
+        await (await session.send("one")).result(30)
+        sent = await session.correct({"user": "bob"}, by="carl", message_id="c1")
+        assert (await session.correct({"user": "bob"}, by="carl", message_id="c1")) == sent
+        await session.correct({"said.0": "first"})
+        assert [(await session.state()).user, (await session.state()).said] == ["bob", ["first"]]
+        for changes, error in (({"user": 1}, StateMismatch), ({"name": "x"}, CannotCorrect), ({}, ValueError)):
+            with pytest.raises(error):
+                await session.correct(changes)
+        turn = await session.send("two")
+        assert turn.task_id == sent.task_id
+        assert await turn.result(30) == "bob (none) said 2 things in 5 messages"
+    state = await session.state()
+    assert state.said == ["first", "two"]
+    corrections = [one.content for one in state.messages if "was corrected" in one.content]
+    assert ["by `carl`" in one for one in corrections] == [True, False]
+    handle = await app.producer.find(turn.task_id)
+    assert handle is not None
+    events = [one.data async for one in handle.events(follow=False) if one.type == "corrected"]
+    assert [(one.get("by", ""), one["paths"]) for one in events] == [("carl", ["user"]), ("", ["said.0"])]
+    assert (await session.record()).corrections is None
+
+
+async def test_a_correction_waits_for_the_turn_that_stores_a_state(app: App) -> None:
+    """A turn that fails or is cancelled stores none; its correction is not lost with its inbox."""
+    session = app.session(Assistant, "a", user="ada")
+    async with running_worker(app):
+        await (await session.send("one")).result(30)
+        await session.correct({"user": "bob"})
+        with pytest.raises(TaskFailed):
+            await (await session.send("fail")).result(30)
+        assert (await session.correct({"said.0": "first"})).state is State.DEAD
+        assert (await session.state()).said == ["first"]
+        turn = await session.send("two", skip_failed=True)
+        assert await turn.result(30) == "bob (none) said 2 things in 5 messages"
+    assert (await session.state()).said == ["first", "two"]
+
+
+async def test_a_correction_of_a_turn_that_no_longer_fits_is_refused(app: App) -> None:
+    """The state may have changed between the check of a correction and the turn, such as by a deploy."""
+    session = app.session(Assistant, "a", user="ada")
+    async with running_worker(app):
+        await (await session.send("one")).result(30)
+    record = await session.record()
+    correction = SessionCorrection("c1", "carl", {"user": 1})
+    assert await store_correction(app.producer.gateway, record, correction) == "stored"
+    assert (await session.state()).user == "ada"
+    async with running_worker(app):
+        turn = await session.send("two")
+        assert await turn.result(30) == "ada (none) said 2 things in 3 messages"
+    handle = await app.producer.find(turn.task_id)
+    assert handle is not None
+    refused = [one.data async for one in handle.events(follow=False) if one.type == "correction_refused"]
+    assert [(one["by"], one["wanted"]) for one in refused] == [("carl", {"user": 1})]
+
+
+async def test_corrections_at_the_start_of_a_turn_are_applied_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read of an idle session is followed by the claim of a turn, so the correction goes to its task instead."""
+    session = app.session(Assistant, "a", user="ada")
+    async with running_worker(app):
+        await (await session.send("one")).result(30)
+    turns: list[TurnHandle] = []
+
+    async def store(*args: Any, **options: Any) -> Any:
+        if not turns:
+            turns.append(await session.send("two"))
+        return await store_correction(*args, **options)
+
+    monkeypatch.setattr(session_correction, "store_correction", store)
+    sent = await session.correct({"user": "bob"})
+    assert (sent.task_id, sent.state) == (turns[0].task_id, State.QUEUED)
+    async with running_worker(app):
+        assert await turns[0].result(30) == "bob (none) said 2 things in 4 messages"
 
 
 async def test_a_failed_turn_is_passed_over_and_its_replay_is_refused(app: App) -> None:
@@ -471,3 +551,44 @@ async def test_a_turn_that_continues_as_another_task_ends_with_its_result(app: A
     assert await other.result(5) == "HELLO"
     await work_off(app)
     assert await last.result(5) == "ada (none) said 2 things in 3 messages"
+
+
+async def test_a_turn_that_continues_as_another_agent_keeps_the_state_of_the_session(app: App) -> None:
+    class Expert(Assistant):
+        async def finish(self, ctx: Context, state: Notes) -> str:
+            return f"an expert says {state.goal}"
+
+    class Router(Assistant):
+        async def act(self, ctx: Context, state: Notes, step: PlanStep) -> int:
+            if state.goal == "expert":
+                await ctx.continue_as(app.agents["expert"], arguments={"goal": "yes", "user": "eve"})
+            return await super().act(ctx, state, step)
+
+    app.agent(Router)
+    app.agent(Expert)
+    session = app.session(Router, "a", user="ada")
+    turns = [await session.send(text) for text in ("one", "expert", "two")]
+    await work_off(app)
+    assert [await turn.result(5) for turn in turns[1:]] == [
+        "an expert says yes",
+        "ada (none) said 2 things in 3 messages",
+    ]
+    assert (await session.state()).said == ["one", "two"]
+
+
+async def test_a_state_of_another_agent_is_refused_and_stays(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    await session.send("one")
+    await work_off(app)
+    other = encode_snapshot({"goal": "x", "user": "eve"}, 1, "helper")
+    await redis_command(app, "HSET", address_of(session).session, "state", other)
+    problem = "it belongs to agent 'helper', not to 'assistant'"
+    with pytest.raises(BadSnapshot, match=problem):
+        await session.state()
+    with pytest.raises(BadSnapshot, match=problem):
+        await session.correct({"user": "bob"})
+    turn = await session.send("two")
+    await work_off(app)
+    with pytest.raises(TaskFailed, match=problem):
+        await turn.result(5)
+    assert await redis_command(app, "HGET", address_of(session).session, "state") == other

@@ -16,7 +16,12 @@ from ..support.options import TaskId
 from ..support.output import AsJson, note, print_data, print_json
 from .inbox import login
 
-__all__ = ["correct"]
+__all__ = ["Fields", "correct", "read_fields"]
+
+Fields = Annotated[
+    list[str] | None,
+    typer.Option("--field", metavar="PATH=VALUE", help="New value of a field, as JSON, else as text; repeatable."),
+]
 
 
 @connected
@@ -24,10 +29,7 @@ async def correct(
     producer: Producer,
     task_id: TaskId,
     *,
-    field: Annotated[
-        list[str] | None,
-        typer.Option("--field", metavar="PATH=VALUE", help="New value of a field, as JSON, else as text; repeatable."),
-    ] = None,
+    field: Fields = None,
     proceed: Annotated[
         bool, typer.Option("--continue", help="Confirm that the agent may continue, also without --field.")
     ] = False,
@@ -47,7 +49,7 @@ async def correct(
     """
     if not field and not proceed:
         raise Misuse("give at least one --field PATH=VALUE, or --continue")
-    changes = dict(map(_field, field or ()))
+    changes = read_fields(field)
     handle = await find_handle(producer, task_id)
     await _check(producer, handle, changes)
     by = login() if by is None else by
@@ -57,6 +59,11 @@ async def correct(
     else:
         print_data(sent.task_id)
     note(f"sent {'correction' if changes else 'confirmation'} {sent.number} to task {sent.task_id}; {_when(sent)}")
+
+
+def read_fields(given: list[str] | None) -> dict[str, Any]:
+    """Return the values of --field by path. Raises `Misuse`."""
+    return dict(map(_field, given or ()))
 
 
 def _field(text: str) -> tuple[str, Any]:
