@@ -52,6 +52,51 @@ async def test_events_contain_no_secret_and_stay_readable(app: App) -> None:
     assert [event.type for event in events][-2:] == ["tool_called", "step_failed"]
 
 
+async def test_a_call_with_arguments_above_the_limit_of_an_event_is_made_once(settings: Settings) -> None:
+    """They are in no record, only in the log, which has their beginning."""
+    calls: list[str] = []
+
+    def count(text: str, short: int) -> int:
+        calls.append(text)
+        return len(text) + short
+
+    async with App("logging", settings=settings.model_copy(update={"payload_limit": 4096})) as app:
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def tell(ctx: Context, secret: SecretStr) -> list[int]:
+            text = "x" * 500 + secret.get_secret_value() + "y" * 9000
+            options = ctx.options(reasoning="z" * 9000)
+            return [await options.tool("a", count, text, 1), await options.tool("a", count, f"{text}.", 1)]
+
+        handle = await tell.enqueue(SecretStr("987654321" * 2))
+        await work_off(app)
+        first, second = await bounded(handle.result())
+        events = [event.data for event in await history(handle) if event.type == "tool_called"]
+        assert (len(calls), second - first) == (2, 1)
+        assert [one["result"] for one in events] == [first, second]
+        assert [one["arguments"]["short"] for one in events] == [1, 1]
+        shown = [one["arguments"]["text"] for one in events]
+        assert shown[0].startswith('"xxx')
+        assert "(9,520 bytes, digest " in shown[0]
+        assert shown[0] != shown[1]  # a check of repeated calls tells them apart
+        assert "98765" not in await redis_log(app, handle)
+
+
+async def test_many_arguments_are_counted_in_the_log(settings: Settings) -> None:
+    largest: Any = max  # without a signature: the arguments are named by their places
+    async with App("logging", settings=settings.model_copy(update={"payload_limit": 4096})) as app:
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def tell(ctx: Context) -> int:
+            return await ctx.tool("a", largest, *range(2000))
+
+        handle = await tell.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == 1999
+        (event,) = [event.data for event in await history(handle) if event.type == "tool_called"]
+        assert event["arguments"] == {"arguments": "(2,000 arguments, 21,781 bytes)"}
+
+
 async def test_a_secret_at_the_cut_of_a_long_result_is_masked(app: App) -> None:
     @app.task
     async def tell(ctx: Context, secret: SecretStr) -> None:

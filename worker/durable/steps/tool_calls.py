@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,7 +20,10 @@ from .options import StepOptions
 __all__ = ["CallReasons", "LoggedCall"]
 
 _MOST_LOGGED: Final = 16_384
-"""Size in bytes of a tool's result in the log; the checkpoint has the whole result."""
+"""Size in bytes of a result in the log, of arguments and of a reason; the checkpoint has the whole result."""
+
+_PARTS: Final = 4
+"""Parts of an event's limit, of which the result, the arguments and the reason may have one each."""
 
 _MOST_OPEN: Final = 32
 """Latest calls that are known to have started; of further ones, the notes in a large checkpoint are not found."""
@@ -65,26 +69,28 @@ class CallReasons(RunObserver):
 class LoggedCall:
     """A call of a tool, with its arguments by name."""
 
-    __slots__ = ("_arguments", "_options", "name")
+    __slots__ = ("_arguments", "_options", "_size", "name")
 
     def __init__(
         self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions
     ) -> None:
         self.name = name
-        self._arguments = _by_name(fn, args, kwargs)
+        self._arguments, self._size = _by_name(fn, args, kwargs)
         self._options = options
 
     def event(self, run: Run, key: str, result: Any, attempt: int) -> Event:
-        """Return the event of the finished call. result: JSON data."""
-        data = to_json(result)
-        clipped = len(data) if len(data) > _MOST_LOGGED else None
-        if clipped is not None and run.redact is not None:  # before the cut could split a secret
-            data = run.redact.head(data.decode(), _MOST_LOGGED).encode()
+        """Return the event of the finished call. result: JSON data.
+
+        What is too large for the log is cut: the call was made, and must not be made again because of its log.
+        """
+        data, most = to_json(result), min(_MOST_LOGGED, run.payload_limit // _PARTS)
+        clipped = len(data) if len(data) > most else None
+        reasoning = self._options.reasoning
         return ToolCalled(
             tool=self.name,
-            arguments=self._arguments,
-            result=result if clipped is None else data[:_MOST_LOGGED].decode("utf-8", "ignore"),
-            reasoning=self._options.reasoning,
+            arguments=self._arguments if self._size <= most else _shortened(self._arguments, self._size, most, run),
+            result=result if clipped is None else _head(data, most, run),
+            reasoning=reasoning if len(reasoning) <= most else _head(reasoning.encode(), most, run),
             call=self._options.call,
             attempt=attempt,
             clipped=clipped,
@@ -113,18 +119,39 @@ class LoggedCall:
         return _saved(run, known)
 
 
+def _head(data: bytes, most: int, run: Run) -> str:
+    """Return at most so many bytes from the beginning of a text, without its secrets."""
+    if run.redact is not None:  # before the cut could split a secret
+        data = run.redact.head(data.decode(), most).encode()
+    return data[:most].decode("utf-8", "ignore")
+
+
+def _shortened(arguments: dict[str, Any], size: int, most: int, run: Run) -> dict[str, Any]:
+    """Return arguments for the log, in place of large ones the beginning of their JSON, their size and a digest."""
+    share, found = most // len(arguments), dict[str, Any]()
+    for name, value in arguments.items():
+        data = to_json(value)
+        digest = hashlib.blake2b(data, digest_size=4).hexdigest()
+        cut = len(data) > share
+        found[name] = f"{_head(data, share, run)}... ({len(data):,} bytes, digest {digest})" if cut else value
+    if len(to_json(found)) > 2 * most:  # too many
+        return {"arguments": f"({len(arguments):,} arguments, {size:,} bytes)"}
+    return found
+
+
 def _saved(run: Run, known: ToolCalls) -> Entry:
     data = run.history.saved[TOOLS] = known._replace(open=known.open[-_MOST_OPEN:]).encode()
     return Entry(Kind.SAVED, TOOLS, data)
 
 
-def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments by name, as JSON data; a value without a JSON form becomes the name of its type."""
+def _by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return a call's arguments by name, as JSON data, and its size.
+
+    A value without a JSON form becomes the name of its type.
+    """
     try:
         named = dict(inspect.signature(fn).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):  # the call will raise, or there is no signature
         named = {str(place): value for place, value in enumerate(args)} | kwargs
-    found: dict[str, Any] = from_json(
-        to_json(named, inf_nan_mode="strings", fallback=lambda one: f"<{type(one).__name__}>")
-    )
-    return found
+    data = to_json(named, inf_nan_mode="strings", fallback=lambda one: f"<{type(one).__name__}>")
+    return from_json(data), len(data)
