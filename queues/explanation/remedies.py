@@ -18,7 +18,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "newer_version": f"deploy workers of the newer version, then run: {_REPLAY}",
     "invalid_arguments": f"run: {_REPLAY} --edit-args JSON",
     "unknown_task": f"deploy a worker that has the task, then run: {_REPLAY}",
-    "unserialisable_result": f"return JSON data of the declared type and size, then run: {_REPLAY}",
+    "unserialisable_result": (
+        f"return JSON data of the declared type and size, or raise the limit that the error names, then run: {_REPLAY}"
+    ),
     "undecryptable": f"give the workers the encryption key of the task, then run: {_REPLAY}",
     "incoherent": f"read the findings (perdure task show {{id}}), then run: {_REPLAY}",
     "in_doubt": f"find out whether the effect of the step happened, then run: {_REPLAY}",
@@ -27,6 +29,14 @@ REMEDIES: Final[Mapping[str, str]] = {
 """Remedy by the reason of a dead letter; `{id}` is the id of the task."""
 
 
-def remedy_for(reason: str, task_id: str) -> str:
-    """Return what an operator can do about a dead letter."""
+_TOO_LARGE: Final = (
+    "pass or return less, such as a reference to an artifact, or raise the limit that the error names and restart the "
+    f"workers, then run: {_REPLAY}; it continues after its recorded steps"
+)
+
+
+def remedy_for(reason: str, task_id: str, error: str = "") -> str:
+    """Return what an operator can do about a dead letter. error: name of its error."""
+    if reason == "not_retryable" and error.rpartition(".")[2] == "PayloadTooLarge":
+        return _TOO_LARGE.format(id=task_id)
     return REMEDIES.get(reason, f"fix the cause of the error, then run: {_REPLAY}").format(id=task_id)

@@ -233,16 +233,20 @@ def _running(facts: Facts) -> _Said:
     others = [one for one in serving_workers(facts) if one.id != record.worker]
     since = record.started_at if record.started_at is not None else heard
     step = current_step(facts)
-    if silent > lease * _MISSED or (worker is None and facts.workers and silent > lease / 2):
+    # A worker that came after an outage restarts all leases: the lease of a lost worker seems to have been renewed.
+    gone = worker is not None and worker.presumed_dead
+    if gone or silent > lease * _MISSED or (worker is None and facts.workers and silent > lease / 2):
         where = "" if step is None else f" in step {step!r}"
-        text = f"it is running{where} on {name}, but its worker was last heard of {span(silent)} ago"
+        quiet = max(silent, round(worker.seen * 1000)) if worker is not None and gone else silent
+        text = f"it is running{where} on {name}, but its worker was last heard of {span(quiet)} ago"
         if facts.workers is not None and not others:
             return _Said(
                 "worker_lost", f"{text}; no other worker serves queue {record.queue!r}", how_to_start(facts), since
             )
         left = lease - silent
         when = f"in {span(left)}" if left > 0 else "now"
-        return _Said("worker_lost", f"{text}; another worker claims it {when}", None, since, heard + lease)
+        unless = " unless it renews its lease" if quiet > silent else ""
+        return _Said("worker_lost", f"{text}; another worker claims it {when}{unless}", None, since, heard + lease)
     text = f"it has been running{since_text(since, now)}"
     if step is not None and record.step_at is not None:
         text += f", in step {step!r} for {span(now - record.step_at)}"
@@ -287,7 +291,7 @@ def _dead(facts: Facts) -> _Said:
     text += f" and {times(record.crashes, 'crash', 'crashes')}" if record.crashes else ""
     if facts.expires_at is not None:
         text += f"; it is deleted {at_text(facts.expires_at, now)}"
-    remedy = remedy_for(record.reason or "", record.id)
+    remedy = remedy_for(record.reason or "", record.id, str((record.error or {}).get("error")))
     return _Said("dead", text, remedy, record.finished_at, facts.expires_at)
 
 

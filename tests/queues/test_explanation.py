@@ -164,6 +164,11 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
         ),
         (explain(SILENT), "worker_lost", "no other worker serves queue 'reports'"),
         (
+            explain(RUNNING, workers=(replace(DEAD_WORKER, id="w1"), worker("w2"))),
+            "worker_lost",
+            "its worker was last heard of 40 s ago; another worker claims it in 13 s unless it renews its lease",
+        ),
+        (
             explain(replace(SILENT, idle_ms=20_000), workers=(worker("w2"),)),
             "worker_lost",
             "another worker claims it now",
@@ -225,6 +230,14 @@ def test_each_reason_of_a_dead_letter_has_a_remedy_with_its_id(reason: Reason) -
     assert found.remedy == REMEDIES[reason].format(id="x")
     assert "perdure dlq replay x" in (found.remedy or "")
     assert f"({reason})" in found.sentence
+
+
+def test_a_value_over_a_limit_has_a_remedy_of_its_own() -> None:
+    error = {"error": "perdure.queues.errors.PayloadTooLarge", "message": "raise PERDURE_LARGE_LIMIT"}
+    found = explain(replace(DEAD, reason="not_retryable", error=error))
+    assert "raise the limit that the error names and restart the workers, then run: perdure dlq replay x;" in (
+        found.remedy or ""
+    )
 
 
 @pytest.mark.parametrize(
