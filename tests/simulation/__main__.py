@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from .plan import FAULTS, Plan, draw
 from .shrink import shrink
 from .story import narrate
-from .world import Outcome, World
+from .world import Outcome, World, log_errors
 
 _KEPT: list[World] = []
 """Worlds that were played. Their tasks must not be collected, since that would run what a kill has cut off."""
@@ -57,6 +57,7 @@ def _options() -> argparse.Namespace:
 
 def main() -> int:
     """Run what the options say. Return 1 if a guarantee was violated."""
+    log_errors()
     options = _options()
     if options.seed is not None:
         return _one(options.seed, shrunk=options.shrink)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 from unittest.mock import patch
 
 import anyio
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Snooze, current_step
 from perdure.queues.catalog import AppEntry
+from perdure.worker import app as app_module
 from perdure.worker import registry
+from perdure.worker.agent import StateType
 from perdure.worker.arguments import Arguments
-from perdure.worker.durable import CallNext, Middleware
+from perdure.worker.durable import CallNext, Middleware, make_codec
 from perdure.worker.settings import Settings
 
+from .fleet.elements import WorkerPlan
 from .loop import SimulatedLoop, current
 
-__all__ = ["MESSAGES", "Entry", "Journal", "make_app", "messages_of"]
+__all__ = ["AGENT", "MESSAGES", "NAMESPACE", "Entry", "Journal", "make_app", "messages_of"]
+
+NAMESPACE: Final = "sim"
+
+AGENT: Final = "agent"
+"""Name of the agent, of which some tasks are goals and all turns of sessions are."""
 
 MESSAGES: Final = 2
 """Messages that a task of the kind `listens` waits for."""
@@ -49,8 +58,11 @@ class Entry:
     run: int = 0
 
 
-_CATALOG: Final[dict[str, AppEntry]] = {}
+_CATALOG: Final[dict[int, AppEntry]] = {}
 _ARGUMENTS: Final[dict[str, Arguments]] = {}
+
+_make_codec = cache(make_codec)
+_state_type = cache(StateType)
 
 _RUN: ContextVar[int] = ContextVar("_RUN", default=0)
 
@@ -60,10 +72,12 @@ class Journal:
     """Log of a run that is kept outside of the simulated machines, so that no kill loses a line.
 
     Attributes:
+        rests: Seconds between the last record of a task and its outcome.
         on_entry: Called with each entry.
     """
 
     loop: SimulatedLoop
+    rests: Mapping[str, float]
     on_entry: Callable[[Entry], None] = lambda entry: None
     entries: list[Entry] = field(default_factory=list)
     tokens: int = 0
@@ -73,6 +87,11 @@ class Journal:
         entry = Entry(self.loop.now, what, current().name, task, step, value, _RUN.get())
         self.entries.append(entry)
         self.on_entry(entry)
+
+    async def rest(self, task: str) -> None:
+        """Let a handler do something else after its last record."""
+        if task in self.rests:
+            await anyio.sleep(self.rests[task])
 
     def token(self) -> str:
         """Return a value that no other step makes."""
@@ -90,7 +109,12 @@ class _RunLog(Middleware):
         self._journal.runs += 1
         _RUN.set(self._journal.runs)
         self._journal.write("run", ctx.task_id)
-        result = await call_next()
+        try:
+            result = await call_next()
+        except Exception:
+            await self._journal.rest(ctx.task_id)
+            raise
+        await self._journal.rest(ctx.task_id)
         self._journal.write("result", ctx.task_id, value=result)
         return result
 
@@ -100,28 +124,31 @@ class _Progress(AgentState):
     pause: float = 0.0
 
 
-def make_app(journal: Journal, url: str, lease: float) -> App:
+def make_app(journal: Journal, url: str, worker: WorkerPlan, release: int = 1) -> App:
     """Return the app of one simulated process. What all of them have alike is made once, since it is costly."""
-    with patch.object(registry, "Arguments", _arguments):
-        app = _make_app(journal, url, lease)
-    entry = _CATALOG.get(app.name) or _CATALOG.setdefault(app.name, app.tasks.entry(app.name))
+    with (
+        patch.object(registry, "Arguments", _arguments),
+        patch.object(registry, "make_codec", _make_codec),
+        patch.object(app_module, "StateType", _state_type),
+    ):
+        app = _make_app(journal, url, worker, release)
+    entry = _CATALOG.get(release) or _CATALOG.setdefault(release, app.tasks.entry(app.name))
     # the schemas of the catalog are computed once per process, not once per app
     app.tasks.entry = lambda app: entry  # type: ignore[method-assign]
     return app
 
 
-def _arguments(name: str, handler: Callable[..., Any]) -> Arguments:
+def _arguments(name: str, handler: Callable[..., Any], call_options: Collection[str]) -> Arguments:
     """Return the arguments of a handler, which is the same function in another process."""
     found = _ARGUMENTS.get(name)
     if found is None:
-        found = _ARGUMENTS[name] = Arguments(name, handler)
+        found = _ARGUMENTS[name] = Arguments(name, handler, call_options)
     return found
 
 
-def _make_app(journal: Journal, url: str, lease: float) -> App:
-    app = App(
-        "sim", settings=Settings(redis_url=url, lease=lease, namespace="sim", grace=2.0), middleware=[_RunLog(journal)]
-    )
+def _make_app(journal: Journal, url: str, worker: WorkerPlan, release: int) -> App:
+    settings = Settings(redis_url=url, lease=worker.lease, heartbeat=worker.heartbeat, namespace=NAMESPACE, grace=2.0)
+    app = App("sim", settings=settings, middleware=[_RunLog(journal)])
     retry = Retry(max_attempts=3, max_crashes=20, base=0.1, cap=1.0)
 
     async def work(inputs: list[str], pause: float) -> str:
@@ -138,7 +165,7 @@ def _make_app(journal: Journal, url: str, lease: float) -> App:
             journal.write("got", ctx.task_id, value=token)
         return token
 
-    @app.task(retry=retry)
+    @app.task(retry=retry, version=release)
     async def chain(ctx: Context, steps: int, pause: float) -> list[str]:
         """Steps that build on each other."""
         found: list[str] = []
@@ -146,7 +173,7 @@ def _make_app(journal: Journal, url: str, lease: float) -> App:
             found.append(await stepped(ctx, f"step-{number}", list(found), pause))
         return found
 
-    @app.task(retry=retry)
+    @app.task(retry=retry, version=release)
     async def hasty(ctx: Context, steps: int, pause: float) -> list[str]:
         """Steps recorded in the background, every third before the next begins."""
         found: list[str] = []
@@ -155,7 +182,7 @@ def _make_app(journal: Journal, url: str, lease: float) -> App:
             found.append(await stepped(ctx, f"step-{number}", list(found), pause, durability=durability))
         return found
 
-    @app.task(retry=retry)
+    @app.task(retry=retry, version=release)
     async def fan(ctx: Context, steps: int, pause: float) -> list[str]:
         """Steps at the same time, and one that takes what all have made."""
         found: dict[int, str] = {}
@@ -169,7 +196,7 @@ def _make_app(journal: Journal, url: str, lease: float) -> App:
         rays = [found[number] for number in range(steps)]
         return [*rays, await stepped(ctx, "together", rays, pause)]
 
-    @app.task(retry=retry)
+    @app.task(retry=retry, version=release)
     async def stumbles(ctx: Context, steps: int, pause: float) -> list[str]:
         """Fails at first, and keeps its checkpoint from attempt to attempt."""
         found: list[str] = []
@@ -179,13 +206,13 @@ def _make_app(journal: Journal, url: str, lease: float) -> App:
                 raise ValueError(f"attempt {ctx.attempt} fails")
         return found
 
-    @app.task(retry=retry)
+    @app.task(retry=retry, version=release)
     async def doomed(ctx: Context, steps: int, pause: float) -> list[str]:
         """Fails in each attempt."""
         await stepped(ctx, "step-0", [], pause)
         raise ValueError("as it always does")
 
-    @app.task(retry=retry)
+    @app.task(retry=retry, version=release)
     async def dozes(ctx: Context, steps: int, pause: float) -> list[str]:
         """Sleeps without a slot between its steps."""
         rested = ctx.resumed
@@ -195,22 +222,29 @@ def _make_app(journal: Journal, url: str, lease: float) -> App:
         found.append(await stepped(ctx, "step-1", list(found), pause))
         return found
 
-    @app.task(retry=retry)
+    @app.task(retry=retry, version=release)
     async def listens(ctx: Context, steps: int, pause: float) -> list[str]:
         """Waits for messages without a worker, each of which it gets once and in order."""
         await stepped(ctx, "step-0", [], pause)
+        await journal.rest(ctx.task_id)
         texts: list[str] = []
         while len(texts) < MESSAGES:
             texts += [message.content for message in await ctx.inbox(wait=math.inf, limit=1)]
         return texts
 
-    @app.task(retry=retry)
+    @app.task(retry=retry, version=release)
     async def relay(ctx: Context, steps: int, pause: float) -> None:
         """Hands its work to another task."""
         await stepped(ctx, "step-0", [], pause)
         await ctx.continue_as(chain, why="the rest", arguments={"steps": steps, "pause": pause})
 
-    @app.agent(name="agent", retry=retry)
+    @app.task(retry=retry, version=release)
+    async def passes(ctx: Context, steps: int, pause: float) -> None:
+        """Hands its work to a task that waits for the messages which were sent to this one."""
+        await stepped(ctx, "step-0", [], pause)
+        await ctx.continue_as(listens, why="the messages", arguments={"steps": 1, "pause": pause})
+
+    @app.agent(name=AGENT, retry=retry, version=release)
     class SimulatedAgent(Agent[_Progress]):
         """Agent whose steps each take the results before them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,12 @@ import orjson
 
 from .app import Entry, messages_of
 from .deliveries import DeliveryChecks
+from .fleet.releases import check_release
+from .fleet.resharding import KeyOrder, RecordPlaces
+from .fleet.sessions import check_turn
+from .fleet.settings import check_settings
+from .loop import current
+from .plan import LISTENING
 
 if TYPE_CHECKING:
     from .world import World
@@ -42,7 +49,11 @@ class Checks:
         self.violations: list[Violation] = []
         self._tasks: dict[tuple[bytes, ...], bytes | None] = {}
         self._deliveries = DeliveryChecks(world, self.add)
+        self._records = RecordPlaces(world)
+        self.order = KeyOrder(world)
         self._steps: dict[str, str] = {}
+        self._began: dict[int, float] = {}
+        self._fences: dict[tuple[str, tuple[object, ...]], int] = {}
         world.server.on_write = self.check_write
         world.journal.on_entry = self.check_entry
 
@@ -57,12 +68,22 @@ class Checks:
         touched = {found.groups() for field in fields if (found := _RECORD.fullmatch(field))}
         for tag, task in sorted(touched):
             self._check_place(tag, task)
+            self._records.check(tag, task)
         self._deliveries.check_pending(fields)
+        if self.order.called and fields[0].upper() == b"XREADGROUP":
+            for field in fields:
+                if field.endswith(b":ready"):
+                    self.order.read(field, self._messages(field.removesuffix(b":ready"), "ready"))
 
     def check_entry(self, entry: Entry) -> None:
         """Check that the server has the result that a run takes for recorded."""
-        if entry.what == "effect":
+        if entry.what == "run":
+            self._began[entry.run] = self._handed_out(entry)
+            self._check_run(entry)
+            check_release(self._world, self._world.process_of(current()), entry)
+        elif entry.what == "effect":
             self._steps[entry.value] = entry.step
+            check_turn(self._world, self._world.process_of(current()), entry)
         elif entry.what == "got" and self._world.server.up:
             step = b"d:" + self._steps[entry.value].encode()
             for key in self._items:
@@ -70,6 +91,37 @@ class Checks:
                     stored = self._hash(key).get(step)
                     if stored is not None and f'"{entry.value}"'.encode() not in stored:
                         self.add("other result", f"{entry.task} got {entry.value}, but {stored.decode()} is stored")
+
+    def _check_run(self, entry: Entry) -> None:
+        """Check that a worker runs no more than it has slots, and that each run has a fence of its own.
+
+        One whose outcome was stored writes nothing more, so its fence may occur again after that was lost.
+        """
+        for process in self._world.processes:
+            if process.name == entry.machine and process.worker is not None:
+                slots = process.worker._slots
+                if slots.busy > slots.capacity:
+                    self.add("slots", f"{entry.machine} runs {slots.busy} tasks in {slots.capacity} slots")
+                task = asyncio.current_task()
+                for run in process.runs():
+                    if run.task is task and not self._deliveries.ended(run.delivery):
+                        former = self._fences.setdefault((entry.task, run.delivery.fence), entry.run)
+                        if former != entry.run:
+                            self.add(
+                                "same fence", f"runs {former} and {entry.run} of {entry.task}: {run.delivery.fence}"
+                            )
+
+    def _handed_out(self, entry: Entry) -> float:
+        """Return when the server handed out the task of a run, which must know what was recorded before.
+
+        It may be long before its handler begins, if its worker stands still meanwhile.
+        """
+        for process in self._world.processes:
+            if process.name == entry.machine:
+                for run in process.runs():
+                    if run.id == entry.task:
+                        return self._deliveries.since(run.delivery)
+        return entry.at
 
     def _check_place(self, tag: bytes, task: bytes) -> None:
         record = self._hash(tag + b":record:" + task)
@@ -95,7 +147,7 @@ class Checks:
             cached = tuple(pairs)  # not the id of the entry: after lost writes another one may have it
             if cached not in self._tasks:
                 values = dict(zip(pairs[::2], pairs[1::2], strict=True))
-                self._tasks[cached] = values[b"id"] if b"id" in values else orjson.loads(values[b"env"])["id"].encode()
+                self._tasks[cached] = values.get(b"id") or _id(values[b"env"])
             found.append((entry, self._tasks[cached]))
         return found
 
@@ -132,7 +184,22 @@ class Checks:
             and b":record:" in key
             and item.value._values.get(b"state") not in _ENDED
         }
-        return [*sorted(live), *(task.id for task in self._world.plan.tasks if task.id not in acked)]
+        sessions = [caller.plan.id for caller in self._world.callers if caller.is_busy]
+        return [
+            *sorted(live - self._waiting()),
+            *(task.id for task in self._world.plan.tasks if task.id not in acked),
+            *sessions,
+        ]
+
+    def _waiting(self) -> set[str]:
+        """Return the tasks, and their successors, that wait for a message which the server has lost or never had."""
+        found = {
+            task.id
+            for task in self._world.plan.tasks
+            if task.id in self._world.unsent
+            or (task.kind in LISTENING and any(self.lost(text) for text in messages_of(task.id)))
+        }
+        return found | {f"{task}.h1" for task in found}
 
     def finish(self) -> None:
         """Check what holds at the end of a run."""
@@ -145,29 +212,37 @@ class Checks:
         self._check_steps()
         self._check_logs()
         self._check_keys()
+        check_settings(world)
+        self.order.finish()
+        for caller in world.callers:
+            caller.check()
 
     def _check_outcomes(self) -> None:
         world = self._world
-        acked = {entry.task for entry in world.journal.entries if entry.what == "acked"}
+        acked, waiting = {entry.task for entry in world.journal.entries if entry.what == "acked"}, self._waiting()
         for task in world.plan.tasks:
-            if task.kind == "listens" and any(self._lost(text.encode()) for text in messages_of(task.id)):
-                continue  # it waits for a message that the server has lost
+            if task.id in waiting:
+                continue
             state = self.state(task.id)
             wanted: set[str | None] = {"dead"} if task.kind == "doomed" else {"succeeded"}
             if task.id in world.cancelled:
                 wanted |= {"cancelled", None}
             if task.id not in acked:
                 self.add("not enqueued", f"{task.id} was not acknowledged")
-            elif state is None and self._lost(task.id.encode()):
+            elif state is None and self.lost(task.id):
                 continue
             elif state is None and task.id not in world.cancelled:
                 self.add("lost", f"{task.id} ({task.kind}) has no record")
             elif state not in wanted:
                 kind = "no progress" if state in ("queued", "scheduled") else "wrong outcome"
                 self.add(kind, f"{task.id} ({task.kind}) is {state}{self._why(task.id)}")
-            elif task.kind == "listens" and state == "succeeded":
+            elif state != "succeeded" or task.kind == "relay":
+                continue
+            elif task.kind == "listens":
                 self._check_messages(task.id)
-            elif state == "succeeded" and task.kind != "relay":
+            elif task.kind == "passes":
+                self._check_forwarded(task.id)
+            else:
                 self._check_result(task.id)
 
     def _why(self, task: str) -> str:
@@ -179,15 +254,15 @@ class Checks:
                 ]
         return ""
 
-    def _lost(self, text: bytes) -> bool:
+    def lost(self, text: str) -> bool:
         """Return whether the server lost a write that contains a text."""
-        return any(text in field for fields in self._world.server.lost for field in fields)
+        return any(text.encode() in field for fields in self._world.server.lost for field in fields)
 
     def _check_result(self, task: str) -> None:
         """Compare the result with what the handlers saw."""
         last = [entry.value for entry in self._world.journal.entries if entry.what == "result" and entry.task == task]
         for key, item in self._items.items():
-            if key.endswith(b":record:" + task.encode()):
+            if key.endswith(b":record:" + task.encode()) and b"result" in item.value._values:
                 stored = orjson.loads(item.value._values[b"result"])
                 if stored not in last:
                     self.add("wrong result", f"{task} has {stored}, its handler returned {last}")
@@ -200,11 +275,19 @@ class Checks:
                 if got != messages_of(task):
                     self.add("messages", f"{task} got {got}")
 
+    def _check_forwarded(self, task: str) -> None:
+        """Check that the successor of a task got the messages which were sent to the task, in any order."""
+        for key, item in self._items.items():
+            if key.endswith(f":record:{task}.h1".encode()) and item.value._values.get(b"state") == b"succeeded":
+                got = orjson.loads(item.value._values[b"result"])
+                if sorted(got) != messages_of(task):
+                    self.add("messages", f"the successor of {task} got {got}")
+
     def _check_others(self) -> None:
         """Check that successors and forks have an outcome as well."""
-        planned = {task.id.encode() for task in self._world.plan.tasks}
+        known = self._waiting() | {task.id for task in self._world.plan.tasks}
         for task, state in self._states():
-            if task not in planned and state not in _ENDED:
+            if task.decode() not in known and state not in _ENDED:
                 self.add("no progress", f"{task.decode()}, a successor or fork, is {state!r}")
 
     def _states(self) -> Iterator[tuple[bytes, bytes | None]]:
@@ -218,18 +301,15 @@ class Checks:
         """Check that no recorded step ran again, and that each has one result."""
         made: dict[str, Entry] = {}
         got: dict[tuple[str, str], Entry] = {}
-        began: dict[int, float] = {}
         for entry in self._world.journal.entries:
-            if entry.what == "run":
-                began[entry.run] = entry.at
-            elif entry.what == "fresh":
+            if entry.what == "fresh":
                 got = {place: one for place, one in got.items() if place[0] != entry.task}
             elif entry.what == "effect":
                 made[entry.value] = entry
                 earlier = got.get((entry.task, entry.step))
                 if (
                     earlier
-                    and (earlier.at < began[entry.run] or earlier.run == entry.run)
+                    and (earlier.at < self._began[entry.run] or earlier.run == entry.run)
                     and not self._lost_value(earlier)
                 ):
                     self.add("repeated", f"{entry.task} {entry.step}: {earlier.value} was recorded, {entry.value} made")
@@ -253,7 +333,7 @@ class Checks:
                         self.add("log", f"{key.decode()} has the numbers {numbers} ({field.decode()})")
 
     def _lost_value(self, entry: Entry) -> bool:
-        return self._lost(f'"{entry.value}"'.encode())
+        return self.lost(f'"{entry.value}"')
 
     def _check_keys(self) -> None:
         """Check that each key belongs to a live task or has a TTL."""
@@ -264,3 +344,12 @@ class Checks:
             state = self._hash(found[1] + b":record:" + found[2]).get(b"state")
             if state not in (b"queued", b"scheduled"):
                 self.add("leak", f"{key.decode()} has no TTL, and its task is {state!r}")
+
+
+def _id(envelope: bytes) -> bytes | None:
+    """Return the id of a task; None for an unreadable message."""
+    try:
+        found: str = orjson.loads(envelope)["id"]
+    except orjson.JSONDecodeError:
+        return None
+    return found.encode()

@@ -6,17 +6,23 @@ in a script is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.queues.keys import GROUP, RESERVED
+from perdure.queues.delivery.leases import RELEASED_IDLE_MS, Delivery
+from perdure.queues.keys import GROUP, RELEASED, RESERVED
 from perdure.queues.transport.scripts import loaded_scripts
+
+from .fleet.releases import in_releases
 
 if TYPE_CHECKING:
     from .world import World
 
 __all__ = ["DeliveryChecks"]
+
+_FENCE: Final = b"local function owned("
+"""Part of each fenced script, which is sent whole to a server that does not know it."""
 
 _SETTLING: Final = frozenset({"finish", "reschedule", "park", "await_version", "bury"})
 """Scripts that end a delivery, and have the same answer when they are called again."""
@@ -24,8 +30,8 @@ _SETTLING: Final = frozenset({"finish", "reschedule", "park", "await_version", "
 _FOLLOWING: Final = {"write_checkpoint": 1, "finish": 0, "release": 0, "reschedule": 0, "park": 0, "bury": 0}
 """Scripts whose fifth argument is the number of an entry, less by how much the last stored one may be."""
 
-_RESTED: Final = 2.0
-"""Leases after a trouble of a worker before it counts as healthy again: time to find a dead connection and renew."""
+_ANSWERED: Final = _SETTLING | {"release", "write_checkpoint"}
+"""Scripts whose caller takes everything for stored, unless they refuse it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +61,20 @@ class DeliveryChecks:
         self._world = world
         self._add = add
         scripts = loaded_scripts()
-        self._fenced = {one.sha.encode(): one.name for one in scripts if "local function owned(" in one.source}
-        self._claim = next(one.sha.encode() for one in scripts if one.name == "claim")
+        fenced = {one.sha.encode(): one.name for one in scripts if _FENCE.decode() in one.source}
+        self._fenced = {digest: name for first, name in fenced.items() for digest in in_releases(first)}
+        # Deletes the task of a forgotten session in whatever state it is; the worker that runs such a task does so too.
+        deletion = next(one for one in scripts if one.name == "forget_task")
+        self._deletion = deletion.source.encode().partition(b"-- KEYS")[0]
+        self._deletions = in_releases(deletion.sha.encode())
+        self._claims = in_releases(next(one.sha.encode() for one in scripts if one.name == "claim"))
         self._held: dict[bytes, dict[bytes, tuple[bytes, int]]] = {}
+        self._ended: set[tuple[bytes, bytes, int]] = set()
+        self._since: dict[tuple[bytes, bytes, int], float] = {}
         world.server.before_script = self._before
         world.server.after_script = self._after
         world.server.on_start = self._held.clear
+        world.server.on_script_error = lambda text: self._add("script failed", text)
 
     # fenced scripts
 
@@ -77,7 +91,8 @@ class DeliveryChecks:
             script,
             self._pending(keys[0]).get(entry) == (worker, int(count)),
             record.get(b"settled") == fence and record.get(b"worker") == worker,
-            record.get(b"released") == worker + b" " + fence,
+            record.get(b"released") == worker + b" " + fence
+            or self._pending(keys[0]).get(entry) == (RELEASED.encode(), int(count)),
             int(record.get(b"entries", 0)),
         )
 
@@ -89,8 +104,14 @@ class DeliveryChecks:
             self._add("stale write", f"{shown} wrote, without the delivery")
         if wrote and script in _FOLLOWING and int(args[4]) - _FOLLOWING[script] > before.entries:
             self._add("gap", f"{shown} follows entry {args[4].decode()}, but the last one is {before.entries}")
-        if reply == 0 and ((before.settled and script in _SETTLING) or (before.released and script == "release")):
+        stored = (before.settled and script in _SETTLING) or (before.released and script == "release")
+        if reply == 0 and stored:
             self._add("refused", f"{shown} was refused, though it is stored")
+        if wrote and script in _SETTLING:
+            self._ended.add((args[2], args[1], int(args[3])))
+        accepted = isinstance(reply, list) or (isinstance(reply, int) and reply > 0)
+        if accepted and script in _ANSWERED and not (before.owns or stored):
+            self._add("accepted", f"{shown} was accepted, without the delivery")
 
     # the pending list
 
@@ -98,12 +119,36 @@ class DeliveryChecks:
         """Check each hand-out of a stream that a command names."""
         for field in fields:
             if field.endswith(b":ready"):
+                self._check_released(field)
                 now, before = self._pending(field), self._held.get(field, {})
                 if now != before:
                     self._held[field] = now
+                    for entry, (worker, count) in now.items():
+                        self._since.setdefault((entry, worker, count), self._world.loop.now)
+                    if not self._may_end(fields[1]):
+                        self._check_taken(before, now)
                     for entry in now.keys() & before.keys():
                         if now[entry] != before[entry]:
                             self._check_hand_out(entry, before[entry], now[entry], fields)
+
+    def _may_end(self, script: bytes) -> bool:
+        """Return whether a script may end a delivery that a worker runs. script: its digest, or all of it."""
+        return script in self._fenced or _FENCE in script or script in self._deletions or self._deletion in script
+
+    def ended(self, delivery: Delivery) -> bool:
+        """Return whether an outcome was stored for a delivery, even if the server has lost it since."""
+        return (delivery.entry, delivery.worker.encode(), delivery.count) in self._ended
+
+    def since(self, delivery: Delivery) -> float:
+        """Return when the server handed out a delivery."""
+        return self._since.get((delivery.entry, delivery.worker.encode(), delivery.count), self._world.loop.now)
+
+    def _check_taken(self, before: Mapping[bytes, tuple[bytes, int]], now: Mapping[bytes, tuple[bytes, int]]) -> None:
+        """Check that a command without a fence ends no delivery which a worker runs."""
+        for entry in before.keys() - now.keys():
+            worker, count = before[entry]
+            if any(process.holds(worker, entry, count) for process in self._world.processes):
+                self._add("taken", f"{entry.decode()}, delivery {count}, from {worker.decode()}, which runs it")
 
     def _check_hand_out(
         self, entry: bytes, before: tuple[bytes, int], now: tuple[bytes, int], fields: list[bytes]
@@ -114,23 +159,29 @@ class DeliveryChecks:
             self._add("fence", f"{shown}: the count must grow")
         if former.startswith(RESERVED.encode()) or worker.startswith(RESERVED.encode()):
             return
-        rest = _RESTED * self._world.plan.lease
         for process in self._world.processes:
             held = process.holds(former, entry, count)
-            if held and former == worker and fields[1] == self._claim:
+            if held and former == worker and fields[1] in self._claims:
                 self._add("own claim", f"{shown}, and still runs the former one")
-            if held and former != worker and self._world.loop.now > process.troubled_until + rest:
+            if held and former != worker and self._world.is_healthy(process):
                 self._add("lease lost", f"{shown}, and the former was healthy")
+
+    def _check_released(self, stream: bytes) -> None:
+        """Check that each released message can be claimed at once."""
+        oldest = self._world.server.now * 1000 - RELEASED_IDLE_MS / 2
+        for entry, (worker, since, _) in self._entries(stream):
+            if worker == RELEASED.encode() and since > oldest:
+                self._add("not claimable", f"{entry.encode().decode()} was released, and waits for a lease")
 
     def _pending(self, stream: bytes) -> dict[bytes, tuple[bytes, int]]:
         """Return worker and delivery count of each pending entry."""
+        return {entry.encode(): (worker, count) for entry, (worker, _, count) in self._entries(stream)}
+
+    def _entries(self, stream: bytes) -> Iterable[tuple[Any, tuple[bytes, int, int]]]:
+        """Return worker, time of the last renewal and delivery count of each pending entry."""
         item = self._world.server.items.get(stream)
         group = None if item is None else item.value.group_get(GROUP.encode())
-        if group is None:
-            return {}
-        return {
-            entry.encode(): (pending.consumer_name, pending.times_delivered) for entry, pending in group.pel.items()
-        }
+        return () if group is None else group.pel.items()
 
     def _hash(self, key: bytes) -> dict[bytes, bytes]:
         item = self._world.server.items.get(key)

@@ -1,25 +1,41 @@
-"""Engine of the simulated server: fakeredis with one Lua interpreter for all runs, and a time that the server sets."""
+"""Engine of the simulated server: fakeredis with one Lua interpreter for all runs, and the time of the server."""
 
 from __future__ import annotations
 
 import pickle
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from random import Random
 from typing import Any, Final
+from unittest.mock import patch
 
+import fakeredis._core._database
 import fakeredis._helpers
 import fakeredis._socket._base
+import fakeredis.commands_mixins.hash_mixin
 import fakeredis.commands_mixins.scripting_mixin
 import fakeredis.commands_mixins.server_mixin
+import fakeredis.commands_mixins.sortedset_mixin
 import fakeredis.model._client_info
+import fakeredis.model._expiring_members_set
 import fakeredis.model._stream
 from fakeredis import FakeServer
 from fakeredis._core import Database
 from fakeredis._helpers import SimpleError
 from fakeredis._socket._fakesocket import FakeSocket
 
-__all__ = ["DENY_OOM", "EPOCH", "clock", "encoded", "engine_time", "new_engine", "restore", "snapshot"]
+__all__ = [
+    "DENY_OOM",
+    "EPOCH",
+    "clock",
+    "encoded",
+    "engine_runtime",
+    "new_engine",
+    "restore",
+    "set_lua_function",
+    "snapshot",
+]
 
 _TIMED: Final = (
     fakeredis._helpers,
@@ -29,6 +45,14 @@ _TIMED: Final = (
     fakeredis.model._stream,
 )
 """Modules of the engine that ask for the time."""
+
+_RANDOM: Final = (
+    fakeredis._core._database,
+    fakeredis.commands_mixins.hash_mixin,
+    fakeredis.commands_mixins.sortedset_mixin,
+    fakeredis.model._expiring_members_set,
+)
+"""Modules of the engine that draw random members."""
 
 _VERSION: Final = (7, 2)
 
@@ -72,6 +96,11 @@ class _Lua:
 
 
 _LUA: Final = _Lua()
+
+
+def set_lua_function(name: str, function: Callable[..., Any]) -> None:
+    """Let all scripts of this process call a function."""
+    _LUA.globals()[name.encode()] = function
 
 
 _DENY_OOM: Final = (
@@ -141,20 +170,16 @@ _TIME: Final = _Time()
 
 
 @contextmanager
-def engine_time() -> Iterator[None]:
-    """Let the engine read the time of the server that executes, instead of that of this machine.
+def engine_runtime(random: Random) -> Iterator[None]:
+    """Let the engine read the time of the server that executes, and draw from `random`.
 
     It also leaves out the search for global variables before each command of a script, which the conformance suite has.
     """
-    former = [vars(module)["time"] for module in _TIMED]
-    scripting = vars(fakeredis.commands_mixins.scripting_mixin)
-    search = scripting["_check_for_lua_globals"]
-    try:
+    with ExitStack() as stack:
         for module in _TIMED:
-            vars(module)["time"] = _TIME
-        scripting["_check_for_lua_globals"] = lambda runtime, expected: None
+            stack.enter_context(patch.object(module, "time", _TIME))
+        for module in _RANDOM:
+            stack.enter_context(patch.object(module, "random", random))
+        scripting = fakeredis.commands_mixins.scripting_mixin
+        stack.enter_context(patch.object(scripting, "_check_for_lua_globals", lambda runtime, expected: None))
         yield
-    finally:
-        for module, time in zip(_TIMED, former, strict=True):
-            vars(module)["time"] = time
-        scripting["_check_for_lua_globals"] = search

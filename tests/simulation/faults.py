@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from perdure import PerdureError
 from perdure.deadletter import Filter, Replay, list_letters, replay
-from perdure.queues import QueueError, queue_partitions
+from perdure.queues import QueueError, TaskHandle, queue_partitions
 from perdure.queues.transport.scripts import loaded_scripts
 from perdure.worker.journal import fork
 
+from .fleet.releases import deploy
+from .fleet.resharding import reshard
+from .fleet.sessions import kill_caller
+from .fleet.settings import set_lease
 from .network import Connection
-from .plan import AIMED, FAULTS, Fault
+from .plan import AIMED, FAULTS, LISTENING, PRODUCED, Fault
 
 if TYPE_CHECKING:
     from .world import Process, World
@@ -21,6 +26,8 @@ __all__ = ["FAULT_TYPES", "strike"]
 
 _RESTART: Final = 0.3
 """Seconds after which the server starts again with a shorter file."""
+
+_TASK: Final = re.compile(rb":record:([^\r]+)\r")
 
 _CONFIRMED: Final = 0.002
 """Seconds within which the reply to a command arrives."""
@@ -119,7 +126,7 @@ async def _step_clock(world: World, fault: Fault) -> None:
 
 def _step_now(world: World, fault: Fault) -> None:
     world.server.offset += fault.size
-    if fault.size < world.plan.lease / 2:  # leases expire earlier by so much, see docs/explanation/recovery.md
+    if fault.size < world.plan.longest_lease / 2:  # leases expire earlier by so much, see docs/explanation/recovery.md
         for process in world.processes:
             world.trouble(process.machine)
 
@@ -157,8 +164,10 @@ async def _cancel(world: World, fault: Fault) -> None:
     names = sorted(world.handles)
     if not names:
         return
-    handle = world.handles[names[fault.target % len(names)]]
+    _cancel_now(world, world.handles[names[fault.target % len(names)]])
 
+
+def _cancel_now(world: World, handle: TaskHandle[Any]) -> None:
     async def cancel() -> None:
         world.cancelled.add(handle.id)
         try:
@@ -167,6 +176,15 @@ async def _cancel(world: World, fault: Fault) -> None:
             world.tell(f"cancelling {handle.id}: {error}")
 
     world.on_producer(cancel)
+
+
+def _cancel_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
+    """Cancel the task of the command."""
+    line.deliver(data)
+    found = _TASK.search(data)
+    handle = world.handles.get(found[1].decode()) if found else None
+    if handle is not None:
+        _cancel_now(world, handle)
 
 
 async def _replay(world: World, fault: Fault) -> None:
@@ -192,7 +210,7 @@ async def _replay(world: World, fault: Fault) -> None:
 
 async def _fork(world: World, fault: Fault) -> None:
     """Fork a task, from what it has recorded so far."""
-    names = sorted(task.id for task in world.plan.tasks if task.id in world.handles and task.kind != "listens")
+    names = sorted(task.id for task in world.plan.tasks if task.id in world.handles and task.kind not in LISTENING)
     producer = world.producer
     if not names or producer is None:
         return
@@ -206,6 +224,38 @@ async def _fork(world: World, fault: Fault) -> None:
             world.tell(f"forking {name}: {error}")
 
     world.on_producer(fork_one)
+
+
+async def _message(world: World, fault: Fault) -> None:
+    """Send a message to a task, whether or not it waits for one."""
+    names = sorted(task.id for task in world.plan.tasks if task.id in world.handles and task.kind not in LISTENING)
+    if not names:
+        return
+    handle = world.handles[names[fault.target % len(names)]]
+
+    async def send() -> None:
+        try:
+            await handle.send("by the way", sender="producer")
+        except QueueError as error:
+            world.tell(f"sending to {handle.id}: {error}")
+
+    world.on_producer(send)
+
+
+async def _garbage(world: World, fault: Fault) -> None:
+    """Put a message on a ready stream that is no task."""
+    producer = world.producer
+    if producer is None:
+        return
+
+    async def add() -> None:
+        try:
+            (partition,) = await queue_partitions(producer.gateway, producer.namespace, "sim")
+            await producer.gateway.command("XADD", partition.ready, "*", "env", "garbage", repeatable=False)
+        except QueueError as error:
+            world.tell(f"adding a message: {error}")
+
+    world.on_producer(add)
 
 
 def _cut_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
@@ -253,6 +303,7 @@ _AIMED: Final[dict[str, Callable[[World, Fault, Connection, bytes], None]]] = {
     "freeze": _freeze_at,
     "lose tail": _lose_tail_at,
     "step clock": _step_clock_at,
+    "cancel": _cancel_at,
 }
 assert _AIMED.keys() == AIMED
 
@@ -266,9 +317,11 @@ async def _aim(world: World, fault: Fault) -> None:
     digest = next((script.sha for script in loaded_scripts() if script.name == fault.on), fault.on)
 
     def act(line: Connection, data: bytes) -> bool:
-        if not world.is_worker(line.machine) or not world.server.up:
+        meant = world.is_producer(line.machine) if fault.on in PRODUCED else world.is_worker(line.machine)
+        if not meant or not world.server.up:
             return False
         world.tell(f"with {fault.on}: {fault.kind}")
+        world.struck = world.loop.now
         world.on(world.main, lambda: world.trouble(line.machine))
         _AIMED[fault.kind](world, fault, line, data)
         return True
@@ -296,5 +349,11 @@ FAULT_TYPES: Final[dict[str, Callable[[World, Fault], Awaitable[None]]]] = {
     "cancel": _cancel,
     "replay": _replay,
     "fork": _fork,
+    "message": _message,
+    "garbage": _garbage,
+    "set lease": set_lease,
+    "reshard": reshard,
+    "deploy": deploy,
+    "kill caller": kill_caller,
 }
 assert FAULT_TYPES.keys() == FAULTS.keys()

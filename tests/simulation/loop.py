@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
+from anyio._backends._asyncio import _task_states
+
 __all__ = ["CURRENT", "MAIN_THREAD", "Machine", "SimulatedLoop", "Standstill", "current"]
 
 MAIN_THREAD: Final = ""
@@ -37,7 +39,7 @@ class Machine:
 
     Attributes:
         number: Position among the machines, which no two runs of a seed may draw differently.
-        frozen_threads: Threads that do not run at the moment; None among them stands for all.
+        frozen: Whether none of its threads runs. blocked: Whether its main thread, the event loop, does not.
     """
 
     name: str
@@ -46,10 +48,6 @@ class Machine:
     frozen: bool = False
     blocked: bool = False
     ready: dict[str, deque[asyncio.Handle]] = field(default_factory=dict)
-
-    def runs(self, thread: str) -> bool:
-        """Return whether a thread runs: none of a frozen machine, not the main one if its event loop is blocked."""
-        return not self.frozen and not (self.blocked and thread == MAIN_THREAD)
 
     def __hash__(self) -> int:
         return self.number
@@ -65,14 +63,11 @@ def current() -> Machine:
 
 
 class _Task(asyncio.Task[Any]):
-    """A task whose hash does not depend on its address, so that sets of tasks have the same order in each run."""
+    """A task whose hash is its position in its run, so that sets of tasks have the same order in each process."""
 
-    _count = 0
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        _Task._count += 1
-        self._number = _Task._count
-        super().__init__(*args, **options)
+    def __init__(self, coroutine: Any, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coroutine, **options)
 
     def __hash__(self) -> int:
         return self._number
@@ -82,19 +77,19 @@ class _Task(asyncio.Task[Any]):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """Event loop with virtual time. `step` is called after each callback."""
+    """Event loop with virtual time."""
 
     def __init__(self, random: Random, connect: Callable[..., Any], begin: float = 1000.0) -> None:
         super().__init__()
         self.random = random
         self.now = begin
         self.callbacks = 0
-        self.step: Callable[[], None] = lambda: None
         self.run_thread: Callable[[Callable[[], None], str], None] | None = None
         self._connect = connect
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timer_count = 0
         self._machines: list[Machine] = []
+        self._threads: list[tuple[Machine, str, deque[asyncio.Handle]]] = []
         self._machine_count = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self.set_task_factory(self._make_task)
@@ -122,13 +117,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         machine.ready.clear()
         if machine in self._machines:
             self._machines.remove(machine)
+            self._list_threads()
+
+    def forget_tasks(self) -> None:
+        """Remove the tasks from what asyncio and anyio keep per process: those of other runs have the same hashes."""
+        for task in self._tasks:
+            asyncio._unregister_task(task)
+            _task_states.pop(task, None)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-        task = _Task(coroutine, loop=loop, **options)
+        task = _Task(coroutine, len(self._tasks), loop=loop, **options)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio has no public switch for it
-        self._tasks.append(
-            task
-        )  # a task of a killed machine must not be collected: that would run its `finally` blocks
+        # A task of a killed machine must not be collected: that would run its `finally` blocks.
+        self._tasks.append(task)
         return task
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -189,32 +190,42 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _enqueue(self, handle: asyncio.Handle) -> None:
         machine, thread = handle._context[CURRENT]  # type: ignore[attr-defined]
         if not machine.dead:
-            machine.ready.setdefault(thread, deque()).append(handle)
+            ready = machine.ready.get(thread)
+            if ready is None:
+                ready = machine.ready[thread] = deque()
+                self._list_threads()
+            ready.append(handle)
+
+    def _list_threads(self) -> None:
+        """List the threads of all machines, which change seldom."""
+        self._threads = [
+            (machine, thread, ready) for machine in self._machines for thread, ready in machine.ready.items()
+        ]
 
     def _run_once(self) -> None:
         """Run one callback of one thread; if none is ready, advance the time to the next timer."""
-        self._fire_timers()
+        timers = self._timers
+        if timers and timers[0][0] <= self.now:
+            self._fire_timers()
         waiting = [
-            (machine, thread)
-            for machine in self._machines
-            for thread, ready in machine.ready.items()
-            if ready and machine.runs(thread)
+            ready
+            for machine, thread, ready in self._threads
+            if ready and not machine.frozen and not (machine.blocked and thread == MAIN_THREAD)
         ]
         if not waiting:
-            if not self._timers:
+            if not timers:
                 raise Standstill(f"nothing is scheduled at {self.now:.3f}")
-            self.now = max(self.now, self._timers[0][0])
+            self.now = max(self.now, timers[0][0])
             return
-        machine, thread = waiting[0] if len(waiting) == 1 else waiting[int(self.random.random() * len(waiting))]
-        handle = machine.ready[thread].popleft()
+        random = self.random.random
+        handle = (waiting[0] if len(waiting) == 1 else waiting[int(random() * len(waiting))]).popleft()
         if handle._cancelled:
             return
         if self.callbacks > _LIMIT:
             raise Standstill(f"{_LIMIT} callbacks have run at {self.now:.3f}: something repeats without end")
-        self.now += _LEAST + (_MOST - _LEAST) * self.random.random()
+        self.now += _LEAST + (_MOST - _LEAST) * random()
         self.callbacks += 1
         handle._run()
-        self.step()
 
     def _fire_timers(self) -> None:
         while self._timers and self._timers[0][0] <= self.now:

@@ -7,6 +7,7 @@ So what was written to a lost connection may arrive after what was written to th
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Network:
         held: Machines whose bytes wait, in both directions, until the line is repaired.
         traps: What waits for bytes that contain something: a function that gets the connection and the bytes in place
             of the server, by what they contain.
+        sent: Digest of all bytes that clients and servers have sent, each with its time.
     """
 
     loop: SimulatedLoop
@@ -53,6 +55,7 @@ class Network:
         self.held: set[Machine] = set()
         self.traps: list[tuple[bytes, Trap]] = []
         self.count = 0
+        self.sent = hashlib.sha1(usedforsecurity=False)
 
     def open(self, name: str, receive: Callable[[bytes], None], lost: Callable[[Exception | None], None]) -> Connection:
         """Open a connection from the running machine. Raises `ConnectionRefusedError`."""
@@ -110,11 +113,13 @@ class Connection:
     def write(self, data: bytes) -> None:
         """Send bytes to the server."""
         if self.open and not self.machine.dead:
+            self._note(b">", data)
             self._to_server.send(self._arrive, bytes(data))
 
     def reply(self, data: bytes) -> None:
         """Send bytes to the client."""
         if self.accepted:
+            self._note(b"<", data)
             self._to_client.send(self._deliver, data)
 
     def close(self) -> None:
@@ -154,6 +159,9 @@ class Connection:
     def resume(self) -> None:
         self._to_server.resume()
         self._to_client.resume()
+
+    def _note(self, direction: bytes, data: bytes) -> None:
+        self.network.sent.update(b"%d%b%r %b" % (self.number, direction, self.network.loop.now, data))
 
     def _arrive(self, data: bytes) -> None:
         for trap in self.network.traps:

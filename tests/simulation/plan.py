@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
+from .fleet.elements import OPERATIONS, SessionPlan, WorkerPlan, with_elements
+
 __all__ = ["FAULTS", "KINDS", "Fault", "Plan", "TaskPlan", "draw"]
 
 SPAN: Final = 8.0
 """Virtual seconds in which tasks are enqueued and faults occur."""
 
 KINDS: Final = ("chain", "chain", "hasty", "fan", "stumbles", "doomed", "dozes", "listens", "relay", "agent")
-"""Kinds of tasks; see app.py."""
+"""Kinds of tasks that are drawn; see app.py."""
+
+LISTENING: Final = frozenset({"listens", "passes"})
+"""Kinds of tasks that messages are sent to."""
 
 FAULTS: Final = {
     "kill": (0.1, 3.0),
@@ -35,11 +40,20 @@ FAULTS: Final = {
     "cancel": (0.0, 0.0),
     "replay": (0.0, 0.0),
     "fork": (0.0, 0.0),
+    "message": (0.0, 0.0),
+    "garbage": (0.0, 0.0),
+    **OPERATIONS,
 }
 """Kinds of faults, and the least and the most of their sizes: mostly seconds; see faults.py."""
 
-AIMED: Final = frozenset({"cut", "late", "kill", "freeze", "lose tail", "step clock"})
-"""Kinds of faults that may wait for a command of a worker."""
+AIMED: Final = frozenset({"cut", "late", "kill", "freeze", "lose tail", "step clock", "cancel"})
+"""Kinds of faults that may wait for a command of a worker, or of the producer."""
+
+PRODUCED: Final = ("enqueue", "enqueue", "schedule", "send_message", "send_message", "cancel", "replay", "enqueue_copy")
+"""Commands of the producer."""
+
+_RARE: Final = frozenset({"message", "garbage", *OPERATIONS})
+"""Kinds of faults that are not drawn at random; see `_aimed` and fleet/elements.py."""
 
 _COMMANDS: Final = (
     *("write_checkpoint", "write_checkpoint", "write_checkpoint", "release", "finish", "reschedule", "park", "claim"),
@@ -57,7 +71,7 @@ _SETTLING: Final = ("release", "release", "finish", "reschedule", "park", "bury"
 """Commands whose repetition must change nothing."""
 
 _FREQUENT: Final = ("kill", "freeze", "stop", "late", "hold", "restart", "lose tail", "step clock", "pause server")
-_DRAWN: Final = (*FAULTS, *_FREQUENT, *_FREQUENT)
+_DRAWN: Final = (*(kind for kind in FAULTS if kind not in _RARE), *_FREQUENT, *_FREQUENT)
 """Kinds of faults, as often as they are drawn."""
 
 _PAUSES: Final = ((0.0, 0.02, 0.2, 0.5, 1.0), (0.2, 0.4), (0.5, 1.0))
@@ -101,7 +115,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A task. at: seconds after the start at which it is enqueued. delay: seconds until it may run."""
+    """A task.
+
+    Attributes:
+        at: Seconds after the start at which it is enqueued.
+        delay: Seconds until it may run.
+        rest: Seconds between its last record and its outcome.
+        key: Tasks of one key are started in the order in which they were stored; empty for none.
+    """
 
     id: str
     kind: str
@@ -109,6 +130,8 @@ class TaskPlan:
     steps: int
     pause: float
     delay: float = 0.0
+    rest: float = 0.0
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +143,11 @@ class Plan:
         variant: Number of another interleaving of the same plan.
         slots: Tasks that a worker runs at once.
         restarts: Leases that one script restarts at most.
+        settings: Settings of the workers, in turn; empty if all have those of the plan.
+        stored_lease: Lease that an operator has stored long before the run, in seconds; 0 for none.
+        clean: Seconds between two rounds of a worker's janitor.
+        again: Seconds between two rounds of a second caller, which asks for each stored task again; 0 for none. It
+            also enqueues every second task.
     """
 
     seed: int
@@ -130,6 +158,25 @@ class Plan:
     variant: int = 0
     slots: int = 4
     restarts: int = 250
+    settings: tuple[WorkerPlan, ...] = ()
+    stored_lease: float = 0.0
+    clean: float = 60.0
+    again: float = 0.0
+    sessions: tuple[SessionPlan, ...] = ()
+
+    @property
+    def longest_lease(self) -> float:
+        """Longest lease that a worker may use, in seconds."""
+        changed = [fault.size for fault in self.faults if fault.kind == "set lease"]
+        return max((self.lease, *changed, *(one.lease for one in self.settings)))
+
+    def worker(self, number: int) -> WorkerPlan:
+        """Return the settings of a worker. number: of the order in which they start, from 0."""
+        return self.settings[number % len(self.settings)] if self.settings else WorkerPlan(self.lease, self.slots)
+
+    def along(self, *faults: Fault) -> Plan:
+        """Return the same run with more faults."""
+        return replace(self, faults=tuple(sorted((*self.faults, *faults), key=lambda fault: fault.at)))
 
     def without(self, *faults: Fault) -> Plan:
         """Return the same run with fewer faults."""
@@ -175,16 +222,59 @@ def draw(seed: int) -> Plan:
     ):  # the clock is set before a worker looks for lost deliveries, and before others renew theirs
         at = round(own.uniform(0.5, SPAN * 0.6), 3)
         faults.append(Fault(at, "step clock", 0, round(own.uniform(2.0, 20.0) * lease, 3), "claim"))
+    workers, slots, restarts = random.choice((1, 2, 2, 3)), random.choice((1, 2, 3, 4)), random.choice((1, 2, 250))
+    own = Random(f"aims {seed}")
+    if own.random() < 0.3:
+        tasks = tuple(replace(task, rest=own.choice((0.0, 0.02, 0.3))) for task in tasks)
+    if own.random() < 0.2:
+        tasks = tuple(replace(task, kind="passes") if task.kind == "relay" else task for task in tasks)
+    faults += _aimed(own, tasks, lease)
     faults.sort(key=lambda one: one.at)
-    return Plan(
+    plan = Plan(
         seed,
-        random.choice((1, 2, 2, 3)),
+        workers,
         lease,
         tasks,
         tuple(faults),
-        slots=random.choice((1, 2, 3, 4)),
-        restarts=random.choice((1, 2, 250)),
+        slots=slots,
+        restarts=restarts,
     )
+    return with_elements(plan, _fault)
+
+
+def _aimed(random: Random, tasks: tuple[TaskPlan, ...], lease: float) -> list[Fault]:
+    """Return faults that meet what random ones seldom do."""
+
+    def fault(kind: str, most: float, on: str = "", size: float = 0.0) -> Fault:
+        return Fault(round(random.uniform(0.3, most), 3), kind, random.randrange(100), size, on)
+
+    found = []
+    if random.random() < 0.4:  # a reply to the producer is lost, so it sends the command again
+        found += [fault(random.choice(("cut", "late")), 4.0, random.choice(PRODUCED), 0.2) for _ in range(2)]
+    if random.random() < 0.3:
+        found.append(fault("cancel", 6.0, random.choice((*_SETTLING, "", ""))))
+    if random.random() < 0.3:
+        found += [fault("message", SPAN) for _ in range(3)]
+    if any(task.rest for task in tasks):  # the last record is lost while the handler returns
+        found += [fault("lose tail", 5.0, "write_checkpoint", 0.05) for _ in range(2)]
+    ends = [task.at + task.delay for task in tasks if task.kind == "doomed"]
+    if ends and random.random() < 0.4:  # two replays at once
+        at, target = round(max(ends) + random.uniform(1.5, 4.0), 3), random.randrange(100)
+        found += [Fault(at, "replay", target, 0.0), Fault(at, "replay", target + random.choice((0, 2)), 0.0)]
+    if random.random() < 0.12:  # a task whose workers die before it has recorded anything
+        at = random.uniform(0.6, 2.0)
+        found += [Fault(round(at + 1.6 * lease * count, 3), "kill", 0, 0.1, "renew_leases") for count in range(4)]
+        found.append(fault("cut", 4.0 * lease, random.choice(("quarantine", "take_quarantined", "clear_quarantined"))))
+    if random.random() < 0.15:  # a lost hand-out, and then a lost reply to what gives it another fence
+        found += [fault("lose tail", 3.0, "XREADGROUP", 0.002), fault("cut", 3.0, "raise_count")]
+    if random.random() < 0.5 and any(task.kind in ("relay", "passes") for task in tasks):
+        found.append(fault(random.choice(("cut", "late", "kill")), 5.0, "enqueue_successor", 0.2))
+    if random.random() < 0.15:  # unreadable messages, of which a worker gets no reply, or which it releases
+        at = round(random.uniform(0.5, 6.0), 3)
+        found += [Fault(at, random.choice(("cut", "late", "kill")), 0, 0.2, "XREADGROUP")]
+        found += [Fault(at, "garbage", count, 0.0) for count in range(6)]
+        found += [Fault(at, "stop", random.randrange(100), 0.0), fault("replay", SPAN)]
+    return found
 
 
 def _fault(random: Random, kind: str, at: float) -> Fault:

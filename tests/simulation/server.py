@@ -8,6 +8,7 @@ with its time. A restart executes those again that were kept.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from hashlib import sha1
 from typing import Any, Final
 
@@ -16,8 +17,8 @@ from fakeredis._helpers import NoResponse, SimpleError
 from fakeredis._socket._fakesocket import FakeSocket
 from fakeredis.model import is_write_command
 
-from .engine import DENY_OOM, EPOCH, clock, encoded, engine_time, new_engine, restore, snapshot
-from .loop import SimulatedLoop
+from .engine import DENY_OOM, EPOCH, clock, encoded, engine_runtime, new_engine, restore, snapshot
+from .loop import Machine, SimulatedLoop
 from .network import Connection
 
 __all__ = ["SimulatedServer"]
@@ -25,8 +26,8 @@ __all__ = ["SimulatedServer"]
 _READS: Final = frozenset(
     b"AUTH CLIENT COMMAND CONFIG DBSIZE ECHO EXISTS GET HELLO HGET HGETALL HKEYS HLEN HMGET HSCAN INFO LLEN LRANGE"
     b" MEMORY MGET PING PSUBSCRIBE PTTL PUBLISH PUNSUBSCRIBE SCAN SCARD SCRIPT SELECT SISMEMBER SMEMBERS SUBSCRIBE"
-    b" TIME TTL TYPE UNSUBSCRIBE WAIT XINFO XLEN XPENDING XRANGE XREVRANGE ZCARD ZCOUNT ZRANGE ZRANGEBYSCORE"
-    b" ZSCORE".split()
+    b" TIME TTL TYPE UNSUBSCRIBE WAIT XINFO XLEN XPENDING XRANGE XREVRANGE ZCARD ZCOUNT ZRANDMEMBER ZRANGE"
+    b" ZRANGEBYSCORE ZSCORE".split()
 )
 """Commands that change nothing that an append-only file keeps."""
 
@@ -57,6 +58,8 @@ class SimulatedServer:
         """Returns what is executed in place of a script, for defects that a test puts into it."""
         self.limits: dict[bytes, bytes] = {}
         """Parts of scripts and what replaces them: limits that a run with few tasks reaches."""
+        self.translate: Callable[[Machine, bytes], bytes] = lambda machine, data: data
+        """Returns what is executed in place of the commands of a machine."""
         self.offset = 0.0
         """Seconds by which the clock is ahead of the virtual time."""
         self.scripts: dict[bytes, bytes] = {}
@@ -69,6 +72,8 @@ class SimulatedServer:
         """Called with each call of a script; what it returns is passed to `after_script`, unless it is None."""
         self.after_script: Callable[[list[bytes], Any, Any, bool], None] = lambda fields, before, reply, wrote: None
         """Called with the call, what was found before it, the reply, and whether the script has written."""
+        self.on_script_error: Callable[[str], None] = lambda text: None
+        """Called with the error of a script that ends in its middle."""
         self.on_start: Callable[[], None] = lambda: None
         self._altered: dict[bytes, bytes] = {}
         self._snapshots: list[tuple[int, bytes]] = []
@@ -91,7 +96,7 @@ class SimulatedServer:
 
     def accept(self, connection: Connection) -> Callable[[bytes], None]:
         socket = self._sockets[connection] = _Socket(self, connection)
-        return socket.feed
+        return lambda data: socket.feed(self.translate(connection.machine, data))
 
     def closed(self, connection: Connection) -> None:
         socket = self._sockets.pop(connection, None)
@@ -153,7 +158,7 @@ class SimulatedServer:
     def replay(self, at: float, command: list[bytes], scripts: dict[bytes, bytes]) -> Any:
         """Execute a command at once, outside of the network, at a time of the server's clock; return its reply."""
         self.scripts |= scripts
-        with engine_time(), clock(at):
+        with engine_runtime(self.loop.random), clock(at):
             return _Socket(self, None).execute(command)
 
     def record(self, at: float, fields: list[bytes]) -> None:
@@ -224,12 +229,17 @@ class _Socket(FakeSocket):
         if name in _ADMINISTRATION:
             self.put_response(_ADMINISTRATION[name](fields))
             return
+        if name == b"SCRIPT" and fields[1] == b"LOAD":  # each worker loads all scripts
+            self.put_response(self._load(fields[2]))
+            return
         at = self._owner.now
         self._blocks = False
         before = self._owner.before_script(fields) if name == b"EVALSHA" else None
         super()._process_command(fields)
         if before is not None:
             self._owner.after_script(fields, before, self._replied, self._wrote)
+        if name == b"EVALSHA" and isinstance(self._replied, SimpleError) and "@user_script" in self._replied.value:
+            self._owner.on_script_error(self._replied.value)
         if name not in _READS:
             written = _unblocked(fields)
             if self._blocks:
@@ -249,8 +259,13 @@ class _Socket(FakeSocket):
         self._wrote = False
         altered = self._owner.executed_source(script)
         if altered is not script:
-            self._server.script_cache[sha1(script, usedforsecurity=False).hexdigest().encode()] = script
+            self._load(script)
         return super().eval(altered, numkeys, *keys_and_args)
+
+    def _load(self, script: bytes) -> bytes:
+        digest = _digest(script)
+        self._server.script_cache[digest] = script
+        return digest
 
     def _by_source(self, fields: list[bytes]) -> list[bytes]:
         if fields[0].upper() != b"EVALSHA" or fields[1].lower() not in self._owner.scripts:
@@ -331,6 +346,11 @@ class _Socket(FakeSocket):
         unblock, self._unblock = self._unblock, None
         if unblock is not None:
             unblock()
+
+
+@cache
+def _digest(script: bytes) -> bytes:
+    return sha1(script, usedforsecurity=False).hexdigest().encode()
 
 
 def _unblocked(fields: list[bytes]) -> list[bytes]:

@@ -57,3 +57,9 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
                 yield replace(tried, tasks=tuple(one for one in plan.tasks if one is not task))
         if plan.workers > 1:
             yield replace(tried, workers=plan.workers - 1)
+        if plan.settings:
+            yield replace(tried, settings=(), stored_lease=0.0)
+        for session in plan.sessions:
+            yield replace(tried, sessions=tuple(one for one in plan.sessions if one is not session))
+        if plan.again:
+            yield replace(tried, again=0.0)

@@ -10,6 +10,9 @@ __all__ = ["narrate"]
 
 _PHRASES = {
     "acked": "{task} is stored",
+    "sent": "{value!r} is stored",
+    "answered": "the answer of {task} is {value}",
+    "asked": "{task} is stored already",
     "run": "{machine} runs {task} (run {run})",
     "effect": "{machine} executes {step} of {task}: {value}",
     "got": "{machine} has recorded {value} for {task}",
@@ -23,8 +26,17 @@ def narrate(world: World, outcome: Outcome) -> Iterator[str]:
     plan = outcome.plan
     variant = f", variant {plan.variant}" if plan.variant else ""
     yield f"seed {plan.seed}{variant}: {plan.workers} workers, lease {plan.lease:g} s, {len(plan.tasks)} tasks"
+    if plan.stored_lease:
+        yield f"  a lease of {plan.stored_lease:g} s is stored"
+    for number, one in enumerate(plan.settings):
+        yield f"  workers {number}, {number + len(plan.settings)}, ...: {one}"
+    if plan.again:
+        yield f"  a second caller enqueues every second task, and asks for all of them each {plan.again:g} s"
     for task in plan.tasks:
-        yield f"  {task.id}: {task.kind}, {task.steps} steps of {task.pause:g} s, enqueued at {task.at:.2f} s"
+        key = f", key {task.key!r}" if task.key else ""
+        yield f"  {task.id}: {task.kind}, {task.steps} steps of {task.pause:g} s{key}, enqueued at {task.at:.2f} s"
+    for session in plan.sessions:
+        yield f"  {session.id}: {session.messages} messages, {session.gap:g} s apart, from {session.at:.2f} s on"
     begin = world.begin
     lines = [(at, text) for at, text in world.story]
     for entry in world.journal.entries:

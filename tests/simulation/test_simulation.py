@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,28 +34,51 @@ def test_no_guarantee_is_violated(seed: int) -> None:
     assert play(draw(seed)).violations == []
 
 
-def digests(*seeds: int) -> str:
-    """Return the digest of the last of some runs in a process of their own."""
-    script = f"""
-from tests.simulation.plan import draw
-from tests.simulation.world import World
-worlds = [World(draw(seed)) for seed in {seeds}]
-print([world.play().digest for world in worlds][-1])
+STOPPED = Plan(
+    1,
+    2,
+    1.0,
+    tuple(TaskPlan(f"t{number}", "fan", 0.5, 4, 0.3) for number in range(4)),
+    (Fault(1.0, "full", 0, 2.0), Fault(1.2, "stop", 0, 0.5)),
+)
+"""Plan in which a worker cancels several tasks at once."""
+
+IN_ITS_OWN_PROCESS = """
+import sys
+from tests.simulation.test_simulation import STOPPED, play, small
+plans = {"stopped": STOPPED, "small": small()}
+print(*sorted({(name, play(plans[name]).digest) for name in sys.argv[1:]}))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return run.stdout.strip()
 
 
-def test_a_seed_is_one_run_in_every_process() -> None:
-    assert digests(6) == digests(0, 6)
+def test_a_plan_is_one_run_whatever_was_played_before_and_in_every_process() -> None:
+    """The processes run nothing else: what other tests leave behind in this one is no part of a run."""
+    orders = {"0": ("stopped", "small", "stopped"), "1234": ("small", "stopped")}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", IN_ITS_OWN_PROCESS, *order],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for seed, order in orders.items()
+    ]
+    printed = [run.communicate(timeout=120)[0] for run in runs]
+    assert printed[0] == printed[1]
+    assert printed[0].count("(") == len({"stopped", "small"}), "each plan has one digest"
+
+
+def test_the_server_draws_random_members_from_the_randomness_of_the_run() -> None:
+    def drawn(seed: int) -> Any:
+        _KEPT.append(World(replace(small(), seed=seed)))
+        server = _KEPT[-1].server
+        members = b" ".join(b"%d member-%d" % (number, number) for number in range(20)).split()
+        server.replay(server.now, [b"ZADD", b"all", *members], {})
+        return server.replay(server.now, [b"ZRANDMEMBER", b"all", b"20"], {})
+
+    assert drawn(1) == drawn(1) != drawn(2)
 
 
 def small(*faults: Fault, kind: str = "chain") -> Plan:
@@ -67,6 +91,23 @@ def test_a_killed_worker_leaves_its_task_to_another() -> None:
     runs = [entry.run for entry in _KEPT[-1].journal.entries if entry.what == "run"]
     assert len(runs) == 2
     assert [entry.value for entry in _KEPT[-1].journal.entries if entry.what == "result"] != []
+
+
+def test_a_run_that_stood_still_before_its_handler_may_repeat_what_another_one_recorded_meanwhile() -> None:
+    """The worker notices only after the first callbacks that it has lost the task."""
+    plan = Plan(1, 2, 1.0, (TaskPlan("t0", "dozes", 0.5, 2, 0.3),), (Fault(1.0, "freeze", 0, 4.0, "write_checkpoint"),))
+    outcome = play(plan)
+    effects = [entry.step for entry in _KEPT[-1].journal.entries if entry.what == "effect"]
+    assert effects.count("step-1") == 2
+    assert outcome.violations == []
+
+
+@pytest.mark.parametrize("variant", range(3))
+def test_no_fence_occurs_twice_when_redis_loses_it_twice(variant: int) -> None:
+    """Redis loses a hand-out, and then the next fence of the same message as well."""
+    tasks = (TaskPlan("t0", "chain", 0.5, 1, 0.3), TaskPlan("t1", "chain", 0.55, 2, 0.4))
+    faults = (Fault(0.6, "lose tail", 0, 0.0002, "XREADGROUP"), Fault(0.7, "lose tail", 0, 0.1, "raise_count"))
+    assert play(Plan(1, 1, 4.0, tasks, faults, variant=variant, slots=1)).violations == []
 
 
 def without_line(line: bytes) -> Callable[[bytes], bytes]:

@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
+from unittest.mock import patch
 
 import anyio
+import loguru
+from anyio._backends._asyncio import CancelScope
 from perdure import Producer, Worker
 from perdure.queues import QueueError, TaskHandle, Unavailable
 from perdure.queues.runtime import RUNTIME, Runtime
+from perdure.queues.transport.scripts import queue_script
+from perdure.worker.durable.run import Run
+from perdure.worker.log import logger
 
-from .app import Journal, make_app, messages_of
+from .app import NAMESPACE, Journal, make_app, messages_of
 from .checks import Checks, Violation
-from .engine import engine_time
+from .engine import engine_runtime
 from .faults import strike
+from .fleet.elements import WorkerPlan
+from .fleet.releases import own_library
+from .fleet.resharding import ask_again
+from .fleet.sessions import Caller
+from .fleet.settings import store_lease, worker_type
 from .loop import Machine, SimulatedLoop, Standstill, current
-from .network import Network, connector
-from .plan import SPAN, Plan, TaskPlan
+from .network import Connection, Network, connector
+from .plan import LISTENING, SPAN, Plan, TaskPlan
 from .server import SimulatedServer
 from .sockets import sync_connection
 from .threads import SimulatedEvent, SimulatedThread
 
-__all__ = ["Outcome", "World"]
+__all__ = ["Outcome", "World", "log_errors"]
 
 _HOST: Final = "redis"
 _PATIENCE: Final = 120.0
 """Virtual seconds after the last fault within which every task must have an outcome."""
+
+_RESTED: Final = 2.0
+"""Leases after a trouble of a worker before it counts as healthy again: time to find a dead connection and renew."""
 
 
 @dataclass
@@ -39,21 +52,27 @@ class Process:
     """A worker process, which an init system starts again after it has ended.
 
     Attributes:
-        worker: The worker, once it has connected.
+        worker: The worker, once it has connected; connected: when it had.
         troubled_until: Virtual time at which the last fault of this process or of its connections ends.
     """
 
     name: str
     machine: Machine
+    plan: WorkerPlan
+    release: int
     worker: Worker | None = None
+    connected: float = math.inf
     troubled_until: float = -math.inf
 
     def holds(self, worker: bytes, entry: bytes, count: int) -> bool:
         """Return whether this is that worker, and a run of it holds the delivery."""
-        own = self.worker
-        if own is None or own.id.encode() != worker:
+        if self.worker is None or self.worker.id.encode() != worker:
             return False
-        return any((one.delivery.entry, one.delivery.count) == (entry, count) for one in own._leases.holders())
+        return any((one.delivery.entry, one.delivery.count) == (entry, count) for one in self.runs())
+
+    def runs(self) -> list[Run]:
+        """Return the runs of its worker."""
+        return [] if self.worker is None else self.worker._leases.holders()
 
 
 @dataclass
@@ -61,7 +80,8 @@ class Outcome:
     """Result of a run.
 
     Attributes:
-        digest: SHA-1 of all commands and of the journal: two runs of one seed have the same.
+        digest: SHA-1 of all bytes that were sent with their times, of the journal and of the story: two runs of one
+            seed have the same.
     """
 
     plan: Plan
@@ -72,8 +92,16 @@ class Outcome:
     commands: int
 
 
+def log_errors() -> None:
+    """Let workers log, so that worlds see errors, and show nothing of it."""
+    loguru.logger.remove()
+    loguru.logger.enable("perdure")
+
+
 class World:
     """One run of a plan."""
+
+    url: Final = f"redis://{_HOST}"
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -85,20 +113,23 @@ class World:
         self.server = SimulatedServer(self.loop, _HOST)
         self.server.limits = {b"MOST_RESTARTS = 250": b"MOST_RESTARTS = %d" % plan.restarts}
         self.network.hosts[_HOST] = self.server
-        self.journal = Journal(self.loop)
+        self.journal = Journal(self.loop, {task.id: task.rest for task in plan.tasks if task.rest})
         self.main = self.loop.machine("run")
         self.begin = self.loop.now
         self.story: list[tuple[float, str]] = []
         self.processes: list[Process] = []
         self.handles: dict[str, TaskHandle[Any]] = {}
         self.cancelled: set[str] = set()
+        self.unsent: set[str] = set()  # tasks that miss a message, since the server had lost them when it was sent
         self.checks = Checks(self)
         self._names = iter(range(10**6))
         self._ids = iter(range(10**6))
         self._started: list[asyncio.Future[Any]] = []
         self.set_back = 0.0  # seconds by which due tasks are late, see docs/explanation/recovery.md
         self.forks = 0
-        self.repaired = self.loop.now  # when the last fault ends
+        self.callers = [Caller(self, session) for session in plan.sessions]
+        self.release = 1  # of the workers that start now
+        self.repaired = self.struck = self.loop.now  # when the last fault ends, and when it came
         self.producer: Producer | None = None
         self.over = False
 
@@ -106,13 +137,14 @@ class World:
 
     def play(self) -> Outcome:
         """Run the plan to its end."""
-        with engine_time(), self._runtime():
+        with engine_runtime(self.random), self._runtime():
             try:
                 self._in(self.main, self.loop.run_until_complete, self._task(self.main, self._live()))
             except Standstill as problem:
                 self.checks.add("standstill", str(problem))
             finally:
                 self.over = True
+                self.loop.forget_tasks()
             self.checks.finish()
         return Outcome(
             self.plan,
@@ -124,12 +156,21 @@ class World:
         )
 
     async def _live(self) -> None:
+        if any(fault.kind == "deploy" for fault in self.plan.faults):
+            self.server.translate = lambda machine, data: own_library(self, machine, data)
+        if self.plan.stored_lease:
+            store_lease(self, self.plan.stored_lease)
         for _ in range(self.plan.workers):
             self.start_worker()
-        self._machine = self._spawn("producer", self._produce)
+        self._machine = self.spawn("producer", self._produce)
+        if self.plan.again:
+            self.spawn("caller", lambda: ask_again(self, self.url))
+        for caller in self.callers:
+            caller.start()
         for fault in self.plan.faults:
             await asyncio.sleep(max(0.0, self.begin + fault.at - self.loop.now))
             self.tell(f"fault: {fault}")
+            self.struck = self.loop.now
             await strike(self, fault)
         await asyncio.sleep(max(self.begin + SPAN, self.repaired) - self.loop.now)
         await self._settle_down()
@@ -146,29 +187,30 @@ class World:
         return self.loop.now < self.repaired or bool(self.checks.unfinished())
 
     def _digest(self) -> str:
-        seen = hashlib.sha1(usedforsecurity=False)
+        seen = self.network.sent.copy()
         for entry in self.journal.entries:
             seen.update(repr(entry).encode())
-        for written in self.server.log:
-            seen.update(repr(written).encode())
+        seen.update(repr((self.loop.now, self.loop.callbacks, self.story)).encode())
         return seen.hexdigest()
 
     # processes
 
     def start_worker(self) -> Process:
         """Start a worker process."""
-        name = f"w{next(self._names)}"
-        process = Process(name, self.loop.machine(name))
+        number = next(self._names)
+        name = f"w{number}"
+        process = Process(name, self.loop.machine(name), self.plan.worker(number), self.release)
         self.processes.append(process)
         self.tell(f"{name} starts")
         self._start(process.machine, self._work(process))
         return process
 
     async def _work(self, process: Process) -> None:
-        app = make_app(self.journal, f"redis://{_HOST}", self.plan.lease)
         try:
-            async with Worker(app, concurrency=self.plan.slots) as worker:
-                process.worker = worker
+            app = make_app(self.journal, self.url, process.plan, process.release)
+            kind = worker_type(process.plan.sweep, self.plan.clean)
+            async with kind(app, concurrency=process.plan.slots) as worker:
+                process.worker, process.connected = worker, self.loop.now
                 await worker.run()
             self.tell(f"{process.name} has stopped")
         except QueueError as error:
@@ -181,19 +223,35 @@ class World:
 
     def end(self, process: Process) -> None:
         """End a process, as SIGKILL does, and close its connections, as its operating system does."""
-        self.loop.kill(process.machine)
         if process in self.processes:
             self.processes.remove(process)
-        for connection in self.network.of(process.machine):
+        self.end_machine(process.machine)
+
+    def end_machine(self, machine: Machine) -> None:
+        """End all that runs on a machine, and close its connections."""
+        self.loop.kill(machine)
+        for connection in self.network.of(machine):
             connection.close()
 
     def process_of(self, machine: Machine) -> Process:
         """Return the process that runs on a machine."""
         return next(process for process in self.processes if process.machine is machine)
 
+    def release_of(self, machine: Machine) -> int:
+        """Return the release of the worker on a machine; the first for all else."""
+        return next((process.release for process in self.processes if process.machine is machine), 1)
+
+    def is_healthy(self, process: Process) -> bool:
+        """Return whether the last fault of a process is so long ago that it has all of its leases."""
+        return self.loop.now > process.troubled_until + _RESTED * self.plan.longest_lease
+
     def is_worker(self, machine: Machine) -> bool:
         """Return whether a living worker process runs on a machine."""
         return any(process.machine is machine for process in self.processes)
+
+    def is_producer(self, machine: Machine) -> bool:
+        """Return whether the producer runs on a machine."""
+        return machine is self._machine
 
     def trouble(self, machine: Machine, seconds: float = 0.0) -> None:
         """Note that a process is not to be judged as healthy for so many seconds."""
@@ -207,30 +265,40 @@ class World:
             self.on(process.machine, process.worker.stop)
 
     async def _produce(self) -> None:
-        url = f"redis://{_HOST}"
-        async with Producer(url, namespace="sim") as producer, anyio.create_task_group() as group:
+        async with Producer(self.url, namespace=NAMESPACE) as producer, anyio.create_task_group() as group:
             self.producer = producer
-            for task in self.plan.tasks:
-                group.start_soon(self._enqueue, producer, task)
+            for number, task in enumerate(self.plan.tasks):
+                if not (self.plan.again and number % 2):
+                    group.start_soon(self.enqueue, producer, task)
             await anyio.sleep_forever()
 
-    async def _enqueue(self, producer: Producer, task: TaskPlan) -> None:
+    async def enqueue(self, producer: Producer, task: TaskPlan) -> None:
         """Enqueue one task until it is stored, as a caller does that must not lose it."""
         await asyncio.sleep(max(0.0, self.begin + task.at - self.loop.now))
-        arguments: dict[str, Any] = {"steps": task.steps, "pause": task.pause}
-        if task.kind == "agent":
-            arguments["goal"] = "take all parts"
+        if task.key:
+            self.checks.order.called[task.id] = self.loop.now
         while True:
             try:
-                handle = await producer.enqueue(task.kind, arguments, queue="sim", task_id=task.id, delay=task.delay)
+                handle = await self.store(producer, task)
             except QueueError:
                 await asyncio.sleep(0.2)
             else:
                 self.handles[task.id] = handle
                 self.journal.write("acked", task.id)
-                if task.kind == "listens":
-                    await self._talk(handle, task.pause)
+                if task.kind == "passes":
+                    await self._wait_for_successor(task.id)
+                if task.kind in LISTENING:
+                    await self._talk(handle, 0.0 if task.kind == "passes" else task.pause)
                 return
+
+    async def store(self, producer: Producer, task: TaskPlan) -> TaskHandle[Any]:
+        """Enqueue a task once; return its handle."""
+        arguments: dict[str, Any] = {"steps": task.steps, "pause": task.pause}
+        if task.kind == "agent":
+            arguments["goal"] = "take all parts"
+        return await producer.enqueue(
+            task.kind, arguments, queue="sim", task_id=task.id, delay=task.delay, key=task.key or None
+        )
 
     async def _talk(self, handle: TaskHandle[Any], pause: float) -> None:
         """Send messages to a task, one after the other, each until it is stored."""
@@ -243,11 +311,26 @@ class World:
                     await asyncio.sleep(0.2)
                 except QueueError as error:  # it was cancelled, or its writes were lost
                     self.tell(f"sending {text}: {error}")
+                    self.unsent.add(handle.id)
                     return
                 else:
                     break
 
-    def _spawn(self, name: str, begin: Callable[[], Coroutine[Any, Any, None]]) -> Machine:
+    async def _wait_for_successor(self, task: str) -> None:
+        """Wait until a successor is about to be stored, so that messages come while the task hands its work over."""
+        stored, script = asyncio.Event(), queue_script("enqueue_successor").sha.encode()
+
+        def look(line: Connection, data: bytes) -> bool:
+            if script in data:
+                stored.set()
+            return False
+
+        self.network.traps.append((f":record:{task}.h1\r".encode(), look))
+        with anyio.move_on_after(5.0):
+            await stored.wait()
+
+    def spawn(self, name: str, begin: Callable[[], Coroutine[Any, Any, None]]) -> Machine:
+        """Run a coroutine function on a new machine."""
         machine = self.loop.machine(name)
 
         async def whole() -> None:
@@ -290,9 +373,14 @@ class World:
     async def _connect(self, *args: Any) -> Any:
         return await self._connector(*args)
 
+    def _on_error(self, text: str) -> None:
+        """Report an exception that a worker has logged, because it must not occur, and continued after."""
+        if "\nTraceback" in text:
+            self.checks.add("worker failed", text.strip().split("\n")[-1])
+
     @contextmanager
     def _runtime(self) -> Iterator[None]:
-        """Install the clock, the randomness and the threads of this world."""
+        """Install the clock, the randomness and the threads of this world, and read what its workers log."""
         loop, random = self.loop, self.random
         replaced = Runtime(
             monotonic=lambda: loop.now,
@@ -307,7 +395,10 @@ class World:
             pid=lambda: current().number,
         )
         with ExitStack() as stack:
+            stack.callback(logger.remove, logger.add(self._on_error, level="ERROR", format="{message}"))
             for name in Runtime.__slots__:
                 stack.callback(setattr, RUNTIME, name, getattr(RUNTIME, name))
                 setattr(RUNTIME, name, getattr(replaced, name))
+            # anyio cancels the scopes within a scope in the order of a set
+            stack.enter_context(patch.object(CancelScope, "__hash__", lambda scope: hash(scope._host_task)))
             yield

@@ -16,8 +16,9 @@ from ....queues import Partition
 from ....queues.runtime import RUNTIME
 from ...durable import Run, StopReason
 from ...log import logger
-from ...registry import Registry, Task
+from ...registry import Registry
 from ...settings import Settings
+from ...task import Task
 from ..executor import Executor
 from ..slots import Slots
 from ..stages import time_limit_of
@@ -57,7 +58,7 @@ class RunDeadlines:
         self._settings = settings
         self._on_due = on_due
         self._on_degraded = on_degraded
-        self._watched: set[Run] = set()
+        self._watched: dict[Run, None] = {}  # an ordered set
         self._abandoned: set[Run] = set()
         limits = [settings.time_limit, settings.idle_limit, settings.stall_limit]
         limits += [task.idle_timeout for task in registry.values() if task.idle_timeout is not None]
@@ -75,7 +76,7 @@ class RunDeadlines:
 
     async def abandon_all(self) -> None:
         """Abandon every run that was cancelled and whose handler still runs."""
-        self._watched.update(self._executor.runs)
+        self._watched.update(dict.fromkeys(self._executor.runs))
         for run in [run for run in self._watched if run.stop_reason is not None and run.task is not None]:
             await self._abandon(run)
 
@@ -89,11 +90,11 @@ class RunDeadlines:
         return self._over_limit(run, now) is not None
 
     def _check(self, giving_up: anyio.abc.TaskGroup, absent: float) -> None:
-        self._watched.update(self._executor.runs)
+        self._watched.update(dict.fromkeys(self._executor.runs))
         now = RUNTIME.monotonic()
         for run in list(self._watched):
             if run.closed:
-                self._watched.discard(run)
+                del self._watched[run]
                 self._abandoned.discard(run)
             elif run.task is None:
                 continue  # not started yet

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from .plan import Fault, Plan, TaskPlan
-from .sensitivity import DEFECTS, replacement
-from .world import Outcome, World
+from ..plan import Fault, Plan, TaskPlan
+from ..world import Outcome, World
+from .defects import DEFECTS, replacement
 
 _KEPT: list[World] = []
 

@@ -1,0 +1,151 @@
+"""Elements that some runs have in addition: how they are described in a plan, and how they are drawn.
+
+Each is drawn from a random stream of its own, after all else, so that the other draws of a seed do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ..plan import Fault, Plan
+
+__all__ = ["OPERATIONS", "SessionPlan", "WorkerPlan", "with_elements"]
+
+OPERATIONS: Final = {
+    "set lease": (0.4, 6.0),
+    "reshard": (0.0, 0.0),
+    "deploy": (0.5, 6.0),
+    "kill caller": (0.1, 3.0),
+}
+"""Kinds of faults that elements have, and the least and the most of their sizes."""
+
+_SHARES: Final = {"settings": 0.12, "lease": 0.12, "resharding": 0.06, "deploy": 0.06, "sessions": 0.1}
+"""Shares of the runs that have an element. One that costs more than an ordinary run occurs less often."""
+
+_MOST_TASKS: Final = 6
+"""Tasks of a run with such an element at most."""
+
+_SPAN: Final = 4.8
+"""Seconds within which operators act."""
+
+_Draw = Callable[[Random, str, float], "Fault"]
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """Settings of a worker.
+
+    Attributes:
+        lease: Seconds; the stored lease is used in place of it.
+        slots: Tasks that it runs at once.
+        sweep: Longest time between two sweeps, in seconds.
+        heartbeat: Seconds between two registrations.
+    """
+
+    lease: float
+    slots: int
+    sweep: float = 3.0
+    heartbeat: float = 5.0
+
+    def __str__(self) -> str:
+        return f"lease {self.lease:g} s, {self.slots} slots, sweep {self.sweep:g} s, heartbeat {self.heartbeat:g} s"
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """A session. steps and pause are those of each turn.
+
+    Attributes:
+        at: Seconds after the start at which its caller starts.
+        gap: Seconds between two messages.
+    """
+
+    id: str
+    at: float
+    messages: int
+    gap: float
+    steps: int
+    pause: float
+
+    def text(self, number: int) -> str:
+        """Return a message, by its number from 0."""
+        return f"{self.id} message {number}"
+
+
+def with_elements(plan: Plan, fault: _Draw) -> Plan:
+    """Return the plan with the elements that its seed has. fault: draws a fault, by its kind and its time."""
+    for name, add in _ELEMENTS.items():
+        random = Random(f"{name} {plan.seed}")
+        if random.random() < _SHARES[name]:
+            plan = add(plan, random, fault)
+    return plan
+
+
+def _with_settings(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Start workers with different settings; the lease is stored for all."""
+    settings = tuple(
+        WorkerPlan(
+            lease=random.choice((0.6, 1.0, 3.0, 6.0)),
+            slots=random.choice((1, 2, 3, 5)),
+            sweep=random.choice((0.2, 1.0, 3.0)),
+            heartbeat=random.choice((1.0, 2.0, 5.0)),
+        )
+        for _ in range(random.choice((2, 2, 3)))
+    )
+    return replace(plan, settings=settings, stored_lease=plan.lease)
+
+
+def _with_lease(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Let an operator change the lease."""
+    lease = random.choice((0.4, 0.4, 0.6, 3.0, 6.0))
+    return plan.along(replace(fault(random, "set lease", random.uniform(0.3, _SPAN)), size=lease))
+
+
+def _with_resharding(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Change the number of partitions while two callers enqueue."""
+    tasks = tuple(replace(task, key=random.choice(("", "a", "a"))) for task in plan.tasks[:_MOST_TASKS])
+    times = (random.uniform(0.3, _SPAN), random.choice(tasks).at)  # at any time, or while tasks are stored
+    changes = [fault(random, "reshard", random.choice(times)) for _ in range(random.choice((1, 1, 2)))]
+    return replace(plan, tasks=tasks, slots=min(plan.slots, 2), again=random.choice((2.0, 4.0))).along(*changes)
+
+
+def _with_deploy(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Deploy another release, often while the server forgets its scripts or a worker dies."""
+    added = []
+    for _ in range(random.choice((1, 1, 2))):
+        added.append(fault(random, "deploy", random.uniform(0.3, 0.8 * _SPAN)))
+        kind = random.choice(("flush scripts", "kill", "kill", "stop", "restart", "cut"))
+        added.append(fault(random, kind, added[-1].at + random.uniform(0.2, 3.0)))
+    return replace(plan, clean=5.0, workers=min(plan.workers, 2), tasks=plan.tasks[:_MOST_TASKS]).along(*added)
+
+
+def _with_sessions(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Add sessions, whose callers and workers may be killed."""
+    sessions = tuple(
+        SessionPlan(
+            id=f"session {number}",
+            at=round(random.uniform(0.1, 3.2), 3),
+            messages=random.randint(2, 4),
+            gap=random.choice((0.0, 0.1, 0.5, 1.5)),
+            steps=random.choice((1, 1, 2)),
+            pause=random.choice((0.02, 0.2, 0.5)),
+        )
+        for number in range(random.choice((1, 1, 2)))
+    )
+    kinds = random.choice(((), ("kill caller",), ("kill caller", "kill")))
+    kills = [fault(random, kind, random.uniform(0.3, _SPAN)) for kind in kinds]
+    return replace(plan, sessions=sessions, clean=5.0, tasks=plan.tasks[:_MOST_TASKS]).along(*kills)
+
+
+_ELEMENTS: Final[dict[str, Callable[[Plan, Random, _Draw], Plan]]] = {
+    "settings": _with_settings,
+    "lease": _with_lease,
+    "resharding": _with_resharding,
+    "deploy": _with_deploy,
+    "sessions": _with_sessions,
+}
+assert _ELEMENTS.keys() == _SHARES.keys()

@@ -1,0 +1,75 @@
+"""Workers with different settings, and a lease that is stored for all of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from perdure import Worker
+from perdure.queues import QueueError, set_config
+from perdure.queues.keys import Namespace
+from perdure.queues.shared_config import SharedConfig, read_seconds
+from perdure.worker.runtime.timings import WorkerTimings
+
+from ..app import NAMESPACE
+
+if TYPE_CHECKING:
+    from ..plan import Fault
+    from ..world import World
+
+__all__ = ["check_settings", "set_lease", "store_lease", "worker_type"]
+
+_KEY: Final = Namespace(NAMESPACE).config.encode()
+
+_CHANGE: Final = 60.0
+"""Seconds for which a change of the lease is in progress: several registrations, also of a worker in trouble."""
+
+_AGE: Final = 100.0
+"""Seconds before the run at which the lease was stored, so that no restart of the server loses it."""
+
+_REGISTRATIONS: Final = 3
+"""Registrations after the last fault within which a worker reads the stored lease."""
+
+
+@cache
+def worker_type(sweep: float, clean: float) -> type[Worker]:
+    """Return the class of workers that sweep and clean up so often, in seconds."""
+    timings = WorkerTimings(sweep_interval=sweep, clean_interval=clean, clean_lock=0.4 * clean)
+    return type("Worker", (Worker,), {"timings": timings})
+
+
+def store_lease(world: World, lease: float) -> None:
+    """Let the server have a stored lease before the run."""
+    at, fields = world.server.now - _AGE, [b"HSET", _KEY, b"lease", b"%.15g" % lease]
+    world.server.replay(at, fields, {})
+    world.server.record(at, fields)
+
+
+async def set_lease(world: World, fault: Fault) -> None:
+    """Store another lease for all workers, as an operator does."""
+
+    async def act() -> None:
+        if (producer := world.producer) is not None:
+            try:
+                await set_config(producer.gateway, producer.namespace, "lease", fault.size, change=_CHANGE)
+            except QueueError as error:
+                world.tell(f"storing the lease: {error}")
+
+    world.on_producer(act)
+
+
+def check_settings(world: World) -> None:
+    """Check that each worker uses the stored lease, unless a fault kept it from reading that."""
+    item = world.server.items.get(_KEY)
+    fields = {} if item is None else item.value._values
+    config = SharedConfig.decode(fields, round(world.server.now * 1000))
+    changed = (read_seconds(fields.get(b"lease_changed_at")) or 0.0) / 1000 - world.server.now + world.loop.now
+    quiet = max(world.struck, world.repaired, changed if changed < world.loop.now else 0.0)
+    for process in world.processes:
+        if process.worker is None:
+            continue
+        read = process.connected > quiet or world.loop.now > quiet + _REGISTRATIONS * process.plan.heartbeat
+        shared = process.worker._shared
+        found, wanted = (shared.renewal_lease, shared.claim_lease), config.leases(process.plan.lease)
+        if read and found != wanted:
+            world.checks.add("stored lease", f"{process.name} renews and claims by {found}, not by {wanted}")

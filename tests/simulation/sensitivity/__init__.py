@@ -1,0 +1,1 @@
+"""Guards and former defects: whether a run notices that one is missing, or back."""

@@ -1,0 +1,41 @@
+"""Defects that earlier versions of the scripts had, which a test or `sensitivity` puts back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["DEFECTS", "replacement"]
+
+DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "entries after a gap are stored": (
+        ("return last < tonumber(number) and -1 - last", "return false"),
+        ("if last < number - 1 then\n  return -1 - last\nend", ""),
+    ),
+    "an entry that is stored is applied again": (("if number <= last then\n    kind = 'stored'\n  end", ""),),
+    "a fence without the delivery count": (
+        (" and tostring(pending[4]) == ARGV[4]\nend\n\nlocal function settled", "\nend\n\nlocal function settled"),
+    ),
+    "a fence without the worker": (
+        ("return pending and pending[2] == ARGV[2] and tostring", "return pending and tostring"),
+    ),
+    "a release lowers the delivery count": (
+        ("'IDLE', ARGV[7], 'JUSTID'", "'IDLE', ARGV[7], 'RETRYCOUNT', ARGV[4] - 1, 'JUSTID'"),
+    ),
+    "a settled delivery is forgotten": (("return last[1] == fence_text() and last[2] == ARGV[2]", "return false"),),
+    "leases are not restarted": (("if not last or math.abs(now - last) > lease / 2 then\n    start = '-'\n  end", ""),),
+    "claims while leases are left to restart": (("if restarting then", "if false then"),),
+    "a worker claims what it runs": (("if page[at][2] == ARGV[2] and not unknown[entry] then", "if false then"),),
+}
+"""Defects that earlier versions of the scripts had, each as parts of scripts and what they were."""
+
+
+def replacement(*parts: tuple[str, str]) -> Callable[[bytes], bytes]:
+    """Return a change of scripts that replaces parts of them."""
+
+    def alter(source: bytes) -> bytes:
+        for old, new in parts:
+            source = source.replace(old.encode(), new.encode())
+        return source
+
+    return alter

@@ -1,0 +1,44 @@
+"""The guards that sensitivity leaves out: conditions that refuse or protect, not options and logs."""
+
+from __future__ import annotations
+
+from .guards import Guard, guards_of_modules, guards_of_scripts, rewritten
+
+
+def texts(guards: list[Guard], path: str) -> list[str]:
+    return [guard.text for guard in guards if guard.path == path]
+
+
+def test_guards_of_scripts_are_conditions_that_refuse_or_protect() -> None:
+    guards = guards_of_scripts()
+    assert texts(guards, "queues/lua/reschedule.lua") == [
+        "not owned(KEYS[1])",
+        "settled(KEYS[2])",
+        "lost",
+        "redis.call('HEXISTS', KEYS[6], 'cancel') == 0",
+    ]
+    assert "tostring(pending[4]) == ARGV[4]" in texts(guards, "queues/lua/fence.lua")
+    assert len({str(guard) for guard in guards}) == len(guards)
+
+
+def test_guards_of_modules_are_conditions_and_awaits() -> None:
+    guards = guards_of_modules()
+    slots = texts(guards, "worker/runtime/slots.py")
+    assert "task in self._busy" in slots
+    assert "not self.free" in slots
+    assert "await self.wait_empty()" in slots
+    assert not any("error := task.exception()" in text for text in slots), "it decides what is logged"
+    assert len({str(guard) for guard in guards}) == len(guards)
+
+
+def test_a_script_without_changes_stays_as_it_is() -> None:
+    seen = []
+
+    def keep(guard: Guard, wanted: str) -> str:
+        seen.append((guard.line, wanted))
+        return guard.text
+
+    changed = rewritten("queues/lua/park.lua", keep)
+    assert "if not owned(KEYS[1]) then\n  return settled(KEYS[2]) and 1 or 0\nend\n" in changed
+    assert [wanted for _, wanted in seen] == ["false", "true", "false", "false"]
+    assert "if false then" in rewritten("queues/lua/park.lua", lambda guard, wanted: wanted)
