@@ -19,11 +19,11 @@ from perdure.queues.transport.pipelining import Command
 from perdure.queues.transport.scripts import pairs
 from perdure.worker.durable import Run
 from perdure.worker.log import configure_logging
-from perdure.worker.registry import Task
 from perdure.worker.runtime.executor import Executor
 from perdure.worker.runtime.quarantine_gate import QuarantineGate
 from perdure.worker.runtime.shared_settings import SharedSettings
 from perdure.worker.runtime.slots import Slots
+from perdure.worker.task import Task
 from rich.console import Console
 from rich.table import Table
 

@@ -1,8 +1,9 @@
 """`python -m benchmarks.resume`: the cost of resuming a task with a long history, and of its next calls.
 
 An agent and a function make the same small calls. After a number of calls the worker is stopped, and a new worker
-resumes the task. The agent is interrupted within a step of its plan, the function between two steps. After its first
-new call the resumed run is interrupted as well, and a third run, in which memory is traced, ends the task.
+resumes the task. The agent is interrupted within a step of its plan, the function between two steps. The resumed runs
+are interrupted within their first new call, so that each has the same history; the last run, in which memory is traced,
+ends the task. Times are medians of the resumed runs.
 
 The calls are recorded in the background, except for the last ones of the first run, whose written bytes are counted.
 """
@@ -16,6 +17,7 @@ import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Annotated, Any, Final
 
@@ -36,6 +38,9 @@ SIZES: Final = (100, 10_000, 100_000)
 STEPS: Final = 20
 """Steps of the agent's plan; its calls are spread over them."""
 
+RESUMES: Final = 7
+"""Resumed runs whose times are measured."""
+
 INTO_A_STEP: Final = 50
 """Calls of the agent in the interrupted step."""
 
@@ -45,10 +50,10 @@ BEGIN, END = "<!-- resume: begin -->", "<!-- resume: end -->"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of one history. events: in the log. start: seconds from the start of a worker to that of the handler.
-    resume: seconds from the start of a worker to the first new call. memory: largest number of bytes that Python
-    allocated in the third run. written: bytes that Redis received per call, at the end of the history.
-    checkpoint: bytes of memory in Redis.
+    """The figures of one history. events: in the log. start: median of the seconds from the start of a worker to that
+    of the handler. resume: the same to the first new call. memory: largest number of bytes that Python allocated in the
+    last run. written: bytes that Redis received per call, at the end of the history. checkpoint: bytes of memory in
+    Redis.
     """
 
     what: str
@@ -62,15 +67,18 @@ class Outcome:
 
 @dataclass(slots=True)
 class Scene:
-    """The state of one benchmark. calls: their total number. run: number of the present run, from 0."""
+    """The state of one benchmark. calls: their total number. resuming: whether the present run is measured.
+    starts, resumes: when the handlers of these runs started, and when they made their first new call.
+    """
 
     deployment: Deployment
     calls: int
     made: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
-    run: int = 0
-    handler_at: float = 0.0
-    resumed_at: float = 0.0
+    first: bool = True
+    resuming: bool = False
+    starts: list[float] = field(default_factory=list)
+    resumes: list[float] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
 
     @property
@@ -80,26 +88,31 @@ class Scene:
 
     async def call(self, number: int) -> dict[str, int]:
         """Make the small call of both tasks."""
-        if self.run == 1:
-            self.resumed_at = self.resumed_at or perf_counter()
+        if self.resuming:
+            self.resumes.append(perf_counter())
+            await self.interruption()
         self.made += 1
-        if self.made in (self.calls - self.window, self.calls):
+        if self.made in (self.calls - self.window, self.calls):  # what was in the background has been sent
             self.received.append(self._received())
         return {"page": number}
 
     def handler_started(self) -> None:
-        if self.run == 1:
-            self.handler_at = self.handler_at or perf_counter()
+        if self.resuming and len(self.starts) == len(self.resumes):
+            self.starts.append(perf_counter())
 
     def durability(self, number: int) -> Durability:
-        """Return how a call is recorded."""
-        return "async" if number < self.calls - self.window else "sync"
+        """Return how a call is recorded: in the window, and just before it, with a round trip, so none is left."""
+        return "async" if number < self.calls - self.window - 2 else "sync"
 
-    async def interruption(self, run: int) -> None:
-        """Block a run, so that it is interrupted here."""
-        if self.run == run:
-            self.reached.set()
-            await asyncio.Event().wait()
+    async def interruption(self) -> None:
+        """Block, so that the run is interrupted here."""
+        self.reached.set()
+        await asyncio.Event().wait()
+
+    async def after_history(self) -> None:
+        """Interrupt the first run."""
+        if self.first:
+            await self.interruption()
 
     def _received(self) -> int:
         with RawClient(self.deployment.url) as client:
@@ -122,9 +135,8 @@ def _agent(app: App, scene: Scene) -> Any:
                 caller = ctx.options(reasoning="the plan says so", durability=scene.durability(scene.made))
                 await caller.tool("read", scene.call, number)
             if last:
-                await scene.interruption(0)
+                await scene.after_history()
                 await ctx.tool("read", scene.call, pages)
-                await scene.interruption(1)
             return pages
 
         async def finish(self, ctx: Context, state: AgentState) -> int:
@@ -141,16 +153,15 @@ def _function(app: App, scene: Scene) -> Any:
         for number in range(scene.calls):
             caller = ctx if scene.durability(number) == "sync" else background
             await caller.step("read", scene.call, number)
-        await scene.interruption(0)
+        await scene.after_history()
         await ctx.step("read", scene.call, scene.calls)
-        await scene.interruption(1)
         return scene.calls
 
     return walk
 
 
 async def measure(deployment: Deployment, what: str, calls: int) -> Outcome:
-    """Create a history of `calls` calls, interrupt it, and resume it twice, because tracing of memory takes time."""
+    """Create a history of `calls` calls, interrupt it, and resume it; trace memory in a run apart, as it takes time."""
     scene = Scene(deployment, calls)
     app = deployment.app()
     task = _agent(app, scene) if what == "agent" else _function(app, scene)
@@ -159,15 +170,19 @@ async def measure(deployment: Deployment, what: str, calls: int) -> Outcome:
         await _run_until_interrupted(app, scene)
         events = await app.producer.gateway.command("XLEN", handle.partition.log(handle.id))
         checkpoint = await _memory(app, handle.partition, handle.id)
-        scene.run, scene.reached = 1, asyncio.Event()
-        gc.collect()
-        began = perf_counter()
-        await _run_until_interrupted(app, scene)
-        scene.run = 2
+        scene.first, scene.resuming = False, True
+        began = []
+        for _ in range(RESUMES):
+            scene.reached = asyncio.Event()
+            gc.collect()
+            began.append(perf_counter())
+            await _run_until_interrupted(app, scene)
+        scene.resuming = False
         memory = await _run_traced(app)
         await handle.result(timeout=1)
     first, last = scene.received
-    start, resume = scene.handler_at - began, scene.resumed_at - began
+    start = median(at - start for at, start in zip(scene.starts, began, strict=True))
+    resume = median(at - start for at, start in zip(scene.resumes, began, strict=True))
     return Outcome(what, events, start, resume, memory, (last - first) / scene.window, checkpoint)
 
 
