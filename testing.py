@@ -1,6 +1,6 @@
 """Support for tests of an app: run its tasks until none is left, or call one handler without a server.
 
-The fixtures `perdure` and `perdure_server` come from the pytest plugin; see docs/how-to/testing.md.
+The fixtures `perdure` and `perdure_server` come from the pytest plugin `perdure`.
 """
 
 from .worker.testing.fixture import PerdureFixture

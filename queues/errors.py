@@ -278,7 +278,7 @@ class EntriesLost(QueueError):
     def __init__(self, task_id: str, act: str, last: int) -> None:
         super().__init__(
             f"task {task_id}: {act} refused, Redis has lost what it had stored after entry {last} of the checkpoint; "
-            "see docs/explanation/guarantees.md"
+            "the task resumes from what Redis has"
         )
         self.task_id = task_id
         self.act = act

@@ -38,7 +38,7 @@ class TaskNotifications:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._pubsub: PubSub | None = None
-        self._listeners: dict[bytes, set[asyncio.Queue[bytes]]] = defaultdict(set)
+        self._listeners: dict[bytes, list[asyncio.Queue[bytes]]] = defaultdict(list)
         self._subscribed: dict[bytes, asyncio.Event] = {}
         self._joining: set[bytes] = set()
         self._leaving: set[bytes] = set()
@@ -54,13 +54,13 @@ class TaskNotifications:
         """
         name = channel.encode()
         notifications: asyncio.Queue[bytes] = asyncio.Queue()
-        self._listeners[name].add(notifications)
+        self._listeners[name].append(notifications)
         try:
             with self._until_closed():
                 await self._subscribe(name)
             yield notifications
         finally:
-            self._listeners[name].discard(notifications)
+            self._listeners[name].remove(notifications)
             if not self._listeners[name]:
                 del self._listeners[name]
                 limit = anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True)
@@ -110,7 +110,7 @@ class TaskNotifications:
                 # Not those that are subscribed: their listeners wait for the confirmation of the first subscription.
                 # This one is included if another listener joined it as well, and gave up.
                 wanted = self._joining | {name}
-                joining = {one for one in wanted if one in self._listeners and one not in self._subscribed}
+                joining = sorted(one for one in wanted if one in self._listeners and one not in self._subscribed)
                 self._joining.clear()
                 self._subscribed.update((one, asyncio.Event()) for one in joining)
                 try:
@@ -130,7 +130,8 @@ class TaskNotifications:
     async def _unsubscribe(self, name: bytes) -> None:
         self._leaving.add(name)
         async with self._changing:
-            leaving = {one for one in self._leaving if one not in self._listeners}  # the others have a new listener
+            # The others have a new listener.
+            leaving = sorted(one for one in self._leaving if one not in self._listeners)
             self._leaving.clear()
             for one in leaving:
                 self._subscribed.pop(one, None)

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class State(StrEnum):
-    """State of a task; docs/reference/task-states.md has the transitions."""
+    """State of a task."""
 
     QUEUED = "queued"
     SCHEDULED = "scheduled"

@@ -1,9 +1,9 @@
 """Retentions of records: for how long a partition of a previous generation may still have a record.
 
 An id is looked up in the partitions of the route only, so a generation leaves the route after its last record has
-expired. Each task may have a result TTL of its own, and workers may not SCAN (docs/how-to/security.md), so each script
-that gives a record its retention registers that in the partition (retention.lua). retire_partition.lua knows from that
-when the last record expires at the latest.
+expired. Each task may have a result TTL of its own, and the ACL role of workers has no SCAN, so each script that gives
+a record its retention registers that in the partition (retention.lua). retire_partition.lua knows from that when the
+last record expires at the latest.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ _FORKS: Final = ("valkey", "dragonfly", "garnet", "kvrocks")
 """Servers that report a version of their own next to the Redis version that they are compatible with."""
 
 _EVICTION: Final = "set its maxmemory-policy to noeviction"
-_GUIDE: Final = "see docs/how-to/durability.md"
+_ALWAYS: Final = "set appendfsync always, or wait for replicas with durability='replicated'"
+_REFUSAL: Final = "PERDURE_REQUIRE_DURABLE=1 refuses such a server"
 
 _logger = logging.getLogger(__name__)
 _logged: set[tuple[str, str]] = set()
@@ -102,21 +103,21 @@ class _Server:
             text = f"deletes {which} when its memory is full (maxmemory-policy {self.eviction}): {_EVICTION}"
             yield logging.WARNING, text
         if self.append_only is None:
-            yield logging.INFO, f"does not report its persistence: what a crash of it loses is unknown; {_GUIDE}"
+            yield logging.INFO, f"does not report its persistence: what a crash of it loses is unknown; {_REFUSAL}"
         elif self.append_only == "no":
             text = (
                 "has no append-only file: a crash or restart of it loses acknowledged tasks, back to its last snapshot"
             )
-            yield logging.WARNING, f"{text}; set appendonly yes; {_GUIDE}"
+            yield logging.WARNING, f"{text}; set appendonly yes; {_REFUSAL}"
         elif self.fsync is None:
-            yield logging.INFO, f"does not report its appendfsync: what a power cut loses is unknown; {_GUIDE}"
+            yield logging.INFO, f"does not report its appendfsync: what a power cut loses is unknown; {_REFUSAL}"
         elif self.fsync != "always":
             everysec = self.fsync == "everysec"
             when = "once a second" if everysec else "when the operating system does"
             text = (
                 f"syncs its append-only file {when} (appendfsync {self.fsync}): a power cut loses what it acknowledged"
             )
-            yield logging.INFO if everysec else logging.WARNING, f"{text} since the last time; {_GUIDE}"
+            yield logging.INFO if everysec else logging.WARNING, f"{text} since the last time; {_ALWAYS}"
 
 
 def _lines(*sections: bytes) -> dict[str, str]:

@@ -106,6 +106,18 @@ def test_strings_use_plain_words(folder: Path) -> None:
     assert not {name: words for name, words in found.items() if words}
 
 
+def test_no_string_names_a_file_of_the_documentation() -> None:
+    """The wheel has no such file: an error, a log line or a help text suffices by itself."""
+    found = [
+        f"{name_of(path)}:{text.line}: {text.text!r}"
+        for path in [*modules(), *ROOT.glob("*.py")]
+        if "docs/" in (source := path.read_text("utf-8"))
+        for text in texts_of(source)
+        if re.search(r"\bdocs/", re.sub(r"https?://\S+", "", text.text))
+    ]
+    assert not found
+
+
 def names_of(source: str) -> Iterator[str]:
     """Names of the functions and classes of a module, as words."""
     for node in ast.walk(ast.parse(source)):

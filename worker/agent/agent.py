@@ -41,10 +41,10 @@ class Agent(Generic[S]):
         save_every: seconds between two saves of a step's `progress`.
         wake_when_due: whether an idle session of the agent gets a turn when a commitment in its state falls due.
         identity: who the agent is, apart from its work, until `perdure identity set` stores another one; None for an
-            agent without one. See docs/how-to/identity.md.
+            agent without one.
         message_rounds: how often messages that come after the last step cause another plan; later ones stay unread.
         resume_timeout: seconds that an agent with `on_resume="ask"` waits for a confirmation, before it continues.
-        coherence: checks whether the agent still works on its goal, see docs/explanation/coherence.md.
+        coherence: checks whether the agent still works on its goal.
     """
 
     state_type: ClassVar[type[AgentState]] = AgentState

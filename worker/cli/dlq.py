@@ -314,7 +314,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
         raise Failed(f"no dead letter {task_id} in namespace {producer.namespace.name!r} on {producer.address.shown}")
     steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
     if json:
-        print_json(letter.summary() | {"steps": steps, "remedy": remedy_for(letter.reason, letter.id)})
+        print_json(letter.summary() | {"steps": steps, "remedy": remedy_for(letter.reason, letter.id, letter.error)})
         return
     since = ago(await redis_now(producer))
     summary: dict[str, Any] = letter.summary()
@@ -328,7 +328,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "partition": str(letter.partition.index),
             "reason": letter.reason,
             "error": f"{letter.error}: {letter.message}",
-            "remedy": remedy_for(letter.reason, letter.id),
+            "remedy": remedy_for(letter.reason, letter.id, letter.error),
             "died": f"{timestamp(letter.died_at)} ({since(letter.died_at)})",
             "enqueued": f"{timestamp(letter.enqueued_at)} ({since(letter.enqueued_at)})",
             "attempts": str(letter.attempts),

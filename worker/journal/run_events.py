@@ -1,6 +1,6 @@
 """Events of a run: its start, steps, waits, messages to and from other tasks, and its end.
 
-To add a type, write the class here or in `agent_events.py`, add a row to docs/reference/events.md and, if the event
+To add a type, write the class here or in `agent_events.py`, add a row to the reference of events and, if the event
 changes the state of an agent, a rule to `reducer.py`.
 """
 

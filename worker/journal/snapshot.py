@@ -75,10 +75,17 @@ def encode_snapshot(state: dict[str, Any], number: int, agent: str, blobs: dict[
     return orjson.dumps({"v": SNAPSHOT_VERSION, "n": number, "agent": agent, "state": split(state, blobs)})
 
 
-def decode_snapshot(task_id: str, data: bytes, blobs: Mapping[str, bytes] = _NO_BLOBS) -> StoredState:
-    """Return the state of a snapshot. blobs: large values by key (`History.saved` has them).
+def decode_snapshot(
+    task_id: str, data: bytes, blobs: Mapping[str, bytes] = _NO_BLOBS, *, owner: str | None = None
+) -> StoredState:
+    """Return the state of a snapshot.
 
-    Raises `BadSnapshot`, which names the task, if the snapshot is broken or of a later version.
+    Args:
+        blobs: large values by key (`History.saved` has them).
+        owner: name of the agent that the state must belong to; None for any.
+
+    Raises:
+        BadSnapshot: the snapshot is broken, of a later version, or of another agent.
     """
     try:
         found = orjson.loads(data)
@@ -98,6 +105,8 @@ def decode_snapshot(task_id: str, data: bytes, blobs: Mapping[str, bytes] = _NO_
             pass
         case _:
             raise BadSnapshot(task_id, "it has no number, agent or state")
+    if owner not in (None, agent):
+        raise BadSnapshot(task_id, f"it belongs to agent {agent!r}, not to {owner!r}")
     try:
         state = join(stored, blobs)
     except BadBlob as error:

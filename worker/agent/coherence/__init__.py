@@ -10,7 +10,7 @@
 | `functions.py` | the checks of a function |
 
 Checks read the reduction of the event log, never the state that the agent is changing. A finding is logged once for as
-long as it holds, in the write that stores it. See docs/explanation/coherence.md.
+long as it holds, in the write that stores it.
 """
 
 from .checks import View, run_checks

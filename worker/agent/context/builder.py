@@ -48,7 +48,7 @@ class _LiveState(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextBuilder:
-    """Configuration of an agent's context; see docs/how-to/context.md.
+    """Configuration of an agent's context.
 
     Attributes:
         window: tokens that the model accepts.

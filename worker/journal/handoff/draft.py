@@ -229,7 +229,7 @@ def burial_notes(
     else:
         failed = _failed_step(events, error, message)
         yield f"step {failed} failed: {error}: {message}" if failed else f"it failed: {error}: {message}"
-    yield f"{REMEDY}{remedy_for(reason, session)}"
+    yield f"{REMEDY}{remedy_for(reason, session, error)}"
 
 
 def _failed_step(events: Sequence[TaskEvent], error: str, message: str) -> str | None:
