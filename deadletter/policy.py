@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from ..queues import Counters, Duration, to_seconds
+from ..queues import Counters, Duration, to_seconds, unknown_option
 from ..queues.runtime import RUNTIME
 
 __all__ = ["Bury", "Reason", "Retry", "TryAgain", "after_crash", "after_failure", "backoff", "must_quarantine"]
@@ -50,6 +52,45 @@ class Reason(StrEnum):
         return cls.UNDECRYPTABLE if value == "sealed" else None  # the word of earlier versions
 
 
+T = TypeVar("T")
+
+_WORDS: Final[Mapping[str, str]] = {
+    "attempts": "max_attempts",
+    "backoff": "base and factor",
+    "delay": "base",
+    "exceptions": "on",
+    "ignore": "never",
+    "interval": "base",
+    "max_delay": "cap",
+    "max_retries": "max_attempts, which counts the first attempt too",
+    "multiplier": "factor",
+    "retries": "max_attempts, which counts the first attempt too",
+    "retry_on": "on",
+    "tries": "max_attempts",
+    "wait": "base",
+}
+"""Names of the fields of `Retry` elsewhere."""
+
+
+def _explained(kind: type[T]) -> type[T]:
+    """Return a dataclass whose error about an unknown field names the field that was meant."""
+    construct: Callable[..., None] = kind.__init__
+
+    @functools.wraps(construct)
+    def explained(self: T, *args: Any, **given: Any) -> None:
+        try:
+            construct(self, *args, **given)
+        except TypeError:
+            known = list(kind.__annotations__)
+            if unknown := [name for name in given if name not in known]:
+                raise TypeError(unknown_option(f"field of {kind.__name__}", unknown, known, _WORDS)) from None
+            raise
+
+    type.__setattr__(kind, "__init__", explained)
+    return kind
+
+
+@_explained
 @dataclass(frozen=True, slots=True)
 class Retry:
     """Retry policy of a task or a step.

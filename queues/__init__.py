@@ -20,7 +20,7 @@ layers in pyproject.toml say which module may import which.
 """
 
 from .catalog import CATALOG_REFRESH, AppEntry, Catalog, CatalogTask, publish_entry, read_catalog
-from .defaults import LONGEST, ConnectionSettings, Seconds, read_settings
+from .defaults import LONGEST, ConnectionSettings, Seconds, nearest, read_settings, unknown_option
 from .delivery import (
     Consumer,
     Counters,
@@ -333,6 +333,7 @@ __all__ = [
     "make_options",
     "map_items",
     "mask",
+    "nearest",
     "new_task_id",
     "newer_envelope",
     "opened_error",
@@ -380,6 +381,7 @@ __all__ = [
     "supervise",
     "take_quarantined",
     "to_seconds",
+    "unknown_option",
     "unwrap_secrets",
     "wake_version",
     "walk_events",

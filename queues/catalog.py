@@ -7,7 +7,6 @@ and seldom afterwards; no task costs anything.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 
+from .defaults import nearest
 from .errors import CatalogError
 from .keys import Namespace
 from .transport import Gateway
@@ -121,8 +121,7 @@ class Catalog:
     def hint(self, name: str) -> str:
         """Return a question for the end of a sentence about an unknown name; empty without a similar one."""
         names = {task.name for task in self.tasks}
-        near = [] if name in names else difflib.get_close_matches(name, names, n=1)
-        return f"; did you mean {near[0]!r}?" if near else ""
+        return "" if name in names else nearest(name, names)
 
 
 async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry, started: int) -> None:

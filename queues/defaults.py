@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -19,7 +20,7 @@ from .keys import check_name
 from .security import Encryptor, make_encryptor
 from .transport import Address, Gateway, Replication, ServerRequirements
 
-__all__ = ["LONGEST", "ConnectionSettings", "Seconds", "read_settings"]
+__all__ = ["LONGEST", "ConnectionSettings", "Seconds", "nearest", "read_settings", "unknown_option"]
 
 LONGEST: Final = 1e10
 """Upper limit of a duration in seconds (three centuries); a script would fail halfway on one that Redis cannot count"""
@@ -58,7 +59,8 @@ class ConnectionSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Add the settings that were not given and have a variable that is not empty."""
+        """Add the settings that were not given and have a variable that is not empty. Raises `ConfigurationError`."""
+        _check_names(cls, given)
         read = {name: os.environ.get(f"PERDURE_{name.upper()}") for name in cls.model_fields}
         return {name: text for name, text in read.items() if text} | given
 
@@ -120,8 +122,7 @@ def read_settings(kind: type[S], given: Mapping[str, object]) -> S:
     """
     given = {name: value for name, value in given.items() if value is not None}
     fields = kind.model_fields
-    if unknown := given.keys() - fields.keys():
-        raise ConfigurationError(f"no setting is called {', '.join(sorted(unknown))}")
+    _check_names(kind, given)
     try:
         return kind(**given)  # type: ignore[arg-type]  # pydantic checks each against its own field
     except ValidationError as error:
@@ -133,3 +134,32 @@ def read_settings(kind: type[S], given: Mapping[str, object]) -> S:
         )  # a URL may hold a password
         got = "" if secret else f" (got {first['input']!r})"
         raise ConfigurationError(f"{where}: {first['msg']}{got}") from None
+
+
+def _check_names(kind: type[ConnectionSettings], given: Mapping[str, object]) -> None:
+    """Raise `ConfigurationError` for names that are not those of settings."""
+    known = kind.model_fields
+    if unknown := sorted(given.keys() - known.keys()):
+        hint = nearest(unknown[0], known)
+        raise ConfigurationError(f"no setting is called {', '.join(unknown)}; help(perdure.Settings) lists them{hint}")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return a question for the end of a sentence about an unknown name; empty without a similar one."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def unknown_option(
+    what: str, unknown: Collection[str], known: Collection[str], meant: Mapping[str, str] | None = None
+) -> str:
+    """Return the text of an error about options that do not exist.
+
+    Args:
+        what: kind of the options, such as "option of a step".
+        meant: what to use instead, by the name that another project or another function has for it.
+    """
+    first = next(iter(unknown))
+    remedy = (meant or {}).get(first)
+    hint = nearest(first, known) if remedy is None else f"; use {remedy}"
+    return f"no {what} is called {', '.join(unknown)}; there are {', '.join(known)}{hint}"

@@ -14,7 +14,7 @@ from .agent import Agent, S, StateType, problem_of
 from .arguments import Arguments
 from .durable import EnqueueCall
 from .errors import InvalidArguments
-from .registry import Task, hooked_message
+from .task import Task, hooked_message
 
 __all__ = ["AgentTask", "goal_id"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
-from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, overload
+from typing import Any, ClassVar, Final, Never, Protocol, Self, TypeAlias, overload
 
 from ..deadletter import Retry
 from ..queues import Duration, Encryptor, Producer, check_name
@@ -15,14 +15,15 @@ from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp, open_lifespan
 from .artifacts import keep_large_values
 from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain, enqueue_innermost
-from .errors import ConfigurationError, TaskDefinitionError
-from .handlers import Handler, P, R, SyncHandler
+from .errors import ConfigurationError
+from .handlers import Handler, P, R, SyncHandler, refuse_unknown
 from .journal import AgentState
 from .log import logger
-from .registry import OnOrphan, Registry, Task
+from .registry import Registry
 from .session import Session
 from .settings import Settings, check_settings, load_settings
 from .sync_producer import SyncProducer
+from .task import OnOrphan, Task
 
 __all__ = ["App"]
 
@@ -83,6 +84,8 @@ class App:
         self._namespace = namespace
         self.tasks = Registry(self)
         self.agents: dict[str, AgentTask[Any]] = {}
+        if not isinstance(middleware, Iterable):
+            raise ConfigurationError(f"middleware of app {name!r} must be a list, got {middleware!r}")
         self.middleware = tuple(middleware)
         for one in self.middleware:
             if not isinstance(one, Middleware):
@@ -132,10 +135,7 @@ class App:
         return self._sync
 
     def shared_workspace(self, name: str, *, by: str = "") -> SharedWorkspace:
-        """Return files that several tasks and programs change, while the app is open; see docs/how-to/workspaces.md.
-
-        by: writer that the files name.
-        """
+        """Return files that several tasks and programs change, while the app is open. by: writer that they name."""
         return SharedWorkspace(self.producer.gateway, self.settings, name, by=by)
 
     @property
@@ -189,7 +189,7 @@ class App:
             self._warned = True
             logger.warning(
                 "secret arguments of {} are stored in plain text in Redis: set PERDURE_ENCRYPTION_KEYS "
-                "('perdure keys generate' makes one; docs/how-to/security.md)",
+                "('perdure keys generate' makes one)",
                 ", ".join(tasks),
             )
 
@@ -228,6 +228,7 @@ class App:
         version: int = 1,
         strict_order: bool = False,
         coherence: Coherence | None = None,
+        **unknown: Never,
     ) -> Any:
         """Register a function as a task. Raises `TaskDefinitionError`.
 
@@ -249,8 +250,9 @@ class App:
                 began with. A worker leaves a task that began with a later one to newer workers.
             strict_order: refuse a new step that comes before recorded ones of its scope, before it runs
                 (`StepOutOfOrder`). Concurrent branches need a scope each.
-            coherence: checks while the task runs, see docs/explanation/coherence.md; None for none.
+            coherence: checks while the task runs, see `Coherence`; None for none.
         """
+        refuse_unknown(App.task, unknown)
         queue = self._queue(queue)
 
         def register(function: Any) -> Task[Any, Any]:
@@ -317,7 +319,7 @@ class App:
         on_message: OnMessage = "next_step",
         on_resume: OnResume = None,
         version: int = 1,
-        strict_order: bool = False,
+        **unknown: Never,
     ) -> Any:
         """Register a subclass of `Agent` as a task: `research = app.agent(Research)`, or as a decorator.
 
@@ -331,19 +333,16 @@ class App:
             result_ttl: seconds for which the outcome is kept, and with it the knowledge that the goal is reached.
             on_message: when a message enters the conversation: before the `next_step`; or at once, with an `interrupt`
                 of the running step, which then runs again; or with a `restart`, which also plans again. None: only the
-                agent's own code reads messages. See docs/how-to/messages.md.
-            version: as for `task`. strict_order: refused, since plans may change.
+                agent's own code reads messages.
+            version: as for `task`.
             on_resume: "ask" lets it wait after a crash, a failure or a replay until a person confirms that it may
-                continue, for at most `Agent.resume_timeout`. See docs/how-to/agents.md.
+                continue, for at most `Agent.resume_timeout`.
         """
+        refuse_unknown(App.agent, unknown)
         queue = self._queue(queue)
 
         def register(agent: type[Agent[Any]]) -> AgentTask[Any]:
             called = name or getattr(agent, "__name__", repr(agent)).lower()
-            if strict_order:
-                raise TaskDefinitionError(
-                    f"agent {called!r}: strict_order is for functions; a plan may change: omit it"
-                )
             form = StateType(called, getattr(agent, "state_type", AgentState))
             handler = make_handler(
                 agent,
@@ -364,6 +363,7 @@ class App:
                 durability=durability,
                 result_ttl=result_ttl,
                 version=version,
+                call_options=(),
             )
             found = self.agents[called] = AgentTask(agent, form, task)
             return found

@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NotRequired, get_origin, get_type_hints
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NotRequired, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import to_json
 from typing_extensions import TypedDict
 
-from ..queues import SecretPaths, contains_mask, has_secret, secret_values, unwrap_secrets
+from ..queues import SecretPaths, contains_mask, has_secret, nearest, secret_values, unwrap_secrets
 from .errors import InvalidArguments, TaskDefinitionError
 
-__all__ = ["Arguments", "type_hints"]
+__all__ = ["CALL_OPTIONS", "CALL_WORDS", "Arguments", "type_hints"]
+
+CALL_OPTIONS: Final = (
+    "delay",
+    "queue",
+    "key",
+    "task_id",
+    "headers",
+    "timeout",
+    "max_attempts",
+    "result_ttl",
+    "durability",
+    "tags",
+)
+"""Options of one call of a task, see `Task.options`."""
+
+CALL_WORDS: Final[Mapping[str, str]] = {
+    "countdown": "delay",
+    "eta": "delay",
+    "job_id": "task_id",
+    "max_retries": "max_attempts",
+    "retries": "max_attempts",
+    "retry": "max_attempts",
+    "ttl": "result_ttl",
+}
+"""Names of these options elsewhere."""
 
 
 class Arguments:
     """The arguments of one handler: bound by its signature, validated and serialised by their annotations."""
 
-    def __init__(self, name: str, handler: Callable[..., Any]) -> None:
+    def __init__(self, name: str, handler: Callable[..., Any], call_options: Collection[str] = CALL_OPTIONS) -> None:
+        """call_options: options that its calls have, for the text of errors."""
         self._name = name
+        self._call_options = call_options
         parameters = list(inspect.signature(handler).parameters.values())
         if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
             raise TaskDefinitionError(f"task {name!r}: the first parameter must be the Context: async def f(ctx, ...)")
@@ -96,8 +123,23 @@ class Arguments:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            return str(error)
+            unknown = [name for name in kwargs if name not in self._signature.parameters]
+            return f"{error}{self.hint(unknown)}"
         return None
+
+    def hint(self, unknown: Iterable[str]) -> str:
+        """Return what follows an error about unknown arguments: the options and the arguments that were meant."""
+        named = {name: CALL_WORDS.get(name, name) for name in unknown}
+        options = [option for option in named.values() if option in self._call_options]
+        others = [name for name, option in named.items() if option not in self._call_options]
+        known = list(self._signature.parameters)
+        hint = ""
+        if options:
+            shown = ", ".join(f"{option}=..." for option in options)
+            hint += f"; options come before the call: options({shown})"
+        if others and known:
+            hint += f"; its arguments are {', '.join(known)}{nearest(others[0], known)}"
+        return hint
 
     def decode(self, data: bytes) -> dict[str, Any]:
         """Decode the arguments of a message, by name. Raises `InvalidArguments`."""

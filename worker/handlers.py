@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
 
 from ..deadletter import Retry
-from .arguments import type_hints
+from ..queues import unknown_option
+from .arguments import CALL_OPTIONS, type_hints
 from .durable import Context, Durability
 from .durable.sync import SyncContext, call_in_thread
 from .errors import TaskDefinitionError
 
-__all__ = ["Handler", "P", "R", "SyncHandler", "as_async", "check_options"]
+__all__ = ["Handler", "P", "R", "SyncHandler", "as_async", "check_options", "refuse_unknown"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Handler = Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
 SyncHandler = Callable[Concatenate[SyncContext, P], R]
+
+_WORDS: Final[Mapping[str, str]] = {
+    **{option: f"the options of each call: options({option}=...).enqueue(...)" for option in CALL_OPTIONS},
+    **dict.fromkeys(("attempts", "max_attempts", "max_retries", "retries", "tries"), "retry=Retry(max_attempts=...)"),
+    **dict.fromkeys(("backoff", "retry_delay"), "retry=Retry(base=..., factor=...)"),
+    "max_crashes": "retry=Retry(max_crashes=...)",
+    "strict_order": "it for functions only, since a plan may change",
+    "time_limit": "timeout",
+}
+"""Remedies for options of a call and for names that options of a task have elsewhere."""
+
+
+def refuse_unknown(method: Callable[..., Any], unknown: Collection[str]) -> None:
+    """Raise `TaskDefinitionError` if a method that registers a task is given options that it does not have."""
+    if unknown:
+        parameters = inspect.signature(method).parameters.values()
+        known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        raise TaskDefinitionError(unknown_option(f"option of app.{method.__name__}", unknown, known, _WORDS))
 
 
 def check_options(name: str, *, retry: object, durability: object, on_orphan: object) -> None:

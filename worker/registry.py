@@ -1,299 +1,24 @@
-"""Tasks and their registry: a handler, its name, its policy, and the calls that enqueue it."""
+"""Registry of the tasks of an app."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-)
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from pydantic.errors import PydanticUserError
 
 from ..deadletter import Retry
-from ..queues import (
-    LONGEST,
-    AppEntry,
-    CatalogTask,
-    Duration,
-    EnvelopeTemplate,
-    Key,
-    Moment,
-    Options,
-    Producer,
-    Replicated,
-    TaskHandle,
-    TaskMessage,
-    key_of,
-    make_options,
-    map_items,
-    seconds_until,
-    to_seconds,
-)
+from ..queues import LONGEST, AppEntry, CatalogTask, Duration, EnvelopeTemplate, to_seconds
 from .agent import Coherence, watched
-from .arguments import Arguments, type_hints
-from .durable import Chain, Codec, Context, Durability, EnqueueCall, make_codec
-from .errors import InvalidArguments, TaskDefinitionError
-from .handlers import Handler, P, R, as_async, check_options
-from .sync_producer import SyncProducer
+from .arguments import CALL_OPTIONS, Arguments, type_hints
+from .durable import Durability, make_codec
+from .errors import TaskDefinitionError
+from .handlers import as_async, check_options
+from .task import OnOrphan, Task, TaskOwner
 
-__all__ = [
-    "OnOrphan",
-    "Registry",
-    "Task",
-    "TaskCall",
-    "hooked_message",
-]
-
-_NO_WISH = Options()
-
-OnOrphan = Literal["warn", "fail"]
-
-
-class TaskOwner(Protocol):
-    """Protocol of the app that a task belongs to. enqueue_chain: None without middleware for `enqueue`."""
-
-    @property
-    def producer(self) -> Producer: ...
-
-    @property
-    def enqueue_chain(self) -> Chain | None: ...
-
-    def sync(self) -> SyncProducer: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Task(Generic[P, R]):
-    """A registered handler.
-
-    timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code.
-    """
-
-    name: str
-    handler: Handler[P, R]
-    queue: str
-    retry: Retry
-    timeout: float | None
-    idle_timeout: float | None
-    durability: Durability
-    result_ttl: float | None
-    on_orphan: OnOrphan
-    version: int
-    strict_order: bool
-    app: TaskOwner = field(repr=False)
-    arguments: Arguments = field(repr=False)
-    result: Codec = field(repr=False)
-    template: EnvelopeTemplate = field(repr=False)
-
-    async def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the handler as a plain function, inside another task or in a test. Raises `InvalidArguments`."""
-        first: object = ctx
-        if first is not None and not hasattr(first, "step"):
-            raise InvalidArguments(
-                self.name,
-                f"the first argument must be a Context, got {ctx!r}: await {self.handler.__name__}.enqueue(...) starts "
-                "the task; a test calls the handler with make_context() of perdure.testing",
-            )
-        return await self.handler(ctx, *args, **kwargs)
-
-    @property
-    def decode(self) -> Callable[[bytes], R]:
-        """The decoder of the task's results."""
-        return self.result.decode
-
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
-        """Enqueue the task. Once this returns, the task is never lost.
-
-        Raises `InvalidArguments` before anything is sent, `PayloadTooLarge`, `Unavailable`.
-        """
-        return await TaskCall(self, self.template).enqueue(*args, **kwargs)
-
-    async def enqueue_many(
-        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> list[TaskHandle[R]]:
-        """Enqueue one task per set of arguments (by name); all are validated before any is sent."""
-        return await TaskCall(self, self.template).enqueue_many(many)
-
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
-        """Enqueue the task from synchronous code, in any thread. See `App.sync`."""
-        return TaskCall(self, self.template).enqueue_sync(*args, **kwargs)
-
-    def enqueue_many_sync(self, many: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
-        """Enqueue one task per set of arguments from synchronous code."""
-        return TaskCall(self, self.template).enqueue_many_sync(many)
-
-    def enqueue_stream(
-        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> AsyncIterator[TaskHandle[R]]:
-        """Enqueue one task per set of arguments, in constant memory: `async for handle in ...`.
-
-        Each handle is that of a stored task. If a set of arguments is refused, tasks before it may be stored.
-        """
-        return TaskCall(self, self.template).enqueue_stream(many)
-
-    def options(
-        self,
-        *,
-        delay: Moment = 0.0,
-        queue: str | None = None,
-        key: Key = None,
-        task_id: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout: Duration | None = None,
-        max_attempts: int | None = None,
-        result_ttl: Duration | None = None,
-        durability: Replicated | None = None,
-        tags: Collection[str] = (),
-    ) -> TaskCall[P, R]:
-        """Return the task with options for one call: `await audit.options(delay=60).enqueue("src")`.
-
-        Args:
-            delay: seconds or a timedelta until it may run, or a datetime at which it may.
-            queue: in place of the task's.
-            key: tasks of one key start in the order in which they were enqueued, see docs/how-to/partitions.md. For
-                `enqueue_many` and `enqueue_stream` it may be a function of the arguments.
-            task_id: the caller's id for the task, which makes enqueuing idempotent: the call may be repeated with the
-                same arguments; `TaskExists` if the task that has the id differs.
-            headers: text for the handler and for middleware, `ctx.headers`.
-            timeout, max_attempts, result_ttl: in place of the task's.
-            durability: "replicated" waits until replicas have the task, and raises `NotReplicated` if too few have it
-                in time, see docs/how-to/durability.md.
-            tags: words by which `perdure task list --tag` finds the task.
-        """
-        wish = make_options(timeout, max_attempts, result_ttl)
-        special = headers or tags or wish != _NO_WISH
-        form = EnvelopeTemplate(self.name, headers, wish, tags) if special else self.template
-        return TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskCall(Generic[P, R]):
-    """A task with options, ready to be enqueued."""
-
-    task: Task[P, R]
-    template: EnvelopeTemplate = field(repr=False)
-    delay: Moment = 0.0
-    queue: str | None = None
-    key: Key = None
-    task_id: str | None = None
-    durability: Replicated | None = None
-    headers: Mapping[str, str] | None = None
-    limits: Options = _NO_WISH
-    tags: Collection[str] = ()
-
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
-        """See `Task.enqueue`."""
-        if callable(self.key):
-            raise ValueError("key must be a text for one task; a function is for enqueue_many and enqueue_stream")
-        chain = self.task.app.enqueue_chain
-        if chain is None:
-            arguments, secrets = self.task.arguments.encode_call(args, kwargs)
-            message = self.template.message(arguments, secrets, key=self.key, task_id=self.task_id)
-        else:
-            message = await self._hooked(chain, args, kwargs, self.key)
-        return await self.task.app.producer.send_one(
-            message,
-            queue=self._queue,
-            delay=self.delay,
-            decode=self.task.decode,
-            durability=self.durability,
-            same=self.task.arguments.same,
-        )
-
-    async def enqueue_many(
-        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> list[TaskHandle[R]]:
-        """See `Task.enqueue_many`."""
-        messages, producer = self._messages(many), self.task.app.producer
-        return await producer.send(
-            messages, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
-        )
-
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
-        """See `Task.enqueue_sync`."""
-        task = self.task
-        return task.app.sync().call(lambda _: self.enqueue(*args, **kwargs), f"await {task.name}.enqueue(...)")
-
-    def enqueue_many_sync(self, many: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
-        """See `Task.enqueue_many_sync`."""
-        task, listed = self.task, list(many)  # in this thread: its iterator may use a connection of this thread
-        return task.app.sync().call(lambda _: self.enqueue_many(listed), f"await {task.name}.enqueue_many(...)")
-
-    def enqueue_stream(
-        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> AsyncIterator[TaskHandle[R]]:
-        """See `Task.enqueue_stream`."""
-        messages, producer = self._messages(many), self.task.app.producer
-        return producer.send_stream(
-            messages, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
-        )
-
-    def _messages(
-        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
-        if self.task_id is not None:
-            raise ValueError("task_id must not be set for many tasks")
-        form, encode, key = self.template, self.task.arguments.encode_call, self.key
-        if (chain := self.task.app.enqueue_chain) is not None:
-            return self._all_hooked(chain, many)
-        return map_items(lambda args: form.message(*encode((), args), key=key_of(key, args)), many)
-
-    async def _all_hooked(
-        self, chain: Chain, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> AsyncIterator[TaskMessage]:
-        if isinstance(many, AsyncIterable):
-            async for arguments in many:
-                yield await self._hooked(chain, (), arguments, key_of(self.key, arguments))
-        else:
-            for arguments in many:
-                yield await self._hooked(chain, (), arguments, key_of(self.key, arguments))
-
-    async def _hooked(
-        self, chain: Chain, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None
-    ) -> TaskMessage:
-        """Build one message within the enqueue hooks, which may add headers."""
-        task, limits = self.task, self.limits
-        options: dict[str, Any] = {"key": key, "task_id": self.task_id, "durability": self.durability}
-        options |= {"delay": seconds_until(self.delay) or None, "tags": self.tags or None}
-        options |= {"timeout": limits.timeout, "max_attempts": limits.max_attempts, "result_ttl": limits.result_ttl}
-        call = EnqueueCall(
-            task=task.name,
-            arguments=task.arguments.by_name(args, kwargs),
-            queue=self._queue,
-            options={name: value for name, value in options.items() if value is not None},
-            headers=dict(self.headers or {}),
-        )
-
-        def build() -> TaskMessage:
-            arguments, secrets = task.arguments.encode_call(args, kwargs)
-            template = EnvelopeTemplate(task.name, call.headers, limits, self.tags) if call.headers else self.template
-            return template.message(arguments, secrets, key=key, task_id=self.task_id)
-
-        return await hooked_message(chain, call, build)
-
-    @property
-    def _queue(self) -> str:
-        return self.queue or self.task.queue
-
-
-async def hooked_message(chain: Chain, call: EnqueueCall, build: Callable[[], TaskMessage]) -> TaskMessage:
-    """Return the message that was built within the enqueue hooks."""
-    built: list[TaskMessage] = []
-
-    async def prepare() -> str:
-        built.append(build())
-        return built[0].id
-
-    await chain(call, prepare)
-    return built[0]
+__all__ = ["Registry"]
 
 
 class Registry(Mapping[str, Task[Any, Any]]):
@@ -327,6 +52,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         version: int = 1,
         strict_order: bool = False,
         coherence: Coherence | None = None,
+        call_options: Collection[str] = CALL_OPTIONS,
     ) -> Task[Any, Any]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
         name = name or getattr(handler, "__name__", "")
@@ -364,7 +90,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             version=version,
             strict_order=strict_order,
             app=self._app,
-            arguments=Arguments(name, handler),
+            arguments=Arguments(name, handler, call_options),
             result=result,
             template=EnvelopeTemplate(name),
         )

@@ -20,6 +20,7 @@ from perdure.queues import (
     read_log_tail,
     set_partitions,
 )
+from perdure.queues.transport import Argument, queue_script
 
 from tests.support.consumers import read_one, worker
 from tests.support.delivery_calls import add_entries
@@ -39,6 +40,26 @@ async def test_a_successor_is_stored_once_with_its_handoff(
     delivery = await read_one(await worker(gateway, partition))
     assert delivery.has_history
     assert delivery.fields[b"args"] == b'{"n":1}'
+
+
+async def test_a_successor_whose_large_arguments_are_incomplete_is_not_stored(
+    gateway: Gateway, partition: Partition
+) -> None:
+    """The upload has expired, or a failover has lost a part of it: the caller uploads it again."""
+    keys = [partition.ready, partition.closed, partition.record("first.h1"), partition.steps("first.h1")]
+    upload = partition.upload("first.h1", "digest")
+    await gateway.run(queue_script("upload_chunk"), [upload], [60_000, "args:0", b"one"])
+    args: list[Argument] = [
+        Envelope(id="first.h1", task="t").encode(),
+        b'#{"chunks":2}',
+        "first token",
+        "d:#received",
+        b"{}",
+        "first.h1",
+    ]
+    assert await gateway.run(queue_script("enqueue_successor"), [*keys, partition.timeline, upload], args) is None
+    assert await gateway.command("EXISTS", partition.record("first.h1")) == 0
+    assert await gateway.command("XLEN", partition.ready) == 0
 
 
 async def test_an_id_of_another_task_is_refused_and_that_task_stays(

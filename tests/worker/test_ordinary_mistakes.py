@@ -108,6 +108,15 @@ async def wrong_argument(app: App) -> None:
         await app.task(name="size")(equal_ids).enqueue("abc", file="abc")  # type: ignore[call-arg]
 
 
+async def option_among_arguments(app: App) -> None:
+    async with app:
+        await app.task(name="size")(equal_ids).enqueue("abc", delay=5)  # type: ignore[call-arg]
+
+
+async def other_retry_policy(app: App) -> None:
+    app.task(name="size", retry=Retry(max_retries=3))(equal_ids)  # type: ignore[call-arg]
+
+
 async def closed_app(app: App) -> None:
     await app.task(name="size")(equal_ids).enqueue("abc")
 
@@ -152,6 +161,8 @@ MISTAKES: dict[str, Callable[[App], Coroutine[Any, Any, None]]] = {
     "two tasks have one name": equal_names,
     "a task is called like a function": plain_call,
     "a wrong argument of a task": wrong_argument,
+    "an option among the arguments of a task": option_among_arguments,
+    "a field of another retry policy": other_retry_policy,
     "an enqueue before the app is open": closed_app,
     "a misspelt name of a task": misspelt_name,
     "no worker serves the queue": no_worker,

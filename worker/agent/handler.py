@@ -84,13 +84,12 @@ async def _take_turn(
 ) -> Any:
     """Run the agent for one turn of a session. Its end is stored after the result is recorded, and is repeatable."""
     await live.run.history.read_all()
-    if not loop.has_finished:
-        live.carried = await turn.begin()
-        goal = live.carried.goal
+    if not loop.has_finished and (carried := await turn.begin()) is not None:
+        live.carried, goal = carried, carried.goal
     result = await loop.drive(goal, inputs)
-    if live.number == 0:  # an earlier run recorded the result: its state has not been restored
+    if turn.is_own and live.number == 0:  # an earlier run recorded the result: its state has not been restored
         await live.open(goal, inputs)
-    await turn.end(live.logged_state, result)
+    await turn.end(live.logged_state if turn.is_own else None, result)
     return result
 
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 from ...deadletter import Retry
-from ...queues import Duration, InboxMessage, Moment, Sent, TaskHandle
+from ...queues import Duration, InboxMessage, Moment, Sent, TaskHandle, unknown_option
 from ..errors import StepDefinitionError, StepOutsideTask
 from ..identity import IdentityVersion
 from ..journal import Event, Message, Resumption, Role, ToolCall
@@ -25,7 +25,7 @@ from .run import Run
 from .shared_workspace import SharedWorkspace
 from .step_caller import StepCaller
 from .steps.current import CURRENT_RUN, step_here
-from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name, step_timeout
+from .steps.options import DEFAULT_OPTIONS, STEP_OPTIONS, STEP_WORDS, Durability, StepOptions, check_name, step_timeout
 from .steps.threads import CURRENT_SESSION
 from .steps.tool_calls import CallReasons
 from .task_artifacts import Artifacts
@@ -139,27 +139,27 @@ class Context(TaskInfo, StepCaller):
 
     @property
     def memory(self) -> TaskMemory:
-        """Long-term memories, which outlive the task; see docs/how-to/memory.md."""
+        """Long-term memories, which outlive the task."""
         return TaskMemory(self._run, self._options.durability)
 
     @property
     def workspace(self) -> Workspace:
-        """A folder whose files are saved with each step and restored with the task; see docs/how-to/workspaces.md."""
+        """A folder whose files are saved with each step and restored with the task."""
         return workspace_of(self._run)
 
     def shared_workspace(self, name: str) -> SharedWorkspace:
-        """Return files that several tasks change, with compare-and-set; see docs/how-to/workspaces.md."""
+        """Return files that several tasks change, with compare-and-set."""
         return SharedWorkspace(self._run.gateway, self._run.settings, name, by=self._run.id)
 
     @property
     def artifacts(self) -> Artifacts:
-        """Files and other bytes that the task produces, stored outside Redis; see docs/how-to/artifacts.md."""
+        """Files and other bytes that the task produces, stored outside Redis."""
         return Artifacts(self._run, self._options.durability)
 
     def options(
         self,
         /,
-        *,
+        *unnamed: Never,
         timeout: Duration | None = None,
         retry: Retry | None = None,
         durability: Durability | None = None,
@@ -183,8 +183,10 @@ class Context(TaskInfo, StepCaller):
             timeout, retry, risky, verify, in_doubt, on_mismatch, step_id, nested, reasoning, call, intent: see
                 `StepOptions`.
         """
-        if unknown:  # not a TypeError, which would be retried
-            raise StepDefinitionError(f"no option of a step is called {', '.join(unknown)}; see StepOptions")
+        if unnamed:  # not a TypeError, which would be retried
+            raise StepDefinitionError(f"options of a step must have names, such as timeout=30, got {unnamed[0]!r}")
+        if unknown:
+            raise StepDefinitionError(unknown_option("option of a step", unknown, STEP_OPTIONS, STEP_WORDS))
         options = StepOptions(
             timeout=step_timeout(timeout),
             retry=retry,

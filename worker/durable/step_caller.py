@@ -30,7 +30,7 @@ class StepCaller:
     ) -> Coroutine[Any, Any, R]: ...
     @overload
     def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
-    def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    def step(self, name: str, fn: Any = None, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Run `fn(*args, **kwargs)` once and record its result; on a resumed run, return the record.
 
         Args:
@@ -55,7 +55,7 @@ class StepCaller:
     ) -> Coroutine[Any, Any, R]: ...
     @overload
     def tool(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
-    def tool(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    def tool(self, name: str, fn: Any = None, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call a tool: a step that is logged with its arguments, its result and the reasoning. See `step`."""
         options = self._options
         if options.reasoning and options.call is not None:

@@ -95,6 +95,8 @@ async def test_call_next_may_be_called_once() -> None:
 def test_middleware_must_be_instances() -> None:
     with pytest.raises(ConfigurationError, match="must be instances of Middleware"):
         App("shop", middleware=[Recorder])  # type: ignore[list-item]  # the wrong type under test
+    with pytest.raises(ConfigurationError, match="middleware of app 'shop' must be a list, got 3"):
+        App("shop", middleware=3)  # type: ignore[arg-type]  # the wrong type under test
 
 
 async def test_the_first_middleware_is_outermost_around_every_hook(settings: Settings) -> None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from ....deadletter import Retry
 from ....queues import Duration, to_seconds
 from ...errors import StepDefinitionError
 
-__all__ = ["DEFAULT_OPTIONS", "LONGEST_NAME", "AlreadyDone", "Durability", "StepOptions", "check_name", "step_timeout"]
+__all__ = [
+    "DEFAULT_OPTIONS",
+    "LONGEST_NAME",
+    "STEP_OPTIONS",
+    "STEP_WORDS",
+    "AlreadyDone",
+    "Durability",
+    "StepOptions",
+    "check_name",
+    "step_timeout",
+]
 
 R = TypeVar("R")
 
@@ -32,7 +42,7 @@ class StepOptions:
         timeout: seconds for one try.
         retry: tries within this run, with backoff; None for one try.
         durability: `sync` records the result before the next line runs; `async` in the background, but before the
-            outcome; `replicated` waits until replicas have the record, too. See docs/how-to/durability.md.
+            outcome; `replicated` waits until replicas have the record, too.
         risky: record the intent before the function is called.
         verify: called with the step's arguments if an intent without a result is found; returns `AlreadyDone(result)`,
             or None if the effect did not happen.
@@ -75,6 +85,16 @@ class StepOptions:
             if getattr(self, name) not in allowed:
                 raise StepDefinitionError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
 
+
+STEP_OPTIONS: Final = tuple(one.name for one in fields(StepOptions))
+
+STEP_WORDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("attempts", "max_attempts", "max_retries", "retries", "tries"), "retry=Retry(max_attempts=...)"),
+    **dict.fromkeys(("backoff", "delay"), "retry=Retry(base=..., factor=...)"),
+    **dict.fromkeys(("id", "idempotency_key", "key"), "step_id"),
+    "why": "reasoning",
+}
+"""Names that these options have elsewhere."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "durability": ("sync", "async", "replicated"),

@@ -30,7 +30,7 @@ class SyncStepCaller:
     def step(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def step(self, name: str, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` once and record its result; on a resumed run, return the record.
 
         A plain `fn` runs in the handler's thread, or in a thread of its own if the step has a time-out. An async `fn`
@@ -42,7 +42,7 @@ class SyncStepCaller:
     def tool(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     def tool(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def tool(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def tool(self, name: str, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         """Call a tool: a step that is logged with its arguments, its result and the reasoning. See `step`."""
         return call_in_loop(lambda: self._caller.tool(name, fn, *args, **kwargs))
 
@@ -82,21 +82,21 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
 
     @property
     def memory(self) -> SyncMemory:
-        """Long-term memories, which outlive the task; see docs/how-to/memory.md."""
+        """Long-term memories, which outlive the task."""
         return SyncMemory(self._wrapped.memory)
 
     @property
     def artifacts(self) -> SyncArtifacts:
-        """Files and other bytes that the task produces, stored outside Redis; see docs/how-to/artifacts.md."""
+        """Files and other bytes that the task produces, stored outside Redis."""
         return SyncArtifacts(self._wrapped.artifacts)
 
     @property
     def workspace(self) -> SyncWorkspace:
-        """A folder whose files are saved with each step and restored with the task; see docs/how-to/workspaces.md."""
+        """A folder whose files are saved with each step and restored with the task."""
         return SyncWorkspace(self._wrapped.workspace)
 
     def shared_workspace(self, name: str) -> SyncSharedWorkspace:
-        """Return files that several tasks change, with compare-and-set; see docs/how-to/workspaces.md."""
+        """Return files that several tasks change, with compare-and-set."""
         return SyncSharedWorkspace(self._wrapped.shared_workspace(name))
 
     def resume_info(self) -> SyncResumeInfo:

@@ -8,7 +8,7 @@ from typing import Any
 from ....deadletter import Reason, backoff
 from ....queues import PerdureError
 from ...durable import Context, Run, StopReason
-from ...registry import Task
+from ...task import Task
 from ..outcome import Burial, Outcome, Rerun
 
 __all__ = ["Execution", "Stage", "hand_back"]

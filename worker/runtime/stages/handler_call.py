@@ -26,8 +26,8 @@ from ...durable import (
     successor_of,
 )
 from ...errors import OrphanedSteps, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
-from ...registry import Task
 from ...settings import Settings
+from ...task import Task
 from ..outcome import Cancelled, Outcome, Park, Release, Success, after_error
 from .execution import Execution
 from .successor import transfer

@@ -12,8 +12,9 @@ from ....queues.errors import LargeValueLost
 from ....queues.transport import REFERENCE, read_arguments
 from ...durable import Run
 from ...errors import ArtifactError, ConfigurationError, InvalidArguments, UnknownTask
-from ...registry import Registry, Task
+from ...registry import Registry
 from ...settings import Settings
+from ...task import Task
 from ..outcome import Burial, Outcome
 from .execution import Execution, hand_back
 

@@ -1008,8 +1008,11 @@ WRONG_CALLS: dict[str, tuple[Callable[[Any], Awaitable[Any]], str]] = {
     ),
     "not callable": (lambda ctx: ctx.step("list", [1]), "step 'list' must have a function, got [1]"),
     "a coroutine": (lambda ctx: ctx.step("late", _closed(ctx)), "step 'late' must have a function, got <coroutine"),
+    "no function": (lambda ctx: ctx.step("list"), "step 'list' must have a function, got None"),
+    "no tool": (lambda ctx: ctx.tool("list"), "step 'list' must have a function, got None"),
     "no name": (lambda ctx: ctx.step(len, "a"), "name must be 1 to 200 characters"),
     "options": (lambda ctx: ctx.options(timeout="3").step("late", len, "a"), "timeout must be seconds or a timedelta"),
+    "unnamed": (lambda ctx: ctx.options(3).step("late", len, "a"), "options of a step must have names"),
     "no option": (lambda ctx: ctx.options(timeot=3).step("late", len, "a"), "no option of a step is called timeot"),
 }
 
