@@ -255,6 +255,13 @@ class _Socket(FakeSocket):
         self._wrote = from_script and (self._wrote or is_write_command(name.encode()))
         return super()._run_command(func, sig, args, from_script)
 
+    def _lua_redis_pcall(self, lua_runtime: Any, expected_globals: set[Any], op: bytes, *args: Any) -> Any:
+        """Return an error as bytes, which become text of Lua. lupa confuses Python objects that it passes often."""
+        try:
+            return self._lua_redis_call(lua_runtime, expected_globals, op, *args)
+        except SimpleError as error:
+            return lua_runtime.table_from({b"err": error.value.encode()})
+
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         self._wrote = False
         altered = self._owner.executed_source(script)

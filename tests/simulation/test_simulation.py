@@ -81,6 +81,27 @@ def test_the_server_draws_random_members_from_the_randomness_of_the_run() -> Non
     assert drawn(1) == drawn(1) != drawn(2)
 
 
+MIXES_ERRORS = b"""
+local wrong = 0
+for number = 1, 3000 do
+  local creates = number % 3 == 0
+  local reply = creates and redis.pcall('XGROUP', 'CREATE', 'ready', 'workers', '0') or redis.pcall('NONE' .. number)
+  if (string.find(tostring(reply.err), 'BUSYGROUP') ~= nil) ~= creates then
+    wrong = wrong + 1
+  end
+end
+return wrong
+"""
+
+
+def test_a_script_gets_the_error_of_its_own_command() -> None:
+    """Not that of an earlier one, after Lua has collected garbage."""
+    _KEPT.append(World(small()))
+    server = _KEPT[-1].server
+    server.replay(server.now, b"XGROUP CREATE ready workers 0 MKSTREAM".split(), {})
+    assert server.replay(server.now, [b"EVAL", MIXES_ERRORS, b"0"], {}) == 0
+
+
 def small(*faults: Fault, kind: str = "chain") -> Plan:
     return Plan(1, 2, 1.0, (TaskPlan("t0", kind, 0.5, 4, 0.3),), faults)
 
