@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from fakeredis import FakeServer
 from fakeredis._core import Database
 from fakeredis._helpers import SimpleError
 from fakeredis._socket._fakesocket import FakeSocket
+from fakeredis.model._stream import StreamGroup
 
 __all__ = [
     "DENY_OOM",
@@ -64,6 +66,24 @@ class _Milliseconds(Database):
 
     def expired(self, item: Any) -> bool:
         return item.expireat is not None and int(item.expireat * 1000 + 0.01) < int(self.time * 1000)
+
+
+_LIST_PENDING: Final = StreamGroup.pending
+_CLAIM: Final = StreamGroup.claim
+
+
+def _list_pending(group: StreamGroup, idle: int | None, *others: Any) -> list[list[Any]]:
+    """List pending entries as Redis does: those that were idle for at least `idle` milliseconds.
+
+    After the clock was set back, an entry is idle for 0 milliseconds, not for less.
+    """
+    found = _LIST_PENDING(group, idle - 1 if idle else None, *others)
+    return [[entry, worker, max(0, since), count] for entry, worker, since, count in found]
+
+
+def _claim(group: StreamGroup, least_idle: int, *others: Any, **options: Any) -> Any:
+    """Claim entries as Redis does, which asks for no time if the least one is 0: the clock may have been set back."""
+    return _CLAIM(group, least_idle or -sys.maxsize, *others, **options)
 
 
 class _Callbacks(list[Callable[[], None]]):
@@ -173,13 +193,16 @@ _TIME: Final = _Time()
 def engine_runtime(random: Random) -> Iterator[None]:
     """Let the engine read the time of the server that executes, and draw from `random`.
 
-    It also leaves out the search for global variables before each command of a script, which the conformance suite has.
+    It also corrects how the engine counts the idle time of pending entries, and leaves out the search for global
+    variables before each command of a script, which the conformance suite has.
     """
     with ExitStack() as stack:
         for module in _TIMED:
             stack.enter_context(patch.object(module, "time", _TIME))
         for module in _RANDOM:
             stack.enter_context(patch.object(module, "random", random))
+        stack.enter_context(patch.object(StreamGroup, "pending", _list_pending))
+        stack.enter_context(patch.object(StreamGroup, "claim", _claim))
         scripting = fakeredis.commands_mixins.scripting_mixin
         stack.enter_context(patch.object(scripting, "_check_for_lua_globals", lambda runtime, expected: None))
         yield

@@ -86,7 +86,7 @@ def same(found: Any, real: Any, slack: int = 0) -> bool:
     return bool(found == real)
 
 
-@pytest.mark.parametrize("seed", [2, 7])
+@pytest.mark.parametrize("seed", [2, 7, 42, 57])
 def test_the_writes_of_a_run_have_the_same_replies_and_leave_the_same_data(
     seed: int, server: RedisServer, clock: SettableClock
 ) -> None:
@@ -101,25 +101,63 @@ def test_the_writes_of_a_run_have_the_same_replies_and_leave_the_same_data(
             real.execute(writes[0][0], [b"SCRIPT", b"LOAD", source])
         for number, (at, command) in enumerate(writes):
             replies = parsed(engine.replay(at, command, world.server.scripts)), real.execute(at, command)
-            slack = 1 if b"PTTL" in source_of(world, command) else 0
+            source = source_of(world, command)
+            if b"'INFO'" in source:  # its reply is about the server, not about data
+                continue
+            if b"HGETALL" in source:
+                replies = ordered(replies[0]), ordered(replies[1])
+            slack = 1 if b"PTTL" in source else 0
             assert same(*replies, slack), f"write {number}: {command[:3]}: {replies}"
         at = writes[-1][0]
         for key in sorted(engine.items):
             for command in _reads(engine.replay(at, [b"TYPE", key], {}), key):
                 replies = parsed(engine.replay(at, command, {})), real.execute(at, command)
-                assert same(ordered(replies[0]), ordered(replies[1]), slack=1), f"{command}: {replies}"
+                if command[0] == b"HGETALL":
+                    replies = ordered(replies[0]), ordered(replies[1])
+                assert same(*replies, slack=1), f"{command}: {replies}"
+
+
+def test_pending_entries_are_the_same_when_the_clock_was_set_back(server: RedisServer, clock: SettableClock) -> None:
+    world = World(draw(2))
+    _KEPT.append(world)
+    of_group = b"XPENDING ready workers".split()
+    commands = [
+        (10.0, b"XGROUP CREATE ready workers 0 MKSTREAM"),
+        (10.0, b"XADD ready 1-0 env text"),
+        (10.0, b"XREADGROUP GROUP workers w1 COUNT 1 STREAMS ready >"),
+        (10.5, b"XPENDING ready workers IDLE 501 - + 1"),
+        (10.5, b"XPENDING ready workers IDLE 500 - + 1"),
+        (5.0, b"XPENDING ready workers IDLE 0 - + 1"),
+        (5.0, b"XPENDING ready workers IDLE 1 - + 1"),
+        (5.0, b"XCLAIM ready workers w2 1 1-0 JUSTID"),
+        (5.0, b"XCLAIM ready workers w2 0 1-0 JUSTID"),
+        (5.7, b"XCLAIM ready workers w1 0 1-0 IDLE 300 JUSTID"),
+        (5.0, b"XCLAIM ready workers w2 0 1-0 RETRYCOUNT 4 JUSTID"),
+    ]
+    with closing(RealServer(server, clock)) as real:
+        for after, command in commands:
+            at = world.server.now + after
+            for fields in (command.split(), [*of_group, b"-", b"+", b"9"]):
+                replies = parsed(world.server.replay(at, fields, {})), real.execute(at, fields)
+                assert same(*replies), f"{fields} at {after} s: {replies}"
 
 
 def ordered(reply: Any) -> Any:
-    """Return the fields of a hash in order, which Redis does not promise; any other reply as it is."""
-    if isinstance(reply, list) and len(reply) % 2 == 0 and not any(isinstance(item, list) for item in reply):
-        return sorted(zip(reply[::2], reply[1::2], strict=True))
-    return reply
+    """Return a reply with the fields of each hash in it sorted: Redis promises no order, so clients ask for none."""
+    if not isinstance(reply, list):
+        return reply
+    if reply and len(reply) % 2 == 0 and all(isinstance(item, bytes) for item in reply):
+        pairs = sorted(zip(reply[::2], reply[1::2], strict=True))
+        return [item for pair in pairs for item in pair]
+    return [ordered(item) for item in reply]
 
 
 def source_of(world: World, command: list[bytes]) -> bytes:
     """Return the script that a command runs, or the name of the command."""
-    return world.server.scripts[command[1].lower()] if command[0].upper() == b"EVALSHA" else command[0]
+    name = command[0].upper()
+    if name == b"EVALSHA":
+        return world.server.scripts[command[1].lower()]
+    return command[1] if name == b"EVAL" else name
 
 
 def _reads(kind: bytes, key: bytes) -> list[list[bytes]]:
