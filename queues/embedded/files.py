@@ -62,7 +62,7 @@ class DataDirectory:
         Raises:
             EmbeddedServerError: it cannot be created or written, is a file, or belongs to another user.
         """
-        if os.name != "posix":
+        if sys.modules.get("fcntl") is None:
             raise EmbeddedServerError(
                 "the embedded server needs Linux or macOS: run a Redis server elsewhere and set PERDURE_REDIS_URL"
             )

@@ -120,3 +120,11 @@ def test_a_producer_works_where_the_modules_of_unix_are_missing(server_program: 
     finally:
         server.stop()
     assert run.stdout == "queued\n", run.stderr
+
+
+def test_the_embedded_server_is_refused_where_the_modules_of_unix_are_missing(tmp_path: Path) -> None:
+    environment = os.environ | {"PERDURE_REDIS_URL": "", "PERDURE_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", WITHOUT_UNIX]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=BOUND, check=False)
+    error = run.stderr.splitlines()[-1]
+    assert "EmbeddedServerError: the embedded server needs Linux or macOS: run a Redis server elsewhere" in error
