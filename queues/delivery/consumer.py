@@ -199,9 +199,9 @@ class Consumer:
                 full.append(partition)
             for entry, fields in entries:
                 if partition is not None:
-                    requested = self._reader.requested
+                    repeated, requested = self._leases.note_read(partition, entry), self._reader.requested
                     result.deliveries.append(
-                        Delivery(partition, entry, self._worker, 1, pairs(fields or []), requested=requested)
+                        Delivery(partition, entry, self._worker, 1, pairs(fields or []), False, repeated, requested)
                     )
                 else:
                     result.add_nudge(pairs(fields or []).get(b"why", b""))
@@ -268,7 +268,7 @@ class Consumer:
     async def recover_own(self, partition: Partition) -> list[Delivery]:
         """Return messages that are pending on this worker but not in its table: the reply with them was lost.
 
-        Or the worker ran them and failed, so each gets a new fence.
+        Or the worker ran them and failed, so each gets a new fence. It refuses the reply, should it still arrive.
         """
         pending = await self._gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1000, self._worker)
         missing = [entry for entry, *_ in pending if not self._leases.holds(partition, entry)]
@@ -282,9 +282,10 @@ class Consumer:
         recovered = []
         for entry, message, owner in zip(missing, replies[::2], replies[1::2], strict=True):
             if message and owner and owner[0][1].decode() == self._worker:
+                self._leases.note_read(partition, entry)
                 delivery = Delivery(partition, entry, self._worker, owner[0][3], pairs(message[0][1]), claimed=True)
                 with suppress(LeaseLost):
-                    recovered.append(await raise_count(self._gateway, delivery))
+                    recovered.append((await raise_count(self._gateway, delivery)).delivery)
         return recovered
 
     async def nudge(self, partition: Partition) -> None:

@@ -23,8 +23,8 @@ __all__ = ["NOT_STARTED", "RELEASED_IDLE_MS", "Delivery", "Holder", "Leases", "R
 RELEASED_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """Idle time that a released message shows, so that every claim takes it, whatever the lease."""
 
-_LOST: Final = 1000
-"""Deliveries without an outcome that a worker remembers: more than it loses while bytes may be on their way."""
+_ENDED: Final = 1000
+"""Claimed deliveries that a worker remembers: more than it ends while bytes may be on their way."""
 
 
 @dataclass(slots=True)
@@ -34,6 +34,8 @@ class Delivery:
     Attributes:
         count: Redis' delivery count of the entry, 1 for the first. It is never lowered.
         claimed: Whether it was claimed from another worker, or released by one.
+        repeated: Whether this worker read the message, or a later one of the partition, before: it may have run it
+            under the same fence.
         requested: Monotonic time at which this worker sent the command. Redis handed the message out later than that.
     """
 
@@ -43,6 +45,7 @@ class Delivery:
     count: int
     fields: Mapping[bytes, bytes] = field(repr=False)
     claimed: bool = False
+    repeated: bool = False
     requested: float = field(default_factory=lambda: RUNTIME.monotonic(), compare=False, repr=False)  # noqa: PLW0108 - a simulation replaces the function after the import
 
     @property
@@ -117,6 +120,9 @@ class Holder(Protocol):
 
 H = TypeVar("H", bound=Holder, default=Holder)
 
+_NOWHERE: Final = (-1, -1)
+"""Before the first id of a stream."""
+
 
 class Leases(Generic[H]):
     """Deliveries that a worker holds. Shared by the event loop and the heartbeat thread."""
@@ -124,7 +130,8 @@ class Leases(Generic[H]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[tuple[str, bytes], H] = {}
-        self._lost: dict[tuple[tuple[str, bytes], int], None] = {}
+        self._reached: dict[str, tuple[int, int]] = {}
+        self._ended: dict[tuple[tuple[str, bytes], int], None] = {}
 
     def hold(self, holder: H) -> H | None:
         """Renew the holder's lease from now on. Return the previous holder of the same message here, if any."""
@@ -133,7 +140,7 @@ class Leases(Generic[H]):
             previous = self._held.get(key)
             self._held[key] = holder
         if previous is not None:  # it may still write
-            self.note_lost(previous.delivery)
+            self._remember(previous.delivery)
         return previous
 
     def drop(self, holder: H) -> None:
@@ -142,25 +149,42 @@ class Leases(Generic[H]):
         with self._lock:
             if self._held.get(key) is holder:
                 del self._held[key]
+        self._remember(holder.delivery)
 
-    def note_lost(self, delivery: Delivery) -> None:
-        """Remember a delivery that ended without an outcome, or that another one replaces: `had_fence` is true for it.
+    def note_read(self, partition: Partition, entry: bytes) -> bool:
+        """Note that this worker has got a message for the first time. Return whether it had got it, or a later one.
 
-        Where Redis has lost that it handed out the message, it may hand it to this worker again, under the same fence.
+        A consumer group hands out messages in the order of their ids, unless Redis has lost that it did. A reply that
+        was given up may arrive after all, too.
         """
-        self._lost[delivery.key, delivery.count] = None
-        if len(self._lost) > _LOST:
-            del self._lost[next(iter(self._lost))]
+        time, _, number = entry.partition(b"-")
+        position = (int(time), int(number))
+        if position <= self._reached.get(partition.ready, _NOWHERE):
+            return True
+        self._reached[partition.ready] = position
+        return False
+
+    def _remember(self, delivery: Delivery) -> None:
+        """Remember a fence that a run had; `note_read` covers those of first deliveries."""
+        if delivery.count > 1:
+            self._ended[delivery.key, delivery.count] = None
+            if len(self._ended) > _ENDED:
+                del self._ended[next(iter(self._ended))]
 
     def holds(self, partition: Partition, entry: bytes) -> bool:
         with self._lock:
             return (partition.ready, entry) in self._held
 
     def had_fence(self, delivery: Delivery) -> bool:
-        """Return whether a run holds this message under the same fence, or has lost it."""
+        """Return whether a run of this worker has this fence, or may have had it.
+
+        Where Redis has lost that it handed out a message, it may hand it to this worker again, under the same fence.
+        """
         held = self._held.get(delivery.key)
-        return (held is not None and held.delivery.fence == delivery.fence) or (
-            bool(self._lost) and (delivery.key, delivery.count) in self._lost
+        return (
+            delivery.repeated
+            or (held is not None and held.delivery.fence == delivery.fence)
+            or (delivery.count > 1 and (delivery.key, delivery.count) in self._ended)
         )
 
     def by_partition(self) -> dict[Partition, list[H]]:

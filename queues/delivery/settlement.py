@@ -312,7 +312,14 @@ async def release(
     check_accepted(await gateway.run(_RELEASE, keys, args), known, "release")
 
 
-async def raise_count(gateway: Gateway, delivery: Delivery) -> Delivery:
+class RaisedCount(NamedTuple):
+    """A delivery with a fence of its own. before: whether Redis had raised the count already."""
+
+    delivery: Delivery
+    before: bool
+
+
+async def raise_count(gateway: Gateway, delivery: Delivery) -> RaisedCount:
     """Return the delivery with a fence of its own, for a worker that may have run it before under the present one.
 
     Writes of the former run may still be on their way to Redis; from now on they are refused. Costs neither an attempt
@@ -323,6 +330,7 @@ async def raise_count(gateway: Gateway, delivery: Delivery) -> Delivery:
     """
     partition = delivery.partition
     known = delivery.task_id or f"entry-{delivery.entry.decode()}"
-    if not await gateway.run(_RAISE_COUNT, [partition.ready, partition.record(known)], delivery.fence):
+    answer = await gateway.run(_RAISE_COUNT, [partition.ready, partition.record(known)], delivery.fence)
+    if not answer:
         raise LeaseLost(known, "fence")
-    return replace(delivery, count=delivery.count + 1, claimed=True)
+    return RaisedCount(replace(delivery, count=delivery.count + 1, claimed=True, repeated=False), answer == 2)

@@ -240,7 +240,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
         assert await replay(gateway, kept, Replay())
         assert await purge(gateway, dropped)
-        await release(gateway, await raise_count(gateway, await read_one(a)), None, data=None)
+        await release(gateway, (await raise_count(gateway, await read_one(a))).delivery, None, data=None)
         await gateway.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "gone")
         assert await a.remove_idle_consumers(partition, -1.0, present=["a"]) == 1
         await producer.enqueue("t", task_id="suspect", queue="default")

@@ -330,14 +330,15 @@ class Ledger:
             self._raise_count(entry, worker)
         return [self._handed(entry) for entry in sorted(mine, key=lambda one: Id(one).order)]
 
-    def raise_count(self, delivery: Delivery) -> bool:
-        """Give a delivery a new fence."""
+    def raise_count(self, delivery: Delivery) -> int:
+        """Give a delivery a new fence. Return 0 if it is refused, 1, or 2 if it has it already."""
         pending = self.pending.get(delivery.entry)
         if pending is None or pending.owner != delivery.worker or pending.count - delivery.count not in (0, 1):
-            return False
-        if pending.count == delivery.count:
-            self._raise_count(delivery.entry, delivery.worker)
-        return True
+            return 0
+        if pending.count > delivery.count:
+            return 2
+        self._raise_count(delivery.entry, delivery.worker)
+        return 1
 
     def _raise_count(self, entry: bytes, worker: str) -> None:
         self.pending[entry] = Pending(worker, self.pending[entry].count + 1, Moment(loose=True))

@@ -69,7 +69,6 @@ class DeliveryChecks:
         self._deletions = in_releases(deletion.sha.encode())
         self._claims = in_releases(next(one.sha.encode() for one in scripts if one.name == "claim"))
         self._held: dict[bytes, dict[bytes, tuple[bytes, int]]] = {}
-        self._ended: set[tuple[bytes, bytes, int]] = set()
         self._since: dict[tuple[bytes, bytes, int], float] = {}
         world.server.before_script = self._before
         world.server.after_script = self._after
@@ -107,8 +106,6 @@ class DeliveryChecks:
         stored = (before.settled and script in _SETTLING) or (before.released and script == "release")
         if reply == 0 and stored:
             self._add("refused", f"{shown} was refused, though it is stored")
-        if wrote and script in _SETTLING:
-            self._ended.add((args[2], args[1], int(args[3])))
         accepted = isinstance(reply, list) or (isinstance(reply, int) and reply > 0)
         if accepted and script in _ANSWERED and not (before.owns or stored):
             self._add("accepted", f"{shown} was accepted, without the delivery")
@@ -134,10 +131,6 @@ class DeliveryChecks:
     def _may_end(self, script: bytes) -> bool:
         """Return whether a script may end a delivery that a worker runs. script: its digest, or all of it."""
         return script in self._fenced or _FENCE in script or script in self._deletions or self._deletion in script
-
-    def ended(self, delivery: Delivery) -> bool:
-        """Return whether an outcome was stored for a delivery, even if the server has lost it since."""
-        return (delivery.entry, delivery.worker.encode(), delivery.count) in self._ended
 
     def since(self, delivery: Delivery) -> float:
         """Return when the server handed out a delivery."""

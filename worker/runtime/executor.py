@@ -175,8 +175,9 @@ class Executor:
         if self._leases.had_fence(delivery) or RUNTIME.monotonic() - delivery.requested > self._shared.claim_lease / 2:
             try:
                 delivery = await self._confirm(delivery, envelope.id)
-            except LeaseLost as error:
-                logger.bind(task=envelope.task, id=envelope.id).warning("{}; another worker continues", error)
+            except LeaseLost:
+                bound = logger.bind(task=envelope.task, id=envelope.id)
+                bound.info("dropped a late delivery of task {}: another run has it, or has ended it", envelope.id)
                 self._gate.resolved(delivery)
                 return False
         run = Run(
@@ -198,13 +199,11 @@ class Executor:
             outcome = await self._decide(execution)
             await self._settle(execution, outcome, self._slots.stay)
         except LeaseLost as error:
-            self._leases.note_lost(delivery)
             logger.bind(task=envelope.task, id=run.id).warning("{}; another worker continues", error)
         except EntriesLost as lost:
             outcome = None
             await self._release_incomplete(run, lost, self._slots.stay)
         except Exception:  # noqa: BLE001 - the worker continues after any failure here; the lease brings the task back
-            self._leases.note_lost(delivery)
             logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
             self._leases.drop(run)
@@ -231,10 +230,7 @@ class Executor:
                 execution = Execution(run, self._resources)
                 execution.task = task
                 await self._settle(execution, outcome, run.touch)
-            else:
-                self._leases.note_lost(run.delivery)
         except LeaseLost as error:
-            self._leases.note_lost(run.delivery)
             logger.bind(task=run.envelope.task, id=run.id).warning("{}; another worker continues", error)
         except EntriesLost as lost:
             outcome = None
@@ -254,7 +250,9 @@ class Executor:
             await retry_while_unavailable(lambda: renew_lease(self._gateway, delivery, task_id, lease))
             return delivery
         while self._leases.had_fence(delivery):  # Redis has lost the hand-out, and perhaps the next fence as well
-            delivery = await retry_while_unavailable(partial(raise_count, self._gateway, delivery))
+            delivery, before = await retry_while_unavailable(partial(raise_count, self._gateway, delivery))
+            if before and self._leases.had_fence(delivery):  # a reply that was given up: a later run has the message
+                raise LeaseLost(task_id, "start")
         return delivery
 
     def _hold(self, run: Run) -> None:

@@ -434,6 +434,33 @@ async def test_messages_of_a_lost_reply_are_adopted(gateway: Gateway, partition:
     assert (adopted.count, history.counters.crashes) == (2, 0)
 
 
+async def test_a_reply_that_arrives_after_its_messages_were_adopted_is_known(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue_many("t", [{}] * 2, queue="default")
+    leases = Leases()
+    a, b = await worker(gateway, partition, leases=leases), await worker(gateway, partition)  # b's reply is late
+    late = await read(b, 2)
+    assert [one.repeated for one in late] == [False, False]
+    assert [one.entry for one in await a.recover_own(partition)] == [one.entry for one in late]
+    assert [leases.note_read(partition, one.entry) for one in late] == [True, True]
+
+
+async def test_a_message_that_redis_hands_out_again_is_known(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """A server that lost its last second has forgotten that it handed out the message, and perhaps its outcome."""
+    await producer.enqueue_many("t", [{}] * 2, queue="default")
+    a = await worker(gateway, partition)
+    first, second = await read(a, 2)
+    await gateway.command("XACK", partition.ready, GROUP, second.entry)
+    await gateway.command("XGROUP", "SETID", partition.ready, GROUP, first.entry)
+    await producer.enqueue("t", queue="default")
+    again, other = await read(a, 2)
+    assert (again.fence, again.repeated) == (second.fence, True)
+    assert not other.repeated
+
+
 async def test_only_own_messages_outside_the_table_are_adopted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:

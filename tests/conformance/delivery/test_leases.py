@@ -107,11 +107,31 @@ def test_an_old_delivery_does_not_drop_a_newer_one_of_its_message(partition: Par
 
 def test_a_run_that_a_newer_delivery_replaces_keeps_its_fence(partition: Partition) -> None:
     """It may still write: Redis must not hand out the message under its fence again."""
-    leases, other = Leases(), delivery_of(partition, count=3)
-    old, new = delivery_of(partition), delivery_of(partition, count=2)
+    leases, other = Leases(), delivery_of(partition, count=4)
+    old, new = delivery_of(partition, count=2), delivery_of(partition, count=3)
     hold(leases, old, "x", lambda: None)
     hold(leases, new, "x", lambda: None)
     assert [leases.had_fence(one) for one in (old, new, other)] == [True, True, False]
+
+
+def test_a_claimed_delivery_keeps_its_fence_after_its_run(partition: Partition) -> None:
+    """Redis may lose the outcome that it confirmed, and let the worker claim the message again."""
+    leases = Leases()
+    claimed, released = delivery_of(partition, count=2), delivery_of(partition, count=3)
+    leases.drop(hold(leases, claimed, "x", lambda: None))
+    assert [leases.had_fence(one) for one in (claimed, released)] == [True, False]
+
+
+def test_messages_that_were_read_before_are_known(partition: Partition, namespace: Namespace) -> None:
+    """Ids are compared as numbers, in each partition for itself."""
+    leases, other = Leases(), namespace.partition("other")
+    assert [leases.note_read(partition, entry) for entry in (b"9-1", b"9-2", b"9-10", b"10-0")] == [False] * 4
+    assert [leases.note_read(partition, entry) for entry in (b"10-0", b"9-10", b"1-1", b"10-1")] == [
+        *(True, True, True, False)
+    ]
+    assert not leases.note_read(other, b"0-1")
+    assert leases.had_fence(Delivery(partition, b"10-0", "a", 1, {}, repeated=True))
+    assert not leases.had_fence(delivery_of(partition, b"10-2"))
 
 
 def test_a_delivery_that_was_claimed_or_ran_before_has_history(partition: Partition) -> None:

@@ -237,14 +237,15 @@ async def test_after_the_same_worker_claimed_what_it_released_the_former_deliver
 async def test_a_raised_count_refuses_the_former_fence(
     gateway: Gateway, namespace: Namespace, delivery: Delivery, act: str
 ) -> None:
-    raised = await raise_count(gateway, delivery)
+    raised, before = await raise_count(gateway, delivery)
+    assert not before
     assert (raised.worker, raised.count, raised.has_history) == (delivery.worker, 2, True)
     assert (await load_history(gateway, raised, "x")).counters.crashes == 0
-    before = await dump(gateway, namespace)
+    stored = await dump(gateway, namespace)
     with pytest.raises(LeaseLost):
         await FENCED[act](gateway, delivery, "x")
-    assert await raise_count(gateway, delivery) == raised  # the reply was lost
-    assert await dump(gateway, namespace) == before
+    assert await raise_count(gateway, delivery) == (raised, True)  # the reply was lost
+    assert await dump(gateway, namespace) == stored
     await FENCED[act](gateway, raised, "x")
 
 

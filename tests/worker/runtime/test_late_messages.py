@@ -1,4 +1,4 @@
-"""Messages whose delivery took longer than the lease: a stalled connection, or a process that was stopped."""
+"""Messages whose reply was late: a stalled connection, a server that was unavailable, or a process that was stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Settings, State
-from perdure.queues import SingleNodeReader
+from perdure.queues import SingleNodeReader, Unavailable
 
 from tests.support.workers import bounded, pending, running_worker, wait_until
 
@@ -39,6 +39,28 @@ class SlowReply:
             return reply
 
         monkeypatch.setattr(SingleNodeReader, "read", slow)
+
+
+class GivenUpReply:
+    """The first reply with a message seems lost: it reaches its worker when `arrive` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.arrive = asyncio.Event()
+        self.arrived = asyncio.Event()
+        self._kept: Any = None
+        read = SingleNodeReader.read
+
+        async def late(reader: SingleNodeReader, *arguments: Any) -> Any:
+            if self.arrive.is_set() and not self.arrived.is_set():
+                self.arrived.set()
+                return self._kept
+            reply = await read(reader, *arguments)
+            if reply and self._kept is None:
+                self._kept = reply
+                raise Unavailable("the node does not answer")
+            return reply
+
+        monkeypatch.setattr(SingleNodeReader, "read", late)
 
 
 async def test_a_message_that_another_worker_claimed_meanwhile_starts_no_run(
@@ -82,6 +104,44 @@ async def test_a_message_that_is_still_the_workers_is_run(app: App, monkeypatch:
         reply.arrive.set()
         assert await bounded(handle.result()) == 0
         assert (await handle.record()).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
+async def test_a_message_that_was_recovered_meanwhile_starts_no_second_run(
+    app: App, monkeypatch: pytest.MonkeyPatch, *, ended: bool
+) -> None:
+    """A reader of a cluster uses a late reply; by then the worker may have recovered what the reply has."""
+    started: list[str] = []
+    called: list[str] = []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def call(name: str) -> None:
+        called.append(name)
+
+    @app.task
+    async def job(ctx: Context, name: str) -> str:
+        started.append(name)
+        await ctx.step("call", call, name)
+        begun.set()
+        if name == "first":
+            await go_on.wait()
+        return name
+
+    reply = GivenUpReply(monkeypatch)
+    async with running_worker(app):
+        first = await job.enqueue("first")
+        await bounded(begun.wait())
+        if ended:
+            go_on.set()
+            await bounded(first.result())
+        reply.arrive.set()
+        assert await bounded((await job.enqueue("second")).result()) == "second"
+        await bounded(reply.arrived.wait())
+        assert await bounded((await job.enqueue("third")).result()) == "third"
+        go_on.set()
+        assert await bounded(first.result()) == "first"
+        assert (await first.record()).crashes == 0
+    assert started == called == ["first", "second", "third"]
 
 
 async def _is(value: bool) -> bool:
