@@ -8,8 +8,9 @@
 -- Atomic: state, history and the claim of the next turn change together. Compare-and-set: a turn that has ended, or was
 -- passed over, is not ended again, so a late run of it cannot write after the next turn was claimed. A turn that failed stays
 -- claimed, with its message, until it is replayed or passed over. Its run has read the corrections that waited, so they go
--- with the state that it stores. The first write frees memory, so that a full server lets the others through (see
--- fence.lua): the end of a turn must not wait for the memory that it may free.
+-- with the state that it stores, unless the turn had failed meanwhile: then they may be newer. The first write frees
+-- memory, so that a full server lets the others through (see fence.lua): the end of a turn must not wait for the memory
+-- that it may free.
 local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended')
 local turn, ended, n = tonumber(known[3] or 0), tonumber(known[4] or 0), tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -21,7 +22,7 @@ elseif n > turn then
 elseif ended >= n then
   return {'ended', tostring(turn), tostring(ended)}
 end
-redis.call('HDEL', KEYS[1], 'failed')
+local unread = redis.call('HDEL', KEYS[1], 'failed') == 1
 redis.call('ZADD', KEYS[4], now, ARGV[1])
 if ARGV[4] == 'failed' then
   redis.call('HSET', KEYS[1], 'failed', ARGV[5], 'at', now)
@@ -34,7 +35,9 @@ redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[9], n .. '-0', 'at', now, 'messa
 redis.call('HDEL', KEYS[1], 'm:' .. n, 'wake')
 redis.call('HSET', KEYS[1], 'ended', n, 'at', now)
 if ARGV[6] ~= '' then
-  redis.call('HDEL', KEYS[1], 'corrections')
+  if not unread then
+    redis.call('HDEL', KEYS[1], 'corrections')
+  end
   redis.call('HSET', KEYS[1], 'state', ARGV[6])
 end
 if (ARGV[10] or '') ~= '' then

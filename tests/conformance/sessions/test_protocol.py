@@ -341,3 +341,23 @@ async def test_a_correction_is_stored_while_no_turn_runs_and_read_by_each_run_un
     assert await started(turns[3]) == []
     await forget_session(gateway, address)
     assert await store_correction(gateway, early, first) == "missing"
+
+
+async def test_a_correction_that_the_end_of_a_failed_turn_has_not_read_is_kept(
+    gateway: Gateway, namespace: Namespace, address: SessionAddress
+) -> None:
+    """A run stalls, another one ends the turn as failed, the state is corrected, and the first run stores its state."""
+    turn = await send(gateway, namespace, "one")
+    await begin_turn(gateway, address, turn, str(turn))
+    await end_turn(gateway, address, turn, SessionTurnEnd("failed", b"timeout"))
+    record = await read_session(gateway, address)
+    assert record is not None
+    correction = SessionCorrection("a", "eve", {"city": "Oslo"})
+    assert await store_correction(gateway, record, correction) == "stored"
+    await end_turn(gateway, address, turn, ANSWERED)
+    following = await send(gateway, namespace, "two")
+    start = await begin_turn(gateway, address, following, str(following))
+    assert (start.state, list(start.corrections)) == (b"{}", [correction])
+    await end_turn(gateway, address, following, ANSWERED)
+    last = await send(gateway, namespace, "three")
+    assert list((await begin_turn(gateway, address, last, str(last))).corrections) == []
