@@ -175,16 +175,14 @@ class EmbeddedServerError(QueueError):
 
 
 class PayloadTooLarge(QueueError, ValueError):
-    """The data exceeds the size limit; nothing was sent."""
+    """The data exceeds the size limit; nothing was sent. size, limit: bytes. setting: the one that has the limit."""
 
     def __init__(self, what: str, size: int, limit: int, setting: str = "payload_limit") -> None:
         super().__init__(
             f"size of {what} is {size:,} bytes, over the limit of {limit:,} bytes: "
             f"store it elsewhere and pass a reference, or raise PERDURE_{setting.upper()}"
         )
-        self.what = what
-        self.size = size
-        self.limit = limit
+        self.what, self.size, self.limit, self.setting = what, size, limit, setting
 
 
 class LargeValueLost(QueueError):

@@ -218,7 +218,8 @@ def _waiting(facts: Facts) -> _Said:
         text += f"; without one it continues {at_text(until, now)}"
     remedy = f"answer: perdure task send {record.id} TEXT{f' --from {on}' if on else ''}"
     if what == "compaction":
-        remedy = f"make its state smaller: perdure task compact {record.id}; or raise PERDURE_PAYLOAD_LIMIT first"
+        limits = "PERDURE_PAYLOAD_LIMIT or PERDURE_LARGE_LIMIT"
+        remedy = f"make its state smaller: perdure task compact {record.id}; or raise {limits} first"
     elif what == "confirmation":
         remedy = f"let it continue: perdure task correct {record.id} --continue; --field PATH=VALUE corrects its state"
     return _Said(what, text + unless_served(facts), remedy, since, until, on, why)

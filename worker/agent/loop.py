@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeAlias
 
 import orjson
 
-from ...queues import EntriesLost, Entry, InboxMessage, Kind, LeaseLost, check_size
+from ...queues import EntriesLost, Entry, InboxMessage, Kind, LeaseLost, PayloadTooLarge, check_size
 from ...queues.pubsub import TaskNotifications
 from ..durable import (
     AlreadyDone,
@@ -89,7 +89,7 @@ class Loop(Generic[S]):
         try:
             await self._live.open(goal, inputs)
             return await self._drive(goal)
-        except StateTooLarge as error:
+        except (StateTooLarge, PayloadTooLarge) as error:
             await park_too_large(self._live, error)
 
     async def _drive(self, goal: str) -> Any:

@@ -1,4 +1,4 @@
-"""Parking of an agent whose state is too large, until an operator has compacted it or raised the limit."""
+"""Parking of an agent whose state or result is too large, until an operator has compacted it or raised the limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from ...queues import LONGEST, Entry, Kind
+from ...queues import LONGEST, Entry, Kind, PayloadTooLarge
 from ..durable import ParkReason, Run
 from ..errors import StateTooLarge
 from ..journal import COMPACTION, TOO_LARGE
@@ -17,15 +17,18 @@ from .live_state import LiveState
 __all__ = ["park_too_large", "resume_after_compaction"]
 
 
-async def park_too_large(live: LiveState[Any], error: StateTooLarge) -> NoReturn:
+async def park_too_large(live: LiveState[Any], error: StateTooLarge | PayloadTooLarge) -> NoReturn:
     """Park the task, with the error in its log. What was recorded stays; the current step will run again."""
-    run = live.run
+    run, why, setting = live.run, str(error), "payload_limit"
     if live.number == 0:
         raise error  # the inputs alone are too large
-    logger.bind(task=run.envelope.task, id=run.id).error("parked until its state is compacted: {}", error)
+    if isinstance(error, PayloadTooLarge):
+        why, setting = f"{error} of the workers; then run: perdure task compact {run.id}", error.setting
+    logger.bind(task=run.envelope.task, id=run.id).error("parked until its state is compacted: {}", why)
     live.rollback()
-    saved = Entry(Kind.SAVED, TOO_LARGE, orjson.dumps({"size": error.size, "limit": error.limit}))
-    waiting = run.next_entry(WaitStarted(what=COMPACTION, why=str(error)))
+    note = {"size": error.size, "limit": error.limit, "setting": setting}
+    saved = Entry(Kind.SAVED, TOO_LARGE, orjson.dumps(note))
+    waiting = run.next_entry(WaitStarted(what=COMPACTION, why=why))
     await run.recorder.put(*live.take_ahead(), waiting, saved, *live.snapshot(), wait=True)
     await _park(run)
 
@@ -39,7 +42,9 @@ async def resume_after_compaction(live: LiveState[Any]) -> None:
     data = run.history.saved.get(TOO_LARGE)
     if data is None:
         return
-    if orjson.loads(data)["size"] > run.payload_limit:
+    note = orjson.loads(data)
+    large = note.get("setting") == "large_limit"
+    if note["size"] > (max(run.settings.largest_value, run.payload_limit) if large else run.payload_limit):
         await _park(run)
     del run.history.saved[TOO_LARGE]
     await run.recorder.put(run.next_entry(Waited()), Entry(Kind.DROP, TOO_LARGE, b""), wait=True)

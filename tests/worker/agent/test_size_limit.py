@@ -132,6 +132,60 @@ async def test_a_state_that_stays_too_large_parks_the_agent_until_it_is_compacte
     assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
 
 
+class Reader(Agent[Bag]):
+    """An agent whose second step reads more than its result, or a step within it, may have."""
+
+    acts: ClassVar[list[str]] = []
+    within: ClassVar[bool] = False
+
+    async def plan(self, ctx: Context, state: Bag) -> list[PlanStep]:
+        return [PlanStep(key=f"s{n}", title=f"step {n}") for n in range(2)]
+
+    async def act(self, ctx: Context, state: Bag, step: PlanStep) -> Any:
+        self.acts.append(step.key)
+        if step.key == "s0":
+            return 1
+        if self.within:
+            return len(await ctx.step("read", lambda: "x" * 200_000))
+        return "x" * 200_000
+
+    async def finish(self, ctx: Context, state: Bag) -> int:
+        return len(state.results)
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["step", "result"])
+async def test_a_result_over_its_limit_parks_the_agent_until_the_limit_is_raised(
+    app: App, settings: Settings, *, within: bool
+) -> None:
+    class Fresh(Reader):
+        acts: ClassVar[list[str]] = []
+
+    Fresh.within = within
+    limits = {"payload_limit": 20_000, "large_limit": 100_000, "lease": 30.0}
+    handle = await app.agent(name="read")(Fresh).enqueue("all")
+    async with App("limited", settings=settings.model_copy(update=limits)) as limited:
+        limited.agent(name="read")(Fresh)
+        async with running_worker(limited):
+            await until_parked(limited, handle)
+            before = await settled(limited, handle)
+            await handle.send("are you there?")
+            await until_parked(limited, handle, before)
+        name = "LARGE" if within else "PAYLOAD"
+        (waiting,) = [event for event in await history(handle) if event.type == "waiting"]
+        assert waiting.data["why"].endswith(
+            f"raise PERDURE_{name}_LIMIT of the workers; then run: perdure task compact {handle.id}"
+        )
+        assert Fresh.acts == ["s0", "s1"], "a message costs no call"
+        assert (await handle.record()).attempts == 0
+    raised = {"large_limit" if within else "payload_limit": 1_000_000}
+    async with App("limited", settings=settings.model_copy(update=limits | raised)) as larger:
+        larger.agent(name="read")(Fresh)
+        async with running_worker(larger):
+            await compact(larger, handle)
+            assert await bounded(handle.result()) == 2
+    assert Fresh.acts == ["s0", "s1", "s1"]
+
+
 async def test_a_higher_limit_lets_a_parked_agent_resume(
     app: App, collector: type[Collector], settings: Settings
 ) -> None:

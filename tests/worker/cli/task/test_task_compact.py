@@ -57,7 +57,7 @@ def test_a_full_agent_is_compacted_and_resumes(work: Any) -> None:
     work(State.WAITING)
     why = call("task", "why", task_id).out
     assert "waiting for a compaction" in why
-    assert f"perdure task compact {task_id}; or raise PERDURE_PAYLOAD_LIMIT first" in why
+    assert f"perdure task compact {task_id}; or raise PERDURE_PAYLOAD_LIMIT or PERDURE_LARGE_LIMIT first" in why
     assert "archive" not in call("task", "state", task_id).out  # it is empty
     unknown = call("task", "compact", task_id, "--drop-context", "note")
     assert (unknown.code, "the state has no context key 'note'" in unknown.err) == (2, True)
