@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ class Journal:
     Attributes:
         rests: Seconds between the last record of a task and its outcome.
         on_entry: Called with each entry.
+        running: Handlers that run, by machine.
     """
 
     loop: SimulatedLoop
@@ -82,6 +84,7 @@ class Journal:
     entries: list[Entry] = field(default_factory=list)
     tokens: int = 0
     runs: int = 0
+    running: Counter[str] = field(default_factory=Counter)
 
     def write(self, what: str, task: str, step: str = "", value: Any = None) -> None:
         entry = Entry(self.loop.now, what, current().name, task, step, value, _RUN.get())
@@ -108,13 +111,18 @@ class _RunLog(Middleware):
     async def run(self, ctx: Context, call_next: CallNext) -> Any:
         self._journal.runs += 1
         _RUN.set(self._journal.runs)
+        machine = current().name
+        self._journal.running[machine] += 1
         self._journal.write("run", ctx.task_id)
         try:
             result = await call_next()
         except Exception:
             await self._journal.rest(ctx.task_id)
             raise
-        await self._journal.rest(ctx.task_id)
+        else:
+            await self._journal.rest(ctx.task_id)
+        finally:
+            self._journal.running[machine] -= 1
         self._journal.write("result", ctx.task_id, value=result)
         return result
 

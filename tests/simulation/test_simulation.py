@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from perdure.worker.runtime.slots import Slots
 
 from .plan import Fault, Plan, TaskPlan, draw
 from .shrink import shrink
@@ -29,7 +30,11 @@ def play(plan: Plan, alter: Callable[[bytes], bytes] | None = None) -> Outcome:
     return world.play()
 
 
-@pytest.mark.parametrize("seed", range(4))
+WAITS_WITH_ITS_OUTCOME = 201753
+"""Seed in which an outcome waits for Redis while its slot is given to the next task."""
+
+
+@pytest.mark.parametrize("seed", [*range(4), WAITS_WITH_ITS_OUTCOME])
 def test_no_guarantee_is_violated(seed: int) -> None:
     assert play(draw(seed)).violations == []
 
@@ -134,6 +139,14 @@ def test_no_fence_occurs_twice_when_redis_loses_it_twice(variant: int) -> None:
 def without_line(line: bytes) -> Callable[[bytes], bytes]:
     """Return a change of scripts that leaves out a line."""
     return lambda source: b"\n".join(one for one in source.split(b"\n") if one.strip() != line)
+
+
+def test_a_worker_that_runs_more_tasks_than_it_has_slots_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(small(), slots=1, workers=1)
+    plan = replace(plan, tasks=(*plan.tasks, TaskPlan("t1", "chain", 0.6, 2, 0.3)))
+    assert play(plan).violations == []
+    monkeypatch.setattr(Slots, "free", 2)
+    assert {violation.kind for violation in play(plan).violations} == {"slots"}
 
 
 def test_a_task_in_two_places_is_seen_at_once() -> None:
