@@ -296,6 +296,7 @@ async def test_the_data_of_a_session_is_encrypted(
     assert record.opened_state() == b'{"x":"hidden4"}'
     assert [one.content async for one in read_history(gateway, address)] == ["hidden2", "hidden3"]
     await check_session(gateway, address)
+    assert float(await gateway.command("ZSCORE", address.keys[2], address.digest)) > 1, "the turn is looked at later"
     second = TurnId(turn.digest, turn.born, 2)
     assert (await begin_turn(gateway, address, second, "x")).text == "hidden5"
     await drain(gateway, producer, partition, [turn, second])
