@@ -237,6 +237,18 @@ async def test_a_commitment_claims_a_turn_once_when_it_is_due(
     await drain(gateway, producer, partition, [first, second])
 
 
+async def test_the_message_of_an_ended_turn_and_a_former_commitment_leave_the_session(
+    gateway: Gateway, namespace: Namespace, address: SessionAddress
+) -> None:
+    first = await send(gateway, namespace, "one")
+    await end_turn(gateway, address, first, SessionTurnEnd("answered", b"1", b"{}", wake=(1, "a note")))
+    assert await gateway.command("HEXISTS", address.session, "wake") == 1
+    second = await send(gateway, namespace, "two")
+    await end_turn(gateway, address, second, ANSWERED)
+    names = await gateway.command("HKEYS", address.session)
+    assert [name for name in names if name == b"wake" or name.startswith(b"m:")] == []
+
+
 async def test_the_task_of_a_turn_is_found_after_the_partitions_have_changed(
     gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
 ) -> None:
