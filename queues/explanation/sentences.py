@@ -177,7 +177,7 @@ def _scheduled(facts: Facts) -> _Said:
             text = f"it crashed {times(record.crashes, 'time', 'times')}; it runs again"
         case _:
             text = "it was enqueued with a delay; it is due"
-    since = None if event is None else event.at
+    since = record.enqueued_at if event is None else event.at
     remedy = None
     if record.due_at is not None and record.due_at <= now:
         when = f"now (overdue by {span(now - record.due_at)})"

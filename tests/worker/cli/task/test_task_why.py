@@ -110,6 +110,7 @@ def test_a_delayed_task_says_when_it_is_due() -> None:
     found = why(enqueue("adds", "--delay", "7200"))
     assert (found["state"], found["cause"]) == ("scheduled", "delay")
     assert "it was enqueued with a delay; it is due in" in found["sentence"]
+    assert found["since"] == call("task", "show", found["id"], "--json").json["enqueued_at"]
 
 
 def test_a_parked_task_says_what_it_waits_for(work: Any) -> None:
