@@ -133,34 +133,36 @@ async def test_a_state_that_stays_too_large_parks_the_agent_until_it_is_compacte
 
 
 class Reader(Agent[Bag]):
-    """An agent whose second step reads more than its result, or a step within it, may have."""
+    """An agent that reads more than the result of its second step, of a step within it, or of all, may have."""
 
     acts: ClassVar[list[str]] = []
-    within: ClassVar[bool] = False
+    where: ClassVar[str] = ""
 
     async def plan(self, ctx: Context, state: Bag) -> list[PlanStep]:
         return [PlanStep(key=f"s{n}", title=f"step {n}") for n in range(2)]
 
     async def act(self, ctx: Context, state: Bag, step: PlanStep) -> Any:
         self.acts.append(step.key)
-        if step.key == "s0":
-            return 1
-        if self.within:
-            return len(await ctx.step("read", lambda: "x" * 200_000))
-        return "x" * 200_000
+        if step.key == "s1" and self.where == "inner step":
+            await ctx.step("read", lambda: "x" * 200_000)
+        return "x" * 200_000 if step.key == "s1" and self.where == "plan step" else step.key
 
-    async def finish(self, ctx: Context, state: Bag) -> int:
-        return len(state.results)
+    async def finish(self, ctx: Context, state: Bag) -> str:
+        self.acts.append("finish")
+        return "x" * 200_000 if self.where == "result" else "short"
 
 
-@pytest.mark.parametrize("within", [True, False], ids=["step", "result"])
+@pytest.mark.parametrize(
+    ("where", "acts"),
+    [("inner step", ["s0", "s1"]), ("plan step", ["s0", "s1"]), ("result", ["s0", "s1", "finish"])],
+)
 async def test_a_result_over_its_limit_parks_the_agent_until_the_limit_is_raised(
-    app: App, settings: Settings, *, within: bool
+    app: App, settings: Settings, where: str, acts: list[str]
 ) -> None:
     class Fresh(Reader):
         acts: ClassVar[list[str]] = []
 
-    Fresh.within = within
+    Fresh.where = where
     limits = {"payload_limit": 20_000, "large_limit": 100_000, "lease": 30.0}
     handle = await app.agent(name="read")(Fresh).enqueue("all")
     async with App("limited", settings=settings.model_copy(update=limits)) as limited:
@@ -170,20 +172,20 @@ async def test_a_result_over_its_limit_parks_the_agent_until_the_limit_is_raised
             before = await settled(limited, handle)
             await handle.send("are you there?")
             await until_parked(limited, handle, before)
-        name = "LARGE" if within else "PAYLOAD"
+        name = "large_limit" if where == "inner step" else "payload_limit"
         (waiting,) = [event for event in await history(handle) if event.type == "waiting"]
         assert waiting.data["why"].endswith(
-            f"raise PERDURE_{name}_LIMIT of the workers; then run: perdure task compact {handle.id}"
+            f"raise PERDURE_{name.upper()} of the workers; then run: perdure task compact {handle.id}"
         )
-        assert Fresh.acts == ["s0", "s1"], "a message costs no call"
+        assert Fresh.acts == acts, "a message costs no call"
         assert (await handle.record()).attempts == 0
-    raised = {"large_limit" if within else "payload_limit": 1_000_000}
-    async with App("limited", settings=settings.model_copy(update=limits | raised)) as larger:
+    raised = limits | {name: 1_000_000}
+    async with App("limited", settings=settings.model_copy(update=raised)) as larger:
         larger.agent(name="read")(Fresh)
         async with running_worker(larger):
             await compact(larger, handle)
-            assert await bounded(handle.result()) == 2
-    assert Fresh.acts == ["s0", "s1", "s1"]
+            assert len(await bounded(handle.result())) == (200_000 if where == "result" else 5)
+    assert Fresh.acts == [*acts, *([] if where == "result" else ["s1"]), "finish"]
 
 
 async def test_a_higher_limit_lets_a_parked_agent_resume(
