@@ -237,6 +237,22 @@ async def test_a_commitment_claims_a_turn_once_when_it_is_due(
     await drain(gateway, producer, partition, [first, second])
 
 
+async def test_a_failed_turn_is_looked_at_again_once_it_is_replayed(
+    gateway: Gateway, namespace: Namespace, address: SessionAddress
+) -> None:
+    """Its worker may die, so another one must find the claimed turn."""
+    turn = await send(gateway, namespace, "one")
+
+    async def due() -> bool:
+        return await gateway.command("ZSCORE", address.keys[2], address.digest) is not None
+
+    assert await due()
+    await end_turn(gateway, address, turn, SessionTurnEnd("failed", b"timeout"))
+    assert not await due()
+    await begin_turn(gateway, address, turn, str(turn))
+    assert await due()
+
+
 async def test_the_message_of_an_ended_turn_and_a_former_commitment_leave_the_session(
     gateway: Gateway, namespace: Namespace, address: SessionAddress
 ) -> None:
