@@ -22,7 +22,7 @@ from tests.support.workers import BOUND, bounded
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 PROGRAM = PROGRAMS / "poisonous.py"
-TASKS = 16
+TASKS = 32
 POISON = 7
 
 

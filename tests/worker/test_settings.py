@@ -9,6 +9,7 @@ from perdure import Retry
 from perdure.queues import Gateway, Refused
 from perdure.worker.errors import ConfigurationError
 from perdure.worker.log import logger
+from perdure.worker.runtime.children.timings import delay_after
 from perdure.worker.settings import load_settings
 
 from tests.support.servers import BUNDLED, RedisServer, find_program
@@ -36,6 +37,12 @@ def test_settings_with_several_values_are_read_from_text(monkeypatch: pytest.Mon
     monkeypatch.setenv("PERDURE_UNKNOWN_TASK", "{")
     with pytest.raises(ConfigurationError, match="PERDURE_UNKNOWN_TASK: "):
         load_settings()
+
+
+def test_the_longest_restart_delay_is_reached_before_the_pause() -> None:
+    settings = load_settings()
+    delays = [delay_after(crashes, settings.restart_delays) for crashes in range(1, settings.crash_threshold + 1)]
+    assert delays == [0, 5, 30, 120, 600]
 
 
 def test_an_unknown_setting_is_refused() -> None:
