@@ -205,7 +205,9 @@ async def test_without_the_extra_only_words_are_searched(path: Path, monkeypatch
             await remember(store, "x")
         other.close()
         assert await store.count() == 1
-    with pytest.raises(VectorsUnavailable, match=r"install perdure\[vectors\]"):
+    with pytest.raises(
+        VectorsUnavailable, match=r"needs the packages apsw and sqlite-vec: pip install 'perdure\[vectors\]'; unset"
+    ):
         await HybridStore(SqliteBackend(path), Angles()).open()
     foreign_text(path)
     with pytest.raises(NotAMemoryStore):

@@ -17,7 +17,7 @@ from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreUnavailabl
 
 __all__ = ["Database", "Driver", "open_database"]
 
-_MISSING: Final = "install perdure[vectors]"
+_INSTALL: Final = "pip install 'perdure[vectors]'"
 
 # Primary result codes, https://www.sqlite.org/rescode.html
 _BUSY, _LOCKED, _CORRUPT, _FOREIGN = 5, 6, 11, 26
@@ -109,7 +109,7 @@ class Database:
     def need_vectors(self) -> None:
         """Raise `VectorsUnavailable` if the vector functions are missing."""
         if not self.vectors:
-            raise VectorsUnavailable(str(self.path), _MISSING)
+            raise VectorsUnavailable(str(self.path), f"it needs the packages apsw and sqlite-vec: {_INSTALL}")
 
     def close(self) -> None:
         self._driver.close()
@@ -147,7 +147,7 @@ def _translate(path: Path, wait: float, error: Exception) -> MemoryStoreError | 
     if primary in (_BUSY, _LOCKED):
         problem = f"another process has held its lock for {wait:g} s; try again, or find the process (lsof)"
     elif "no such module: fts5" in str(error):
-        problem = f"the SQLite of this Python has no FTS5; {_MISSING}"
+        problem = f"the SQLite of this Python has no FTS5: {_INSTALL}"
     elif problem is not None:
         problem = f"{problem} ({error})"
     return None if problem is None else MemoryStoreUnavailable(str(path), problem)
