@@ -147,10 +147,10 @@ class SimulatedServer:
         """Return what is executed in place of a script."""
         found = self._altered.get(script)
         if found is None:
-            found = script
+            found = self.alter(script)
             for part, other in self.limits.items():
                 found = found.replace(part, other)
-            found = self._altered[script] = self.alter(found)
+            self._altered[script] = found
         return found
 
     # reading for checks, outside of the world

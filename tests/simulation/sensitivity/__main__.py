@@ -24,7 +24,11 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from .defects import DEFECTS, replacement
-from .guards import Guard, Survey, guards_of_modules, guards_of_scripts
+from .guards import Finding, Guard, Kind
+from .module_guards import guards_of_modules
+from .removal import Survey, take_out
+from .script_guards import guards_of_scripts
+from .table import FINDINGS, rows
 
 if TYPE_CHECKING:
     from ..world import World
@@ -132,6 +136,39 @@ def _guards(count: int, draw: int, seeds: int, jobs: int) -> None:
                     _say(f"| {number} | `{guard}` | `{guard.text}` | {needed} of {asked} | {found} |")
 
 
+def _again(seeds: int, jobs: int) -> bool:
+    """Play for each guard of the table the seed that finds it missing, else the runs that need it.
+
+    Return whether the table is right about which guards are found.
+    """
+    surveyed, guards = _surveyed(seeds), {(one.place, one.text): one for one in _all_guards()}
+
+    def play(finding: Finding) -> str:
+        guard = guards[finding.place, finding.text]
+        if finding.seed is None:
+            return _play(surveyed, guard)
+        return _run("--one", str(guard), "--played", str(finding.seed))
+
+    right = True
+    with ThreadPoolExecutor(jobs) as pool:
+        for finding, found in zip(FINDINGS, pool.map(play, FINDINGS), strict=True):
+            guard = guards[finding.place, finding.text]
+            asked, needed = surveyed.counts(str(guard))
+            same = (finding.kind is Kind.FOUND) == _is_found(found)
+            right = right and same
+            _say(f"{'' if same else 'other: '}{guard} `{guard.text}`: {found} ({needed} of {asked} runs need it)")
+            _say(f"    {finding.outcome}")
+    return right
+
+
+def _is_found(found: str) -> bool:
+    return not found.startswith(("not found", "no run needs it"))
+
+
+def _all_guards() -> list[Guard]:
+    return [*guards_of_scripts(), *guards_of_modules()]
+
+
 def _play(surveyed: Survey, guard: Guard) -> str:
     """Play the runs that need a guard without it, in a process of their own."""
     needed = surveyed.needed.get(str(guard), [])[:_MOST]
@@ -148,6 +185,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one per core)")
     parser.add_argument("--one", help="one defect or guard, in this process")
     parser.add_argument("--played", help="with --one: the seeds, with commas between them")
+    parser.add_argument("--table", action="store_true", help="print the table of the guards that were taken out")
+    parser.add_argument("--again", action="store_true", help="play the runs of that table again")
     parser.add_argument("--survey", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     seeds = range(options.seeds) if not options.played else [int(one) for one in options.played.split(",")]
@@ -157,8 +196,12 @@ def main() -> int:
     elif options.one in DEFECTS:
         _say(first_found(replacement(*DEFECTS[options.one]), seeds))
     elif options.one is not None:
-        guard = next(one for one in (*guards_of_scripts(), *guards_of_modules()) if str(one) == options.one)
-        _say(first_found(guard.take_out(), seeds))
+        guard = next(one for one in _all_guards() if str(one) == options.one)
+        _say(first_found(take_out(guard), seeds))
+    elif options.table:
+        _say("\n".join(rows()))
+    elif options.again:
+        return 0 if _again(options.seeds, options.jobs) else 1
     elif options.guards:
         _guards(options.guards, options.draw, options.seeds, options.jobs)
     else:

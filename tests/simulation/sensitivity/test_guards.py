@@ -1,8 +1,13 @@
-"""The guards that sensitivity leaves out: conditions that refuse or protect, not options and logs."""
+"""The guards that sensitivity leaves out, conditions that refuse or protect, and the table of what it found."""
 
 from __future__ import annotations
 
-from .guards import Guard, guards_of_modules, guards_of_scripts, rewritten
+from collections import Counter
+
+from .guards import ROOT, Guard, Kind
+from .module_guards import guards_of_modules
+from .script_guards import guards_of_scripts, rewritten
+from .table import FINDINGS, rows
 
 
 def texts(guards: list[Guard], path: str) -> list[str]:
@@ -42,3 +47,22 @@ def test_a_script_without_changes_stays_as_it_is() -> None:
     assert "if not owned(KEYS[1]) then\n  return settled(KEYS[2]) and 1 or 0\nend\n" in changed
     assert [wanted for _, wanted in seen] == ["false", "true", "false", "false"]
     assert "if false then" in rewritten("queues/lua/park.lua", lambda guard, wanted: wanted)
+
+
+def test_each_row_of_the_table_is_about_one_guard_of_the_present_code() -> None:
+    guards = Counter((guard.place, guard.text) for guard in (*guards_of_scripts(), *guards_of_modules()))
+    assert set(guards.values()) == {1}
+    assert {(one.place, one.text) for one in FINDINGS} <= guards.keys()
+    assert len({(one.place, one.text) for one in FINDINGS}) == len(FINDINGS)
+
+
+def test_a_guard_has_a_seed_or_a_reason() -> None:
+    for one in FINDINGS:
+        assert (one.kind is Kind.FOUND) == (one.seed is not None), one
+        assert one.result, one
+
+
+def test_the_page_has_the_table() -> None:
+    """`python -m tests.simulation.sensitivity --table` prints it."""
+    page = (ROOT / "docs/explanation/simulation.md").read_text()
+    assert "\n\n" + "\n".join(rows()) + "\n\n" in page
