@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from perdure.deadletter import Filter, Replay, list_letters, replay
+from perdure.deadletter import Filter, Replay, list_letters, purge, replay
 from perdure.queues import (
     Delivery,
     Entry,
+    Envelope,
     EnvelopeTemplate,
     Gateway,
     Kind,
@@ -23,16 +24,25 @@ from perdure.queues import (
     Partition,
     Producer,
     State,
+    Successor,
+    await_version,
     clear_quarantined,
+    confirm_successor,
+    enqueue_successor,
     excuse_crashes,
     load_history,
     quarantine,
     raise_count,
+    read_task_input,
+    report_crash,
+    store_fork,
     take_quarantined,
     write_entries,
 )
 from perdure.queues.delivery import RunStatus
+from perdure.queues.derived_tasks import TaskPast, store_copy
 from perdure.queues.inbox import send_message
+from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import claim_all, claim_one, make_due, needs_one_server, promote, read_one, worker
@@ -266,6 +276,111 @@ async def test_a_fresh_start_that_arrives_late_spares_what_replaced_it(
         await SETTLING["succeed"](gateway, await read_one(await worker(gateway, partition)), "x")
         await unchanged(gateway, namespace, proxy)
         await producer.enqueue_fresh(message, queue="default")
+        await unchanged(gateway, namespace, proxy)
+
+
+@pytest.mark.parametrize("act", ["replay", "purge"])
+async def test_a_call_for_a_dead_letter_that_arrives_late_changes_nothing(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    producer: Producer,
+    delivery: Delivery,
+    line: tuple[Gateway, LossyProxy],
+    act: str,
+) -> None:
+    """The same task has died again since, or another one of its id."""
+    late, proxy = line
+    await SETTLING["bury"](gateway, delivery, "x")
+    (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
+    proxy.hold(b"EVALSHA")
+    assert await (replay(late, letter, Replay()) if act == "replay" else purge(late, letter))
+    await unchanged(gateway, namespace, proxy)
+    if act == "purge":
+        await producer.enqueue("t", task_id="x", queue="default")
+    second = await read_one(await worker(gateway, partition))
+    await unchanged(gateway, namespace, proxy)
+    await SETTLING["bury"](gateway, second, "x")
+    await unchanged(gateway, namespace, proxy)
+
+
+async def test_a_crash_report_that_arrives_late_counts_no_other_crash(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, line: tuple[Gateway, LossyProxy]
+) -> None:
+    """The same worker has claimed the message again."""
+    late, proxy = line
+    proxy.hold(queue_script("report_crash").sha.encode())
+    await report_crash(late, namespace, ["default"], delivery.worker, exit_status="SIGKILL", steps={})
+    await unchanged(gateway, namespace, proxy)
+    again = await claim_one(await worker(gateway, partition))
+    assert (again.worker, again.entry) == (delivery.worker, delivery.entry)
+    await unchanged(gateway, namespace, proxy)
+    await SETTLING["reschedule"](gateway, again, "x")
+    await unchanged(gateway, namespace, proxy)
+
+
+async def test_a_promotion_that_arrives_late_leaves_the_next_delay(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, line: tuple[Gateway, LossyProxy]
+) -> None:
+    late, proxy = line
+    await SETTLING["reschedule"](gateway, delivery, "x")
+    proxy.hold(queue_script("promote").sha.encode())
+    assert await promote(late, partition, "x") == 1
+    await unchanged(gateway, namespace, proxy)
+    await SETTLING["reschedule"](gateway, await read_one(await worker(gateway, partition)), "x")
+    await unchanged(gateway, namespace, proxy)
+
+
+async def test_a_wait_for_a_version_that_arrives_late_parks_no_other_delivery(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, line: tuple[Gateway, LossyProxy]
+) -> None:
+    late, proxy = line
+    proxy.hold(queue_script("await_version").sha.encode())
+    await await_version(late, delivery, "x", DATA_FORMAT + 1, limit=600)
+    await unchanged(gateway, namespace, proxy)
+    await promote(gateway, partition, "x")
+    second = await read_one(await worker(gateway, partition))
+    await unchanged(gateway, namespace, proxy)
+    await SETTLING["succeed"](gateway, second, "x")
+    await unchanged(gateway, namespace, proxy)
+
+
+@pytest.mark.parametrize("what", ["fork", "import", "successor"])
+async def test_a_derived_task_that_arrives_late_is_not_stored_again(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    delivery: Delivery,
+    line: tuple[Gateway, LossyProxy],
+    what: str,
+) -> None:
+    """It has run; the continued task knows its successor even when that one's record has expired."""
+    late, proxy = line
+    proxy.hold(queue_script("enqueue_successor" if what == "successor" else "enqueue_copy").sha.encode())
+    if what == "fork":
+        origin = await read_task_input(late, partition, "x")
+        copied: dict[str, Any] = {"at": "x 0-0", "arguments": b"{}", "event": b"{}", "fields": {"d:a": b"1"}}
+        await store_fork(late, namespace, origin, "y", **copied)
+    elif what == "import":
+        past = TaskPast(1, 1, None, [("s:a", b"1")], (), [("1-0", {"type": b"started", "n": b"1"})])
+        moved = {"envelope": Envelope(id="y", task="t").encode(), "arguments": b"{}", "past": past}
+        await store_copy(late, namespace, "default", "y", **moved, source="import 1")
+    else:
+        following = Successor(Envelope(id="y", task="t"), "default", b"{}", ("#received", b"{}"), "x token")
+        await enqueue_successor(late, namespace, following)
+    await unchanged(gateway, namespace, proxy)
+    second = await read_one(await worker(gateway, partition))
+    await unchanged(gateway, namespace, proxy)
+    await SETTLING["succeed"](gateway, second, "y")
+    await unchanged(gateway, namespace, proxy)
+    if what == "successor":
+        proxy.late, kept = b"", proxy.late
+        proxy.hold(queue_script("confirm_successor").sha.encode())
+        await confirm_successor(late, namespace, "x token")
+        await unchanged(gateway, namespace, proxy)
+        await SETTLING["succeed"](gateway, delivery, "x")
+        await unchanged(gateway, namespace, proxy)
+        proxy.late = kept
         await unchanged(gateway, namespace, proxy)
 
 
