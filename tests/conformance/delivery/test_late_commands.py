@@ -363,7 +363,7 @@ async def test_a_derived_task_that_arrives_late_is_not_stored_again(
         await store_fork(late, namespace, origin, "y", **copied)
     elif what == "import":
         past = TaskPast(1, 1, None, [("s:a", b"1")], (), [("1-0", {"type": b"started", "n": b"1"})])
-        moved = {"envelope": Envelope(id="y", task="t").encode(), "arguments": b"{}", "past": past}
+        moved: dict[str, Any] = {"envelope": Envelope(id="y", task="t").encode(), "arguments": b"{}", "past": past}
         await store_copy(late, namespace, "default", "y", **moved, source="import 1")
     else:
         following = Successor(Envelope(id="y", task="t"), "default", b"{}", ("#received", b"{}"), "x token")
