@@ -16,7 +16,7 @@ from .guards import FUNCTION, ROOT, Guard
 from .module_guards import guards_of_modules, without_guards
 from .script_guards import guards_of_scripts, rewritten
 
-__all__ = ["Survey", "take_out"]
+__all__ = ["Survey", "body_of", "take_out"]
 
 
 def take_out(guard: Guard) -> Callable[[bytes], bytes]:
@@ -38,7 +38,7 @@ def _replace(guards: Sequence[Guard], function: Callable[[str, Any, bool], Any])
     for path, names in by_path.items():
         if path.endswith(".lua"):
             text = (ROOT / path).read_text()
-            changes.append((_body(text), _body(rewritten(path, partial(_call, names)))))
+            changes.append((body_of(text), body_of(rewritten(path, partial(_call, names)))))
     get_code = importlib.machinery.SourceFileLoader.get_code
 
     def changed_code(loader: Any, name: str) -> CodeType | None:
@@ -59,7 +59,7 @@ def _replace(guards: Sequence[Guard], function: Callable[[str, Any, bool], Any])
     return alter
 
 
-def _body(script: str) -> bytes:
+def body_of(script: str) -> bytes:
     """Return a script without the comment at its start, in which the scripts of later releases differ."""
     lines = script.split("\n")
     return "\n".join(lines[next(at for at, line in enumerate(lines) if not line.startswith("--")) :]).encode()
