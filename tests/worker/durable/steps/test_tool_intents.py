@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, Snooze, TaskHandle, current_step
+from perdure.queues import Gateway, Script
 from perdure.queues.delivery.step_pages import PAGE
 from perdure.worker.durable import AlreadyDone
 from perdure.worker.journal import Resumption
@@ -133,6 +134,37 @@ async def test_no_note_is_left_by_calls_that_ended_or_have_none(app: App) -> Non
     await work_off(app)
     assert fields == [{}, {}]
     assert await intents(app, handle) == {}
+
+
+@pytest.mark.parametrize(("intent", "commands"), [(True, 20), (False, 10)])
+async def test_a_note_costs_one_command_per_call(
+    app: App, monkeypatch: pytest.MonkeyPatch, intent: bool, commands: int
+) -> None:
+    """Ten calls, each longer than the write of its note. The write of the result deletes the note."""
+    written: list[int] = []
+    run = Gateway.run
+
+    async def counted(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        found = await run(gateway, script, keys, args)
+        if script.name == "write_checkpoint":
+            written.append(1)
+        return found
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        async def fetch(number: int) -> int:
+            for _ in range(3):  # replies come in the order of the commands: a note is stored by then
+                await ctx._run.gateway.command("PING")
+            return number
+
+        for number in range(10):
+            await ctx.options(intent=intent).tool("fetch", fetch, number)
+
+    monkeypatch.setattr(Gateway, "run", counted)
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert len(written) == commands
 
 
 async def test_a_call_that_a_stop_cut_off_is_in_the_stored_handoff(app: App) -> None:
