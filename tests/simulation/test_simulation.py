@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from perdure.queues.transport import scripts
+from perdure.queues.transport.scripts import Script
 from perdure.worker.runtime.slots import Slots
 
 from .plan import Fault, Plan, TaskPlan, draw
@@ -73,6 +75,12 @@ def test_a_plan_is_one_run_whatever_was_played_before_and_in_every_process() -> 
     printed = [run.communicate(timeout=120)[0] for run in runs]
     assert printed[0] == printed[1]
     assert printed[0].count("(") == len({"stopped", "small"}), "each plan has one digest"
+
+
+def test_scripts_that_this_process_has_read_besides_are_no_part_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = play(small()).digest
+    monkeypatch.setitem(scripts._loaded, Path("other.lua"), Script("other", "return 1", "0" * 40))
+    assert play(small()).digest == before
 
 
 def test_the_server_draws_random_members_from_the_randomness_of_the_run() -> None:

@@ -17,7 +17,8 @@ from anyio._backends._asyncio import CancelScope
 from perdure import Producer, Worker
 from perdure.queues import QueueError, TaskHandle, Unavailable
 from perdure.queues.runtime import RUNTIME, Runtime
-from perdure.queues.transport.scripts import queue_script
+from perdure.queues.transport import gateway
+from perdure.queues.transport.scripts import loaded_scripts, queue_script
 from perdure.worker.durable.run import Run
 from perdure.worker.log import logger
 
@@ -42,6 +43,9 @@ __all__ = ["Outcome", "World", "log_errors"]
 _HOST: Final = "redis"
 _PATIENCE: Final = 120.0
 """Virtual seconds after the last fault within which every task must have an outcome."""
+
+_SCRIPTS: Final = sorted(loaded_scripts(), key=lambda script: script.name)
+"""Scripts that a worker loads when it connects. A process that has run other tests may have read more, in any order."""
 
 _RESTED: Final = 2.0
 """Leases after a trouble of a worker before it counts as healthy again: time to find a dead connection and renew."""
@@ -399,6 +403,7 @@ class World:
             for name in Runtime.__slots__:
                 stack.callback(setattr, RUNTIME, name, getattr(RUNTIME, name))
                 setattr(RUNTIME, name, getattr(replaced, name))
+            stack.enter_context(patch.object(gateway, "loaded_scripts", lambda: _SCRIPTS))
             # anyio cancels the scopes within a scope in the order of a set
             stack.enter_context(patch.object(CancelScope, "__hash__", lambda scope: hash(scope._host_task)))
             yield
