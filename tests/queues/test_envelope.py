@@ -39,6 +39,11 @@ ENVELOPES = st.builds(
     task=TEXT.filter(lambda text: 0 < len(text) <= 256),
     headers=st.dictionaries(TEXT, TEXT, max_size=5),
     options=OPTIONS,
+    secrets=st.lists(st.lists(TEXT, max_size=3).map(tuple), max_size=3).map(tuple),
+    tenant=st.none() | TEXT.filter(lambda text: 0 < len(text) <= 128),
+    requires=st.integers(0, 10**6),
+    key=st.none() | TEXT.filter(lambda text: len(text) <= LONGEST_KEY),
+    tags=st.lists(TEXT.filter(lambda text: 0 < len(text) <= LONGEST_TAG), max_size=3).map(tuple),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
