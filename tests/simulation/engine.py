@@ -171,8 +171,12 @@ def restore(engine: FakeServer, stored: bytes) -> None:
 
 @contextmanager
 def clock(now: float) -> Iterator[None]:
-    """Let the engine read this time."""
-    _TIME.now, former = now, _TIME.now
+    """Let the engine read this time, in whole microseconds as a server does.
+
+    It is set a little later than that: a number between two milliseconds must not become the one before when the engine
+    computes them.
+    """
+    _TIME.now, former = (round(now * 1e6) + 0.25) / 1e6, _TIME.now
     try:
         yield
     finally:

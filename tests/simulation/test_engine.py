@@ -75,7 +75,7 @@ def same(found: Any, real: Any, slack: int = 0) -> bool:
     """Return whether two replies are equal.
 
     Of an error only the kind is compared, since its text names places in the script. slack: by which integers may
-    differ, since the engine computes with seconds as floating-point numbers.
+    differ, since the engine keeps the ends of lifetimes as floating-point numbers of seconds.
     """
     if isinstance(found, list) and isinstance(real, list):
         return len(found) == len(real) and all(same(*pair, slack) for pair in zip(found, real, strict=True))
@@ -86,7 +86,7 @@ def same(found: Any, real: Any, slack: int = 0) -> bool:
     return bool(found == real)
 
 
-@pytest.mark.parametrize("seed", [2, 7, 42, 57])
+@pytest.mark.parametrize("seed", [2, 7, 42, 57, 118])
 def test_the_writes_of_a_run_have_the_same_replies_and_leave_the_same_data(
     seed: int, server: RedisServer, clock: SettableClock
 ) -> None:
@@ -114,7 +114,7 @@ def test_the_writes_of_a_run_have_the_same_replies_and_leave_the_same_data(
                 replies = parsed(engine.replay(at, command, {})), real.execute(at, command)
                 if command[0] == b"HGETALL":
                     replies = ordered(replies[0]), ordered(replies[1])
-                assert same(*replies, slack=1), f"{command}: {replies}"
+                assert same(*replies, slack=1 if command[0] == b"PTTL" else 0), f"{command}: {replies}"
 
 
 def test_pending_entries_are_the_same_when_the_clock_was_set_back(server: RedisServer, clock: SettableClock) -> None:
