@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -85,7 +86,8 @@ class ConnectionSettings(BaseModel):
     @property
     def address(self) -> Address:
         """The server's address. Raises `BadAddress`."""
-        return Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_folder)
+        address = Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_folder)
+        return address if self.redis_url else replace(address, assumed=True)
 
     @property
     def replication(self) -> Replication:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -48,10 +48,14 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server's address: a URL, or the data directory of an embedded server."""
+    """A server's address: a URL, or the data directory of an embedded server.
+
+    assumed: no address was configured, so it is that of the embedded server.
+    """
 
     url: str = ""
     directory: Path | None = None
+    assumed: bool = field(default=False, compare=False)
 
     @classmethod
     def parse(cls, text: str, *, data_dir: Callable[[], Path]) -> Address:

@@ -97,6 +97,21 @@ async def test_the_embedded_server_is_not_logged(logged: pytest.LogCaptureFixtur
         assert logged.records == []
 
 
+async def test_the_embedded_server_is_logged_once_where_no_server_is_configured(
+    logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PERDURE_REDIS_URL", raising=False)
+    monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path))
+    for _ in range(2):
+        async with Producer():
+            pass
+    (record,) = logged.records
+    assert (record.levelno, record.getMessage()) == (
+        logging.INFO,
+        f"embedded:{tmp_path} is used, because PERDURE_REDIS_URL is not set: only processes on this host share it",
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "level", "text", "remedy"),
     [

@@ -373,10 +373,11 @@ force_exit(3, limit=0.05)
     assert done.stderr.endswith("cannot be stopped: of the user\n")
 
 
-def test_the_first_line_shows_that_no_redis_url_is_set(folder: Path) -> None:
+def test_the_first_lines_show_that_no_redis_url_is_set(folder: Path) -> None:
     (folder / "local.py").write_text(
         'from perdure import App, Context\napp = App("local")\n@app.task\nasync def idle(ctx: Context) -> None: ...\n'
     )
     answer = process("worker", "run", "local:app", "--no-supervisor", "--burst")
-    first = answer.err.splitlines()[0]
-    assert f"at embedded:{folder / 'data'} (only processes on this host share it; PERDURE_REDIS_URL names" in first
+    first, started, *_ = answer.err.splitlines()
+    assert f"embedded:{folder / 'data'} is used, because PERDURE_REDIS_URL is not set" in first
+    assert f"at embedded:{folder / 'data'} (only processes on this host share it; PERDURE_REDIS_URL names" in started
