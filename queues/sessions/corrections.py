@@ -36,7 +36,7 @@ async def store_correction(
     check_size("the corrections that wait for the next turn", len(data), limit)
     keys = [record.address.session, record.address.partition.timeline]
     stored = cipher.encrypt(CORRECTIONS, data)
-    args: list[Argument] = [record.address.digest, str(record.born), record.corrections or b"", stored]
+    args: list[Argument] = [record.address.digest, str(record.born), record.corrections or b"", stored, record.ended]
     (answer,) = await gateway.run(_CORRECT, keys, args)
     found: Literal["stored", "turn", "changed", "missing"] = answer.decode()
     return found

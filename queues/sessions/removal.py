@@ -27,10 +27,11 @@ async def forget_session(gateway: Gateway, address: SessionAddress, *, born: str
     If the caller dies before all tasks are deleted, a worker deletes the rest (`finish_forgetting`).
 
     Args:
-        born: Only if its first message was sent at this time.
+        born: Only if its first message was sent at this time; by default the session that is there now.
         idle_ms: Only if no turn runs, and nothing has happened for so many milliseconds; the tasks are left to expire.
     """
     keys = [*address.keys, address.partition.forgotten]
+    born = born or (await gateway.command("HGET", address.session, "born") or b"").decode()
     there = bool(await gateway.run(_FORGET, keys, [address.digest, born, idle_ms]))
     if idle_ms:
         return there

@@ -1,0 +1,123 @@
+"""Late duplicates of calls for a session: the bytes of a repeated call arrive after the session has gone on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from perdure.queues import Gateway, Namespace, Partition, Producer
+from perdure.queues.sessions import (
+    SessionAddress,
+    SessionCorrection,
+    SessionTurnEnd,
+    TurnId,
+    begin_turn,
+    end_turn,
+    forget_session,
+    read_session,
+    send_to_session,
+    store_correction,
+)
+from perdure.queues.transport.scripts import queue_script
+
+from tests.support.consumers import needs_one_server, read_one, worker
+from tests.support.delivery_calls import SETTLING
+from tests.support.lossy_proxy import LossyProxy, lossy_gateway
+from tests.support.task_places import dump
+
+
+@pytest.fixture
+async def line(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyProxy]]:
+    """A second gateway, and the proxy in front of it."""
+    needs_one_server(gateway, "the line that holds bytes back stands before one server")
+    async with lossy_gateway(gateway) as (late, proxy):
+        yield late, proxy
+
+
+@pytest.fixture
+def address(namespace: Namespace) -> SessionAddress:
+    return SessionAddress.of(namespace, "bot", "ada")
+
+
+async def send(gateway: Gateway, namespace: Namespace, text: str) -> TurnId:
+    return await send_to_session(gateway, namespace, "bot", "ada", text, queue="default")
+
+
+class Conversation:
+    """A session whose turns are played one after the other; the late bytes change nothing at any time."""
+
+    def __init__(self, gateway: Gateway, namespace: Namespace, partition: Partition, proxy: LossyProxy) -> None:
+        self._gateway, self._namespace, self._partition, self._proxy = gateway, namespace, partition, proxy
+        self._address = SessionAddress.of(namespace, "bot", "ada")
+
+    async def unchanged(self) -> None:
+        if not self._proxy.late:
+            return
+        before = await dump(self._gateway, self._namespace)
+        await self._proxy.deliver()
+        assert await dump(self._gateway, self._namespace) == before
+
+    async def play(self, turn: TurnId, through: Gateway) -> None:
+        """Run a turn. through: calls the scripts of the session."""
+        await self.unchanged()
+        delivery = await read_one(await worker(self._gateway, self._partition))
+        await begin_turn(through, self._address, turn, str(turn))
+        await self.unchanged()
+        number = str(turn.number).encode()
+        assert await end_turn(through, self._address, turn, SessionTurnEnd("answered", number, b'{"said":%s}' % number))
+        await self.unchanged()
+        await SETTLING["succeed"](self._gateway, delivery, str(turn))
+        await self.unchanged()
+
+
+@pytest.mark.parametrize("held", ["session_send", "session_begin", "session_end"])
+async def test_a_call_of_a_turn_that_arrives_late_changes_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition, line: tuple[Gateway, LossyProxy], held: str
+) -> None:
+    late, proxy = line
+    session = Conversation(gateway, namespace, partition, proxy)
+    proxy.hold(queue_script(held).sha.encode())
+    await session.play(await send(late, namespace, "one"), late)
+    assert proxy.late
+    for text in ("two", "three"):
+        await session.play(await send(gateway, namespace, text), gateway)
+
+
+async def test_a_correction_that_arrives_late_is_not_applied_again(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    address: SessionAddress,
+    line: tuple[Gateway, LossyProxy],
+) -> None:
+    """The next turn has read it, and stored a state."""
+    late, proxy = line
+    session = Conversation(gateway, namespace, partition, proxy)
+    await session.play(await send(gateway, namespace, "one"), gateway)
+    record = await read_session(gateway, address)
+    assert record is not None
+    proxy.hold(queue_script("session_correct").sha.encode())
+    assert await store_correction(late, record, SessionCorrection("c1", "carl", {"said": 0})) == "stored"
+    await session.unchanged()
+    for text in ("two", "three"):
+        await session.play(await send(gateway, namespace, text), gateway)
+
+
+async def test_a_removal_that_arrives_late_spares_the_next_session_of_the_name(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    producer: Producer,
+    address: SessionAddress,
+    line: tuple[Gateway, LossyProxy],
+) -> None:
+    late, proxy = line
+    session = Conversation(gateway, namespace, partition, proxy)
+    await session.play(await send(gateway, namespace, "one"), gateway)
+    proxy.hold(queue_script("session_forget").sha.encode())
+    assert await forget_session(late, address)
+    await session.unchanged()
+    await session.play(await send(gateway, namespace, "one again"), gateway)
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert record.ended == 1
