@@ -1,0 +1,63 @@
+"""Late duplicates of changes of identities and shared files: the bytes of a call arrive after a later change."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from perdure import Settings
+from perdure.queues import Gateway, Namespace
+from perdure.queues.transport.scripts import queue_script
+from perdure.worker.durable import SharedWorkspace
+from perdure.worker.identity import Identity, load_identity, set_identity
+
+from tests.support.consumers import needs_one_server
+from tests.support.lossy_proxy import LossyProxy, lossy_gateway
+from tests.support.task_places import dump
+
+
+@pytest.fixture
+async def line(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyProxy]]:
+    """A second gateway, and the proxy in front of it."""
+    needs_one_server(gateway, "the line that holds bytes back stands before one server")
+    async with lossy_gateway(gateway) as (late, proxy):
+        yield late, proxy
+
+
+async def unchanged(gateway: Gateway, namespace: Namespace, proxy: LossyProxy) -> None:
+    """Deliver the late bytes, and check that nothing has changed."""
+    before = await dump(gateway, namespace)
+    assert proxy.late
+    await proxy.deliver()
+    assert await dump(gateway, namespace) == before
+
+
+async def test_an_identity_that_arrives_late_replaces_no_newer_one(
+    gateway: Gateway, namespace: Namespace, line: tuple[Gateway, LossyProxy]
+) -> None:
+    late, proxy = line
+    proxy.hold(queue_script("set_identity").sha.encode())
+    assert await set_identity(late, namespace, "clerk", Identity(role="first"), by="ada") == 1
+    await unchanged(gateway, namespace, proxy)
+    assert await set_identity(gateway, namespace, "clerk", Identity(role="second"), by="ben") == 2
+    await unchanged(gateway, namespace, proxy)
+    found = await load_identity(gateway, namespace, "clerk")
+    assert found is not None
+    assert found.identity.role == "second"
+
+
+@pytest.mark.parametrize("act", ["write", "remove"])
+async def test_a_change_of_a_shared_file_that_arrives_late_undoes_no_later_one(
+    gateway: Gateway, namespace: Namespace, line: tuple[Gateway, LossyProxy], tmp_path: Path, act: str
+) -> None:
+    late, proxy = line
+    settings = Settings(namespace=namespace.name, artifacts=str(tmp_path))
+    mine, theirs = (SharedWorkspace(one, settings, "team", by="ada") for one in (late, gateway))
+    await theirs.write("a.md", "one")
+    proxy.hold(queue_script("put_file").sha.encode())
+    await (mine.write("a.md", "two") if act == "write" else mine.remove("a.md"))
+    await unchanged(gateway, namespace, proxy)
+    await theirs.write("a.md", "three")
+    await unchanged(gateway, namespace, proxy)
+    assert await theirs.read("a.md") == b"three"
