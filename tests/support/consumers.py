@@ -160,7 +160,7 @@ def ids(deliveries: Sequence[Delivery]) -> list[str]:
 
 
 class Held:
-    """Return the consumer that holds a delivery."""
+    """A holder of a delivery, with callbacks."""
 
     def __init__(
         self,

@@ -125,7 +125,7 @@ def _is_file(file: IO[bytes]) -> bool:
 @with_connection_options
 def import_(
     place: ConnectionOptions,
-    source: Annotated[str, typer.Argument(metavar="FILE", help="ExportedTask task; - for stdin.")],
+    source: Annotated[str, typer.Argument(metavar="FILE", help="File of 'perdure task export'; - for stdin.")],
     *,
     new_id: Annotated[
         str | None,
