@@ -401,6 +401,13 @@ def test_each_broken_promise_is_found(story: Callable[[], Story], rule: str) -> 
     assert rule in story().rules()
 
 
+@pytest.mark.parametrize(("exits", "rules"), [(45, set()), (75, {"ended by itself"})])
+def test_a_worker_that_cannot_reach_redis_may_end_soon_after_it_was_loaded(exits: float, rules: set[str]) -> None:
+    """On a busy machine, the import alone takes long."""
+    story = finished().fault(20, 80, "redis_kill").add(25, THIRD, "process", role="worker", version="this", parent=1)
+    assert story.exited(exits, THIRD, code=1).rules() == rules
+
+
 def test_what_a_frozen_worker_does_before_it_knows_is_no_violation() -> None:
     """It begins a step that another has recorded meanwhile; its record is refused."""
     story = Story().run(2, FIRST).fault(2.1, 6, "freeze", FIRST)
@@ -446,6 +453,31 @@ def test_what_redis_lost_may_be_done_again(kind: str) -> None:
     story.run(5, SECOND_ONE, count=2).step(5.1, SECOND_ONE, "step-0").returned(6, SECOND_ONE, ["11.1/step-0/1"])
     story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps={"step-0": "11.1/step-0/1"})
     assert story.rules() == set()
+
+
+@pytest.mark.parametrize("kind", sorted(LOSSES))
+def test_a_delivery_count_that_redis_lost_does_not_order_runs(kind: str) -> None:
+    """Redis loses that it handed out the message, and hands it out with a lower count."""
+    story = Story().run(2, FIRST, count=4).step(2.1, FIRST, "step-0").returned(2.2, FIRST, ["12.1/step-0/1"])
+    redis_loses(story, 3, kind)
+    story.run(8, SECOND_ONE, count=2).step(8.1, SECOND_ONE, "step-0").returned(9, SECOND_ONE, ["11.1/step-0/1"])
+    story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps={"step-0": "11.1/step-0/1"})
+    assert story.rules() == set()
+
+
+@pytest.mark.parametrize(
+    ("frozen", "rules"), [(True, set()), (False, {"recorded step run again", "repeated without a fault"})]
+)
+def test_of_two_runs_with_one_count_neither_is_the_later_delivery(*, frozen: bool, rules: set[str]) -> None:
+    """Redis has lost the first delivery; its worker begins after the second one, which only a fault excuses."""
+    story = redis_loses(Story(), 1.5)
+    story.run(6, SECOND_ONE).begin(6.1, SECOND_ONE, "step-0").effect(6.2, SECOND_ONE, "step-0")
+    story.value(6.3, SECOND_ONE, "step-0").run(6.4, FIRST).begin(6.5, FIRST, "step-0")
+    if frozen:
+        story.fault(1.4, 5.9, "freeze", FIRST)
+    story.returned(7, SECOND_ONE, ["11.1/step-0/1"])
+    story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps={"step-0": "11.1/step-0/1"})
+    assert story.rules() == rules
 
 
 @pytest.mark.parametrize("kind", sorted(LOSSES))

@@ -12,6 +12,7 @@ from ..history import History, Violation
 __all__ = ["check_processes"]
 
 _STARTING = 30 * SECOND
+"""Longest time in which a process that has loaded the package tries to reach the server."""
 
 _BY_SIGNAL = 128
 """Above it, the exit code of a supervisor says which signal ended its first child."""
@@ -20,15 +21,22 @@ _BY_SIGNAL = 128
 def check_processes(history: History) -> Iterator[Violation]:
     """Check that a process that exited was killed, stopped, or could not reach the server when it was started."""
     started: dict[int, Line] = {}
+    loaded: dict[int, int] = {}
     killed = {line.pid for line in history.lines if line.what == "kills"}
     for line in history.lines:
         if line.what == "started":
             started[line["child"]] = line
+        elif line.what == "process":
+            loaded[line.pid] = line.at
         elif line.what == "exited" and not line["closing"] and line["child"] not in killed:
             start = started[line["child"]]
             if start["role"] == "producer" and line["code"] == -signal.SIGTERM:
                 continue  # stopped before its signal handler was installed
-            if line["code"] == 1 and line.at - start.at < _STARTING and _away(history, start, line):
+            if (
+                line["code"] == 1
+                and line.at - loaded.get(line["child"], start.at) < _STARTING
+                and _away(history, start, line)
+            ):
                 continue
             if not any(_ended(fault, line) for fault in history.faults.all):
                 what = f"a {line['role']} ended by itself, with code {line['code']}"

@@ -7,7 +7,8 @@ When a handler has been given the value of a step, the step counts as recorded f
 - the value was made by another run: then it came from the record.
 
 No run of a later delivery starts a recorded step, nor does the same run; all get the recorded value; and the
-checkpoint holds no other. A run of an *earlier* delivery may start it only if a fault kept its worker from learning
+checkpoint holds no other. A later delivery has a higher count: where Redis has lost a hand-out, two workers may have
+the same. A run of an *earlier* delivery may start it only if a fault kept its worker from learning
 that it had lost the lease: nothing outside Redis stops a process that was frozen before its first step. Its record is
 refused.
 
@@ -80,9 +81,9 @@ def _check_begins(history: History, task: Task, record: _Recorded, run: Run, ste
         shown = (record.run.first, record.value, run.first, begin)
         if run is record.run and begin.at > record.value.at:
             yield Violation("recorded step run again", f"{task.id}, step {step}: again in the same run", shown)
-        elif run.order > record.run.order and not _forgotten(history, record, run, begin.at):
+        elif run.fence > record.run.fence and not _forgotten(history, record, run, begin.at):
             yield Violation("recorded step run again", f"{task.id}, step {step}: by a later delivery", shown)
-        elif run.order < record.run.order and begin.at > record.since:
+        elif run is not record.run and run.fence <= record.run.fence and begin.at > record.since:
             since = min(run.at, record.run.at) - round(history.lease * SECOND)
             if history.faults.explain(run.pid, since, begin.at) is None:
                 what = f"{task.id}, step {step}: by an earlier delivery, whose worker no fault had hit"

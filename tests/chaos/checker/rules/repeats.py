@@ -40,9 +40,14 @@ def repeats(task: Task) -> Iterator[tuple[Run, Line, Run, Line]]:
 
 def reason_of_repeat(history: History, former: Run, first: Line, later: Run, second: Line) -> str | None:
     """Return why the step was started again: a kind of fault, `attempt`, `replay`; None if nothing explains it."""
-    if former.order > later.order:  # the later beginning is that of a run that had lost its lease
+    if (
+        former.fence >= later.fence
+    ):  # the later beginning is that of a run that had lost its lease, or Redis lost a count
         fault = history.faults.explain(later.pid, later.at - round(history.lease * SECOND), second.at)
-        return None if fault is None else f"stale after {fault.kind}"
+        if fault is not None:
+            return f"stale after {fault.kind}"
+        if former.fence > later.fence and not history.lost(former.at, second.at):
+            return None
     fault = _cut_off(history, former, first, second)
     if fault is not None:
         return fault.kind
