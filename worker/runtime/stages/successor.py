@@ -15,6 +15,7 @@ from ....queues import (
     Namespace,
     Partition,
     Successor,
+    TaskNotFound,
     enqueue_successor,
     find_task,
     forward_messages,
@@ -44,26 +45,33 @@ async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
     """Store the successor and give it the unread messages.
 
     If this worker dies before the outcome is stored, the next one repeats this, which changes nothing, and continues
-    from here.
+    from here. So does this one if the successor is gone: Redis has lost it, or it has ended and its record has expired.
     """
     counters = counters_after(StopReason.CONTINUED, run.history.counters)
     namespace = Namespace(run.delivery.partition.namespace)
     handed_to = successor.envelope.id
     store: Callable[[], Awaitable[Partition | None]]
-    try:
-        if run.history.continued == successor.source:  # a worker has read it; it may have ended and expired since
-            store = partial(find_task, gateway, namespace, handed_to)
-        else:
-            store = partial(enqueue_successor, gateway, namespace, await complete_successor(run, successor))
-        to = await retry_while_unavailable(store, on_wait=log_wait(f"task {run.id}", run.touch))
-    except HandOffRefused as refused:
-        return Burial(Reason.NOT_RETRYABLE, counters, refused)
-    except LargeValueLost as lost:
-        return Burial(Reason.UNREADABLE, counters, lost)
-    except DecryptionError as error:
-        return Burial(Reason.UNDECRYPTABLE, counters, error)
-    if to is not None:
-        await _forward(gateway, run, to, handed_to)
+    continued = run.history.continued
+    while True:
+        try:
+            if continued == successor.source:  # a worker has read it; it may have ended and expired since
+                store = partial(find_task, gateway, namespace, handed_to)
+            else:
+                store = partial(enqueue_successor, gateway, namespace, await complete_successor(run, successor))
+            to = await retry_while_unavailable(store, on_wait=log_wait(f"task {run.id}", run.touch))
+            if to is not None:
+                await _forward(gateway, run, to, handed_to)
+            break
+        except HandOffRefused as refused:
+            return Burial(Reason.NOT_RETRYABLE, counters, refused)
+        except LargeValueLost as lost:
+            return Burial(Reason.UNREADABLE, counters, lost)
+        except DecryptionError as error:
+            return Burial(Reason.UNDECRYPTABLE, counters, error)
+        except TaskNotFound:
+            read = partial(gateway.command, "HGET", run.delivery.partition.record(run.id), "continued")
+            found = await retry_while_unavailable(read, on_wait=log_wait(f"task {run.id}", run.touch))
+            continued = None if found is None else found.decode()
     logger.bind(task=run.envelope.task, id=run.id).info(
         "continued as task {} ({}, queue {})", handed_to, successor.envelope.task, successor.queue
     )
