@@ -27,7 +27,7 @@ LATEST: Final = 3
 
 _HEADER: Final = b"-- KEYS"
 _HEADERS: Final = {2: b"-- Keys", 3: b"-- keys"}
-"""What the scripts of later releases have in place of the header: as long, so that commands keep their sizes."""
+"""Replaces the header in the scripts of later releases, with the same length: the size of a command stays the same."""
 
 _DIGEST: Final = re.compile(rb"\$40\r\n([0-9a-f]{40})\r\n")
 

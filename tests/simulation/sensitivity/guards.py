@@ -50,7 +50,7 @@ class Guard:
 
     @property
     def place(self) -> str:
-        """Where it is, whatever its line: the file, and the function of a module."""
+        """The file, and in a module the function; line numbers would change too often."""
         return self.path + (f", {self.scope}" if self.scope else "") + (f" ({self.number})" if self.number > 1 else "")
 
 
@@ -65,7 +65,7 @@ def numbered(guards: Iterable[Guard]) -> list[Guard]:
 
 
 class Kind(Enum):
-    """What runs without a guard show, or why they show nothing."""
+    """Result of removing a guard."""
 
     FOUND = "found"
     RARE = "needed by few runs"
@@ -75,12 +75,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of a guard.
+    """Result of removing one guard, and its explanation.
 
     Attributes:
         place, text: Those of the guard.
-        protects: What the guard asks for.
-        result: The check that reports its absence, or the reason why none does.
+        protects: What the guard checks.
+        result: The check that fails without it, or the reason why none does.
         seed: A seed that finds it missing, if it is found.
     """
 

@@ -72,7 +72,7 @@ def _call(names: Collection[str], guard: Guard, wanted: str) -> str:
 
 @dataclass
 class Survey:
-    """What runs ask of guards.
+    """How often runs evaluate guards.
 
     Attributes:
         asked: Seeds that evaluate a guard, by its name.

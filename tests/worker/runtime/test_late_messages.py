@@ -113,7 +113,7 @@ async def test_a_message_that_was_recovered_meanwhile_starts_no_second_run(
     """A reader of a cluster uses a late reply; by then the worker may have recovered what the reply has."""
     started: list[str] = []
     called: list[str] = []
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    in_step, proceed = asyncio.Event(), asyncio.Event()
 
     async def call(name: str) -> None:
         called.append(name)
@@ -122,23 +122,23 @@ async def test_a_message_that_was_recovered_meanwhile_starts_no_second_run(
     async def job(ctx: Context, name: str) -> str:
         started.append(name)
         await ctx.step("call", call, name)
-        begun.set()
+        in_step.set()
         if name == "first":
-            await go_on.wait()
+            await proceed.wait()
         return name
 
     reply = GivenUpReply(monkeypatch)
     async with running_worker(app):
         first = await job.enqueue("first")
-        await bounded(begun.wait())
+        await bounded(in_step.wait())
         if ended:
-            go_on.set()
+            proceed.set()
             await bounded(first.result())
         reply.arrive.set()
         assert await bounded((await job.enqueue("second")).result()) == "second"
         await bounded(reply.arrived.wait())
         assert await bounded((await job.enqueue("third")).result()) == "third"
-        go_on.set()
+        proceed.set()
         assert await bounded(first.result()) == "first"
         assert (await first.record()).crashes == 0
     assert started == called == ["first", "second", "third"]

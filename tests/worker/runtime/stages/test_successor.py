@@ -61,7 +61,7 @@ async def test_a_successor_that_redis_has_lost_is_stored_again(
     """Redis loses it before the messages are forwarded to it."""
     app = App("relay", settings=settings)
     runs: Counter[str] = Counter()
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    started, proceed = asyncio.Event(), asyncio.Event()
 
     @app.task
     async def second(ctx: Context) -> str:
@@ -71,8 +71,8 @@ async def test_a_successor_that_redis_has_lost_is_stored_again(
     @app.task
     async def first(ctx: Context) -> str:
         runs["first"] += 1
-        begun.set()
-        await go_on.wait()
+        started.set()
+        await proceed.wait()
         await ctx.continue_as(second, why="the first half is done", arguments={})
 
     async def lost_once(gateway: Any, namespace: Namespace, successor: Any) -> Partition:
@@ -82,9 +82,9 @@ async def test_a_successor_that_redis_has_lost_is_stored_again(
     monkeypatch.setattr(stage, "enqueue_successor", lost_once)
     async with app, running_worker(app):
         handle = await first.enqueue()
-        await bounded(begun.wait())
+        await bounded(started.wait())
         await handle.send("for the second half")
-        go_on.set()
+        proceed.set()
         assert await bounded(handle.result()) == "for the second half"
         assert (await handle.record()).crashes == 0
     assert runs == {"first": 1, "second": 1}
