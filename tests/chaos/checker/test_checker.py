@@ -530,6 +530,27 @@ def test_a_worker_uses_the_settings_that_were_stored_before_its_start() -> None:
     assert settings_stored(finished(), 5.5, THIRD).rules() == set()
 
 
+@pytest.mark.parametrize(
+    ("begin", "kind", "kept", "excused"),
+    [
+        (3.5, "redis_freeze", 43_203.4, True),
+        (3.5, "redis_freeze", 43_196.6, False),
+        (3.5, "redis_freeze", 43_208.0, False),
+        (3.5, "redis_kill", 43_203.4, False),
+        (6.5, "redis_freeze", 43_203.4, False),
+    ],
+    ids=["kept longer", "kept shorter", "kept much longer", "killed", "frozen later"],
+)
+def test_a_result_is_kept_longer_if_redis_stands_still_while_it_stores_it(
+    begin: float, kind: str, kept: float, excused: bool
+) -> None:
+    """It reads the time at the beginning of the script, and sets the TTL at its end."""
+    story = finished().fault(begin, begin + 3, kind)
+    next(line for line in story.lines if line["what"] == "final")["kept"] = kept
+    found = settings_stored(story, 1.5, SECOND_ONE).rules()
+    assert found == (set() if excused else {"stored setting ignored"})
+
+
 def test_a_replayed_poison_task_may_kill_again() -> None:
     story = Story("poison")
     for life, start in enumerate((2, 12)):
