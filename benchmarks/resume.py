@@ -100,9 +100,14 @@ class Scene:
         if self.resuming and len(self.starts) == len(self.resumes):
             self.starts.append(perf_counter())
 
+    @property
+    def in_background(self) -> int:
+        """Number of calls that are recorded in the background: all before the window but two, so none is left in it."""
+        return max(0, self.calls - self.window - 2)
+
     def durability(self, number: int) -> Durability:
-        """Return how a call is recorded: in the window, and just before it, with a round trip, so none is left."""
-        return "async" if number < self.calls - self.window - 2 else "sync"
+        """Return how a call is recorded: in the window, and just before it, with a round trip."""
+        return "async" if number < self.in_background else "sync"
 
     async def interruption(self) -> None:
         """Block, so that the run is interrupted here."""
@@ -149,10 +154,11 @@ def _function(app: App, scene: Scene) -> Any:
     @app.task(name="walk")
     async def walk(ctx: Context, goal: str) -> int:
         scene.handler_started()
-        background = ctx.options(durability="async")
-        for number in range(scene.calls):
-            caller = ctx if scene.durability(number) == "sync" else background
-            await caller.step("read", scene.call, number)
+        background, early = ctx.options(durability="async"), scene.in_background
+        for number in range(early):  # nothing else in these loops: its time would be added to that of the steps
+            await background.step("read", scene.call, number)
+        for number in range(early, scene.calls):
+            await ctx.step("read", scene.call, number)
         await scene.after_history()
         await ctx.step("read", scene.call, scene.calls)
         return scene.calls

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic
+from types import MethodType
 from typing import Any
 
 import anyio
@@ -65,8 +66,9 @@ async def run_step(
             key, result = known
             if result[:1] == REFERENCE:
                 result = await read_step_result(run, key, result)
-            if run.codec[0] is not fn:
-                run.codec = (fn, codec_of(fn))
+            called = fn.__func__ if type(fn) is MethodType else fn  # each access to a method makes a new object
+            if run.codec[0] is not called:
+                run.codec = (called, codec_of(fn))
             return run.codec[1].decode_record(key, result)
         match = (*known, None)
     else:
