@@ -66,7 +66,7 @@ async def run_step(
             key, result = known
             if result[:1] == REFERENCE:
                 result = await read_step_result(run, key, result)
-            called = fn.__func__ if type(fn) is MethodType else fn  # each access to a method makes a new object
+            called = fn.__func__ if isinstance(fn, MethodType) else fn  # each access to a method makes a new object
             if run.codec[0] is not called:
                 run.codec = (called, codec_of(fn))
             return run.codec[1].decode_record(key, result)
