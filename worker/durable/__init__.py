@@ -14,7 +14,7 @@
     task_artifacts.py     ctx.artifacts
     task_workspace.py     ctx.workspace
     shared_workspace.py   files of several tasks, with compare-and-set
-    task_memory.py        ctx.memory
+    task_memory.py        ctx.memory; ids of the memories that a task has used
     recall.py             ctx.recall_step
     resume_info.py        ctx.resume_info
     continuation.py       ctx.continue_as
@@ -45,7 +45,7 @@ from .steps.options import AlreadyDone, Durability, StepOptions
 from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
 from .task_artifacts import Artifacts
-from .task_memory import TaskMemory, store_findings
+from .task_memory import CITED_MEMORIES, TaskMemory, cite_memories, cited_memories, store_findings
 from .task_workspace import (
     FolderOnly,
     Workspace,
@@ -56,6 +56,7 @@ from .task_workspace import (
 )
 
 __all__ = [
+    "CITED_MEMORIES",
     "CURRENT_RUN",
     "HANDING",
     "STOP_RULES",
@@ -87,6 +88,8 @@ __all__ = [
     "Workspace",
     "build_chain",
     "changed_scope",
+    "cite_memories",
+    "cited_memories",
     "codec_of",
     "complete_successor",
     "consumed",

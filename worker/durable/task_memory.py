@@ -1,10 +1,18 @@
-"""Long-term memories of the running task: `ctx.memory`."""
+"""Long-term memories of the running task: `ctx.memory`.
+
+The ids of the memories that a task has stored, found or had in a prompt are in its checkpoint (`#memories:N`), so an
+export of the task can include these memories. A field has up to 64 ids, and only the latest field is written again.
+The fields form a ring: the latest 960 to 1,024 ids are kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+
+from ...queues import Entry, Kind
 from ..errors import ConfigurationError, StepOutsideTask
 from ..journal import redacted
 from ..memory import FoundMemory, Memory, NewMemory, new_memory
@@ -16,7 +24,7 @@ from .steps.options import DEFAULT_OPTIONS, Durability
 if TYPE_CHECKING:
     from ..memory import HybridStore
 
-__all__ = ["TaskMemory", "store_findings"]
+__all__ = ["CITED_MEMORIES", "TaskMemory", "cite_memories", "cited_memories", "store_findings"]
 
 
 class TaskMemory:
@@ -123,7 +131,9 @@ class TaskMemory:
 
     async def _add(self, memory: NewMemory) -> Memory:
         key = self._next_key()
-        return await (await self.store()).add(memory, owner=self.owner, key=key)
+        stored = await (await self.store()).add(memory, owner=self.owner, key=key)
+        await cite_memories(self._run, [stored])
+        return stored
 
     async def _search(
         self,
@@ -144,13 +154,17 @@ class TaskMemory:
         )
         if key is not None and found:
             await store.touch([one.memory.id for one in found], key=key)
+        await cite_memories(self._run, found)
         return found
 
     async def _profile(self, subject: str, limit: int, everyone: bool) -> list[FoundMemory]:
-        return await (await self.store()).profile(subject, owner=None if everyone else self.owner, limit=limit)
+        found = await (await self.store()).profile(subject, owner=None if everyone else self.owner, limit=limit)
+        await cite_memories(self._run, found)
+        return found
 
     async def _touch(self, ids: list[str]) -> int:
         key = self._next_key()
+        await cite_memories(self._run, ids)
         return await (await self.store()).touch(ids, key=key)
 
     async def _forget(self, ids: list[str]) -> int:
@@ -195,7 +209,8 @@ async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
         if run.redact is not None:
             memory = redacted(memory, run.redact)
         key = _key(run, "remember", number)
-        await (await run.memory.get()).add(memory, owner=run.envelope.task, key=key)
+        stored = await (await run.memory.get()).add(memory, owner=run.envelope.task, key=key)
+        await cite_memories(run, [stored])
         run.touch()
 
 
@@ -207,3 +222,66 @@ def _step_of(run: Run) -> Step | None:
         return current_step()
     except StepOutsideTask:
         return None
+
+
+CITED_MEMORIES: Final = "#memories:"
+"""Beginning of the checkpoint keys."""
+
+_PER_FIELD: Final = 64
+
+_FIELDS: Final = tuple(f"{CITED_MEMORIES}{number}" for number in range(16))
+
+
+async def cite_memories(run: Run, memories: Iterable[object]) -> None:
+    """Note the ids of memories, given themselves, as results of a search, or as ids, in the checkpoint of the task.
+
+    The next write of the checkpoint has them: the record of a step never precedes the ids that it depends on. Other
+    objects are ignored.
+    """
+    ids = list(dict.fromkeys(one for memory in memories for one in _ids(memory)))
+    if not ids:
+        return
+    saved = run.history.saved
+    await run.history.read_unfinished(*_FIELDS)
+    numbers = _numbers(saved)
+    known = set(cited_memories(saved))
+    changed: dict[str, bytes] = {}
+    for one in ids:
+        if one not in known:
+            field, first, held = _latest(saved, numbers)
+            data = orjson.dumps({"first": first, "ids": [*held, one]})
+            saved[field] = changed[field] = data
+            numbers[field] = first
+    if changed:
+        await run.recorder.put(*(Entry(Kind.SAVED, field, data) for field, data in changed.items()), wait=False)
+
+
+def cited_memories(saved: Mapping[str, bytes]) -> list[str]:
+    """Return the ids that the fields of a checkpoint have, in the order of their first use."""
+    numbers = _numbers(saved)
+    fields = sorted(numbers, key=lambda field: numbers[field])
+    return [str(one) for field in fields for one in orjson.loads(saved[field])["ids"]]
+
+
+def _numbers(saved: Mapping[str, bytes]) -> dict[str, int]:
+    """Return, for each field, the number of its first id."""
+    return {field: int(orjson.loads(saved[field])["first"]) for field in _FIELDS if field in saved}
+
+
+def _latest(saved: Mapping[str, bytes], numbers: Mapping[str, int]) -> tuple[str, int, list[str]]:
+    """Return the field that takes the next id, the number of its first id, and its ids."""
+    if not numbers:
+        return _FIELDS[0], 1, []
+    field = max(numbers, key=lambda one: numbers[one])
+    held = orjson.loads(saved[field])["ids"]
+    if len(held) < _PER_FIELD:
+        return field, numbers[field], held
+    return _FIELDS[(_FIELDS.index(field) + 1) % len(_FIELDS)], numbers[field] + len(held), []
+
+
+def _ids(memory: object) -> list[str]:
+    if isinstance(memory, FoundMemory):
+        return [memory.memory.id, *(one.id for one in memory.related)]
+    if isinstance(memory, Memory):
+        return [memory.id]
+    return [memory] if isinstance(memory, str) else []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import IO, Final
+from typing import IO, Final, cast
 
 import orjson
 
@@ -23,12 +25,15 @@ from ...queues.security import ERROR, MESSAGE, event_field
 from ...queues.sessions import parse_turn_id
 from ...queues.transport import scan_fields, scan_results
 from ..artifacts import ArtifactStore, task_links
-from ..durable import task_workspace_files
+from ..durable import CITED_MEMORIES, cited_memories, task_workspace_files
 from ..errors import TransferError
 from ..journal.run_events import Exported
+from ..memory import HybridStore
 from .lines import FORMAT, VERSION, LineWriter
 
 __all__ = ["ExportedTask", "close_source", "export_task"]
+
+OpensMemories = Callable[[], AbstractAsyncContextManager[HybridStore | None]]
 
 _PAGE: Final = 200
 
@@ -38,23 +43,39 @@ _FIELDS: Final = ("[is]:*", "c:#*")
 
 @dataclass(frozen=True, slots=True)
 class ExportedTask:
-    """A written export. digest: SHA-256 of its lines. mark: what `close_source` compares."""
+    """A written export.
+
+    Attributes:
+        digest: SHA-256 of its lines.
+        mark: What `close_source` compares.
+        cited: Number of the memories that the task has stored, found or had in a prompt.
+        memories: Number of those that the file has.
+    """
 
     handle: TaskHandle[object]
     digest: str
     mark: tuple[bytes, ...]
     events: int
     artifacts: int
+    cited: int
+    memories: int
 
 
 async def export_task(
-    producer: Producer, handle: TaskHandle[object], store: ArtifactStore, file: IO[bytes]
+    producer: Producer,
+    handle: TaskHandle[object],
+    store: ArtifactStore,
+    file: IO[bytes],
+    memories: OpensMemories | None = None,
 ) -> ExportedTask:
     """Write a task to a file, decrypted.
 
+    Args:
+        memories: Opens the store of the memories that the task cites, or nothing; without it the file has none.
+
     Raises:
         TransferError: The task runs, is queued, has ended or has not started, or changed meanwhile.
-        DecryptionError, ArtifactError
+        DecryptionError, ArtifactError, MemoryStoreError
     """
     gateway, partition, task_id = producer.gateway, handle.partition, handle.id
     mark = await read_mark(gateway, partition, task_id)
@@ -82,13 +103,14 @@ async def export_task(
     out.write("arguments", origin.arguments)
     async for key, value in scan_results(gateway, partition, task_id):
         out.write("checkpoint", value, name=f"d:{key}")
-    await _write_fields(gateway, partition, task_id, out)
+    cited = await _write_fields(gateway, partition, task_id, out)
     await _write_inbox(gateway, partition, task_id, out)
     events = await _write_log(gateway, partition, task_id, out)
     artifacts = await _write_artifacts(gateway, partition, task_id, store, out)
+    written = await _write_memories(memories, cited, out) if memories is not None and cited else 0
     if await read_mark(gateway, partition, task_id) != mark:
         raise TransferError(f"task {task_id} changed while it was exported: export it again")
-    return ExportedTask(handle, out.end(), mark, events, artifacts)
+    return ExportedTask(handle, out.end(), mark, events, artifacts, len(cited), written)
 
 
 async def _check(handle: TaskHandle[object], mark: tuple[bytes, ...]) -> None:
@@ -120,11 +142,16 @@ async def close_source(producer: Producer, exported: ExportedTask) -> bool:
     )
 
 
-async def _write_fields(gateway: Gateway, partition: Partition, task_id: str, out: LineWriter) -> None:
-    cipher = gateway.encryptor.of(partition, task_id)
+async def _write_fields(gateway: Gateway, partition: Partition, task_id: str, out: LineWriter) -> list[str]:
+    """Write the other fields of the checkpoint; return the ids of the memories that the task cites."""
+    cipher, citing = gateway.encryptor.of(partition, task_id), {}
     for pattern in _FIELDS:
         async for name, value in scan_fields(gateway, partition.steps(task_id), pattern):
-            out.write("checkpoint", cipher.decrypt(name, value), name=name)
+            data = cipher.decrypt(name, value)
+            out.write("checkpoint", data, name=name)
+            if name.startswith(f"s:{CITED_MEMORIES}"):
+                citing[name.removeprefix("s:")] = data
+    return cited_memories(citing)
 
 
 async def _write_inbox(gateway: Gateway, partition: Partition, task_id: str, out: LineWriter) -> None:
@@ -167,3 +194,14 @@ async def _write_artifacts(
         async for chunk in store.chunks(what, digest, size):
             out.write("chunk", chunk)
     return len(sizes)
+
+
+async def _write_memories(opens: OpensMemories, ids: Sequence[str], out: LineWriter) -> int:
+    """Write the memories that exist. Return their number."""
+    count = 0
+    async with opens() as store:
+        for at in range(0, 0 if store is None else len(ids), _PAGE):
+            for memory in await cast("HybridStore", store).get(ids[at : at + _PAGE]):
+                out.write("memory", memory.model_dump_json().encode())
+                count += 1
+    return count

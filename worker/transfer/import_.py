@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import IO, Any, Final, Generic, TypeVar
 
 import anyio.to_thread
 import orjson
+from pydantic import ValidationError
 
 from ...queues import Envelope, Producer, TaskHandle, check_task_id, new_task_id
 from ...queues.derived_tasks import TaskPast, store_copy
 from ...queues.keys import DATA_FORMAT
 from ..artifacts import ArtifactStore
 from ..errors import TransferError
+from ..memory import HybridStore, Memory
 from .lines import read_lines, unpack
 
 __all__ = ["Imported", "import_task"]
@@ -24,12 +28,21 @@ T = TypeVar("T")
 
 _ENTRY: Final = re.compile(r"([0-9]{1,15})-([0-9]{1,15})")
 
+_BATCH: Final = 64
+
 _FIELD: Final = re.compile(r"[dis]:|c:#step:")
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An imported task. source: its id on the other deployment. was: its state there."""
+    """An imported task.
+
+    Attributes:
+        source: Its id on the other deployment.
+        was: Its state there.
+        memories: Number of memories in the file.
+        new_memories: Number of those that the store did not have.
+    """
 
     handle: TaskHandle[Any]
     source: str
@@ -37,6 +50,8 @@ class Imported:
     was: str
     events: int
     artifacts: int
+    memories: int
+    new_memories: int
 
 
 @dataclass(slots=True)
@@ -45,7 +60,7 @@ class _Content:
 
     Attributes:
         names: Kind and name of the fields of checkpoint and inbox.
-        events, artifacts: Numbers of them.
+        events, artifacts, memories: Numbers of them.
         last: Id of the last event.
     """
 
@@ -55,10 +70,16 @@ class _Content:
     events: int = 0
     last: str = "0-0"
     artifacts: int = 0
+    memories: int = 0
 
 
 async def import_task(
-    producer: Producer, store: ArtifactStore, file: IO[bytes], *, new_id: str | None = None
+    producer: Producer,
+    store: ArtifactStore,
+    file: IO[bytes],
+    *,
+    new_id: str | None = None,
+    memories: Callable[[], AbstractAsyncContextManager[HybridStore]] | None = None,
 ) -> Imported:
     """Store the task of a file, which continues here. Nothing is stored before the whole file was checked.
 
@@ -67,10 +88,12 @@ async def import_task(
     Args:
         file: Is read several times.
         new_id: Id of the task here; the same as on the other deployment if omitted.
+        memories: Opens the store for the memories of the file, before the task is stored. Known ones, by id or by text,
+            stay as they are. Without it the memories are not stored.
 
     Raises:
         TransferError: The file is damaged, truncated, or of a later version; or the id belongs to a task.
-        ArtifactError, PayloadTooLarge
+        ArtifactError, PayloadTooLarge, MemoryStoreError
     """
     content = await anyio.to_thread.run_sync(_read, file, store.limit)
     header = content.header
@@ -84,6 +107,7 @@ async def import_task(
         replayed.append((_next(content.last), {"type": b"replayed", "data": b'{"fresh":false}'}))
         content.events += 1
     await _save_artifacts(store, file)
+    new_memories = await _restore_memories(memories, file) if memories is not None and content.memories else 0
     past = TaskPast(
         header["events"],
         header["entries"],
@@ -103,7 +127,16 @@ async def import_task(
         source=f"import {new_task_id()}",
     )
     handle = TaskHandle[Any](task_id, partition, producer.gateway, producer.notifications)
-    return Imported(handle, header["id"], header["task"], header["state"], content.events, content.artifacts)
+    return Imported(
+        handle,
+        header["id"],
+        header["task"],
+        header["state"],
+        content.events,
+        content.artifacts,
+        content.memories,
+        new_memories,
+    )
 
 
 class _Part(Generic[T]):
@@ -148,6 +181,26 @@ async def _chunks(lines: Iterator[tuple[int, dict[str, Any]]], size: int) -> Asy
         data = unpack(next(lines)[1])
         size -= len(data)
         yield data
+
+
+async def _restore_memories(opened: Callable[[], AbstractAsyncContextManager[HybridStore]], file: IO[bytes]) -> int:
+    """Store the memories unchanged, except known ones. Return the number of new ones."""
+    file.seek(0)
+    found = (_memory(line) for _, line in read_lines(file) if line["kind"] == "memory")
+    new = 0
+    async with opened() as store:
+        while some := list(islice(found, _BATCH)):
+            new += await store.restore(some)
+    return new
+
+
+def _memory(line: dict[str, Any]) -> Memory:
+    try:
+        return Memory.model_validate_json(unpack(line))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"the memory is not valid: {where or 'it'}: {first['msg']}") from None
 
 
 def _next(entry: str) -> str:
@@ -200,6 +253,9 @@ def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any], numbe
             content.artifacts += 1
         case "chunk":
             reader.take(unpack(line))
+        case "memory":
+            _memory(line)
+            content.memories += 1
         case _:
             raise ValueError(f"kind {kind!r} is unknown: it is of a later version, or damaged")
 

@@ -1,8 +1,8 @@
 """Lines of an exported task.
 
 Each line is a JSON object with a `kind`. In order: the `header`, the `arguments`, fields of the `checkpoint` and of the
-`inbox`, each `event` of the log, each `artifact` followed by its `chunk` lines, and the `end` with the number of the
-lines before it and their SHA-256. Bytes are a `text` where they are UTF-8, else `base64`.
+`inbox`, each `event` of the log, each `artifact` followed by its `chunk` lines, each `memory`, and the `end` with the
+number of the lines before it and their SHA-256. Bytes are a `text` where they are UTF-8, else `base64`.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskFailed
 from perdure.memory import NewMemory
-from perdure.queues import Producer
-from perdure.worker.durable import TaskMemory
+from perdure.queues import History, Producer
+from perdure.worker.durable import TaskMemory, cite_memories, cited_memories
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.log import logger
 from perdure.worker.memory import (
@@ -320,3 +321,22 @@ async def test_a_kill_between_memory_and_record_stores_nothing_twice(
     memories = await stored_memories(place)
     assert sorted(texts(memories)) == sorted(found)
     assert [one.accesses for one in memories] == [0, 0, 0]
+
+
+async def test_a_task_keeps_the_ids_of_the_latest_memories_that_it_cites() -> None:
+    history, written = History(), list[str]()
+
+    class Recorder:
+        async def put(self, *entries: Any, wait: bool) -> None:
+            written.extend(entry.step for entry in entries)
+
+    run: Any = SimpleNamespace(history=history, recorder=Recorder())
+    for number in range(3_000):
+        await cite_memories(run, [f"m{number}", f"m{max(0, number - 9)}"])
+    kept = cited_memories(history.saved)
+    assert len(history.saved) == 16
+    assert kept == [f"m{number}" for number in range(3_000 - len(kept), 3_000)]
+    assert 960 <= len(kept) <= 1_024
+    written.clear()
+    await cite_memories(run, ["m2999", "m2998"])
+    assert not written

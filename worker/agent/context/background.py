@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from ....queues import Entry, Kind
-from ...durable import Run
+from ...durable import Run, cite_memories
 from ...journal.quoting import quoted_line, quoted_name
 from ...log import logger
 
@@ -107,12 +107,13 @@ async def search(
     if memory is False or limit < 1 or not query.strip():
         return [], ""
     try:
-        found = await _search(run, memory, query, limit)
+        found = list(await _search(run, memory, query, limit))
         lines = [line for line in dict.fromkeys(map(_line, found)) if line not in known]
     except Exception as error:  # noqa: BLE001 - a store of the user may raise anything
         problem = f"{type(error).__name__}: {error}"
         logger.bind(task=run.envelope.task, id=run.id).warning("memories could not be searched: {}", problem)
         return [], problem
+    await cite_memories(run, (one for one in found if not isinstance(one, str)))
     return lines, ""
 
 

@@ -14,7 +14,16 @@ from ...memory import HybridStore, make_store
 from ...settings import Settings, load_settings
 from .options import with_options
 
-__all__ = ["Owner", "Subject", "Tags", "Type", "with_memory_store", "with_store_options", "without_embedder"]
+__all__ = [
+    "Owner",
+    "StorePlace",
+    "Subject",
+    "Tags",
+    "Type",
+    "with_memory_store",
+    "with_store_options",
+    "without_embedder",
+]
 
 P = ParamSpec("P")
 

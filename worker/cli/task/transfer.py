@@ -7,8 +7,9 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, cast
 
@@ -16,10 +17,12 @@ import anyio
 import typer
 
 from ...artifacts import artifact_store
-from ...settings import load_settings
+from ...memory import HybridStore, MemoryStoreMissing, make_store
+from ...settings import Settings, load_settings
 from ...transfer import ExportedTask, close_source, export_task, import_task
 from ..support.connection import ConnectionOptions, find_handle, with_connection_options
 from ..support.errors import Failed, Misuse
+from ..support.memory_store import StorePlace, without_embedder
 from ..support.options import OutputFile, TaskId, read_task_id
 from ..support.output import AsJson, note, print_data, print_json
 
@@ -35,11 +38,14 @@ def export(
     keep: Annotated[
         bool, typer.Option("--keep", help="Do not cancel the task here: it may then run at both places.")
     ] = False,
+    memory: StorePlace = None,
+    no_memories: Annotated[bool, typer.Option("--no-memories", help="Leave the memories out.")] = False,
 ) -> None:
     """Write a task that waits or is a dead letter to a file, and cancel it here.
 
     The file has its arguments, state, step records, log, messages, artifacts
-    and workspace, for 'perdure task import' on another deployment.
+    and workspace, and the memories that it has stored, found or had in a
+    prompt, for 'perdure task import' on another deployment.
     It holds the data IN CLEAR, also if it is encrypted here.
 
     The task is cancelled once the file is on the disk, if nothing has changed
@@ -47,19 +53,26 @@ def export(
 
     Example: perdure task export 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f -o agent.jsonl
     """
-    anyio.run(_export, place, task_id, output, keep)
+    anyio.run(_export, place, task_id, output, keep, memory, no_memories)
 
 
-async def _export(place: ConnectionOptions, task_id: str, output: Path | None, keep: bool) -> None:
+async def _export(
+    place: ConnectionOptions, task_id: str, output: Path | None, keep: bool, memory: str | None, no_memories: bool
+) -> None:
+    settings = load_settings(**place.overrides(), memory=memory)
     async with place.producer() as producer:
         handle = await find_handle(producer, task_id)
-        store = await artifact_store(producer.gateway, load_settings(**place.overrides()))
+        store = await artifact_store(producer.gateway, settings)
+        memories = None if no_memories else partial(_existing_memories, settings)
         with _written(output) as file:
-            exported = await export_task(producer, handle, store, file)
+            exported = await export_task(producer, handle, store, file, memories)
             stored = _is_file(file)
         note(
-            f"exported task {task_id}: {exported.events} events and {exported.artifacts} artifacts and files, in clear"
+            f"exported task {task_id}: {exported.events} events, {exported.artifacts} artifacts and files, "
+            f"{exported.memories} memories, in clear"
         )
+        if missing := exported.cited - exported.memories:
+            note(_memories_left_out(exported.cited, missing, settings, no_memories))
         if keep:
             note(_may_run_twice(task_id))
         elif not stored:
@@ -68,6 +81,31 @@ async def _export(place: ConnectionOptions, task_id: str, output: Path | None, k
             raise Failed(_changed(exported))
         else:
             note("the task is cancelled here")
+
+
+@asynccontextmanager
+async def _existing_memories(settings: Settings) -> AsyncIterator[HybridStore | None]:
+    store = make_store(without_embedder(settings))
+    try:
+        await store.open(create=False)
+    except MemoryStoreMissing:
+        yield None
+        return
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _memories_left_out(cited: int, missing: int, settings: Settings, no_memories: bool) -> str:
+    text = f"{missing} of {cited} memories that the task cites are not in the file"
+    if no_memories:
+        return f"{text}, because of --no-memories"
+    place = make_store(without_embedder(settings)).place
+    return (
+        f"{text}: the memory store {place} does not have them; if they are in another one, export the task again with "
+        "--memory PLACE, or move them with 'perdure memory export' and 'perdure memory add --file'"
+    )
 
 
 def _may_run_twice(task_id: str) -> str:
@@ -131,6 +169,8 @@ def import_(
         str | None,
         typer.Option("--id", metavar="NEW", parser=read_task_id, help="Id of the task here. Default: the same."),
     ] = None,
+    memory: StorePlace = None,
+    no_memories: Annotated[bool, typer.Option("--no-memories", help="Do not store the memories.")] = False,
     json: AsJson = False,
 ) -> None:
     """Store a task that another deployment exported, and print its id.
@@ -139,16 +179,23 @@ def import_(
     waiting, it waits again. The whole file is checked before anything is
     stored. With --id, repeated steps have new idempotency keys.
 
+    The memories of the file are stored first, with the same owner, subject,
+    source and times. One that the store has already stays as it is.
+
     Example: perdure task import agent.jsonl
     """
-    anyio.run(_import, place, source, new_id, json)
+    anyio.run(_import, place, source, new_id, memory, no_memories, json)
 
 
-async def _import(place: ConnectionOptions, source: str, new_id: str | None, json: bool) -> None:
+async def _import(
+    place: ConnectionOptions, source: str, new_id: str | None, memory: str | None, no_memories: bool, json: bool
+) -> None:
+    settings = load_settings(**place.overrides(), memory=memory)
+    memories = None if no_memories else partial(make_store, settings)
     async with place.producer() as producer:
-        store = await artifact_store(producer.gateway, load_settings(**place.overrides()))
+        store = await artifact_store(producer.gateway, settings)
         with _opened(source) as file:
-            found = await import_task(producer, store, file, new_id=new_id)
+            found = await import_task(producer, store, file, new_id=new_id, memories=memories)
     if json:
         print_json(
             {
@@ -158,11 +205,16 @@ async def _import(place: ConnectionOptions, source: str, new_id: str | None, jso
                 "queue": found.handle.partition.queue,
                 "events": found.events,
                 "artifacts": found.artifacts,
+                "memories": found.memories,
+                "new_memories": found.new_memories,
             }
         )
     else:
         print_data(found.handle.id)
-    note(f"imported task {found.source} ({found.task}): {found.events} events, {found.artifacts} artifacts and files")
+    note(
+        f"imported task {found.source} ({found.task}): {found.events} events, {found.artifacts} artifacts and files, "
+        f"{found.new_memories} new of {found.memories} memories"
+    )
 
 
 @contextmanager

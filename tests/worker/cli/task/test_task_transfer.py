@@ -13,9 +13,10 @@ from typing import Any
 import anyio.to_thread
 import pytest
 import redis.asyncio
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State
+from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings, State
 from perdure.queues import TaskHandle
 from perdure.queues.delivery import close_exported, read_mark
+from perdure.worker.memory import HybridStore, Memory, SqliteBackend, new_memory
 
 from tests.support.command_line import Answer, call, process
 from tests.support.key_leaks import check_for_leaks
@@ -250,3 +251,104 @@ async def test_a_task_that_changed_is_not_closed(here: Settings) -> None:
         assert await close_exported(gateway, handle.partition, "a", mark, event=b"{}", retention=60)
         assert await handle.status() is State.CANCELLED
         assert not await close_exported(gateway, handle.partition, "a", mark, event=b"{}", retention=60)
+
+
+def make_remembering_app(settings: Settings) -> App:
+    app = App("test", settings=settings)
+
+    @app.agent(name="helper")
+    class Helper(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            await ctx.memory.add("The release is frozen on Fridays", source="handbook", type="rule")
+            await ctx.memory.profile("user:7")
+            return [PlanStep(key=key, title=key) for key in ("look", "wait")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            if step.key == "wait":
+                await ctx.inbox(wait=3600, sender="editor")
+                return "waited"
+
+            async def look() -> str:
+                return (await ctx.memory.search("the colour of the house"))[0].memory.text
+
+            found = await ctx.step("look", look)
+            await ContextBuilder(window=4000, memory=True).build(ctx, state)
+            return found
+
+        async def finish(self, ctx: Context, state: AgentState) -> int:
+            return len(await ctx.memory.search("release frozen"))
+
+    return app
+
+
+def files(folder: Path, pattern: str) -> list[Path]:
+    return [*folder.glob(pattern)]
+
+
+def stored(place: Path) -> HybridStore:
+    return HybridStore(SqliteBackend(place))
+
+
+async def test_the_memories_that_a_task_cites_are_moved_with_it(
+    here: Settings, elsewhere: Settings, tmp_path: Path, at: Any
+) -> None:
+    source, target = tmp_path / "here.sqlite3", tmp_path / "there.sqlite3"
+    async with stored(source) as store:
+        await store.add(new_memory("The house has the colour green", source="letter"), owner="helper")
+        await store.add(new_memory("The house has the colour blue", source="visit"), owner="helper")
+        await store.add(new_memory("Speaks Danish", subject="user:7"), owner="helper")
+        await store.add(new_memory("A plan for the garden"), owner="helper")  # for the goal: in the prompt
+        await store.add(new_memory("Nothing of this kind was asked for"), owner="helper")
+    app = make_remembering_app(here.model_copy(update={"memory": str(source)}))
+    async with app:
+        await app.producer.enqueue("helper", {"goal": "plan the garden"}, task_id="h", queue="test")
+    await run(app, "h", State.WAITING)
+    file = tmp_path / "agent.jsonl"
+
+    unknown = str(tmp_path / "missing.sqlite3")
+    left = await at(here, "task", "export", "h", "-o", str(file), "--keep", "--memory", unknown)
+    assert (left.code, "5 of 5 memories that the task cites are not in the file" in left.err) == (0, True), left.err
+    assert "--memory PLACE" in left.err
+    file.unlink()
+    skipped = await at(here, "task", "export", "h", "-o", str(file), "--keep", "--no-memories")
+    assert "because of --no-memories" in skipped.err
+    file.unlink()
+    done = await at(here, "task", "export", "h", "-o", str(file), "--memory", str(source))
+    assert (done.code, "5 memories" in done.err) == (0, True), done.err
+    kept = [
+        json.loads(line["text"]) for line in map(json.loads, file.read_bytes().splitlines()) if line["kind"] == "memory"
+    ]
+    cited = [
+        "A plan for the garden",
+        "Speaks Danish",
+        "The house has the colour blue",
+        "The house has the colour green",
+    ]
+    assert sorted(one["text"] for one in kept) == [*cited, "The release is frozen on Fridays"]
+
+    whole = file.read_bytes().splitlines(keepends=True)[:-1]
+    damaged = resealed([one.replace(rb"\"owner\":\"helper\"", rb"\"owner\":7") for one in whole])
+    (tmp_path / "damaged").write_bytes(damaged)
+    bad = await at(elsewhere, "task", "import", str(tmp_path / "damaged"), "--memory", str(target))
+    assert (bad.code, "the memory is not valid: owner" in bad.err) == (1, True), bad.err
+    assert not files(tmp_path, "there.sqlite3*")
+
+    newer = next(one for one in kept if one["text"] == "Speaks Danish") | {"text": "Speaks Danish and Dutch"}
+    async with stored(target) as store:
+        await store.restore([Memory.model_validate(newer)])
+    found = await at(elsewhere, "task", "import", str(file), "--memory", str(target), "--json")
+    assert (found.code, found.json["memories"], found.json["new_memories"]) == (0, 5, 4), found.err
+    again = await at(elsewhere, "task", "import", str(file), "--memory", str(target), "--id", "h2", "--json")
+    assert (again.code, again.json["new_memories"]) == (0, 0), again.err
+    none = await at(elsewhere, "task", "import", str(file), "--memory", unknown, "--id", "h3", "--no-memories")
+    assert none.code == 0, none.err
+    assert not files(tmp_path, "missing*")
+    async with stored(target) as store:
+        there = {one.id: one.model_dump(mode="json") async for one in store.export()}
+    assert there == {one["id"]: one for one in kept} | {newer["id"]: newer}
+    moved = make_remembering_app(elsewhere.model_copy(update={"memory": str(target)}))
+    async with moved:
+        await (await find(moved, "h")).send("go", sender="editor")
+    await run(moved, "h", State.SUCCEEDED)
+    async with moved:
+        assert await (await find(moved, "h")).result(5) == 1
