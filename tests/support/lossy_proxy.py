@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from perdure.queues import Address, Gateway
+from perdure.queues import Address, Gateway, Namespace
+
+from tests.support.task_places import dump
 
 PATIENCE = 10.0
 
@@ -128,7 +130,10 @@ class LossyProxy:
                 self._wanted = None
                 doomed.set()
             if self._held is not None and self._held in data:
-                self._held, self.late = None, data
+                self._held = None
+                while not _whole(data):
+                    data += await reader.read(65536)
+                self.late = data
                 return
             await self.flowing.wait()
             if back not in self._hung_there:
@@ -147,10 +152,34 @@ class LossyProxy:
                 writer.write(data)
 
 
+def _whole(data: bytes) -> bool:
+    """Return whether the data ends with the end of a command."""
+    at = 0
+    while at < len(data):
+        end = data.find(b"\r\n", at)
+        if end < 0:
+            return False
+        parts, at = int(data[at + 1 : end]), end + 2
+        for _ in range(parts):
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                return False
+            at = end + 4 + int(data[at + 1 : end])
+    return at == len(data)
+
+
 async def _close(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
+
+
+async def deliver_unchanged(gateway: Gateway, namespace: Namespace, proxy: LossyProxy) -> None:
+    """Deliver the late bytes, and check that nothing has changed."""
+    before = await dump(gateway, namespace)
+    assert proxy.late
+    await proxy.deliver()
+    assert await dump(gateway, namespace) == before
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ same. The late bytes change nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -45,10 +45,9 @@ from perdure.queues.inbox import send_message
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.transport.scripts import queue_script
 
-from tests.support.consumers import claim_all, claim_one, make_due, needs_one_server, promote, read_one, worker
+from tests.support.consumers import claim_all, claim_one, make_due, promote, read_one, worker
 from tests.support.delivery_calls import SETTLING, add_entries, beat
-from tests.support.lossy_proxy import LossyProxy, lossy_gateway
-from tests.support.task_places import dump
+from tests.support.lossy_proxy import LossyProxy, deliver_unchanged
 
 SCRIPTS = {
     "succeed": "finish",
@@ -59,14 +58,6 @@ SCRIPTS = {
     "give_back": "release",
 }
 """Scripts of the calls that settle a delivery; burying has another folder."""
-
-
-@pytest.fixture
-async def line(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyProxy]]:
-    """A second gateway, and the proxy in front of it."""
-    needs_one_server(gateway, "the line that holds bytes back stands before one server")
-    async with lossy_gateway(gateway) as (late, proxy):
-        yield late, proxy
 
 
 @pytest.fixture
@@ -91,14 +82,6 @@ async def next_delivery(gateway: Gateway, partition: Partition, producer: Produc
     return await read_one(a)
 
 
-async def unchanged(gateway: Gateway, namespace: Namespace, proxy: LossyProxy) -> None:
-    """Deliver the late bytes, and check that nothing has changed."""
-    before = await dump(gateway, namespace)
-    assert proxy.late
-    await proxy.deliver()
-    assert await dump(gateway, namespace) == before
-
-
 @pytest.mark.parametrize("act", SETTLING)
 async def test_a_settlement_that_arrives_late_changes_nothing(
     gateway: Gateway,
@@ -113,14 +96,14 @@ async def test_a_settlement_that_arrives_late_changes_nothing(
     name = "entry" if act == "bury_unreadable" else "x"
     proxy.hold(queue_script(SCRIPTS[act]).sha.encode() if act in SCRIPTS else b"EVALSHA")
     await SETTLING[act](late, delivery, name)
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     if act == "bury_unreadable":
         return
     second = await next_delivery(gateway, partition, producer, act)
     await add_entries(gateway, second, "x", [Entry(Kind.DONE, "step", b"1")])
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await SETTLING["succeed"](gateway, second, "x")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 @pytest.mark.parametrize("kind", [Kind.SAVED, Kind.INTENT, Kind.DONE, Kind.DROP, Kind.EVENT, Kind.CONSUMED])
@@ -130,10 +113,10 @@ async def test_an_entry_that_arrives_late_changes_nothing(
     late, proxy = line
     proxy.hold(queue_script("write_checkpoint").sha.encode())
     await write_entries(late, delivery, "x", [Entry(kind, "1", b"57")], first=1)
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     for number, entry in enumerate([Entry(Kind.SAVED, "1", b"58"), Entry(Kind.SAVED, "1", b"136")], 2):
         await write_entries(gateway, delivery, "x", [entry], first=number)
-        await unchanged(gateway, namespace, proxy)
+        await deliver_unchanged(gateway, namespace, proxy)
     assert (await load_history(gateway, delivery, "x")).saved == {"1": b"136"}
 
 
@@ -159,17 +142,17 @@ async def test_another_call_of_a_run_that_arrives_late_changes_nothing(
     late, proxy = line
     proxy.hold(queue_script(act).sha.encode())
     await OTHER_CALLS[act](late, delivery)
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     if act == "quarantine":
         taken = await take_quarantined(gateway, partition, delivery.worker)
         assert taken.delivery is not None
         assert taken.delivery.fence != delivery.fence
-        await unchanged(gateway, namespace, proxy)
+        await deliver_unchanged(gateway, namespace, proxy)
     else:
         with suppress(LeaseLost):
             await SETTLING["release"](gateway, delivery, "x")
         await claim_all(await worker(gateway, partition))
-        await unchanged(gateway, namespace, proxy)
+        await deliver_unchanged(gateway, namespace, proxy)
 
 
 @pytest.mark.parametrize("delay", [0.0, 60.0])
@@ -186,13 +169,13 @@ async def test_an_enqueue_that_arrives_late_stores_nothing_more(
         await another.enqueue("t", queue="warm")
         proxy.hold(queue_script("schedule" if delay else "enqueue").sha.encode())
         await another.enqueue("t", task_id="y", delay=delay, queue="default")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     if delay:
         await make_due(gateway, partition, "y")
         assert await promote(gateway, partition, "y") == 1
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await SETTLING["succeed"](gateway, await read_one(await worker(gateway, partition)), "y")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 async def test_a_message_that_arrives_late_is_not_sent_again(
@@ -206,9 +189,9 @@ async def test_a_message_that_arrives_late_is_not_sent_again(
     late, proxy = line
     proxy.hold(queue_script("send_message").sha.encode())
     sent = await send_message(late, partition, "x", "hello", sender="s", message_id="m")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await write_entries(gateway, delivery, "x", [Entry(Kind.CONSUMED, str(sent.number), b"")], first=1)
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 async def test_a_heartbeat_that_arrives_late_takes_nothing_back(
@@ -218,9 +201,9 @@ async def test_a_heartbeat_that_arrives_late_takes_nothing_back(
     proxy.hold(queue_script("renew_leases").sha.encode())
     await beat(late, (delivery, "x", RunStatus(2.0, "list", 1.0)))
     await SETTLING["release"](gateway, delivery, "x")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await claim_one(await worker(gateway, partition))
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 @pytest.mark.parametrize("then", ["enqueued fresh", "expired, enqueued again", "replayed"])
@@ -241,18 +224,18 @@ async def test_a_cancellation_that_arrives_late_spares_the_next_task_of_the_id(
         assert handle is not None
         proxy.hold(queue_script("cancel").sha.encode())
         assert await handle.cancel() == (State.DEAD if then == "replayed" else State.RUNNING)
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     if then == "replayed":
         await next_delivery(gateway, partition, producer, "bury")
     else:
         await SETTLING["cancelled"](gateway, delivery, "x")
-        await unchanged(gateway, namespace, proxy)
+        await deliver_unchanged(gateway, namespace, proxy)
         if then == "enqueued fresh":
             await next_delivery(gateway, partition, producer, "cancelled")
         else:
             await gateway.command("DEL", partition.record("x"), partition.steps("x"), partition.log("x"))
             await producer.enqueue("t", task_id="x", queue="default")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 async def test_a_fresh_start_that_arrives_late_spares_what_replaced_it(
@@ -271,12 +254,12 @@ async def test_a_fresh_start_that_arrives_late_spares_what_replaced_it(
         await another.find("x")
         proxy.hold(queue_script("reset_task").sha.encode())
         await another.enqueue_fresh(message, queue="default")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     for _ in range(2):
         await SETTLING["succeed"](gateway, await read_one(await worker(gateway, partition)), "x")
-        await unchanged(gateway, namespace, proxy)
+        await deliver_unchanged(gateway, namespace, proxy)
         await producer.enqueue_fresh(message, queue="default")
-        await unchanged(gateway, namespace, proxy)
+        await deliver_unchanged(gateway, namespace, proxy)
 
 
 @pytest.mark.parametrize("act", ["replay", "purge"])
@@ -295,13 +278,13 @@ async def test_a_call_for_a_dead_letter_that_arrives_late_changes_nothing(
     (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
     proxy.hold(b"EVALSHA")
     assert await (replay(late, letter, Replay()) if act == "replay" else purge(late, letter))
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     if act == "purge":
         await producer.enqueue("t", task_id="x", queue="default")
     second = await read_one(await worker(gateway, partition))
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await SETTLING["bury"](gateway, second, "x")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 async def test_a_crash_report_that_arrives_late_counts_no_other_crash(
@@ -311,12 +294,12 @@ async def test_a_crash_report_that_arrives_late_counts_no_other_crash(
     late, proxy = line
     proxy.hold(queue_script("report_crash").sha.encode())
     await report_crash(late, namespace, ["default"], delivery.worker, exit_status="SIGKILL", steps={})
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     again = await claim_one(await worker(gateway, partition))
     assert (again.worker, again.entry) == (delivery.worker, delivery.entry)
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await SETTLING["reschedule"](gateway, again, "x")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 async def test_a_promotion_that_arrives_late_leaves_the_next_delay(
@@ -326,9 +309,9 @@ async def test_a_promotion_that_arrives_late_leaves_the_next_delay(
     await SETTLING["reschedule"](gateway, delivery, "x")
     proxy.hold(queue_script("promote").sha.encode())
     assert await promote(late, partition, "x") == 1
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await SETTLING["reschedule"](gateway, await read_one(await worker(gateway, partition)), "x")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 async def test_a_wait_for_a_version_that_arrives_late_parks_no_other_delivery(
@@ -337,12 +320,12 @@ async def test_a_wait_for_a_version_that_arrives_late_parks_no_other_delivery(
     late, proxy = line
     proxy.hold(queue_script("await_version").sha.encode())
     await await_version(late, delivery, "x", DATA_FORMAT + 1, limit=600)
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await promote(gateway, partition, "x")
     second = await read_one(await worker(gateway, partition))
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await SETTLING["succeed"](gateway, second, "x")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 @pytest.mark.parametrize("what", ["fork", "import", "successor"])
@@ -368,20 +351,20 @@ async def test_a_derived_task_that_arrives_late_is_not_stored_again(
     else:
         following = Successor(Envelope(id="y", task="t"), "default", b"{}", ("#received", b"{}"), "x token")
         await enqueue_successor(late, namespace, following)
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     second = await read_one(await worker(gateway, partition))
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await SETTLING["succeed"](gateway, second, "y")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     if what == "successor":
         proxy.late, kept = b"", proxy.late
         proxy.hold(queue_script("confirm_successor").sha.encode())
         await confirm_successor(late, namespace, "x token")
-        await unchanged(gateway, namespace, proxy)
+        await deliver_unchanged(gateway, namespace, proxy)
         await SETTLING["succeed"](gateway, delivery, "x")
-        await unchanged(gateway, namespace, proxy)
+        await deliver_unchanged(gateway, namespace, proxy)
         proxy.late = kept
-        await unchanged(gateway, namespace, proxy)
+        await deliver_unchanged(gateway, namespace, proxy)
 
 
 async def test_a_task_that_is_replaced_while_it_is_cancelled_is_cancelled(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 from perdure.queues import Gateway, Namespace, Partition, Producer
 from perdure.queues.sessions import (
@@ -20,18 +18,9 @@ from perdure.queues.sessions import (
 )
 from perdure.queues.transport.scripts import queue_script
 
-from tests.support.consumers import needs_one_server, read_one, worker
+from tests.support.consumers import read_one, worker
 from tests.support.delivery_calls import SETTLING
-from tests.support.lossy_proxy import LossyProxy, lossy_gateway
-from tests.support.task_places import dump
-
-
-@pytest.fixture
-async def line(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyProxy]]:
-    """A second gateway, and the proxy in front of it."""
-    needs_one_server(gateway, "the line that holds bytes back stands before one server")
-    async with lossy_gateway(gateway) as (late, proxy):
-        yield late, proxy
+from tests.support.lossy_proxy import LossyProxy, deliver_unchanged
 
 
 @pytest.fixture
@@ -53,9 +42,7 @@ class Conversation:
     async def unchanged(self) -> None:
         if not self._proxy.late:
             return
-        before = await dump(self._gateway, self._namespace)
-        await self._proxy.deliver()
-        assert await dump(self._gateway, self._namespace) == before
+        await deliver_unchanged(self._gateway, self._namespace, self._proxy)
 
     async def play(self, turn: TurnId, through: Gateway) -> None:
         """Run a turn. through: calls the scripts of the session."""

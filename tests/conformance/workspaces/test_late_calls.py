@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,25 +11,7 @@ from perdure.queues.transport.scripts import queue_script
 from perdure.worker.durable import SharedWorkspace
 from perdure.worker.identity import Identity, load_identity, set_identity
 
-from tests.support.consumers import needs_one_server
-from tests.support.lossy_proxy import LossyProxy, lossy_gateway
-from tests.support.task_places import dump
-
-
-@pytest.fixture
-async def line(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyProxy]]:
-    """A second gateway, and the proxy in front of it."""
-    needs_one_server(gateway, "the line that holds bytes back stands before one server")
-    async with lossy_gateway(gateway) as (late, proxy):
-        yield late, proxy
-
-
-async def unchanged(gateway: Gateway, namespace: Namespace, proxy: LossyProxy) -> None:
-    """Deliver the late bytes, and check that nothing has changed."""
-    before = await dump(gateway, namespace)
-    assert proxy.late
-    await proxy.deliver()
-    assert await dump(gateway, namespace) == before
+from tests.support.lossy_proxy import LossyProxy, deliver_unchanged
 
 
 async def test_an_identity_that_arrives_late_replaces_no_newer_one(
@@ -39,9 +20,9 @@ async def test_an_identity_that_arrives_late_replaces_no_newer_one(
     late, proxy = line
     proxy.hold(queue_script("set_identity").sha.encode())
     assert await set_identity(late, namespace, "clerk", Identity(role="first"), by="ada") == 1
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     assert await set_identity(gateway, namespace, "clerk", Identity(role="second"), by="ben") == 2
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     found = await load_identity(gateway, namespace, "clerk")
     assert found is not None
     assert found.identity.role == "second"
@@ -57,7 +38,7 @@ async def test_a_change_of_a_shared_file_that_arrives_late_undoes_no_later_one(
     await theirs.write("a.md", "one")
     proxy.hold(queue_script("put_file").sha.encode())
     await (mine.write("a.md", "two") if act == "write" else mine.remove("a.md"))
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     await theirs.write("a.md", "three")
-    await unchanged(gateway, namespace, proxy)
+    await deliver_unchanged(gateway, namespace, proxy)
     assert await theirs.read("a.md") == b"three"
