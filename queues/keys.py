@@ -40,9 +40,12 @@ on one server.
     {ns}:registry:worker:ID       hash    workers             TTL of an hour
     {ns}:registry:supervisors     zset    supervisors         TTL of a few registrations (score: ms of the last one)
     {ns}:registry:supervisor:ID   hash    supervisors         TTL of a few registrations
+    {ns}:registry:left:MEMBER     string  workers,            TTL of an hour: a worker, supervisor or member of a queue
+                                          supervisors         that has left; no late registration lists it again
     {ns}:registry:catalog         zset    workers             TTL of 30 days: published apps (score: ms of the start)
     {ns}:registry:catalog:APP:VERSION  string  workers        TTL of 30 days: tasks of one version of an app, catalog.py
-    {ns}:registry:crashes:NAME    zset    supervisors         TTL of the window; one member per crash (score: ms)
+    {ns}:registry:crashes:NAME    zset    supervisors         TTL of the window; one member per crash (score: ms,
+                                                              negative for crashes before a resumption)
     {ns}:workspace:NAME           hash    workers             files of a shared workspace; TTL, renewed by each write
     {ns}:registry:workspaces      zset    workers             shared workspaces by the end of their TTL (ms)
     {ns}:control:identity:AGENT   hash    operators           for ever: the identity of an agent, the last 100 versions
@@ -70,6 +73,7 @@ __all__ = [
     "DATA_FORMAT",
     "GROUP",
     "KEY_FORMAT",
+    "LEFT_TTL_MS",
     "RELEASED",
     "RESERVED",
     "SESSION_PARTITIONS",
@@ -99,6 +103,9 @@ RELEASED = "~released"
 
 SUSPECTS = "~suspects"
 """Consumer of quarantined messages."""
+
+LEFT_TTL_MS: Final = 3_600_000
+"""Milliseconds for which a late registration is refused: a kernel gives up unsent bytes after some 15 minutes."""
 
 SESSION_PARTITIONS: Final = 16
 """Hash slots that the sessions of a namespace are spread over. Part of the data format."""
@@ -280,6 +287,9 @@ class Namespace:
 
     def supervisor(self, supervisor_id: str) -> str:
         return f"{{{self.name}}}:registry:supervisor:{supervisor_id}"
+
+    def left(self, member: str) -> str:
+        return f"{{{self.name}}}:registry:left:{member}"
 
     @property
     def catalog(self) -> str:

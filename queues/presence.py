@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .durations import iso_time
-from .keys import Namespace
+from .keys import LEFT_TTL_MS, Namespace
 from .runtime import RUNTIME
 from .shared_config import SharedConfig, read_seconds
 from .transport import Argument, Gateway, pairs, queue_script
@@ -86,14 +86,24 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
     args: list[Argument] = [info.id, round(ttl * 1000), info.started, since]
     for name, (write, _) in _FIELDS.items():
         args += (name, write(getattr(info, name)))
-    keys = [namespace.worker(info.id), namespace.workers, namespace.config]
+    keys = [namespace.worker(info.id), namespace.workers, namespace.config, _left(namespace, info.id)]
     started, now, stored = await gateway.run(_REGISTER, keys, args)
     return Announced(int(started), SharedConfig.decode(pairs(stored), int(now)))
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:
-    """Deregister a worker."""
-    await gateway.pipeline([("DEL", namespace.worker(worker_id)), ("ZREM", namespace.workers, worker_id)])
+    """Deregister a worker for good: a registration that arrives late does not list it again."""
+    await gateway.pipeline(
+        [
+            ("SET", _left(namespace, worker_id), 1, "PX", LEFT_TTL_MS),
+            ("DEL", namespace.worker(worker_id)),
+            ("ZREM", namespace.workers, worker_id),
+        ]
+    )
+
+
+def _left(namespace: Namespace, worker_id: str) -> str:
+    return namespace.left(f"worker:{worker_id}")
 
 
 async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInfo]:

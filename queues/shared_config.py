@@ -76,7 +76,12 @@ async def set_config(
         change: Seconds for which a change of the lease is in progress: several registrations of each worker.
     """
     text = "" if value is None else f"{value:.15g}"
-    return bool(await gateway.run(_SET, [namespace.config], [name, text, round(change * 1000)]))
+    while True:
+        old, last = await gateway.command("HMGET", namespace.config, name, "change")
+        if (old or b"").decode() == text:
+            return False
+        if await gateway.run(_SET, [namespace.config], [name, text, round(change * 1000), last or 0]):
+            return True
 
 
 def read_seconds(value: bytes | None) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .durations import iso_time
-from .keys import Namespace
+from .keys import LEFT_TTL_MS, Namespace
 from .transport import Gateway, pairs, queue_script
 
 __all__ = [
@@ -98,6 +98,7 @@ async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo
         namespace.crashes(info.name),
         namespace.paused,
         namespace.pause(info.name),
+        _left(namespace, info.id),
     ]
     data = orjson.dumps({name: value for name, value in asdict(info).items() if name in _REGISTERED})
     times = (round(ttl * 1000), round(info.window * 1000), _PAUSE_TTL_MS)
@@ -105,9 +106,13 @@ async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo
 
 
 async def withdraw_supervisor(gateway: Gateway, namespace: Namespace, supervisor_id: str) -> None:
-    """Deregister a supervisor. Its crashes and its pause are kept."""
+    """Deregister a supervisor for good. Its crashes and its pause are kept."""
     await gateway.pipeline(
-        [("DEL", namespace.supervisor(supervisor_id)), ("ZREM", namespace.supervisors, supervisor_id)]
+        [
+            ("SET", _left(namespace, supervisor_id), 1, "PX", LEFT_TTL_MS),
+            ("DEL", namespace.supervisor(supervisor_id)),
+            ("ZREM", namespace.supervisors, supervisor_id),
+        ]
     )
 
 
@@ -120,8 +125,12 @@ async def count_crash(
 
 
 async def resume_supervisor(gateway: Gateway, namespace: Namespace, supervisor: str) -> bool:
-    """Lift a supervisor's pause and delete its crashes. Return whether it was paused."""
-    return bool(await gateway.run(_UNPAUSE, _keys_of_pause(namespace, supervisor), [supervisor]))
+    """Lift a supervisor's pause, and count its crashes from zero. Return whether it was paused."""
+    since = await gateway.command("HGET", namespace.pause(supervisor), "since")
+    if since is None:
+        return False
+    await gateway.run(_UNPAUSE, _keys_of_pause(namespace, supervisor), [supervisor, since])
+    return True
 
 
 async def paused_supervisors(gateway: Gateway, namespace: Namespace) -> list[str]:
@@ -140,7 +149,7 @@ async def list_supervisors(gateway: Gateway, namespace: Namespace) -> list[Super
     absent = [name for name in await paused_supervisors(gateway, namespace) if name not in names]
     known += [{"id": name, "name": name} for name in absent]
     pauses = await gateway.pipeline([("HGETALL", namespace.pause(info["name"])) for info in known])
-    counts = await gateway.pipeline([("ZCARD", namespace.crashes(info["name"])) for info in known])
+    counts = await gateway.pipeline([("ZCOUNT", namespace.crashes(info["name"]), 0, "+inf") for info in known])
     supervisors = [
         SupervisorInfo(**info, crashes=crashes, paused_since=int(pause.get(b"since", 0)), why=_text(pause, b"why"))
         for info, flat, crashes in zip(known, pauses, counts, strict=True)
@@ -167,6 +176,10 @@ def _state(reply: Any) -> SupervisorState:
 
 def _keys_of_pause(namespace: Namespace, supervisor: str) -> list[str]:
     return [namespace.crashes(supervisor), namespace.paused, namespace.pause(supervisor)]
+
+
+def _left(namespace: Namespace, supervisor_id: str) -> str:
+    return namespace.left(f"supervisor:{supervisor_id}")
 
 
 def _text(found: Mapping[bytes, bytes], name: bytes) -> str:

@@ -1,11 +1,15 @@
 -- Store a setting that all workers of the namespace share, or remove it.
 -- KEYS  stored settings
--- ARGV  name, value in seconds ('' removes the setting), milliseconds for which a change of the lease is in progress
--- returns  1 changed, 0 it was so before
+-- ARGV  name, value in seconds ('' removes the setting), milliseconds for which a change of the lease is in progress,
+--       number of the last change as the caller has read it, 0 for none
+-- returns  1 changed, 0 the settings were changed since they were read
 -- Atomic: a changed lease appears with the leases that workers may still use meanwhile, those of an unfinished earlier
--- change included.
-local old = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-if old == ARGV[2] then
+-- change included. Idempotent: the number tells whether this call has made the change already, and one that arrives late
+-- replaces no later change.
+local old, change = redis.call('HGET', KEYS[1], ARGV[1]) or '', tonumber(redis.call('HGET', KEYS[1], 'change') or 0)
+if change == ARGV[4] + 1 and old == ARGV[2] then
+  return 1
+elseif change ~= tonumber(ARGV[4]) then
   return 0
 end
 if ARGV[1] == 'lease' then
@@ -28,4 +32,5 @@ if ARGV[2] == '' then
 else
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 end
+redis.call('HSET', KEYS[1], 'change', change + 1)
 return 1

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final
 
-from ..keys import Namespace, Partition
+from ..keys import LEFT_TTL_MS, Namespace, Partition
 from ..transport import Gateway, queue_script
 from .resharding import PartitionStatus, close_previous, partition_status, sync_route
 from .route import SINGLE, Generation, Route, spread
@@ -43,13 +43,23 @@ def _readers(members: Collection[str], partition: Partition) -> list[str]:
 
 async def join_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str, ttl: float) -> set[str]:
     """Add a worker to a queue's members; return all members. ttl: seconds after which a silent one is removed."""
-    found = await gateway.run(_JOIN, [namespace.sharing(queue)], [worker, round(ttl * 1000)])
+    keys = [namespace.sharing(queue), _left(namespace, queue, worker)]
+    found = await gateway.run(_JOIN, keys, [worker, round(ttl * 1000)])
     return {name.decode() for name in found}
 
 
 async def leave_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str) -> None:
-    """Remove a worker from a queue's members: the others take its partitions at their next refresh."""
-    await gateway.command("ZREM", namespace.sharing(queue), worker)
+    """Remove a worker from a queue's members for good: the others take its partitions at their next refresh."""
+    await gateway.pipeline(
+        [
+            ("SET", _left(namespace, queue, worker), 1, "PX", LEFT_TTL_MS),
+            ("ZREM", namespace.sharing(queue), worker),
+        ]
+    )
+
+
+def _left(namespace: Namespace, queue: str, worker: str) -> str:
+    return namespace.left(f"sharing:{queue}:{worker}")
 
 
 _MEMBER_TTL: Final = 15.0

@@ -23,12 +23,12 @@ holds for all scripts.
 | `sessions/test_protocol` | session_begin, session_correct, session_end, session_forget, session_look, session_send |
 | `sessions/test_removal` | forget_task |
 | `delivery/test_settlement` | release, reschedule |
-| `test_shared_config` | set_config |
+| `registries/test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |
 | `test_timeline` | trim_timeline |
 | `delivery/test_transfer` | close_exported, enqueue_copy, upload_events |
 | `test_versions` | await_version, wake_version |
-| `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
+| `registries/test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 | `delivery/test_touch` | touch |
 | `findings/test_notes_and_dismissals` | dismiss |
 | `workspaces/test_identities` | set_identity |

@@ -277,9 +277,9 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     file: list[Argument] = ["a.md", "0", "id", 10, 60_000, "team", "{}"]
     assert (await gateway.run(queue_script("put_file"), [namespace.workspace("team"), namespace.workspaces], file))[1]
     assert await join_group(gateway, namespace, "default", "a", ttl=60) == {"a"}
-    info = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
+    info = WorkerInfo("b", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
     await announce(gateway, namespace, info, ttl=60)
-    assert [one.id for one in await list_workers(gateway, namespace)] == ["a"]
+    assert [one.id for one in await list_workers(gateway, namespace)] == ["b"]
 
 
 async def converse(gateway: Gateway, namespace: Namespace) -> None:

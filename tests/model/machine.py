@@ -898,6 +898,9 @@ class Queues(RuleBasedStateMachine):
         expected = self.ledger.crash(dead, "SIGKILL", doing)
         act = report_crash(self.ground.gateway, self.namespace, ["default"], dead, exit_status="SIGKILL", steps=doing)
         agree(self.ground.run(act).deliveries, expected)
+        left = self.namespace.left(f"worker:{dead}")
+        self.ledger.held.strings[left] = b"1"
+        self.ledger.held.expire(HOUR, left)
         self.names[name] = f"{name}{len(self.crew)}"
 
     @rule(which=which, standing=standings)
@@ -1180,6 +1183,9 @@ class Queues(RuleBasedStateMachine):
                 self.ledger.held.drop(key, name)
             else:
                 self.ledger.held.put(key, {name: text})
+            if changed:
+                number = int(self.ledger.held.get(key, "change") or 0) + 1
+                self.ledger.held.put(key, {"change": str(number).encode()})
             self.same(
                 self.ground.run(set_config(self.ground.gateway, self.namespace, "dead_letter_ttl", seconds)), changed
             )

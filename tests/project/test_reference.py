@@ -172,6 +172,7 @@ PLACEHOLDERS = {
     "task_id": "ID",
     "worker_id": "ID",
     "supervisor_id": "ID",
+    "member": "MEMBER",
     "supervisor": "NAME",
     "queue": "QUEUE",
     "app": "APP",
