@@ -43,7 +43,7 @@ async def confirm_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any], 
     A run that is killed between the question and its park leaves the open question, and the next one parks for it. A
     message that arrives meanwhile is newer than what the park has seen, so that the task is due at once.
     """
-    await notify_of_resume(agent, ctx, live)
+    await notify_of_resume(agent, ctx, live, parks=on_resume is not None)
     run = live.run
     data = run.history.saved.get(_ASKED)
     if data is None and on_resume is None:

@@ -69,6 +69,7 @@ class LiveState(RunObserver, Generic[S]):
         snapshot_due: set when a snapshot is due.
         gap: the numbers of the events that the restored log lacks: see `Restored`.
         carried: what earlier turns of the session left; None for a task that is no turn of a session.
+        notice: note for the user about the last interruption.
         asked_after: reason of the stop after which the agent has asked whether to continue, until this run.
     """
 
@@ -98,6 +99,7 @@ class LiveState(RunObserver, Generic[S]):
         self.snapshot_due = asyncio.Event()
         self.gap: tuple[int, int] | None = None
         self.carried: Carried[S] | None = None
+        self.notice = ""
         self.asked_after: After | None = None
         self._every = snapshot_every
         self._keep_steps, self._keep_messages = keep_steps, keep_messages

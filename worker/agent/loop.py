@@ -38,6 +38,7 @@ from .correcting import Corrections
 from .incoming import Incoming, Interrupted, OnMessage
 from .live_state import LiveState
 from .planning import planned_steps, without_archived
+from .resume_notice import acknowledged
 from .retirement import Retirement
 from .rewind import FINISH, PLAN, REPLAN, rewind
 from .size_limit import park_too_large, resume_after_compaction
@@ -251,7 +252,9 @@ class Loop(Generic[S]):
         Return the result as JSON and as its record decodes, and the messages that stay unread.
         """
         agent = self._agent
-        data, result = codec_of(agent.finish).encode("finish", await agent.finish(self._ctx, self._state))
+        codec = codec_of(agent.finish)
+        result = acknowledged(agent, self._live, codec, await agent.finish(self._ctx, self._state))
+        data, result = codec.encode("finish", result)
         check_size("what finish returned", len(data), self._run.payload_limit)
         unread = await self._incoming.unread()
         if (self._incoming.has_new and self._incoming.may_plan) or await self._corrections.pending():

@@ -1,12 +1,17 @@
-"""Notice of a resume for the user: what was restored, what is lost or in doubt, what comes next. Facts of the state."""
+"""Notice of a resume for the user: what was restored, what is lost or in doubt, what comes next. Facts of the state.
+
+The notice is an event. A turn of a session says it at the start of its answer, too, and the brief of a prompt has it
+until the first step after the resume is recorded.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from ...queues import PayloadTooLarge
+from ...queues import Entry, Kind, PayloadTooLarge
 from ...queues.durations import iso_time, shown_time
-from ..durable import Context, forget_steps, next_entries
+from ..durable import Codec, Context, forget_steps, next_entries
+from ..errors import UnserialisableResult
 from ..journal import AgentState, Event, Message, Resumption, StepStatus
 from ..journal.agent_events import MessageAdded, ResumeNotice
 from ..journal.quoting import quoted_line, quoted_name
@@ -14,10 +19,16 @@ from ..log import logger
 from .agent import Agent
 from .live_state import LiveState
 
-__all__ = ["AFTER", "notice_of", "notify_of_resume"]
+__all__ = ["AFTER", "acknowledged", "notice_of", "notify_of_resume"]
 
 _SCOPE: Final = "#resume"
 """Scope of the steps that `on_resume` calls."""
+
+_NOTE: Final = "#notice"
+"""Checkpoint key of the last note for the user."""
+
+_GOAL: Final = 120
+"""Most characters of the goal in that note."""
 
 _LONGEST: Final = 4_000
 """Most characters of what an agent says on a resume, and of its goal in the notice."""
@@ -35,12 +46,15 @@ AFTER: Final = {
 }
 
 
-async def notify_of_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any]) -> None:
+async def notify_of_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any], *, parks: bool = False) -> None:
     """Log the notice of a resume for the user, and what the agent says of it, in one write.
+
+    The note for the user is stored if a later run may need it: in a turn of a session, or if the agent `parks`.
 
     A run that is killed before logs none: the next one calls `on_resume` again, with its recorded steps.
     """
     run, resumption = live.run, live.run.resumption
+    live.notice = run.history.saved.get(_NOTE, b"").decode()
     if resumption is None or not resumption.interrupted or not resumption.restored:
         return
     notice = notice_of(resumption, live.state, live.gap)
@@ -50,8 +64,9 @@ async def notify_of_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any]
         raise TypeError(f"on_resume must return a text or None, got {said!r}")
     gone = forget_steps(run.keys.under(f"{_SCOPE}/", run.history), run.history)
     turns: list[Event] = []
+    note = _note_of(notice, resumption.at)
     if said:
-        text = said[:_LONGEST]
+        text = note = said[:_LONGEST]
         notice = notice.model_copy(update={"text": text})
         turns = [MessageAdded(message=Message(role="assistant", content=text))]
     try:
@@ -59,8 +74,48 @@ async def notify_of_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any]
     except PayloadTooLarge as error:  # the agent must not fail at each resume because of it
         logger.bind(task=run.envelope.task, id=run.id).warning("could not log the notice of the resume: {}", error)
         entries = []
+    if agent.acknowledge_resume:
+        live.notice = note
+        if parks or live.carried is not None:
+            run.history.saved[_NOTE] = note.encode("utf-8", "replace")
+            gone.append(Entry(Kind.SAVED, _NOTE, run.history.saved[_NOTE]))
     if entries or gone:
         await run.recorder.put(*entries, *gone, wait=bool(turns))
+
+
+def acknowledged(agent: Agent[Any], live: LiveState[Any], codec: Codec, result: Any) -> Any:
+    """Return the answer of a session's turn after the note of its last interruption; any other result unchanged.
+
+    An answer that is no text, or whose declared type does not take the note, is unchanged. If the agent has added the
+    answer to the conversation, it has the note there, too.
+    """
+    note = live.run.history.saved.get(_NOTE, b"").decode()
+    if live.carried is None or not note or not agent.acknowledge_resume or type(result) is not str:
+        return result
+    answer = f"{note}\n\n{result}"
+    try:
+        if codec.encode("finish", answer)[1] != answer:
+            return result
+    except UnserialisableResult:
+        return result
+    messages = live.state.messages
+    if messages and messages[-1].role == "assistant" and messages[-1].content == result:
+        messages[-1] = messages[-1].model_copy(update={"content": answer})
+    return answer
+
+
+def _note_of(notice: ResumeNotice, stopped: int | None) -> str:
+    """Return the notice as a note in an answer, which is read after the work is done."""
+    at = "" if stopped is None else f" at {shown_time(stopped)}"
+    parts = [
+        f"This work was interrupted, and resumed after {AFTER[notice.after]}{at}.",
+        f"Goal: {quoted_line(notice.goal, _GOAL)}.",
+        f"Restored: {_restored(notice.done, notice.steps, notice.messages)}.",
+        f"Lost: {notice.lost}." if notice.lost else "",
+        f"In doubt: {'; '.join(notice.in_doubt)}." if notice.in_doubt else "",
+        f"It continued with {notice.upcoming}.",
+    ]
+    return f"({' '.join(part for part in parts if part)})"
 
 
 def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | None) -> ResumeNotice:
@@ -84,7 +139,7 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
     parts = [
         f"Resumed after {AFTER[resumption.after]}{at}.",
         f"Goal: {quoted_line(state.goal)}.",
-        f"Restored: {closed} of {steps} steps are done, {len(state.messages)} messages.",
+        f"Restored: {_restored(closed, steps, len(state.messages))}.",
         f"Lost: {lost}." if lost else "",
         f"In doubt: {'; '.join(doubt)}." if doubt else "",
         f"Next: {upcoming}.",
@@ -101,3 +156,7 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
         upcoming=upcoming,
         text=" ".join(part for part in parts if part),
     )
+
+
+def _restored(done: int, steps: int, messages: int) -> str:
+    return f"{done} of {steps} steps are done, {messages} message{'' if messages == 1 else 's'}"

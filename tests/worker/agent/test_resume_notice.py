@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Settings, TaskHandle, Worker
+from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Settings, TaskHandle, Worker
+from perdure.context import Message
 from perdure.worker.agent.resume_notice import notice_of
 from perdure.worker.errors import TaskDefinitionError
 from perdure.worker.journal import Handoff, Resumption, StepStatus
@@ -114,6 +116,89 @@ async def test_an_agent_says_it_in_its_own_words_once_per_resume(app: App) -> No
     words = "Sorry, I was away; True"
     assert await bounded(handle.result()) == ["in one", "in two", words, "in three"]
     assert [one["text"] for one in await notices(handle)] == [words]
+
+
+class Answering(Stopped):
+    """Answers a message; its worker is stopped in the second of three steps. A prompt is built in each step."""
+
+    prompts: ClassVar[list[str]] = []
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        self.prompts.append((await ContextBuilder(window=4000, memory=False).build(ctx, state)).messages[-1].content)
+        return await super().act(ctx, state, step)
+
+    async def finish(self, ctx: Context, state: AgentState) -> str:  # type: ignore[override]
+        answer = f"Done with {len(state.results)} steps."
+        state.messages.append(Message(role="assistant", content=answer))
+        return answer
+
+
+class Apologising(Answering):
+    async def on_resume(self, ctx: Context, resumption: Resumption) -> str:
+        return "Sorry for the delay."
+
+
+class Silent(Answering):
+    acknowledge_resume = False
+
+
+class Yes(Answering):
+    async def finish(self, ctx: Context, state: AgentState) -> Literal["yes"]:  # type: ignore[override]
+        return "yes"
+
+
+async def answers_of(app: App, kind: type[Answering], *, interrupted: bool) -> tuple[list[str], list[str], list[str]]:
+    """Return the answers to two messages, the messages in the state, and the last parts of the prompts.
+
+    If interrupted, the worker of the first turn is stopped in the second step.
+    """
+    app.agent(kind, name="answering")
+    kind.prompts.clear()
+    session = app.session(kind, "ada")
+    turns = [await session.send("## Count\n- all"), await session.send("again")]
+    if interrupted:
+        async with Worker(app) as worker:
+            kind.running.append(worker)
+            await bounded(worker.run())
+    await work_off(app)
+    answers = [await turn.result(30) for turn in turns]
+    messages = [one.content for one in (await session.state()).messages if one.role == "assistant"]
+    return answers, [text for text in messages if not text.startswith("in ")], list(kind.prompts)
+
+
+async def test_the_first_answer_after_a_restart_acknowledges_it(app: App) -> None:
+    (first, second), messages, prompts = await answers_of(app, Answering, interrupted=True)
+    note, answer = first.split("\n\n")
+    found = re.fullmatch(
+        r"\(This work was interrupted, and resumed after a shutdown of its worker at "
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\. "
+        r"Goal: \\## Count - all\. Restored: 1 of 3 steps are done, 3 messages\. "
+        r"It continued with step `two` do two, which was cut off\.\)",
+        note,
+    )
+    assert found is not None, note
+    assert (answer, second) == ("Done with 3 steps.", "Done with 3 steps.")
+    assert messages == [first, second]
+    told = ["- notice to the user: " in prompt for prompt in prompts]
+    assert told == [False, False, True, False, False, False, False]
+
+
+async def test_the_first_answer_has_the_agents_own_words(app: App) -> None:
+    (first, second), _, prompts = await answers_of(app, Apologising, interrupted=True)
+    assert (first, second) == ("Sorry for the delay.\n\nDone with 3 steps.", "Done with 3 steps.")
+    assert "- notice to the user: Sorry for the delay." in prompts[2]
+
+
+@pytest.mark.parametrize("kind", [Silent, Yes])
+async def test_an_answer_stays_as_it_is_if_the_agent_says_so_or_its_type_does(app: App, kind: type[Answering]) -> None:
+    (first, second), _, prompts = await answers_of(app, kind, interrupted=True)
+    assert first == second
+    assert any("notice to the user" in prompt for prompt in prompts) is (kind is Yes)
+
+
+async def test_an_answer_without_an_interruption_has_no_note(app: App) -> None:
+    answers, messages, _ = await answers_of(app, Answering, interrupted=False)
+    assert answers == messages == ["Done with 3 steps."] * 2
 
 
 async def test_an_agent_without_an_interruption_sends_no_notice(app: App) -> None:

@@ -57,6 +57,7 @@ class Interruption:
         name: of the task or agent.
         reason: as in "after a crash".
         at: when the former run ended, in milliseconds since the epoch.
+        notice: note for the user about it.
         message: its note for this one.
         in_doubt: keys of steps that may have taken effect, each with its idempotency key.
         cut_off: calls that had no result yet.
@@ -66,6 +67,7 @@ class Interruption:
     name: str
     reason: str
     at: int | None = None
+    notice: str = ""
     message: str = ""
     in_doubt: Sequence[tuple[str, str]] = ()
     cut_off: Sequence[str] = ()
@@ -292,6 +294,8 @@ def _former(state: AgentState, interruption: Interruption) -> Iterable[str]:
         yield f"- it was waiting for {quoted_line(call)}"
     if interruption.message:
         yield f"- its note: {quoted_line(interruption.message, 1000)}"
+    if interruption.notice:
+        yield f"- notice to the user: {quoted_line(interruption.notice, 1000)}"
     known = [step.error for step in state.plan if step.error]
     for one in interruption.attention:
         if not any(error in one for error in known):

@@ -44,6 +44,8 @@ class _LiveState(Protocol):
     def steps_done(self) -> int: ...
     @property
     def asked_after(self) -> After | None: ...
+    @property
+    def notice(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +290,7 @@ def _interruption(run: Run, state: AgentState) -> Interruption | None:
         name=run.envelope.task,
         reason=_REASONS[found.after] if asked is None else f"{_REASONS[asked]} and a wait for confirmation",
         at=found.at,
+        notice="" if live is None or not (found.interrupted or asked is not None) else live.notice,
         message="" if left is None or left is found.received else left.message,
         in_doubt=[*doubtful.items()],
         cut_off=() if left is None else [one.call for one in left.dependencies.in_flight],
