@@ -4,8 +4,9 @@ A worker runs n tasks, each in a long step, and is killed with SIGKILL. Measured
 median and the last task runs again, and how long new tasks wait meanwhile. The tasks stay in their long step after they
 were resumed, as agents do.
 
-Three cases: a worker under a supervisor is killed, and its supervisor reports the crash; all processes of a host are
-killed, and another host claims its tasks after a lease; the same with plain workers, without a supervisor.
+Four cases: a worker under a supervisor is killed, the supervisor reports the crash, and its spare process takes over;
+the spare is killed as well, so that a process has to start; all processes of a host are killed, and another host claims
+its tasks after a lease; the same with plain workers, without a supervisor.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import psutil
 import typer
@@ -38,10 +39,10 @@ LEASE = 4.0
 """Seconds. The default is longer; recovery of a lost host takes the rest of a lease at any length."""
 
 CONCURRENCY = 160
-NEW_TASKS_EACH = 0.1
-"""Seconds between two new tasks."""
+NEW_TASKS_EACH = 0.02
+"""Seconds between two new tasks: some hundred of them are enqueued during a recovery, as a 99th percentile needs."""
 
-_NORMAL = 40
+_NORMAL = 400
 """New tasks before the kill; the second half of them is compared with those after it."""
 
 _READY_WITHIN = 60.0
@@ -53,14 +54,14 @@ app = App("many")
 async def hold(ctx: Context) -> None:
     """Record one step, then stay in a step that does not end."""
     await ctx.step("first", _nothing)
-    print("resumed" if ctx.resumed else "held", time.monotonic(), flush=True)
+    print("resumed" if ctx.resumed else "held", time.monotonic(), os.getpid(), flush=True)
     await ctx.step("long", _endless)
 
 
 @app.task
 async def new(ctx: Context, enqueued: float) -> None:
     """Report how long the task waited, in seconds."""
-    print("waited", time.monotonic() - enqueued, flush=True)
+    print("waited", time.monotonic() - enqueued, os.getpid(), flush=True)
 
 
 async def _nothing() -> None:
@@ -73,8 +74,12 @@ async def _endless() -> None:
 
 @dataclass(slots=True)
 class Reports:
-    """Reports of all workers: when a task was held or resumed (monotonic clock), and how long new tasks waited."""
+    """Reports of all workers: when a task was held or resumed (monotonic clock), and how long new tasks waited.
 
+    holder: the process that reported last that it holds a task.
+    """
+
+    holder: int = 0
     held: list[float] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
@@ -84,8 +89,10 @@ class Reports:
         """Collect the reports of a process and its children until it ends."""
         with suppress(RuntimeError):
             while True:
-                kind, number = (await child.line(3600)).split()
+                kind, number, pid = (await child.line(3600)).split()
                 getattr(self, kind).append(float(number))
+                if kind == "held":
+                    self.holder = int(pid)
                 self.changed.set()
 
     async def wait(self, kind: str, count: int, within: float) -> bool:
@@ -100,17 +107,19 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case. supervised: the workers have supervisors. whole_host: the supervisor is killed, too."""
+    """One case. supervised: the workers have supervisors. killed: the process with the tasks, all children of its
+    supervisor, or the supervisor, too."""
 
     name: str
     supervised: bool
-    whole_host: bool
+    killed: Literal["worker", "children", "host"]
 
 
 CASES = (
-    Case("a worker is killed, its supervisor remains", supervised=True, whole_host=False),
-    Case("a host is lost, another remains", supervised=True, whole_host=True),
-    Case("a plain worker is lost, another remains", supervised=False, whole_host=True),
+    Case("a worker is killed, its supervisor and a spare remain", supervised=True, killed="worker"),
+    Case("a worker and the spare are killed, their supervisor remains", supervised=True, killed="children"),
+    Case("a host is lost, another remains", supervised=True, killed="host"),
+    Case("a plain worker is lost, another remains", supervised=False, killed="host"),
 )
 
 
@@ -130,7 +139,7 @@ async def _worker(name: str, case: Case, deployment: Deployment, reports: Report
         yield psutil.Process(process.pid)
     finally:
         if process.returncode is None:
-            _kill(psutil.Process(process.pid), whole=True)
+            _kill(_tree(psutil.Process(process.pid), whole=True))
         await process.wait()
         reading.cancel()
 
@@ -139,10 +148,13 @@ _PLAIN: list[str] = ["--no-supervisor"]
 """Options of a worker without a supervisor."""
 
 
-def _kill(process: psutil.Process, *, whole: bool) -> None:
-    """Send SIGKILL to the children of a process, and to itself first if the whole host is lost."""
-    children = process.children(recursive=True)
-    for pid in [*([process.pid] if whole else []), *(child.pid for child in children)]:
+def _tree(process: psutil.Process, *, whole: bool) -> list[int]:
+    """Return the processes that a process has started, after itself if the whole host is meant."""
+    return [*([process.pid] if whole else []), *(child.pid for child in process.children(recursive=True))]
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -166,7 +178,7 @@ async def _measure(case: Case, count: int, deployment: Deployment, patience: flo
         await producer.enqueue_many("hold", [{}] * count, queue="many")
         if not await reports.wait("held", count, _READY_WITHIN):
             raise RuntimeError(f"only {len(reports.held)} of {count} tasks started")
-        if case.whole_host:
+        if case.killed == "host":
             await stack.enter_async_context(_worker("second", case, deployment, reports))
         feeding = asyncio.create_task(_feed(producer))
         stack.callback(feeding.cancel)
@@ -174,8 +186,9 @@ async def _measure(case: Case, count: int, deployment: Deployment, patience: flo
             raise RuntimeError("new tasks are not run")
         await asyncio.sleep(LEASE * random.uniform(0.0, 0.3))  # at any time between two renewals
         normal = list(reports.waited)
+        pids = [reports.holder] if case.killed == "worker" else _tree(first, whole=case.killed == "host")
         killed = time.monotonic()
-        _kill(first, whole=case.whole_host)
+        _kill(pids)
         await reports.wait("resumed", count, patience)
         return Recovery(
             sorted(at - killed for at in reports.resumed), normal[_NORMAL // 2 :], reports.waited[len(normal) :]
@@ -200,7 +213,7 @@ def main(
             columns = ("tasks", "resumed", "first", "median", "last", "new before", "new during")
             print(*(f"{column:>10}" for column in columns))
             for count in map(int, counts.split(",")):
-                namespace = f"{case.name.split(',')[0].replace(' ', '-')}-{count}"
+                namespace = f"many-{CASES.index(case)}-{count}"
                 found = run(_measure(case, count, replace(deployment.within(namespace), lease=LEASE), patience))
                 times = found.resumed or [float("nan")]
                 seconds = (times[0], statistics.median(times), times[-1], _p99(found.before), _p99(found.during))
