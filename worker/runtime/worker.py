@@ -394,7 +394,7 @@ class Worker:
     def _on_renewal(self, trouble: QueueError | None) -> None:
         """Called in the heartbeat's thread."""
         self._health.renewal_failed(trouble)
-        if trouble is None:
-            logger.info("lease renewal recovered")
-        else:
+        if trouble is not None:
             logger.warning("could not renew leases: {}", trouble)
+        elif self._executor.runs:  # without runs, nothing was renewed
+            logger.info("lease renewal recovered")

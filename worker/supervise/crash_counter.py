@@ -82,12 +82,15 @@ class SupervisorRegistry:
             self._log_pause()
 
     async def close(self) -> None:
-        """Deregister and disconnect."""
+        """Deregister and disconnect. If Redis does not answer in time, the registration expires."""
         self._closed = True
-        try:
-            await withdraw_supervisor(self._gateway, self._app.namespace, self._info.id)
-        except QueueError as error:
-            logger.debug("could not deregister the supervisor: {}", error)
+        with anyio.move_on_after(self._timings.last_reply) as limit:
+            try:
+                await withdraw_supervisor(self._gateway, self._app.namespace, self._info.id)
+            except QueueError as error:
+                logger.debug("could not deregister the supervisor: {}", error)
+        if limit.cancelled_caught:
+            logger.debug("could not deregister the supervisor: Redis does not answer")
         await self._gateway.close()
 
     async def run(self) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -42,6 +43,7 @@ from perdure.worker.settings import Settings
 from perdure.worker.supervise import Supervisor, SupervisorConfig, crash_counter
 from perdure.worker.supervise.supervisor import run_alert
 
+from tests.support.lossy_proxy import LossyProxy
 from tests.support.paths import PROGRAMS
 from tests.support.processes import JournalLine, WorkerProcesses
 from tests.support.servers import BUNDLED, RedisServer, find_program
@@ -743,6 +745,19 @@ async def gone(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+async def test_a_supervisor_stops_in_time_while_redis_is_away(harness: Harness, settings: Settings) -> None:
+    """Frozen connections answer nothing. Its registration expires, so it does not wait to remove it."""
+    async with LossyProxy(Path(settings.redis_url.removeprefix("unix://")), harness.folder / "line").open() as line:
+        harness.set_app_info(url=f"unix://{harness.folder / 'line'}")
+        supervisor = await harness.start(processes=1)
+        await harness.info()
+        line.hang()
+        started = time.monotonic()
+        supervisor.stop()
+        assert await harness.exit_code() == 0
+        assert time.monotonic() - started < 5, "it took 11 s"
 
 
 async def test_no_child_starts_work_if_redis_refuses_the_connection(harness: Harness) -> None:

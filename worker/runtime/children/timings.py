@@ -19,6 +19,7 @@ class SupervisorTimings:
         stop_margin: that a stopping child has beyond the app's grace, to release its tasks and exit.
         abort_limit: that a stalled child has to write its stacks to the log after SIGABRT.
         final_reports: during a drain, to report crashes to Redis. Later, tasks wait for their lease.
+        last_reply: for Redis to answer when the supervisor deregisters. Later, its registration expires.
         shortest_run: of a child. One that exits sooner is replaced after this delay, even after exit code 0.
         burst_poll: between two checks whether the quarantined tasks of a burst are done.
         idle_limit: after which a quarantine child without a task is terminated.
@@ -35,6 +36,7 @@ class SupervisorTimings:
     stop_margin: float = 10.0
     abort_limit: float = 2.0
     final_reports: float = 5.0
+    last_reply: float = 1.0
     shortest_run: float = 1.0
     burst_poll: float = 0.2
     idle_limit: float = 60.0
