@@ -105,6 +105,21 @@ async def dismiss_finding(gateway: Gateway, partition: Partition, task_id: str, 
         ValueError: The event is no finding.
         TaskNotFound, TaskEnded
     """
+    keys = [partition.record(task_id), partition.log(task_id)]
+    answer = b"changed"
+    while answer == b"changed":
+        replays = await gateway.command("HGET", keys[0], "replays")
+        entry, key = await _find_finding(gateway, partition, task_id, number)
+        log = orjson.dumps({"event": number, "finding": key})
+        answer = await gateway.run(_DISMISS, keys, [log, entry, replays or b""])
+    if answer == b"missing":
+        raise TaskNotFound(task_id, f"queue {partition.queue!r}")
+    if answer != b"dismissed":
+        raise TaskEnded(task_id, answer.decode())
+
+
+async def _find_finding(gateway: Gateway, partition: Partition, task_id: str, number: int) -> tuple[str, str]:
+    """Return the id of the event of a finding in the log, and the key of the finding. Raises `ValueError`."""
     before, found = None, None
     while found is None:
         page = await read_last_events(gateway, partition, task_id, _PAGE, before=before)
@@ -112,17 +127,11 @@ async def dismiss_finding(gateway: Gateway, partition: Partition, task_id: str, 
         if len(page) < _PAGE:
             break
         before = page[-1].id
-    data = found.data if found is not None and found.number == number and found.type == "incoherent" else None
-    if not isinstance(data, dict) or not data.get("key"):
-        raise ValueError(
-            f"event must be that of a finding, got {number}; 'perdure task show {task_id}' lists the findings"
-        )
-    log = orjson.dumps({"event": number, "finding": data["key"]})
-    answer = await gateway.run(_DISMISS, [partition.record(task_id), partition.log(task_id)], [log])
-    if answer == b"missing":
-        raise TaskNotFound(task_id, f"queue {partition.queue!r}")
-    if answer != b"dismissed":
-        raise TaskEnded(task_id, answer.decode())
+    if found is not None and found.number == number and found.type == "incoherent":
+        data = found.data
+        if isinstance(data, dict) and data.get("key"):
+            return found.id, str(data["key"])
+    raise ValueError(f"event must be that of a finding, got {number}; 'perdure task show {task_id}' lists the findings")
 
 
 def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, cipher: TaskCipher) -> list[TaskEvent]:

@@ -36,6 +36,6 @@ holds for all scripts.
 
 The other files test what several scripts promise together: `test_one_place` that a task is always in one place,
 `delivery/test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection` and `test_saved_fields` the
-read-only views, `delivery/test_hash_scan` pages of a hash, `test_enqueue_many` batches, `delivery/test_late_commands`
+read-only views, `delivery/test_hash_scan` pages of a hash, `test_enqueue_many` batches, and the files `test_late_*`
 that bytes which arrive late change nothing.
 """

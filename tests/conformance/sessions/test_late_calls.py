@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from perdure.queues import Gateway, Namespace, Partition, Producer
 from perdure.queues.sessions import (
@@ -10,6 +12,7 @@ from perdure.queues.sessions import (
     SessionTurnEnd,
     TurnId,
     begin_turn,
+    check_session,
     end_turn,
     forget_session,
     read_session,
@@ -108,3 +111,59 @@ async def test_a_removal_that_arrives_late_spares_the_next_session_of_the_name(
     record = await read_session(gateway, address)
     assert record is not None
     assert record.ended == 1
+
+
+async def test_a_look_that_arrives_late_gives_no_turn_of_its_own(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    producer: Producer,
+    address: SessionAddress,
+    line: tuple[Gateway, LossyProxy],
+) -> None:
+    """If a commitment is due just then, the late look claims its turn, and the next look stores the task of it."""
+    late, proxy = line
+    session = Conversation(gateway, namespace, partition, proxy)
+    first = await send(gateway, namespace, "one")
+    due = SessionTurnEnd("answered", b"1", b"{}", wake=(1, "a note"))
+
+    async def run(turn: TurnId, end: SessionTurnEnd) -> None:
+        delivery = await read_one(await worker(gateway, partition))
+        await begin_turn(gateway, address, turn, str(turn))
+        await session.unchanged()
+        assert await end_turn(gateway, address, turn, end)
+        await SETTLING["succeed"](gateway, delivery, str(turn))
+
+    await run(first, due)
+    proxy.hold(queue_script("session_look").sha.encode())
+    await check_session(late, address)
+    await session.unchanged()
+    await run(replace(first, number=2), due)
+    third = str(replace(first, number=3))
+    await proxy.deliver()
+    assert await producer.find(third) is None
+    await gateway.command("ZADD", address.partition.due, 1, address.digest)
+    await check_session(gateway, address)
+    await session.unchanged()
+    handle = await producer.find(third)
+    assert handle is not None
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert (record.sent, record.turn, record.ended) == (3, 3, 2)
+
+
+async def test_a_task_that_is_forgotten_late_is_none_of_the_next_session(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    address: SessionAddress,
+    line: tuple[Gateway, LossyProxy],
+) -> None:
+    """The ids of its turns contain the time of its first message."""
+    late, proxy = line
+    session = Conversation(gateway, namespace, partition, proxy)
+    await session.play(await send(gateway, namespace, "one"), gateway)
+    proxy.hold(queue_script("forget_task").sha.encode())
+    assert await forget_session(late, address)
+    await session.unchanged()
+    await session.play(await send(gateway, namespace, "one again"), gateway)
