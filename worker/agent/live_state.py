@@ -65,6 +65,7 @@ class LiveState(RunObserver, Generic[S]):
 
     Attributes:
         number: the number of the last event in `logged_state`.
+        started: whether this run or an earlier one started the agent.
         steps_done: steps of the plan that this run has completed.
         snapshot_due: set when a snapshot is due.
         gap: the numbers of the events that the restored log lacks: see `Restored`.
@@ -95,6 +96,7 @@ class LiveState(RunObserver, Generic[S]):
         self.logged_state: dict[str, Any] = empty_state()
         self.state: S = state_type.kind.model_construct()
         self.number = 0
+        self.started = False
         self.steps_done = 0
         self.snapshot_due = asyncio.Event()
         self.gap: tuple[int, int] | None = None
@@ -119,7 +121,7 @@ class LiveState(RunObserver, Generic[S]):
         run, state_type = self.run, self.state_type
         found = await restore(run, state_type.agent)
         self.logged_state, self.number, self._since = found.state, found.number, found.since
-        self.gap = found.gap
+        self.gap, self.started = found.gap, found.started
         self._blobs = {key for key in run.history.saved if key.startswith(BLOB)}
         if run.redact is not None and run.redact.blind:
             raise StateError(
@@ -140,7 +142,9 @@ class LiveState(RunObserver, Generic[S]):
             self.carried.apply(self.state)
         if run.resumption is not None and run.resumption.received is not None:
             seed_from_handoff(self.state, run.resumption.received)
-        await run.recorder.put(*self.checkpoint(Started(goal=goal, agent=state_type.agent)), wait=False)
+        started = self.checkpoint(Started(goal=goal, agent=state_type.agent))
+        self.started = True
+        await run.recorder.put(*started, wait=False)
 
     def rollback(self) -> None:
         """Undo changes since the last checkpoint, except in ephemeral fields."""

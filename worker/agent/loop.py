@@ -88,6 +88,7 @@ class Loop(Generic[S]):
         if recorded is not None:
             return codec_of(self._agent.finish).decode_record(FINISH, StepRecord.decode(recorded).result)
         try:
+            await resume_after_compaction(self._run)
             await self._live.open(goal, inputs)
             return await self._drive(goal)
         except (StateTooLarge, PayloadTooLarge) as error:
@@ -95,7 +96,6 @@ class Loop(Generic[S]):
 
     async def _drive(self, goal: str) -> Any:
         """Run the agent from its restored state."""
-        await resume_after_compaction(self._live)
         if self._agent.identity is not None:
             await read_identity(self._run, self._agent.identity)
         if self._live.gap is not None:

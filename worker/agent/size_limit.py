@@ -18,27 +18,45 @@ __all__ = ["park_too_large", "resume_after_compaction"]
 
 
 async def park_too_large(live: LiveState[Any], error: StateTooLarge | PayloadTooLarge) -> NoReturn:
-    """Park the task, with the error in its log. What was recorded stays; the current step will run again."""
-    run, why, setting = live.run, str(error), "payload_limit"
-    if live.number == 0:
-        raise error  # the inputs alone are too large
+    """Park the task, with the error in its log. What was recorded stays; the current step will run again.
+
+    An agent whose inputs are too large has no state yet: only a higher limit lets it start.
+    """
+    run, why = live.run, str(error)
     if isinstance(error, PayloadTooLarge):
-        why, setting = f"{error} of the workers; then run: perdure task compact {run.id}", error.setting
+        why = f"{error} of the workers; then run: perdure task compact {run.id}"
+    if live.started:
+        live.rollback()
+    else:
+        why = _too_large_to_start(run.id, error)
     logger.bind(task=run.envelope.task, id=run.id).error("parked until its state is compacted: {}", why)
-    live.rollback()
-    note = {"size": error.size, "limit": error.limit, "setting": setting}
+    note = {"size": error.size, "limit": error.limit, "setting": _setting(error)}
     saved = Entry(Kind.SAVED, TOO_LARGE, orjson.dumps(note))
     waiting = run.next_entry(WaitStarted(what=COMPACTION, why=why))
-    await run.recorder.put(*live.take_ahead(), waiting, saved, *live.snapshot(), wait=True)
+    snapshot = live.snapshot() if live.started else []
+    await run.recorder.put(*live.take_ahead(), waiting, saved, *snapshot, wait=True)
     await _park(run)
 
 
-async def resume_after_compaction(live: LiveState[Any]) -> None:
+def _too_large_to_start(task_id: str, error: StateTooLarge | PayloadTooLarge) -> str:
+    largest = f"; largest fields: {error.largest}" if isinstance(error, StateTooLarge) else ""
+    return (
+        f"the goal and the inputs of task {task_id}, and what it continues from, take {error.size:,} bytes in its "
+        f"state or its first event, the limit is {error.limit:,}{largest}. Raise PERDURE_{_setting(error).upper()} of "
+        f"the workers, then run: perdure task compact {task_id}; or run: perdure task cancel {task_id}, and enqueue it "
+        "with references to its large data"
+    )
+
+
+def _setting(error: StateTooLarge | PayloadTooLarge) -> str:
+    return error.setting if isinstance(error, PayloadTooLarge) else "payload_limit"
+
+
+async def resume_after_compaction(run: Run) -> None:
     """Park the task again if its state was too large and nothing has changed since, before anything is paid for twice.
 
     A compaction deletes the note of the size that was needed. A higher limit makes room for it.
     """
-    run = live.run
     data = run.history.saved.get(TOO_LARGE)
     if data is None:
         return

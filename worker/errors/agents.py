@@ -80,7 +80,7 @@ class StateMismatch(StateError):
 
 
 class StateTooLarge(StateError):
-    """The state of an agent exceeds the size limit. size, limit: bytes of JSON."""
+    """The state of an agent exceeds the size limit. size, limit: bytes of JSON. largest: largest fields, as text."""
 
     def __init__(self, task_id: str, agent: str, size: int, limit: int, largest: Sequence[tuple[str, int]]) -> None:
         """largest: fields with their bytes, largest first."""
@@ -90,7 +90,7 @@ class StateTooLarge(StateError):
             f"fields: {fields}. Store large data in artifacts or files and keep a reference in the state; run: perdure "
             f"task compact {task_id}, or raise PERDURE_PAYLOAD_LIMIT of the workers"
         )
-        self.size, self.limit = size, limit
+        self.size, self.limit, self.largest = size, limit, fields
 
 
 class StateBusy(StateError):

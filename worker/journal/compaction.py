@@ -74,7 +74,9 @@ async def compact_state(
     if state is None or state not in (State.SCHEDULED, State.DEAD):
         raise StateBusy(task_id, None if state is None else state.value)
     past = await state_at(gateway, partition, task_id)
-    if past.agent is None:
+    waits = past.state["waiting_for"]
+    waits_for_room = waits is not None and waits.get("what") == COMPACTION
+    if past.agent is None and not waits_for_room:
         raise BadHistory(task_id, f"task {task_id} has no state to compact: it is not an agent")
     if past.number != position.events:
         raise StateBusy(task_id, "changing")
@@ -84,15 +86,16 @@ async def compact_state(
         del context[key]
     removed = remove_oldest(before, steps=keep_steps, messages=keep_messages, number=position.events + 1)
     after = {**(before if removed is None else removed.state), "context": context}
-    waits = before["waiting_for"]
-    if waits is not None and waits.get("what") == COMPACTION:
+    if waits_for_room:
         after["waiting_for"] = None
     records = {} if removed is None else removed.steps
     messages = 0 if removed is None else removed.messages
     event = Archived(steps=tuple(records), messages=messages, changes=diff(before, after), own=True).to_json()
     check_size(f"the compaction of task {task_id}", len(event), payload_limit)
     blobs: dict[str, bytes] = {}
-    snapshot = encode_snapshot(after, position.events + 1, past.agent, blobs)
+    snapshots: dict[str, bytes] = {}
+    if past.agent is not None:  # else its inputs were too large: it has not started
+        snapshots[SNAPSHOT] = encode_snapshot(after, position.events + 1, past.agent, blobs)
     old = await checkpoint_fields(gateway, partition, task_id, BLOB)
     woken = await edit_checkpoint(
         gateway,
@@ -102,7 +105,7 @@ async def compact_state(
         event=("archived", event),
         fields={
             **{archived_field(key): data for key, data in records.items()},
-            **{f"s:{key}": data for key, data in {**blobs, SNAPSHOT: snapshot}.items()},
+            **{f"s:{key}": data for key, data in {**blobs, **snapshots}.items()},
         },
         dropped=[f"s:{TOO_LARGE}", *(f"s:{key}" for key in old if key not in blobs)],
         wakes=COMPACTION,

@@ -9,7 +9,7 @@ import pytest
 from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
 from perdure.deadletter import Replay, replay
-from perdure.worker.errors import StateBusy, StateTooLarge
+from perdure.worker.errors import StateBusy
 from perdure.worker.journal import check_state, compact_state, state_at
 from pydantic import Field
 
@@ -237,7 +237,34 @@ async def test_what_cannot_be_compacted_is_refused_and_left_as_it_was(app: App, 
     assert await history(handle) == before
 
 
-async def test_inputs_that_are_too_large_are_a_dead_letter(app: App, collector: type[Collector]) -> None:
+async def test_inputs_that_are_too_large_park_the_agent_before_its_start(
+    app: App, settings: Settings, collector: type[Collector], log: list[str]
+) -> None:
     handle = await app.agent(name="collect")(collector).enqueue("all", sizes=[10], own="x" * 19_800)
-    await work_off(app)
-    assert (await letter(app, handle)).error == f"perdure.worker.errors.{StateTooLarge.__name__}"
+    async with running_worker(app):
+        await until_parked(app, handle)
+        record = await handle.record()
+        assert (record.waits, record.attempts, record.crashes) == ("compaction", 0, 0)
+        (waiting,) = [event for event in await history(handle) if event.type == "waiting"]
+        for part in ("goal and the inputs", "own (19,8", "PERDURE_PAYLOAD_LIMIT", f"perdure task compact {handle.id}"):
+            assert part in waiting.data["why"]
+        assert f"perdure task cancel {handle.id}" in waiting.data["why"]
+        assert any(line.startswith("parked until its state is compacted: the goal and the inputs") for line in log)
+        before = await settled(app, handle)
+        await handle.send("are you there?")
+        await until_parked(app, handle, before)
+        assert [event.type for event in await history(handle)].count("waiting") == 1, "a message logs nothing"
+        before = await settled(app, handle)
+        found = await compact(app, handle)
+        assert (found.woken, found.steps, found.messages) == (True, 0, 0)
+        await until_parked(app, handle, before)  # the limit is still the same
+    larger = settings.model_copy(update={"payload_limit": 40_000, "check_state": True, "lease": 30.0})
+    async with App("limited", settings=larger) as other:
+        other.agent(name="collect")(collector)
+        async with running_worker(other):
+            assert (await compact(app, handle)).woken
+            assert (await bounded(handle.result()))["first"] == 10
+    assert collector.acts == ["s0"]
+    past = await state_at(app.producer.gateway, handle.partition, handle.id)
+    assert (past.state["waiting_for"], past.state["own"]) == (None, "x" * 19_800)
+    assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
