@@ -159,7 +159,15 @@ class Harness:
         await wait_until(right, f"{expected} in the list")
 
     def alive(self) -> set[int]:
-        return {one.pid for one in psutil.Process().children() if "pretender.py" in " ".join(one.cmdline())}
+        return {one.pid for one in psutil.Process().children() if is_pretender(one)}
+
+
+def is_pretender(process: psutil.Process) -> bool:
+    """Return whether a process is a simulated child that has not ended."""
+    try:
+        return "pretender.py" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # or its subclass: a zombie
+        return False
 
 
 @pytest.fixture
