@@ -6,6 +6,9 @@ the refusals "An assistant message with 'tool_calls' must be followed by tool me
 short - 'messages.N.tool_calls'", "Invalid 'messages[N].tool_calls[0].id': string too long ... maximum length 40",
 "Invalid 'messages[N].tool_calls[0].function.name': ... '^[a-zA-Z0-9_-]+$'".
 
+OpenAI, https://developers.openai.com/api/docs/guides/prompt-caching: `prompt_cache_breakpoint` on a content part of
+type text, of messages of the system, the user and tools; not on those of the assistant.
+
 Anthropic, Messages: API reference of POST /v1/messages ("messages", "system"), "Handling tool use and tool result
 content blocks" (results immediately after their calls, and first in the content), "Prompt caching" (at most four marks,
 none on an empty text), and the refusals "messages: text content blocks must be non-empty", "text content blocks must
@@ -42,7 +45,7 @@ def openai_problems(messages: list[dict[str, Any]]) -> list[str]:
             if name not in open_calls:
                 problems.append(f"messages[{at}]: role 'tool' must be a response to a preceding tool call, not {name}")
             open_calls.discard(name)
-            if not isinstance(message["content"], str):
+            if not _is_text(message["content"]):
                 problems.append(f"messages[{at}]: content of a tool's result must be text")
             continue
         if open_calls:
@@ -52,7 +55,7 @@ def openai_problems(messages: list[dict[str, Any]]) -> list[str]:
             open_calls, found = _openai_calls(at, message)
             problems += found
         elif role in ("system", "user"):
-            if not isinstance(message["content"], str) or not message["content"]:
+            if not _is_text(message["content"]) or not message["content"]:
                 problems.append(f"messages[{at}]: content of role {role} must be text")
         else:
             problems.append(f"messages[{at}]: no role {role!r}")
@@ -61,11 +64,26 @@ def openai_problems(messages: list[dict[str, Any]]) -> list[str]:
     return problems
 
 
+def _is_text(content: Any) -> bool:
+    """Whether content of role system, user or tool is a text, or text parts of which each may have a breakpoint."""
+    if isinstance(content, str):
+        return True
+    return bool(content) and all(
+        part["type"] == "text"
+        and isinstance(part["text"], str)
+        and part.keys() - {"type", "text"} <= {"prompt_cache_breakpoint"}
+        and part.get("prompt_cache_breakpoint", {"mode": "explicit"}) == {"mode": "explicit"}
+        for part in content
+    )
+
+
 def _openai_calls(at: int, message: dict[str, Any]) -> tuple[set[str], list[str]]:
     problems = []
     calls = message.get("tool_calls")
     if calls is not None and not calls:
         problems.append(f"messages[{at}].tool_calls: [] is too short")
+    if not isinstance(message.get("content"), str | None):
+        problems.append(f"messages[{at}]: content of an assistant takes no breakpoint")
     if message.get("content") is None and not calls:
         problems.append(f"messages[{at}]: content is required where there are no tool_calls")
     ids = [call["id"] for call in calls or ()]

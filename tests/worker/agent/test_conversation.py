@@ -88,6 +88,42 @@ def test_any_messages_become_valid(messages: list[Message], cacheable: int) -> N
     prompt = Prompt(tuple(messages), cacheable)
     assert openai_problems(to_openai(prompt)) == []
     assert anthropic_problems(to_anthropic(prompt)) == []
+    for merge in (False, True):
+        marked = to_openai(prompt, merge=merge, breakpoints=True)
+        assert openai_problems(marked) == []
+        assert [plain(one) for one in marked] == to_openai(prompt, merge=merge)
+
+
+def plain(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of OpenAI's format with its content as one text."""
+    content = message["content"]
+    return message | {"content": "\n\n".join(one["text"] for one in content) if isinstance(content, list) else content}
+
+
+def marked_texts(messages: list[dict[str, Any]]) -> list[str]:
+    """Return the texts of OpenAI's format at whose ends the cache may be used."""
+    parts = [part for one in messages if isinstance(one["content"], list) for part in one["content"]]
+    return [part["text"] for part in parts if part.get("prompt_cache_breakpoint") == {"mode": "explicit"}]
+
+
+def test_openai_gets_breakpoints_up_to_the_brief() -> None:
+    """The last one of a prompt is one of the next prompt too: a cache entry is found at a breakpoint only."""
+    brief = user("# Brief")
+    shorter = to_openai(Prompt((*WHOLE[:8], brief), cacheable=8), breakpoints=True)
+    longer = to_openai(Prompt((*WHOLE, brief), cacheable=len(WHOLE)), breakpoints=True)
+    assert marked_texts(shorter) == ["You are careful.", "What do a and b say?", "A", "B", "hurry", "C"]
+    assert marked_texts(longer) == [*marked_texts(shorter), "Thanks."]
+    assert marked_texts(to_openai(Prompt((*WHOLE, brief), cacheable=len(WHOLE)))) == []
+    assert marked_texts(to_openai([*WHOLE, brief], breakpoints=True)) == []
+    merged = to_openai(Prompt((*WHOLE, brief), cacheable=len(WHOLE)), breakpoints=True, merge=True)
+    assert marked_texts(merged) == marked_texts(longer)
+    assert [part["text"] for part in merged[-1]["content"]] == ["Thanks.", "# Brief"]
+
+
+def test_openai_gets_no_more_breakpoints_than_it_compares() -> None:
+    many = [user(f"m{number}") for number in range(200)]
+    prompt = Prompt((Message(role="system", content="Be brief."), *many, user("# Brief")), cacheable=201)
+    assert marked_texts(to_openai(prompt, breakpoints=True)) == [f"m{number}" for number in range(121, 200)]
 
 
 @pytest.mark.parametrize("first", range(len(WHOLE)))

@@ -1,8 +1,8 @@
 """Message formats of providers: Anthropic's Messages API, and OpenAI's Chat Completions, which many endpoints accept.
 
 Anthropic: https://docs.anthropic.com/en/api/messages, .../build-with-claude/prompt-caching and
-.../agents-and-tools/tool-use/implement-tool-use. OpenAI: https://platform.openai.com/docs/api-reference/chat/create and
-https://platform.openai.com/docs/guides/function-calling.
+.../agents-and-tools/tool-use/implement-tool-use. OpenAI: https://platform.openai.com/docs/api-reference/chat/create,
+https://platform.openai.com/docs/guides/function-calling and https://developers.openai.com/api/docs/guides/prompt-caching.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def from_anthropic(answer: Mapping[str, Any] | Any) -> Message:
     return Message(role="assistant", content=text, tool_calls=calls, reasoning=reasoning)
 
 
-def to_openai(prompt: Prompt | Sequence[Message], *, merge: bool = False) -> list[dict[str, Any]]:
+def to_openai(
+    prompt: Prompt | Sequence[Message], *, merge: bool = False, breakpoints: bool = False
+) -> list[dict[str, Any]]:
     """Return `messages` of a request. Any conversation becomes valid, see `turns_of`.
 
     OpenAI caches equal starts of requests by itself. Pass `Prompt.cache_key` as `prompt_cache_key`, so that the
@@ -105,18 +107,36 @@ def to_openai(prompt: Prompt | Sequence[Message], *, merge: bool = False) -> lis
 
     Args:
         merge: whether messages of one role in a row become one, for endpoints that demand alternating roles.
+        breakpoints: whether the ends of the messages up to the brief are marked with `prompt_cache_breakpoint`. Models
+            from gpt-5.6 on cache exactly up to such a mark; earlier models and other endpoints may refuse it.
     """
     messages = prompt.messages if isinstance(prompt, Prompt) else prompt
+    cacheable = prompt.cacheable if isinstance(prompt, Prompt) and breakpoints else 0
     system, rest = split_system(messages)
     texts = [one.content for one in system if one.content.strip()]
-    out: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
+    out: list[dict[str, Any]] = []
+    if texts:
+        whole = 0 < len(system) <= cacheable
+        out.append({"role": "system", "content": _openai_content(["\n\n".join(texts)], [whole])})
+    left = _parts_before(rest, cacheable - len(system))
     for turn in turns_of(rest):
-        out += [{"role": "tool", "tool_call_id": name, "content": result} for name, result in turn.results]
-        parts = [text for text in turn.texts if isinstance(text, str)]
-        parts = ["\n\n".join(parts)] if merge and parts else parts
+        for name, result in turn.results:
+            out.append({"role": "tool", "tool_call_id": name, "content": _openai_content([result], [left > 0])})
+            left -= 1
+        parts, marks = list[str](), list[bool]()
+        for text in turn.texts:
+            if isinstance(text, str):
+                parts.append(text)
+                marks.append(left > 0)
+            left -= 1
+        left -= len(turn.calls)
         if turn.role == "user":
-            out += [{"role": "user", "content": text} for text in parts]
+            step = max(1, len(parts)) if merge else 1
+            for at in range(0, len(parts), step):
+                content = _openai_content(parts[at : at + step], marks[at : at + step])
+                out.append({"role": "user", "content": content})
             continue
+        parts = ["\n\n".join(parts)] if merge and parts else parts
         out += [{"role": "assistant", "content": text} for text in parts[:-1]]
         entry: dict[str, Any] = {"role": "assistant", "content": parts[-1] if parts else None}
         if turn.calls:
@@ -129,7 +149,42 @@ def to_openai(prompt: Prompt | Sequence[Message], *, merge: bool = False) -> lis
                 for call in turn.calls
             ]
         out.append(entry)
-    return out
+    return _with_latest_marks(out)
+
+
+_BREAKPOINT: Final = "prompt_cache_breakpoint"
+
+_MOST_BREAKPOINTS: Final = 79
+"""Most marks in a request: the API compares the latest 80, and sets one itself."""
+
+
+def _parts_before(messages: Sequence[Message], end: int) -> int:
+    """Return how many results, texts and calls of all turns come from the first `end` messages."""
+    before = turns_of(messages[: max(0, end)], bare=True)
+    if not before:
+        return 0
+    first = turns_of(messages)[:1]
+    count = sum(len(turn.results) + len(turn.texts) + len(turn.calls) for turn in before)
+    return count + (first[0].texts[:1] == [NOT_SHOWN])
+
+
+def _openai_content(texts: Sequence[str], marks: Sequence[bool]) -> str | list[dict[str, Any]]:
+    """Return texts as the content of one message: as parts if one of them is marked."""
+    if not any(marks):
+        return "\n\n".join(texts)
+    return [
+        {"type": "text", "text": text, **({_BREAKPOINT: {"mode": "explicit"}} if mark else {})}
+        for text, mark in zip(texts, marks, strict=True)
+    ]
+
+
+def _with_latest_marks(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Remove the oldest marks if there are too many."""
+    parts = [part for one in messages if isinstance(one["content"], list) for part in one["content"]]
+    marked = [part for part in parts if _BREAKPOINT in part]
+    for part in marked[: max(0, len(marked) - _MOST_BREAKPOINTS)]:
+        del part[_BREAKPOINT]
+    return messages
 
 
 def from_openai(answer: Mapping[str, Any] | Any) -> Message:
