@@ -263,13 +263,13 @@ import asyncio, os, sys, time
 from types import SimpleNamespace
 from perdure import configure_logging
 from perdure.worker.cli.support.worker_process import SupervisedWorker
-from perdure.worker.runtime.supervisor_link import SupervisorLink
+from perdure.worker.runtime.supervisor_link import InheritedPipe, SupervisorLink
 
 configure_logging()
 
 async def work():
     worker = SimpleNamespace(settings=SimpleNamespace(grace=0.1), stop=lambda: print("never"))
-    link = SupervisorLink("worker", int(sys.argv[1]), int(sys.argv[2]))
+    link = SupervisorLink("worker", InheritedPipe(int(sys.argv[1]), int(sys.argv[2])))
     SupervisedWorker(link, exit_margin=0.1).attach(worker)
     print("stuck", flush=True)
     time.sleep(1000)

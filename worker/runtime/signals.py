@@ -39,12 +39,12 @@ async def stop_on_signals(stop: Callable[[], None]) -> AsyncIterator[None]:
             RUNTIME.exit(128 + number)
         loop.call_soon_threadsafe(_stop, stop, signal.Signals(number).name, received)
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    before = {number: RUNTIME.set_signal_handler(number, handle) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            RUNTIME.set_signal_handler(number, handler)
 
 
 def _stop(stop: Callable[[], None], name: str, received: int) -> None:

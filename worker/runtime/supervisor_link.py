@@ -27,12 +27,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Final, Literal, Protocol, Self, cast
 
 import orjson
 
-__all__ = ["SUPERVISED", "Link", "Role", "SupervisorLink"]
+from ...queues.runtime import RUNTIME
+
+__all__ = ["SUPERVISED", "InheritedPipe", "Link", "ParentPipe", "Role", "SupervisorLink"]
 
 SUPERVISED: Final = "PERDURE_SUPERVISED"
 """Environment variable that a supervisor sets for its workers."""
@@ -53,17 +55,48 @@ class Link(Protocol):
         """Send a message."""
 
 
+class ParentPipe(Protocol):
+    """A worker's ends of the two pipes to the process that has started it."""
+
+    def write(self, data: bytes) -> int:
+        """Write as many bytes as the pipe takes, and return their number.
+
+        Raises:
+            BlockingIOError: The pipe is full.
+            OSError: The parent has ended.
+        """
+        ...
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that the parent sends, until it ends. Blocks the calling thread."""
+        ...
+
+
+class InheritedPipe:
+    """Ends that the worker has inherited as file descriptors."""
+
+    def __init__(self, read: int, write: int) -> None:
+        """Take over the file descriptors `read` and `write`."""
+        self._read = read
+        self._write = write
+        os.set_blocking(write, False)
+
+    def write(self, data: bytes) -> int:
+        return os.write(self._write, data)
+
+    def lines(self) -> Iterator[bytes]:
+        with os.fdopen(self._read, "rb") as lines:
+            yield from lines
+
+
 class SupervisorLink:
     """A pair of pipes to the supervisor. Any thread may send; sending never blocks or fails."""
 
-    def __init__(self, role: Role, read: int, write: int) -> None:
-        """Take over the file descriptors `read` and `write`."""
+    def __init__(self, role: Role, pipe: ParentPipe) -> None:
         self.role: Role = role
-        self._read = read
-        self._write = write
+        self._pipe = pipe
         self._lock = threading.Lock()
         self._unsent = b""
-        os.set_blocking(write, False)
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Self | None:
@@ -77,7 +110,7 @@ class SupervisorLink:
         role, read, write = value.split(":")
         for descriptor in (int(read), int(write)):
             os.set_inheritable(descriptor, False)
-        return cls(cast("Role", role), int(read), int(write))
+        return cls(cast("Role", role), InheritedPipe(int(read), int(write)))
 
     def send(self, what: str, **more: Any) -> None:
         """Send a message. It is dropped if the supervisor has ended, which `listen` reports, or if the pipe is full."""
@@ -91,7 +124,7 @@ class SupervisorLink:
         """Write the rest of the last line. Return whether all of it was written."""
         try:
             while self._unsent:
-                self._unsent = self._unsent[os.write(self._write, self._unsent) :]
+                self._unsent = self._unsent[self._pipe.write(self._unsent) :]
         except BlockingIOError:
             return False
         except OSError:
@@ -100,13 +133,12 @@ class SupervisorLink:
 
     def listen(self, on_command: Callable[[str], None], on_gone: Callable[[], None]) -> None:
         """Receive messages in a separate thread, which calls both callbacks."""
-        threading.Thread(target=self._receive, args=(on_command, on_gone), name="perdure link", daemon=True).start()
+        RUNTIME.thread(lambda: self._receive(on_command, on_gone), "perdure link").start()
 
-    def _receive(self, on_told: Callable[[str], None], on_gone: Callable[[], None]) -> None:
-        with os.fdopen(self._read, "rb") as lines:
-            for line in lines:
-                message = orjson.loads(line)
-                if "role" in message:
-                    self.role = message["role"]
-                on_told(message["say"])
+    def _receive(self, on_command: Callable[[str], None], on_gone: Callable[[], None]) -> None:
+        for line in self._pipe.lines():
+            message = orjson.loads(line)
+            if "role" in message:
+                self.role = message["role"]
+            on_command(message["say"])
         on_gone()

@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from ...queues import QueueError
 from ...queues.explanation.texts import times
+from ...queues.runtime import RUNTIME
 from ..log import logger
 from ..runtime.children.app_command import ChildCommand
 from ..runtime.children.child import Child, exit_status_text, wait_any
@@ -156,7 +157,7 @@ class Supervisor:
                 "supervisor {} started: {}, process {}, namespace {} at {}",
                 registry.name,
                 times(config.processes, "worker", "workers"),
-                os.getpid(),
+                RUNTIME.pid(),
                 app.namespace.name,
                 app.address.described,
             )

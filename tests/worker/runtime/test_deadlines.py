@@ -20,7 +20,7 @@ from perdure.worker.durable import StopReason
 from perdure.worker.durable import checkpoint_writer as recorder_module
 from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
 from perdure.worker.log import logger
-from perdure.worker.runtime.supervisor_link import SupervisorLink
+from perdure.worker.runtime.supervisor_link import InheritedPipe, SupervisorLink
 from perdure.worker.runtime.timings import WorkerTimings
 
 from tests.support.workers import (
@@ -419,7 +419,7 @@ class Supervisor:
     def __init__(self) -> None:
         read, write = os.pipe()
         unheard, self._unused = os.pipe()
-        self.link = SupervisorLink("worker", unheard, write)
+        self.link = SupervisorLink("worker", InheritedPipe(unheard, write))
         self._said: list[dict[str, object]] = []
         threading.Thread(target=self._listen, args=(read,), daemon=True).start()
 

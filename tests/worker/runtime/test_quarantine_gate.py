@@ -14,7 +14,7 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, 
 from perdure.deadletter import Reason
 from perdure.queues import Envelope, quarantine, report_crash
 from perdure.queues.keys import GROUP, SUSPECTS
-from perdure.worker.runtime.supervisor_link import Role, SupervisorLink
+from perdure.worker.runtime.supervisor_link import InheritedPipe, Role, SupervisorLink
 
 from tests.support.consumers import LONG_AGO, claim_all, promote, read, worker
 from tests.support.workers import (
@@ -44,7 +44,8 @@ class Supervisor:
     def __init__(self, role: Role) -> None:
         self._reader, child_write = os.pipe()
         child_read, self._writer = os.pipe()
-        self.link = SupervisorLink(role, child_read, child_write)
+        self._ends = (self._reader, self._writer, child_read, child_write)
+        self.link = SupervisorLink(role, InheritedPipe(child_read, child_write))
         self._said = b""
 
     def said(self) -> list[dict[str, Any]]:
@@ -64,7 +65,7 @@ class Supervisor:
         return [line for line in self.said() if line["say"] == what][number - 1]
 
     def close(self) -> None:
-        for descriptor in (self._reader, self._writer, self.link._read, self.link._write):
+        for descriptor in self._ends:
             os.close(descriptor)
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import orjson
 import pytest
 from perdure.worker.cli.support.worker_process import StopRequests
-from perdure.worker.runtime.supervisor_link import SUPERVISED, SupervisorLink
+from perdure.worker.runtime.supervisor_link import SUPERVISED, InheritedPipe, SupervisorLink
 
 from tests.support.workers import BOUND
 
@@ -20,7 +20,7 @@ def ends() -> Iterator[tuple[SupervisorLink, int, int]]:
     """A link; where the supervisor reads what it says, and where it writes."""
     theirs, write = os.pipe()
     read, ours = os.pipe()
-    link = SupervisorLink("worker", theirs, ours)
+    link = SupervisorLink("worker", InheritedPipe(theirs, ours))
     yield link, read, write
     os.close(read)
     for descriptor in (ours, write):

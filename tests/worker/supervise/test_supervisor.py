@@ -35,7 +35,8 @@ from perdure.queues import (
     resume_supervisor,
 )
 from perdure.worker.log import logger
-from perdure.worker.runtime.children.child import Child, ChildPipe
+from perdure.worker.runtime.children.child import Child
+from perdure.worker.runtime.children.piped_process import ChildPipe, PipedProcess
 from perdure.worker.runtime.children.quarantine_pool import QuarantinePool
 from perdure.worker.runtime.children.stall_monitor import StallMonitor
 from perdure.worker.runtime.children.timings import SupervisorTimings
@@ -496,7 +497,7 @@ async def test_messages_left_in_the_pipe_of_a_dead_child_are_read() -> None:
             return -signal.SIGKILL
 
     pipe = ChildPipe()
-    dead = Child("isolated", cast("asyncio.subprocess.Process", Dead()), pipe, lambda *_: None)
+    dead = Child("isolated", PipedProcess(cast("asyncio.subprocess.Process", Dead()), pipe), lambda *_: None)
     os.write(
         pipe.child_ends[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en'
     )

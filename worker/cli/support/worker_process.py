@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from importlib.util import find_spec
 
 import anyio
 
 from ....queues.explanation.texts import times
+from ....queues.runtime import RUNTIME
 from ...app import App
 from ...log import add_to_json, configure_logging, logger
 from ...runtime.children.app_command import app_digest, use_import_path
 from ...runtime.children.local_quarantine import LocalQuarantine
 from ...runtime.signals import stop_on_signals
-from ...runtime.supervisor_link import Link, SupervisorLink
+from ...runtime.supervisor_link import SupervisorLink
 from ...runtime.worker import Worker
 from .app_loader import load_app
 from .connection import ConnectionOptions
 from .probe import ProbeOptions
 
-__all__ = ["StopRequests", "SupervisedWorker", "force_exit", "run_worker"]
+__all__ = ["StopRequests", "SupervisedWorker", "force_exit", "run_worker", "serve"]
 
 
 class SupervisedWorker:
@@ -46,7 +46,7 @@ class SupervisedWorker:
     def __init__(self, link: SupervisorLink, *, exit_margin: float = 10.0) -> None:
         self.link = link
         self._exit_margin = exit_margin
-        self._may_work = threading.Event()
+        self._may_work = RUNTIME.event()
         self._attaching = threading.Lock()
         self._worker: Worker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -97,16 +97,16 @@ class SupervisedWorker:
         """Stop gracefully, and exit in any case: no other process would end this one."""
         worker = self._stop("end of the supervisor", 1)
         logger.warning("the supervisor is gone: stopping")
-        time.sleep(worker.settings.grace + self._exit_margin)
+        RUNTIME.sleep(worker.settings.grace + self._exit_margin)
         logger.error("worker did not stop in time: exiting")
         sys.stderr.flush()
-        os._exit(1)
+        RUNTIME.exit(1)
 
     def _stop(self, source: str, code: int) -> Worker:
         with self._attaching:
             worker = self._worker
             if worker is None:
-                os._exit(code)
+                RUNTIME.exit(code)
         self._call(lambda worker: self._stop_requests.add(source, worker.stop))
         return worker
 
@@ -144,17 +144,17 @@ def force_exit(code: int, stuck_handlers: Callable[[], int] = lambda: 0, *, limi
         stuck_handlers: Returns the number of handlers that do not end; called in a thread.
         limit: Seconds.
     """
-    threading.Thread(target=_watch, args=(code, stuck_handlers, limit), name="perdure exit", daemon=True).start()
+    RUNTIME.thread(lambda: _watch(code, stuck_handlers, limit), "perdure exit").start()
 
 
 def _watch(code: int, stuck_handlers: Callable[[], int], limit: float) -> None:
-    time.sleep(limit)
+    RUNTIME.sleep(limit)
     if handlers := stuck_handlers():
         logger.warning("exiting with {} handlers that ignored their cancellation", handlers)
         _exit(code)
     main = threading.main_thread()
     while not (held := [thread.name for thread in threading.enumerate() if thread is not main and not thread.daemon]):
-        time.sleep(limit)  # whatever else takes time, such as exit functions, may continue
+        RUNTIME.sleep(limit)  # whatever else takes time, such as exit functions, may continue
     logger.warning("exiting with running threads that cannot be stopped: {}", ", ".join(held))
     _exit(code)
 
@@ -162,7 +162,7 @@ def _watch(code: int, stuck_handlers: Callable[[], int], limit: float) -> None:
 def _exit(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    RUNTIME.exit(code)
 
 
 def run_worker(
@@ -193,16 +193,16 @@ def run_worker(
     if supervised is not None:
         supervised.wait_for_work(app)
     isolated = link is not None and link.role == "isolated"
+
+    def make_worker() -> Worker:
+        worker = Worker(
+            app, concurrency=1 if isolated else concurrency, queues=queues, name=name, link=link or quarantine(app)
+        )
+        add_to_json(worker=worker.id)
+        return worker
+
     anyio.run(
-        _work,
-        app,
-        probe,
-        supervised,
-        link or quarantine(app),
-        1 if isolated else concurrency,
-        queues,
-        name,
-        burst and not isolated,
+        partial(serve, make_worker, supervised, probe, burst=burst and not isolated),
         backend_options={"use_uvloop": find_spec("uvloop") is not None},
     )
 
@@ -213,20 +213,22 @@ def _freeze_garbage_collector() -> None:
     gc.freeze()
 
 
-async def _work(
-    app: App,
-    probe: ProbeOptions,
+async def serve(
+    make_worker: Callable[[], Worker],
     supervised: SupervisedWorker | None,
-    link: Link,
-    concurrency: int,
-    queues: Sequence[str] | None,
-    name: str | None,
-    burst: bool,
+    probe: ProbeOptions,
+    *,
+    burst: bool = False,
 ) -> None:
-    worker = Worker(app, concurrency=concurrency, queues=queues, name=name, link=link)
-    add_to_json(worker=worker.id)
+    """Run a worker in the running event loop until it is stopped, and end the process even if user code still runs.
+
+    Args:
+        supervised: Connection to the supervisor; None without one.
+    """
+    worker = make_worker()
+    app = worker.app
+    isolated = supervised is not None and supervised.link.role == "isolated"
     idle = sorted(set(worker.queues) - set(app.tasks.queues))
-    isolated = link.role == "isolated"
     if idle and not isolated:
         logger.warning(
             "app {!r} has no task for queue {}; it has tasks for {}", app.name, ", ".join(idle), app.tasks.queues

@@ -2,7 +2,8 @@
 
     app_command.py       command line of a child that imports the app of this process
     timings.py           intervals and time limits
-    child.py             one child process, its two pipes, and how it ended
+    piped_process.py     process of the operating system, and its two pipes
+    child.py             one child process, its messages, and how it ended
     processes.py         all child processes: start, terminate, handle their exit; the spare
     quarantine_pool.py   children that run quarantined tasks, one task per process
     local_quarantine.py  the same children for a worker without a supervisor

@@ -1,12 +1,10 @@
-"""One child process of a supervisor or worker: its pipes, its state, and how it ended.
+"""One child process of a supervisor or worker: its messages, its state, and how it ended.
 
 The other end of the pipes, with the table of messages, is worker/runtime/supervisor_link.py.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,67 +14,34 @@ import anyio
 import orjson
 
 from ....queues import ChildInfo
-from ....queues.runtime import RUNTIME
-from ..supervisor_link import SUPERVISED, Role
+from ....queues.runtime import RUNTIME, ChildProcess
+from ..supervisor_link import Role
 from .app_command import ChildCommand
+from .piped_process import start_process
 
-__all__ = ["Child", "ChildPipe", "OnMessage", "exit_status_text", "wait_any"]
+__all__ = ["Child", "MessageReader", "OnMessage", "exit_status_text", "wait_any"]
 
 _LONGEST: Final = 1 << 20
 """Longest line in bytes that is accepted from a child; longer input is dropped."""
 
 
-class ChildPipe:
-    """Two pipes to a child: one to send, one to receive. Neither direction blocks."""
+class MessageReader:
+    """Decoder of the lines of JSON that a child sends.
 
-    def __init__(self) -> None:
-        self._on_message: Callable[[str, dict[str, Any]], None] = lambda kind, message: None
-        self._partial = b""
-        child_reads, self._write = os.pipe()
-        self._read, child_writes = os.pipe()
-        self.child_ends = (child_reads, child_writes)
-        """File descriptors for the child to inherit. Call `close_child_ends` after the child has started."""
-        for own in (self._read, self._write):
-            os.set_blocking(own, False)
-        self._open = True
+    Args:
+        on_message: Called with the kind and the other fields of each message.
+    """
 
-    def close_child_ends(self) -> None:
-        """Close the child's descriptors in this process. Only then does the child's exit cause an end of file."""
-        for descriptor in self.child_ends:
-            os.close(descriptor)
-
-    def start_reading(self, on_message: Callable[[str, dict[str, Any]], None]) -> None:
-        """Call `on_message` with the kind and the other fields of each message."""
+    def __init__(self, on_message: Callable[[str, dict[str, Any]], None]) -> None:
         self._on_message = on_message
-        asyncio.get_running_loop().add_reader(self._read, self.read_available)
+        self._partial = b""
 
-    def send(self, kind: str, **more: Any) -> None:
-        """Send a message. It is dropped if the child has exited, or if the pipe is full because the child is stuck."""
-        with suppress(OSError):
-            os.write(self._write, orjson.dumps({"say": kind, **more}) + b"\n")
-
-    def read_available(self) -> None:
-        """Read and dispatch all messages that the pipe holds."""
-        while True:
-            try:
-                data = os.read(self._read, 65_536)
-            except BlockingIOError:
-                return
-            if not data:  # end of file: not a proof of exit, and missing if a grandchild inherited the descriptor
-                asyncio.get_running_loop().remove_reader(self._read)
-                return
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            if len(self._partial) > _LONGEST:
-                self._partial = b""
-            for line in lines:
-                self._dispatch(line)
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            asyncio.get_running_loop().remove_reader(self._read)
-            os.close(self._read)
-            os.close(self._write)
+    def feed(self, data: bytes) -> None:
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > _LONGEST:
+            self._partial = b""
+        for line in lines:
+            self._dispatch(line)
 
     def _dispatch(self, line: bytes) -> None:
         try:
@@ -121,7 +86,7 @@ class Child:
     `handled` (the supervisor has done everything that follows from the exit).
     """
 
-    def __init__(self, role: Role, process: asyncio.subprocess.Process, pipe: ChildPipe, on_message: OnMessage) -> None:
+    def __init__(self, role: Role, process: ChildProcess, on_message: OnMessage) -> None:
         self.role: Role = role
         self.pid = process.pid
         self.code = 0
@@ -156,8 +121,7 @@ class Child:
         """Its latest health report."""
         self._on_message = on_message
         self._process = process
-        self._pipe = pipe
-        pipe.start_reading(self._receive)
+        process.start_reading(MessageReader(self._receive).feed)
 
     # process
 
@@ -170,29 +134,12 @@ class Child:
         Raises:
             OSError: The operating system could not create the process.
         """
-        pipe = ChildPipe()
-        read, write = pipe.child_ends
-        try:
-            with anyio.CancelScope(shield=True):
-                process = await asyncio.create_subprocess_exec(
-                    *command.arguments,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=pipe.child_ends,
-                    start_new_session=True,  # a process group, too; uvloop knows no process_group
-                    env=os.environ | command.environment | {SUPERVISED: f"{role}:{read}:{write}"},
-                )
-        except BaseException:
-            pipe.close()
-            raise
-        finally:
-            pipe.close_child_ends()
-        return cls(role, process, pipe, on_message)
+        start = RUNTIME.start_process or start_process
+        return cls(role, await start(command.arguments, command.environment, role), on_message)
 
     async def wait(self) -> None:
         """Wait until the process has exited, and read its last messages."""
         self.code = await self._process.wait()
-        self._pipe.read_available()
-        self._pipe.close()
         self.exited.set()
 
     async def wait_ready(self) -> bool:
@@ -201,13 +148,11 @@ class Child:
         return self.ready.is_set()
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
 
     def kill_group(self) -> None:
         """Kill the processes that the tasks of an exited child have started: those tasks run again elsewhere."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill_group()
 
     async def abort(self, why: str, limit: float) -> None:
         """End a child that does not respond: it dumps its stacks to the log and dies of that, or is killed.
@@ -216,8 +161,7 @@ class Child:
             limit: Seconds for the dump.
         """
         self.stalled = why
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGABRT)  # faulthandler catches it without the interpreter
+        self._process.send_signal(signal.SIGABRT)  # faulthandler catches it without the interpreter
         with anyio.move_on_after(limit):
             await self.exited.wait()
         if not self.exited.is_set():
@@ -274,7 +218,7 @@ class Child:
     def start_work(self) -> None:
         """Send the child `work` with its role. A spare continues to wait."""
         if self.role != "spare":
-            self._pipe.send("work", role=self.role)
+            self._send("work", role=self.role)
 
     def assign(self, role: Role) -> None:
         """Give a spare its role. If it is still loading, it starts to work when it has loaded."""
@@ -285,12 +229,15 @@ class Child:
 
     def check_quarantine(self) -> None:
         self.searching = True
-        self._pipe.send("isolate")
+        self._send("isolate")
 
     def stop(self) -> None:
         """Stop gracefully; the second time, at once."""
         self.stop_requests += 1
-        self._pipe.send("stop")
+        self._send("stop")
+
+    def _send(self, kind: str, **more: Any) -> None:
+        self._process.send(orjson.dumps({"say": kind, **more}) + b"\n")
 
     # messages from the child
 

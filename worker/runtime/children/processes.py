@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 from anyio.abc import TaskGroup
 
 from ....queues import Backoff, ChildInfo, QueueError
+from ....queues.runtime import RUNTIME
 from ...log import logger
 from ..supervisor_link import Role
 from .app_command import ChildCommand
@@ -48,7 +48,7 @@ class Children:
         self._closed = False
         self.stop_limit = self._timings.stop_margin
         """Seconds that a child has to exit after a stop request."""
-        self._starting = anyio.Semaphore(max(1, os.cpu_count() or 1))
+        self._starting = anyio.Semaphore(RUNTIME.cpus())
         self._spare: Child | None = None
         self._spare_gone = anyio.Event()
 

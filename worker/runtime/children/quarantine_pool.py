@@ -5,7 +5,6 @@ A child whose task has survived the probation time takes up no place: it runs an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -81,7 +80,7 @@ class QuarantinePool:
         for child in free[:tasks]:
             child.check_quarantine()
         # Start few at a time: a child that finds more tasks than it can run reports that, and more are started.
-        few = max(1, os.cpu_count() or 1)
+        few = RUNTIME.cpus()
         self._wanted = max(self._wanted, min(tasks - len(free), few) - self._starting, 0)
         self._wanted = min(self._wanted, self._room)
         self._changed.set()
