@@ -11,7 +11,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
+from .fleet.elements import ELEMENTS
 from .plan import FAULTS, Plan, draw
 from .shrink import shrink
 from .story import narrate
@@ -24,16 +26,16 @@ _PER_PROCESS = 20
 """Runs of one process before another takes its place, so that kept worlds do not fill the memory."""
 
 
-def _play(seed: int) -> Outcome:
-    world = World(draw(seed))
+def _play(seed: int, element: str = "") -> Outcome:
+    world = World(draw(seed, element))
     _KEPT.append(world)
     return world.play()
 
 
-def _play_all(seeds: range, jobs: int) -> Iterator[Outcome]:
+def _play_all(seeds: range, jobs: int, element: str) -> Iterator[Outcome]:
     # Nothing of a kept world is garbage, so looking for it takes time only.
     with multiprocessing.get_context("fork").Pool(jobs, gc.disable, maxtasksperchild=_PER_PROCESS) as pool:
-        yield from pool.imap_unordered(_play, seeds, chunksize=_PER_PROCESS)
+        yield from pool.imap_unordered(partial(_play, element=element), seeds, chunksize=_PER_PROCESS)
 
 
 def _say(line: str) -> None:
@@ -51,6 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="first seed (0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one per core)")
     parser.add_argument("--seed", type=int, help="run this seed only, and print its story")
+    parser.add_argument("--element", choices=ELEMENTS, default="", help="let each run have this element")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out what the violation does not need")
     return parser.parse_args()
 
@@ -60,12 +63,14 @@ def main() -> int:
     log_errors()
     options = _options()
     if options.seed is not None:
-        return _one(options.seed, shrunk=options.shrink)
-    return _many(range(options.start, options.start + options.seeds), options.jobs)
+        return _one(options.seed, options.element, shrunk=options.shrink)
+    return _many(range(options.start, options.start + options.seeds), options.jobs, options.element)
 
 
-def _one(seed: int, *, shrunk: bool) -> int:
-    plan = shrink(draw(seed), sys.stderr) if shrunk else draw(seed)
+def _one(seed: int, element: str, *, shrunk: bool) -> int:
+    plan = draw(seed, element)
+    if shrunk:
+        plan = shrink(plan, sys.stderr)
     world = World(plan)
     outcome = world.play()
     for line in narrate(world, outcome):
@@ -73,10 +78,10 @@ def _one(seed: int, *, shrunk: bool) -> int:
     return 1 if outcome.violations else 0
 
 
-def _many(seeds: range, jobs: int) -> int:
+def _many(seeds: range, jobs: int, element: str) -> int:
     begin, failed, faults = time.perf_counter(), 0, 0
     pairs: Counter[tuple[str, str]] = Counter()
-    for done, outcome in enumerate(_play_all(seeds, jobs), 1):
+    for done, outcome in enumerate(_play_all(seeds, jobs, element), 1):
         faults += len(outcome.plan.faults)
         pairs.update(_pairs(outcome.plan))
         if outcome.violations:

@@ -21,7 +21,7 @@ from perdure.worker.arguments import Arguments
 from perdure.worker.durable import CallNext, Middleware, make_codec
 from perdure.worker.settings import Settings
 
-from .fleet.elements import WorkerPlan
+from .fleet.elements import RESTART_DELAYS, WorkerPlan
 from .loop import SimulatedLoop, current
 
 __all__ = ["AGENT", "MESSAGES", "NAMESPACE", "Entry", "Journal", "make_app", "messages_of"]
@@ -47,7 +47,7 @@ class Entry:
     Attributes:
         at: Virtual time.
         what: "effect" of a step; "got" for a result that a handler has, so that it is recorded; "acked" by a producer;
-            "result" of a handler.
+            "result" of a handler; "dies" for a handler that ends its process.
     """
 
     at: float
@@ -59,7 +59,7 @@ class Entry:
     run: int = 0
 
 
-_CATALOG: Final[dict[int, AppEntry]] = {}
+_CATALOG: Final[dict[tuple[int, bool], AppEntry]] = {}
 _ARGUMENTS: Final[dict[str, Arguments]] = {}
 
 _make_codec = cache(make_codec)
@@ -76,11 +76,13 @@ class Journal:
         rests: Seconds between the last record of a task and its outcome.
         on_entry: Called with each entry.
         running: Handlers that run, by machine.
+        die: Ends the process of the calling handler.
     """
 
     loop: SimulatedLoop
     rests: Mapping[str, float]
     on_entry: Callable[[Entry], None] = lambda entry: None
+    die: Callable[[], None] = lambda: None
     entries: list[Entry] = field(default_factory=list)
     tokens: int = 0
     runs: int = 0
@@ -140,7 +142,8 @@ def make_app(journal: Journal, url: str, worker: WorkerPlan, release: int = 1) -
         patch.object(app_module, "StateType", _state_type),
     ):
         app = _make_app(journal, url, worker, release)
-    entry = _CATALOG.get(release) or _CATALOG.setdefault(release, app.tasks.entry(app.name))
+    kind = (release, worker.supervised)
+    entry = _CATALOG.get(kind) or _CATALOG.setdefault(kind, app.tasks.entry(app.name))
     # the schemas of the catalog are computed once per process, not once per app
     app.tasks.entry = lambda app: entry  # type: ignore[method-assign]
     return app
@@ -156,8 +159,11 @@ def _arguments(name: str, handler: Callable[..., Any], call_options: Collection[
 
 def _make_app(journal: Journal, url: str, worker: WorkerPlan, release: int) -> App:
     settings = Settings(redis_url=url, lease=worker.lease, heartbeat=worker.heartbeat, namespace=NAMESPACE, grace=2.0)
+    if worker.supervised:
+        supervised = {"stall_limit": worker.stall_limit, "crash_threshold": worker.crash_threshold}
+        settings = settings.model_copy(update=supervised | {"restart_delays": RESTART_DELAYS})
     app = App("sim", settings=settings, middleware=[_RunLog(journal)])
-    retry = Retry(max_attempts=3, max_crashes=20, base=0.1, cap=1.0)
+    retry = Retry(max_attempts=3, max_crashes=worker.max_crashes, base=0.1, cap=1.0)
 
     async def work(inputs: list[str], pause: float) -> str:
         step = current_step()
@@ -251,6 +257,19 @@ def _make_app(journal: Journal, url: str, worker: WorkerPlan, release: int) -> A
         """Hands its work to a task that waits for the messages which were sent to this one."""
         await stepped(ctx, "step-0", [], pause)
         await ctx.continue_as(listens, why="the messages", arguments={"steps": 1, "pause": pause})
+
+    if worker.supervised:
+
+        @app.task(retry=Retry(max_crashes=3, base=0.1, cap=1.0), version=release)
+        async def poison(ctx: Context, steps: int, pause: float) -> None:
+            """Ends the process that runs it, after some steps."""
+            found: list[str] = []
+            for number in range(steps - 1):
+                found.append(await stepped(ctx, f"step-{number}", list(found), pause))
+            await anyio.sleep(pause)
+            journal.write("dies", ctx.task_id)
+            journal.die()
+            await anyio.sleep_forever()
 
     @app.agent(name=AGENT, retry=retry, version=release)
     class SimulatedAgent(Agent[_Progress]):

@@ -16,6 +16,7 @@ from .fleet.releases import check_release
 from .fleet.resharding import KeyOrder, RecordPlaces
 from .fleet.sessions import check_turn
 from .fleet.settings import check_settings
+from .fleet.supervisors import SupervisorChecks
 from .loop import current
 from .plan import LISTENING
 
@@ -51,6 +52,7 @@ class Checks:
         self._deliveries = DeliveryChecks(world, self.add)
         self._records = RecordPlaces(world)
         self.order = KeyOrder(world)
+        self.supervisors = SupervisorChecks(world)
         self._steps: dict[str, str] = {}
         self._began: dict[int, float] = {}
         self._fences: dict[tuple[str, tuple[object, ...]], int] = {}
@@ -70,6 +72,8 @@ class Checks:
             self._check_place(tag, task)
             self._records.check(tag, task)
         self._deliveries.check_pending(fields)
+        if self._world.plan.supervisors is not None:
+            self.supervisors.check_write(fields)
         if self.order.called and fields[0].upper() == b"XREADGROUP":
             for field in fields:
                 if field.endswith(b":ready"):
@@ -84,6 +88,8 @@ class Checks:
         elif entry.what == "effect":
             self._steps[entry.value] = entry.step
             check_turn(self._world, self._world.process_of(current()), entry)
+        elif entry.what == "dies":
+            self.supervisors.dies(self._world.process_of(current()), entry)
         elif entry.what == "got" and self._world.server.up:
             step = b"d:" + self._steps[entry.value].encode()
             for key in self._items:
@@ -221,7 +227,7 @@ class Checks:
             if task.id in waiting:
                 continue
             state = self.state(task.id)
-            wanted: set[str | None] = {"dead"} if task.kind == "doomed" else {"succeeded"}
+            wanted: set[str | None] = {"dead"} if task.kind in ("doomed", "poison") else {"succeeded"}
             if task.id in world.cancelled:
                 wanted |= {"cancelled", None}
             if task.id not in acked:

@@ -16,6 +16,15 @@ from .fleet.releases import deploy
 from .fleet.resharding import reshard
 from .fleet.sessions import kill_caller
 from .fleet.settings import set_lease
+from .fleet.supervisors import (
+    SUPERVISOR_COMMANDS,
+    freeze_supervisor,
+    kill_host,
+    kill_supervisor,
+    note_trouble,
+    reload,
+    stop_supervisor,
+)
 from .network import Connection
 from .plan import AIMED, FAULTS, LISTENING, PRODUCED, Fault
 
@@ -46,24 +55,25 @@ def _connection(world: World, fault: Fault) -> Connection | None:
 async def _kill(world: World, fault: Fault) -> None:
     """Kill a worker; it is started again after a while."""
     if process := _worker(world, fault):
-        world.end(process)
-        world.later(fault.size, world.start_worker)
+        world.kill(process.machine, fault.size)
 
 
 async def _freeze(world: World, fault: Fault) -> None:
     """Stop all threads of a worker, as SIGSTOP does."""
     if process := _worker(world, fault):
         process.machine.frozen = True
+        world.checks.supervisors.stands_still(process, fault.size)
         world.trouble(process.machine, fault.size)
-        world.later(fault.size, lambda: setattr(process.machine, "frozen", False))
+        world.later(fault.size, lambda: world.thaw(process.machine))
 
 
 async def _block(world: World, fault: Fault) -> None:
     """Block the event loop of a worker; its other threads run."""
     if process := _worker(world, fault):
         process.machine.blocked = True
+        world.checks.supervisors.stands_still(process, fault.size)
         world.trouble(process.machine, fault.size)
-        world.later(fault.size, lambda: setattr(process.machine, "blocked", False))
+        world.later(fault.size, lambda: world.unblock(process.machine))
 
 
 async def _stop(world: World, fault: Fault) -> None:
@@ -199,6 +209,7 @@ async def _replay(world: World, fault: Fault) -> None:
             letters = [letter async for letter in list_letters(producer.gateway, partitions, Filter())]
             if letters:
                 letter, fresh = letters[fault.target % len(letters)], fault.target % 2 == 0
+                world.replays[letter.id] += 1
                 if fresh:
                     world.journal.write("fresh", letter.id)
                 await replay(producer.gateway, letter, Replay(fresh=fresh))
@@ -272,8 +283,7 @@ def _late_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
 def _kill_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
     """Let the server execute the command, and kill its sender."""
     line.deliver(data)
-    world.end(world.process_of(line.machine))
-    world.later(fault.size, world.start_worker)
+    world.kill(line.machine, fault.size)
 
 
 def _freeze_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
@@ -281,7 +291,7 @@ def _freeze_at(world: World, fault: Fault, line: Connection, data: bytes) -> Non
     line.deliver(data)
     world.trouble(line.machine, fault.size)
     line.machine.frozen = True
-    world.later(fault.size, lambda: setattr(line.machine, "frozen", False))
+    world.later(fault.size, lambda: world.thaw(line.machine))
 
 
 def _lose_tail_at(world: World, fault: Fault, line: Connection, data: bytes) -> None:
@@ -310,6 +320,8 @@ assert _AIMED.keys() == AIMED
 
 def strike(world: World, fault: Fault) -> Awaitable[None]:
     """Let a fault occur: now, or with the next command of a worker that it is aimed at."""
+    if not fault.on:
+        note_trouble(world, fault)
     return FAULT_TYPES[fault.kind](world, fault) if not fault.on else _aim(world, fault)
 
 
@@ -317,10 +329,16 @@ async def _aim(world: World, fault: Fault) -> None:
     digest = next((script.sha for script in loaded_scripts() if script.name == fault.on), fault.on)
 
     def act(line: Connection, data: bytes) -> bool:
-        meant = world.is_producer(line.machine) if fault.on in PRODUCED else world.is_worker(line.machine)
+        if fault.on in PRODUCED:
+            meant = world.is_producer(line.machine)
+        elif fault.on in SUPERVISOR_COMMANDS:
+            meant = world.is_supervisor(line.machine)
+        else:
+            meant = world.is_worker(line.machine)
         if not meant or not world.server.up:
             return False
         world.tell(f"with {fault.on}: {fault.kind}")
+        note_trouble(world, fault)
         world.struck = world.loop.now
         world.on(world.main, lambda: world.trouble(line.machine))
         _AIMED[fault.kind](world, fault, line, data)
@@ -355,5 +373,10 @@ FAULT_TYPES: Final[dict[str, Callable[[World, Fault], Awaitable[None]]]] = {
     "reshard": reshard,
     "deploy": deploy,
     "kill caller": kill_caller,
+    "kill supervisor": kill_supervisor,
+    "kill host": kill_host,
+    "freeze supervisor": freeze_supervisor,
+    "stop supervisor": stop_supervisor,
+    "reload": reload,
 }
 assert FAULT_TYPES.keys() == FAULTS.keys()

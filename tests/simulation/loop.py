@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -39,15 +40,21 @@ class Machine:
 
     Attributes:
         number: Position among the machines, which no two runs of a seed may draw differently.
+        host: Name of the computer; by default, the machine is the only process of its own.
         frozen: Whether none of its threads runs. blocked: Whether its main thread, the event loop, does not.
+        signal_handlers: Functions that its main thread calls for signals, by number.
+        signals: Signals that wait until it is no longer frozen.
     """
 
     name: str
     number: int
+    host: str = ""
     dead: bool = False
     frozen: bool = False
     blocked: bool = False
     ready: dict[str, deque[asyncio.Handle]] = field(default_factory=dict)
+    signal_handlers: dict[int, Callable[[], None]] = field(default_factory=dict)
+    signals: list[int] = field(default_factory=list)
 
     def __hash__(self) -> int:
         return self.number
@@ -98,9 +105,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # machines
 
-    def machine(self, name: str) -> Machine:
+    def machine(self, name: str, host: str = "") -> Machine:
         """Return a new machine."""
-        machine = Machine(name, self._machine_count)
+        machine = Machine(name, self._machine_count, host or name)
         self._machine_count += 1
         self._machines.append(machine)
         return machine
@@ -180,6 +187,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         assert self.run_thread is not None
         self.run_thread(run, "executor")
         return future
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
+        """Let the main thread of the calling machine call a function for a signal."""
+        current().signal_handlers[sig] = partial(callback, *args)
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        return current().signal_handlers.pop(sig, None) is not None
 
     async def create_connection(self, factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:  # type: ignore[override]
         """Connect to a simulated server."""

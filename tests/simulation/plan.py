@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from .fleet.elements import OPERATIONS, SessionPlan, WorkerPlan, with_elements
+from .fleet.elements import OPERATIONS, SessionPlan, SupervisorPlan, WorkerPlan, with_elements
 
 __all__ = ["FAULTS", "KINDS", "Fault", "Plan", "TaskPlan", "draw"]
 
@@ -148,6 +148,7 @@ class Plan:
         clean: Seconds between two rounds of a worker's janitor.
         again: Seconds between two rounds of a second caller, which asks for each stored task again; 0 for none. It
             also enqueues every second task.
+        supervisors: Supervisors that start all workers; None without any. With them, `workers` is their number.
     """
 
     seed: int
@@ -163,6 +164,7 @@ class Plan:
     clean: float = 60.0
     again: float = 0.0
     sessions: tuple[SessionPlan, ...] = ()
+    supervisors: SupervisorPlan | None = None
 
     @property
     def longest_lease(self) -> float:
@@ -172,7 +174,16 @@ class Plan:
 
     def worker(self, number: int) -> WorkerPlan:
         """Return the settings of a worker. number: of the order in which they start, from 0."""
-        return self.settings[number % len(self.settings)] if self.settings else WorkerPlan(self.lease, self.slots)
+        plan = self.settings[number % len(self.settings)] if self.settings else WorkerPlan(self.lease, self.slots)
+        if self.supervisors is not None:
+            plan = replace(
+                plan,
+                supervised=True,
+                stall_limit=self.supervisors.stall_limit,
+                crash_threshold=self.supervisors.crash_threshold,
+                max_crashes=max(3, 2 + 2 * len(self.faults)),  # two beside another task, then by faults only
+            )
+        return plan
 
     def along(self, *faults: Fault) -> Plan:
         """Return the same run with more faults."""
@@ -183,8 +194,8 @@ class Plan:
         return replace(self, faults=tuple(fault for fault in self.faults if fault not in faults))
 
 
-def draw(seed: int) -> Plan:
-    """Return the plan of a seed."""
+def draw(seed: int, element: str = "") -> Plan:
+    """Return the plan of a seed. element: one that it has in any case; see fleet/elements.py."""
     random = Random(f"plan {seed}")
     lease, pauses = random.choice((1.0, 1.0, 2.0, 4.0)), random.choice(_PAUSES)
     bursts = [random.uniform(0.2, SPAN * 0.4) for _ in range(random.randint(0, 2))]
@@ -239,7 +250,7 @@ def draw(seed: int) -> Plan:
         slots=slots,
         restarts=restarts,
     )
-    return with_elements(plan, _fault)
+    return with_elements(plan, _fault, element)
 
 
 def _aimed(random: Random, tasks: tuple[TaskPlan, ...], lease: float) -> list[Fault]:

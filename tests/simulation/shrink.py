@@ -61,5 +61,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(tried, settings=(), stored_lease=0.0)
         for session in plan.sessions:
             yield replace(tried, sessions=tuple(one for one in plan.sessions if one is not session))
+        if plan.supervisors is not None and not any(task.kind == "poison" for task in plan.tasks):
+            yield replace(tried, supervisors=None)
         if plan.again:
             yield replace(tried, again=0.0)

@@ -16,6 +16,7 @@ _PHRASES = {
     "run": "{machine} runs {task} (run {run})",
     "effect": "{machine} executes {step} of {task}: {value}",
     "got": "{machine} has recorded {value} for {task}",
+    "dies": "{machine} is ended by {task}",
     "fresh": "{task} is replayed without its checkpoint",
     "result": "{machine} returns {value} from {task}",
 }
@@ -26,6 +27,8 @@ def narrate(world: World, outcome: Outcome) -> Iterator[str]:
     plan = outcome.plan
     variant = f", variant {plan.variant}" if plan.variant else ""
     yield f"seed {plan.seed}{variant}: {plan.workers} workers, lease {plan.lease:g} s, {len(plan.tasks)} tasks"
+    if plan.supervisors is not None:
+        yield f"  each worker is a supervisor: {plan.supervisors}"
     if plan.stored_lease:
         yield f"  a lease of {plan.stored_lease:g} s is stored"
     for number, one in enumerate(plan.settings):

@@ -16,6 +16,7 @@ from perdure.queues.transport import scripts
 from perdure.queues.transport.scripts import Script
 from perdure.worker.runtime.slots import Slots
 
+from .fleet.elements import SupervisorPlan
 from .plan import Fault, Plan, TaskPlan, draw
 from .shrink import shrink
 from .story import narrate
@@ -50,17 +51,35 @@ STOPPED = Plan(
 )
 """Plan in which a worker cancels several tasks at once."""
 
+SUPERVISED = replace(
+    STOPPED,
+    tasks=(*STOPPED.tasks, TaskPlan("bad", "poison", 0.6, 2, 0.2)),
+    faults=(
+        Fault(1.0, "full", 0, 1.0),
+        Fault(1.5, "freeze", 0, 6.0),
+        Fault(2.0, "kill", 1, 0.0),
+        Fault(3.0, "reload", 0, 0.0),
+        Fault(3.5, "kill supervisor", 1, 0.5),
+        Fault(4.0, "stop supervisor", 0, 0.0),
+    ),
+    supervisors=SupervisorPlan(processes=2, isolated=2),
+)
+"""Plan in which supervisors kill, replace and stop their children."""
+
 IN_ITS_OWN_PROCESS = """
 import sys
-from tests.simulation.test_simulation import STOPPED, play, small
-plans = {"stopped": STOPPED, "small": small()}
+from tests.simulation.test_simulation import STOPPED, SUPERVISED, play, small
+plans = {"stopped": STOPPED, "small": small(), "supervised": SUPERVISED}
 print(*sorted({(name, play(plans[name]).digest) for name in sys.argv[1:]}))
 """
 
 
 def test_a_plan_is_one_run_whatever_was_played_before_and_in_every_process() -> None:
     """The processes run nothing else: what other tests leave behind in this one is no part of a run."""
-    orders = {"0": ("stopped", "small", "stopped"), "1234": ("small", "stopped")}
+    orders = {
+        "0": ("stopped", "supervised", "small", "stopped", "supervised"),
+        "1234": ("small", "stopped", "supervised"),
+    }
     runs = [
         subprocess.Popen(
             [sys.executable, "-c", IN_ITS_OWN_PROCESS, *order],
@@ -72,9 +91,10 @@ def test_a_plan_is_one_run_whatever_was_played_before_and_in_every_process() -> 
         )
         for seed, order in orders.items()
     ]
+    plans = set(orders["1234"])
     printed = [run.communicate(timeout=120)[0] for run in runs]
     assert printed[0] == printed[1]
-    assert printed[0].count("(") == len({"stopped", "small"}), "each plan has one digest"
+    assert printed[0].count("(") == len(plans), "each plan has one digest"
 
 
 def test_scripts_that_this_process_has_read_besides_are_no_part_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any
+from typing import Any, NoReturn
 
 from greenlet import getcurrent, greenlet
 
 from .loop import CURRENT, SimulatedLoop
 
-__all__ = ["SimulatedEvent", "SimulatedThread", "block"]
+__all__ = ["ProcessEnded", "SimulatedEvent", "SimulatedThread", "block", "leave", "sleep"]
+
+
+class ProcessEnded(BaseException):
+    """The machine of the running callback has ended; the loop must run nothing more of it."""
 
 
 def block(loop: SimulatedLoop, arrange: Callable[[Callable[..., None]], object]) -> Any:
@@ -27,6 +31,20 @@ def block(loop: SimulatedLoop, arrange: Callable[[Callable[..., None]], object])
     arrange(resume)
     assert thread.parent is not None, "code of the event loop must not block"
     return thread.parent.switch()
+
+
+def sleep(loop: SimulatedLoop, seconds: float) -> None:
+    """Suspend the running thread for so many seconds."""
+    block(loop, lambda resume: loop.call_later(seconds, resume))
+
+
+def leave() -> NoReturn:
+    """Run no more of the calling thread, whose machine has ended, not even the end of a `finally` block."""
+    thread = getcurrent()
+    if thread.parent is None:  # a callback of the event loop
+        raise ProcessEnded
+    while True:
+        thread.parent.switch()
 
 
 def _root() -> greenlet:

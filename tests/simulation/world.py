@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
 import anyio
@@ -27,16 +30,18 @@ from .checks import Checks, Violation
 from .engine import engine_runtime
 from .faults import strike
 from .fleet.elements import WorkerPlan
+from .fleet.processes import SimulatedProcess
 from .fleet.releases import own_library
 from .fleet.resharding import ask_again
 from .fleet.sessions import Caller
 from .fleet.settings import store_lease, worker_type
-from .loop import Machine, SimulatedLoop, Standstill, current
+from .fleet.supervisors import Host, start_child
+from .loop import MAIN_THREAD, Machine, SimulatedLoop, Standstill, current
 from .network import Connection, Network, connector
 from .plan import LISTENING, SPAN, Plan, TaskPlan
 from .server import SimulatedServer
 from .sockets import sync_connection
-from .threads import SimulatedEvent, SimulatedThread
+from .threads import ProcessEnded, SimulatedEvent, SimulatedThread, leave, sleep
 
 __all__ = ["Outcome", "World", "log_errors"]
 
@@ -53,9 +58,10 @@ _RESTED: Final = 2.0
 
 @dataclass
 class Process:
-    """A worker process, which an init system starts again after it has ended.
+    """A worker process, which its supervisor or an init system starts again after it has ended.
 
     Attributes:
+        host: Supervisor of the process; None without one. role: as a child of that.
         worker: The worker, once it has connected; connected: when it had.
         troubled_until: Virtual time at which the last fault of this process or of its connections ends.
     """
@@ -67,6 +73,8 @@ class Process:
     worker: Worker | None = None
     connected: float = math.inf
     troubled_until: float = -math.inf
+    host: Host | None = None
+    role: Callable[[], str] = lambda: "worker"
 
     def holds(self, worker: bytes, entry: bytes, count: int) -> bool:
         """Return whether this is that worker, and a run of it holds the delivery."""
@@ -118,10 +126,14 @@ class World:
         self.server.limits = {b"MOST_RESTARTS = 250": b"MOST_RESTARTS = %d" % plan.restarts}
         self.network.hosts[_HOST] = self.server
         self.journal = Journal(self.loop, {task.id: task.rest for task in plan.tasks if task.rest})
+        self.journal.die = lambda: self.end_machine(current())
         self.main = self.loop.machine("run")
         self.begin = self.loop.now
         self.story: list[tuple[float, str]] = []
         self.processes: list[Process] = []
+        self.hosts: list[Host] = []
+        self.children: dict[Machine, SimulatedProcess] = {}
+        self.replays: Counter[str] = Counter()  # of tasks that begin anew to count crashes
         self.handles: dict[str, TaskHandle[Any]] = {}
         self.cancelled: set[str] = set()
         self.unsent: set[str] = set()  # tasks that miss a message, since the server had lost them when it was sent
@@ -199,14 +211,22 @@ class World:
 
     # processes
 
-    def start_worker(self) -> Process:
-        """Start a worker process."""
+    def start_worker(self) -> None:
+        """Start a worker process, or a supervisor in a plan that has supervisors."""
         number = next(self._names)
+        if self.plan.supervisors is not None:
+            Host(self, number, self.plan.worker(number), self.release, self.plan.supervisors).start()
+            return
         name = f"w{number}"
         process = Process(name, self.loop.machine(name), self.plan.worker(number), self.release)
         self.processes.append(process)
         self.tell(f"{name} starts")
-        self._start(process.machine, self._work(process))
+        self.start_on(process.machine, self._work(process))
+
+    def add_process(self, machine: Machine, host: Host) -> Process:
+        """Add a worker process that a supervisor has started."""
+        process = Process(machine.name, machine, host.plan, host.release, host=host)
+        self.processes.append(process)
         return process
 
     async def _work(self, process: Process) -> None:
@@ -225,17 +245,61 @@ class World:
             self.on(self.main, lambda: self.later(1.0, self.start_worker))
         self.end(process)
 
+    def kill(self, machine: Machine, seconds: float) -> None:
+        """Kill the process of a machine. Its supervisor starts another one, or an init system after so many seconds."""
+        supervised = machine in self.children
+        self.end_machine(machine)
+        if not supervised:
+            self.later(seconds, self.start_worker)
+
     def end(self, process: Process) -> None:
-        """End a process, as SIGKILL does, and close its connections, as its operating system does."""
-        if process in self.processes:
-            self.processes.remove(process)
+        """End a worker process, as SIGKILL does."""
         self.end_machine(process.machine)
 
-    def end_machine(self, machine: Machine) -> None:
-        """End all that runs on a machine, and close its connections."""
+    def end_machine(self, machine: Machine, code: int = -signal.SIGKILL) -> None:
+        """End all that runs on a machine, close its connections and pipes, and let its parent know."""
+        if machine.dead:
+            return
+        process = next((one for one in self.processes if one.machine is machine), None)
+        if process is not None:
+            if process.host is not None:
+                self.checks.supervisors.ended(process, process.host, code)
+            self.processes.remove(process)
+        self.hosts = [host for host in self.hosts if host.machine is not machine]
         self.loop.kill(machine)
         for connection in self.network.of(machine):
             connection.close()
+        for child in self.children.values():
+            if child.parent is machine and not child.machine.dead:
+                child.orphan()
+        if (started := self.children.pop(machine, None)) is not None:
+            started.ended(code)
+
+    def send_signal(self, machine: Machine, number: int) -> None:
+        """Send a signal to a process. One that is stopped gets it when it continues, unless it is SIGKILL."""
+        if machine.dead:
+            return
+        if number == signal.SIGKILL:
+            self.end_machine(machine)
+        elif machine.frozen:
+            machine.signals.append(number)
+        elif (handler := machine.signal_handlers.get(number)) is not None:
+            self.on(machine, handler)
+        else:
+            self.end_machine(machine, -number)
+
+    def unblock(self, machine: Machine) -> None:
+        """Let a blocked event loop continue."""
+        machine.blocked = False
+        self.checks.supervisors.continued[machine] = self.loop.now
+
+    def thaw(self, machine: Machine) -> None:
+        """Let a frozen process continue."""
+        machine.frozen = False
+        self.checks.supervisors.continued[machine] = self.loop.now
+        signals, machine.signals = machine.signals, []
+        for number in signals:
+            self.send_signal(machine, number)
 
     def process_of(self, machine: Machine) -> Process:
         """Return the process that runs on a machine."""
@@ -243,7 +307,10 @@ class World:
 
     def release_of(self, machine: Machine) -> int:
         """Return the release of the worker on a machine; the first for all else."""
-        return next((process.release for process in self.processes if process.machine is machine), 1)
+        return next((one.release for one in self._all() if one.machine is machine), 1)
+
+    def _all(self) -> list[Process | Host]:
+        return [*self.processes, *self.hosts]
 
     def is_healthy(self, process: Process) -> bool:
         """Return whether the last fault of a process is so long ago that it has all of its leases."""
@@ -253,19 +320,25 @@ class World:
         """Return whether a living worker process runs on a machine."""
         return any(process.machine is machine for process in self.processes)
 
+    def is_supervisor(self, machine: Machine) -> bool:
+        """Return whether a living supervisor runs on a machine."""
+        return any(host.machine is machine for host in self.hosts)
+
     def is_producer(self, machine: Machine) -> bool:
         """Return whether the producer runs on a machine."""
         return machine is self._machine
 
     def trouble(self, machine: Machine, seconds: float = 0.0) -> None:
         """Note that a process is not to be judged as healthy for so many seconds."""
-        for process in self.processes:
-            if process.machine is machine:
-                process.troubled_until = max(process.troubled_until, self.loop.now + seconds)
+        for one in self._all():
+            if one.machine is machine:
+                one.troubled_until = max(one.troubled_until, self.loop.now + seconds)
 
     def signal(self, process: Process) -> None:
         """Ask a worker to stop, as SIGTERM does."""
-        if process.worker is not None:
+        if process.host is not None:
+            self.send_signal(process.machine, signal.SIGTERM)
+        elif process.worker is not None:
             self.on(process.machine, process.worker.stop)
 
     async def _produce(self) -> None:
@@ -343,7 +416,7 @@ class World:
             except BaseException as error:  # noqa: BLE001 - a defect, which the run reports
                 self.checks.add(f"{name} failed", repr(error))
 
-        self._start(machine, whole())
+        self.start_on(machine, whole())
         return machine
 
     def later(self, delay: float, act: Callable[[], Any]) -> None:
@@ -357,19 +430,23 @@ class World:
 
     def on_producer(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a coroutine function in the process of the producer."""
-        self._start(self._machine, act())
+        self.start_on(self._machine, act())
 
     def tell(self, text: str) -> None:
         """Add a line to the story of the run."""
         self.story.append((self.loop.now - self.begin, text))
 
-    def _start(self, machine: Machine, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def start_on(self, machine: Machine, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine on a machine; the loop keeps the task."""
         self._started.append(self._task(machine, coroutine))
 
     def _task(self, machine: Machine, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
         context = self.loop.context_of(machine)
         return context.run(lambda: self.loop.create_task(coroutine, context=context))
+
+    def start_thread(self, machine: Machine, main: Callable[[], None]) -> None:
+        """Run a function in the main thread of a machine, in place of its event loop."""
+        self._in(machine, SimulatedThread(self.loop, main, MAIN_THREAD).start)
 
     def _in(self, machine: Machine, function: Callable[..., Any], *args: Any) -> Any:
         return self.loop.context_of(machine).run(function, *args)
@@ -381,6 +458,11 @@ class World:
         """Report an exception that a worker has logged, because it must not occur, and continued after."""
         if "\nTraceback" in text:
             self.checks.add("worker failed", text.strip().split("\n")[-1])
+
+    def _exit(self, code: int) -> NoReturn:
+        """End the running process."""
+        self.end_machine(current(), code)
+        leave()
 
     @contextmanager
     def _runtime(self) -> Iterator[None]:
@@ -395,8 +477,13 @@ class World:
             thread=lambda target, name: SimulatedThread(loop, target, name),
             event=lambda: SimulatedEvent(loop),
             sync_connection=sync_connection(self.network),
-            host=lambda: current().name,
+            host=lambda: current().host,
             pid=lambda: current().number,
+            exit=self._exit,
+            sleep=lambda seconds: sleep(loop, seconds),
+            cpus=lambda: 2,
+            set_signal_handler=_set_signal_handler,
+            start_process=partial(start_child, self),
         )
         with ExitStack() as stack:
             stack.callback(logger.remove, logger.add(self._on_error, level="ERROR", format="{message}"))
@@ -407,3 +494,18 @@ class World:
             # anyio cancels the scopes within a scope in the order of a set
             stack.enter_context(patch.object(CancelScope, "__hash__", lambda scope: hash(scope._host_task)))
             yield
+
+
+def _set_signal_handler(number: int, handler: Any) -> Any:
+    """Set the handler of a signal of the running process, as `signal.signal` does."""
+    handlers = current().signal_handlers
+    former = handlers.pop(number, None)
+
+    def handle() -> None:
+        with suppress(ProcessEnded):
+            handler(number, None)
+
+    if handler is not None:
+        handle.handler = handler  # type: ignore[attr-defined]
+        handlers[number] = handle
+    return getattr(former, "handler", None)

@@ -13,17 +13,29 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ..plan import Fault, Plan
 
-__all__ = ["OPERATIONS", "SessionPlan", "WorkerPlan", "with_elements"]
+__all__ = ["ELEMENTS", "OPERATIONS", "RESTART_DELAYS", "SessionPlan", "SupervisorPlan", "WorkerPlan", "with_elements"]
 
 OPERATIONS: Final = {
     "set lease": (0.4, 6.0),
     "reshard": (0.0, 0.0),
     "deploy": (0.5, 6.0),
     "kill caller": (0.1, 3.0),
+    "kill supervisor": (0.1, 3.0),
+    "kill host": (0.1, 3.0),
+    "freeze supervisor": (0.3, 8.0),
+    "stop supervisor": (0.0, 0.0),
+    "reload": (0.0, 0.0),
 }
 """Kinds of faults that elements have, and the least and the most of their sizes."""
 
-_SHARES: Final = {"settings": 0.12, "lease": 0.12, "resharding": 0.06, "deploy": 0.06, "sessions": 0.1}
+_SHARES: Final = {
+    "settings": 0.12,
+    "lease": 0.12,
+    "resharding": 0.06,
+    "deploy": 0.06,
+    "sessions": 0.1,
+    "supervised hosts": 0.1,
+}
 """Shares of the runs that have an element. One that costs more than an ordinary run occurs less often."""
 
 _MOST_TASKS: Final = 6
@@ -31,6 +43,9 @@ _MOST_TASKS: Final = 6
 
 _SPAN: Final = 4.8
 """Seconds within which operators act."""
+
+RESTART_DELAYS: Final = (0.0, 0.5, 2.0)
+"""Seconds until a supervisor replaces a child: after the first crash without progress, the second, and so on."""
 
 _Draw = Callable[[Random, str, float], "Fault"]
 
@@ -44,15 +59,42 @@ class WorkerPlan:
         slots: Tasks that it runs at once.
         sweep: Longest time between two sweeps, in seconds.
         heartbeat: Seconds between two registrations.
+        supervised: Whether a supervisor starts it.
+        stall_limit: Seconds for which a supervised worker may not respond.
+        crash_threshold: Crashes without progress after more of which its supervisor pauses.
+        max_crashes: Deliveries in a row that may end without an outcome and without progress.
     """
 
     lease: float
     slots: int
     sweep: float = 3.0
     heartbeat: float = 5.0
+    supervised: bool = False
+    stall_limit: float = 60.0
+    crash_threshold: int = 5
+    max_crashes: int = 20
 
     def __str__(self) -> str:
         return f"lease {self.lease:g} s, {self.slots} slots, sweep {self.sweep:g} s, heartbeat {self.heartbeat:g} s"
+
+
+@dataclass(frozen=True)
+class SupervisorPlan:
+    """Supervisors, one per host. In a plan with them, each worker process is a child of one.
+
+    Attributes:
+        processes: Ordinary children of each.
+        isolated: Quarantine children of each at most.
+        stall_limit: Seconds after which a child that does not respond is killed.
+        idle_limit: Seconds after which a quarantine child without a task is stopped.
+        crash_threshold: Crashes without progress after more of which it pauses.
+    """
+
+    processes: int
+    isolated: int
+    stall_limit: float = 2.0
+    idle_limit: float = 60.0
+    crash_threshold: int = 5
 
 
 @dataclass(frozen=True)
@@ -76,11 +118,16 @@ class SessionPlan:
         return f"{self.id} message {number}"
 
 
-def with_elements(plan: Plan, fault: _Draw) -> Plan:
-    """Return the plan with the elements that its seed has. fault: draws a fault, by its kind and its time."""
-    for name, add in _ELEMENTS.items():
+def with_elements(plan: Plan, fault: _Draw, forced: str = "") -> Plan:
+    """Return the plan with the elements that its seed has.
+
+    Args:
+        fault: Draws a fault, by its kind and its time.
+        forced: Element that the plan has in any case.
+    """
+    for name, add in ELEMENTS.items():
         random = Random(f"{name} {plan.seed}")
-        if random.random() < _SHARES[name]:
+        if random.random() < _SHARES[name] or name == forced:
             plan = add(plan, random, fault)
     return plan
 
@@ -141,11 +188,53 @@ def _with_sessions(plan: Plan, random: Random, fault: _Draw) -> Plan:
     return replace(plan, sessions=sessions, clean=5.0, tasks=plan.tasks[:_MOST_TASKS]).along(*kills)
 
 
-_ELEMENTS: Final[dict[str, Callable[[Plan, Random, _Draw], Plan]]] = {
+def _with_supervisors(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Let supervisors start all workers, with tasks that kill their process among the others."""
+    supervisors = SupervisorPlan(
+        processes=random.choice((1, 2, 2)),
+        isolated=random.choice((1, 2)),
+        stall_limit=random.choice((1.5, 3.0, 60.0)),
+        idle_limit=random.choice((2.0, 60.0)),
+        crash_threshold=random.choice((0, 1, 5)),
+    )
+    poison = tuple(
+        replace(
+            plan.tasks[0],
+            id=f"poison{number}",
+            kind="poison",
+            at=random.uniform(0.3, 3.5),
+            steps=random.choice((1, 1, 2, 3)),
+            pause=random.choice((0.0, 0.02, 0.2)),
+            delay=0.0,
+            rest=0.0,
+            key="",
+        )
+        for number in range(random.choice((0, 1, 1, 2)))
+    )
+    kinds = random.choices(_STRIKES, k=random.choice((0, 1, 1, 2, 3)))
+    faults = [fault(random, kind, random.uniform(0.3, _SPAN + 2.0)) for kind in kinds]
+    if random.random() < 0.4:  # what a supervisor tells Redis, or what goes before a quarantined task runs
+        aimed = fault(random, random.choice(("cut", "late", "kill", "freeze", "lose tail")), random.uniform(0.3, _SPAN))
+        faults.append(replace(aimed, on=random.choice(_AIMS)))
+    tasks = (*plan.tasks[:_MOST_TASKS], *poison)
+    return replace(plan, supervisors=supervisors, workers=random.choice((1, 1, 2)), tasks=tasks).along(*faults)
+
+
+_STRIKES: Final = (
+    *("kill", "kill", "kill", "freeze", "block", "stop"),
+    *("kill supervisor", "kill host", "freeze supervisor", "stop supervisor", "reload"),
+)
+"""Kinds of faults that runs with supervisors have more often."""
+
+_AIMS: Final = ("report_crash", "report_crash", "count_crash", "register_supervisor", "take_quarantined", "quarantine")
+"""Commands that a fault of such a run may wait for."""
+
+ELEMENTS: Final[dict[str, Callable[[Plan, Random, _Draw], Plan]]] = {
     "settings": _with_settings,
     "lease": _with_lease,
     "resharding": _with_resharding,
     "deploy": _with_deploy,
     "sessions": _with_sessions,
+    "supervised hosts": _with_supervisors,
 }
-assert _ELEMENTS.keys() == _SHARES.keys()
+assert ELEMENTS.keys() == _SHARES.keys()

@@ -73,7 +73,9 @@ async def deploy(world: World, fault: Fault) -> None:
 
 def _replace_workers(world: World) -> None:
     """Stop all workers of earlier releases; their init system starts later ones."""
-    for process in [one for one in world.processes if one.release < world.release]:
+    for host in [one for one in world.hosts if one.release < world.release]:
+        host.stop()
+    for process in [one for one in world.processes if one.release < world.release and one.host is None]:
         if process.worker is None:
             world.end(process)
             world.later(0.1, world.start_worker)

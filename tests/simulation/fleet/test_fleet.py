@@ -154,3 +154,9 @@ def test_what_an_idle_session_leaves_behind_is_seen() -> None:
     assert kinds(TALK) == []
     keeps_messages = replacement(("redis.call('HDEL', KEYS[1], 'm:' .. n, 'wake')", ""))
     assert kinds(TALK, keeps_messages) == ["leak"]
+
+
+def test_a_run_does_not_end_while_a_session_is_busy() -> None:
+    """No task has a record between two turns, so only the session shows that a message has no answer yet."""
+    late = SessionPlan("session 0", 12.0, 2, 3.0, 1, 0.1)
+    assert kinds(replace(TALK, sessions=(late,))) == []
