@@ -597,7 +597,7 @@ async def test_a_request_that_arrives_with_the_first_messages_of_a_child_is_not_
     started: list[SimpleNamespace] = []
 
     async def spawn() -> Child:
-        started.append(SimpleNamespace(busy=not started, survived=False, stop_requests=0, idle_since=0.0))
+        started.append(running_child(busy=not started))
         if started[-1].busy:
             pool.scale_up(1)
         return cast("Child", started[-1])
@@ -610,8 +610,40 @@ async def test_a_request_that_arrives_with_the_first_messages_of_a_child_is_not_
         running.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("code", [0, 1])
+async def test_a_quarantine_child_that_exits_as_soon_as_it_is_ready_takes_up_no_place(code: int) -> None:
+    """Its exit is handled before the pool knows that it is ready. Then a later request starts another child."""
+    started: list[SimpleNamespace] = []
+
+    async def spawn() -> Child:
+        started.append(running_child(busy=False))
+        if len(started) == 1:
+            started[0].crashed = code != 0
+            started[0].exited.set()
+            pool.on_exit(cast("Child", started[0]))
+        return cast("Child", started[-1])
+
+    pool = QuarantinePool(spawn, lambda child: None, lambda failures: 0.0, 1, SupervisorTimings())
+    async with anyio.create_task_group() as running:
+        running.start_soon(pool.run)
+        pool.scale_up(1)
+        await wait_until(partial(_has, started, 1), "the first child")
+        await anyio.wait_all_tasks_blocked()
+        pool.scale_up(1)
+        await wait_until(partial(_has, started, 2), "another child")
+        running.cancel_scope.cancel()
+
+
+def running_child(*, busy: bool) -> SimpleNamespace:
+    events = {name: anyio.Event() for name in ("ready", "exited")}
+    events["ready"].set()
+    return SimpleNamespace(
+        busy=busy, survived=False, stop_requests=0, idle_since=0.0, check_quarantine=lambda: None, **events
+    )
+
+
 async def _has(found: list[SimpleNamespace], number: int) -> bool:
-    return len(found) == number
+    return len(found) >= number
 
 
 async def test_a_reload_logs_that_a_new_child_failed_to_start(harness: Harness, log: list[str]) -> None:

@@ -105,9 +105,10 @@ class QuarantinePool:
 
     def on_exit(self, child: Child) -> None:
         """Remove a child that has exited."""
-        if child in self._children:
-            self._children.remove(child)
-        if child.ready.is_set() and child.crashed and not child.busy and not child.stop_requests:
+        if child not in self._children:  # it is starting: `_start_after_delay` sees its exit
+            return
+        self._children.remove(child)
+        if child.crashed and not child.busy and not child.stop_requests:
             self._failures += 1  # it ran no task that could have caused the crash
             self.scale_up(1)  # it was to look for a task
         self._changed.set()
@@ -143,7 +144,11 @@ class QuarantinePool:
         finally:
             self._starting -= 1
             self._changed.set()
-        if child is not None and child.busy:
+        if child is None:
+            return
+        if child.exited.is_set():
+            self.on_exit(child)
+        elif child.busy:
             self.scale_up(1)  # requests that came since it has its task counted on it
 
     def _terminate_idle(self) -> None:
