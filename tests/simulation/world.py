@@ -133,7 +133,7 @@ class World:
         self.processes: list[Process] = []
         self.hosts: list[Host] = []
         self.children: dict[Machine, SimulatedProcess] = {}
-        self.replays: Counter[str] = Counter()  # of tasks that begin anew to count crashes
+        self.replays: Counter[str] = Counter()  # of tasks whose crashes are counted from zero again
         self.handles: dict[str, TaskHandle[Any]] = {}
         self.cancelled: set[str] = set()
         self.unsent: set[str] = set()  # tasks that miss a message, since the server had lost them when it was sent

@@ -36,7 +36,7 @@ def kinds(plan: Plan, alter: Callable[[bytes], bytes] = bytes) -> list[str]:
     return [*dict.fromkeys(violation.kind for violation in play(plan, alter).checks.violations)]
 
 
-def told(world: World, text: str) -> list[float]:
+def lines_with(world: World, text: str) -> list[float]:
     """Return the times of the lines of a story that contain a text."""
     return [at for at, line in world.story if text in line]
 
@@ -94,14 +94,14 @@ def test_children_stop_when_their_supervisor_is_killed() -> None:
     plan = replace(KILLED, faults=(Fault(2.2, "kill supervisor", 0, 1.0),))
     world = play(plan)
     assert world.checks.violations == []
-    assert len(told(world, "has ended with exit code 0")) == 2
+    assert len(lines_with(world, "has ended with exit code 0")) == 2
     assert {name.partition(".")[0] for name in runs(world, "t0")} == {"s0", "s1"}
 
 
 def test_a_host_without_power_starts_again() -> None:
     world = play(replace(KILLED, lease=1.0, faults=(Fault(2.2, "kill host", 0, 1.0),)))
     assert world.checks.violations == []
-    assert told(world, "has ended with exit code 0") == []
+    assert lines_with(world, "has ended with exit code 0") == []
     assert len(runs(world, "t0")) == 2
 
 
@@ -118,7 +118,7 @@ def test_a_supervisor_that_gets_sigterm_stops_its_children() -> None:
     plan = replace(KILLED, faults=(Fault(2.2, "stop supervisor", 0, 0.0),))
     world = play(plan)
     assert world.checks.violations == []
-    [ended] = told(world, "supervisor s0 has ended with exit code 0")
+    [ended] = lines_with(world, "supervisor s0 has ended with exit code 0")
     assert 2.2 < ended < 4.5
 
 
@@ -126,8 +126,8 @@ def test_a_reload_replaces_all_children() -> None:
     plan = replace(KILLED, faults=(Fault(2.2, "reload", 0, 0.0),))
     world = play(plan)
     assert world.checks.violations == []
-    assert len(told(world, "has ended with exit code 0")) == 2
-    assert len(told(world, "starts as spare")) >= 2
+    assert len(lines_with(world, "has ended with exit code 0")) == 2
+    assert len(lines_with(world, "starts as spare")) >= 2
 
 
 def test_a_pause_that_an_operator_lifts() -> None:
@@ -135,8 +135,8 @@ def test_a_pause_that_an_operator_lifts() -> None:
     plan = replace(KILLED, tasks=(steady("t0", 6.0),), faults=kills, supervisors=replace(ONE, crash_threshold=1))
     world = play(plan)
     assert world.checks.violations == []
-    assert told(world, "is paused")
-    assert told(world, "is resumed")
+    assert lines_with(world, "is paused")
+    assert lines_with(world, "is resumed")
 
 
 @pytest.mark.parametrize("seed", range(3))
