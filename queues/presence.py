@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from .durations import iso_time
+from .errors import ServerFull
 from .keys import LEFT_TTL_MS, Namespace
 from .runtime import RUNTIME
 from .shared_config import SharedConfig, read_seconds
@@ -93,13 +95,14 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:
     """Deregister a worker for good: a registration that arrives late does not list it again."""
-    await gateway.pipeline(
-        [
-            ("SET", _left(namespace, worker_id), 1, "PX", LEFT_TTL_MS),
-            ("DEL", namespace.worker(worker_id)),
-            ("ZREM", namespace.workers, worker_id),
-        ]
-    )
+    with suppress(ServerFull):  # which refuses the mark; the other commands are executed
+        await gateway.pipeline(
+            [
+                ("SET", _left(namespace, worker_id), 1, "PX", LEFT_TTL_MS),
+                ("DEL", namespace.worker(worker_id)),
+                ("ZREM", namespace.workers, worker_id),
+            ]
+        )
 
 
 def _left(namespace: Namespace, worker_id: str) -> str:

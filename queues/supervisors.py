@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from .durations import iso_time
+from .errors import ServerFull
 from .keys import LEFT_TTL_MS, Namespace
 from .transport import Gateway, pairs, queue_script
 
@@ -107,13 +109,14 @@ async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo
 
 async def withdraw_supervisor(gateway: Gateway, namespace: Namespace, supervisor_id: str) -> None:
     """Deregister a supervisor for good. Its crashes and its pause are kept."""
-    await gateway.pipeline(
-        [
-            ("SET", _left(namespace, supervisor_id), 1, "PX", LEFT_TTL_MS),
-            ("DEL", namespace.supervisor(supervisor_id)),
-            ("ZREM", namespace.supervisors, supervisor_id),
-        ]
-    )
+    with suppress(ServerFull):  # which refuses the mark; the other commands are executed
+        await gateway.pipeline(
+            [
+                ("SET", _left(namespace, supervisor_id), 1, "PX", LEFT_TTL_MS),
+                ("DEL", namespace.supervisor(supervisor_id)),
+                ("ZREM", namespace.supervisors, supervisor_id),
+            ]
+        )
 
 
 async def count_crash(

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final
 
+from ..errors import ServerFull
 from ..keys import LEFT_TTL_MS, Namespace, Partition
 from ..transport import Gateway, queue_script
 from .resharding import PartitionStatus, close_previous, partition_status, sync_route
@@ -50,12 +52,13 @@ async def join_group(gateway: Gateway, namespace: Namespace, queue: str, worker:
 
 async def leave_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str) -> None:
     """Remove a worker from a queue's members for good: the others take its partitions at their next refresh."""
-    await gateway.pipeline(
-        [
-            ("SET", _left(namespace, queue, worker), 1, "PX", LEFT_TTL_MS),
-            ("ZREM", namespace.sharing(queue), worker),
-        ]
-    )
+    with suppress(ServerFull):  # which refuses the mark; the other commands are executed
+        await gateway.pipeline(
+            [
+                ("SET", _left(namespace, queue, worker), 1, "PX", LEFT_TTL_MS),
+                ("ZREM", namespace.sharing(queue), worker),
+            ]
+        )
 
 
 def _left(namespace: Namespace, queue: str, worker: str) -> str:

@@ -60,7 +60,7 @@ class SupervisorRegistry:
         self._resumed = anyio.Event()
         self._closed = False
         self._info = SupervisorInfo(
-            id=f"{self.name}-{RUNTIME.pid()}",
+            id=f"{self.name}-{RUNTIME.pid()}-{RUNTIME.token(3)}",  # in a container, name and pid may recur
             name=self.name,
             app=app.app,
             host=host,

@@ -15,8 +15,10 @@ import redis
 from perdure import App, Context, Retry, ServerFull, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import Address, Delivery, Gateway, Namespace, Partition, Producer
-from perdure.queues.partitions.assignment import join_group
+from perdure.queues.partitions.assignment import join_group, leave_group
+from perdure.queues.presence import WorkerInfo, announce, list_workers, withdraw
 from perdure.queues.sessions import SessionAddress, SessionTurnEnd, end_turn, read_session, send_to_session
+from perdure.queues.supervisors import SupervisorInfo, list_supervisors, supervise, withdraw_supervisor
 
 from tests.conformance.delivery.test_settlement import WHERE
 from tests.conftest import ON_SERVERS
@@ -28,6 +30,9 @@ from tests.support.task_places import DEAD, READY, places
 from tests.support.workers import bounded, running_worker, take_and_die, wait_until
 
 pytestmark = pytest.mark.integration
+
+WORKER = WorkerInfo("w1", "app", "host", 7, "0.1", ("default",), concurrency=8, in_flight=0, started=0)
+SUPERVISOR = SupervisorInfo("s1", "app-host", app="app", host="host", pid=7, processes=2, window=60.0)
 
 
 @pytest.fixture(scope="module", params=ON_SERVERS)
@@ -177,6 +182,25 @@ async def test_a_task_can_be_cancelled_in_every_state(
     assert await running.cancel() is State.RUNNING
     assert await gateway.command("HGET", running.partition.control("running"), "cancel") == b"1"
     await crew.leave()
+
+
+@pytest.mark.parametrize("member", ["worker", "supervisor", "reader of a queue"])
+async def test_who_has_left_a_full_server_is_not_listed(gateway: Gateway, namespace: Namespace, member: str) -> None:
+    """The mark that refuses late registrations needs memory, so it is not set."""
+    await announce(gateway, namespace, WORKER, 60.0)
+    await supervise(gateway, namespace, SUPERVISOR, 60.0)
+    await join_group(gateway, namespace, "default", "w1", 60.0)
+    await full(gateway)
+    match member:
+        case "worker":
+            await withdraw(gateway, namespace, "w1")
+            assert await list_workers(gateway, namespace) == []
+        case "supervisor":
+            await withdraw_supervisor(gateway, namespace, "s1")
+            assert await list_supervisors(gateway, namespace) == []
+        case _:
+            await leave_group(gateway, namespace, "default", "w1")
+            assert await join_group(gateway, namespace, "default", "w2", 60.0) == {"w2"}
 
 
 async def test_what_is_due_is_moved_and_a_worker_can_leave_and_share(
