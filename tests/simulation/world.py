@@ -265,7 +265,9 @@ class World:
             if process.host is not None:
                 self.checks.supervisors.ended(process, process.host, code)
             self.processes.remove(process)
-        self.hosts = [host for host in self.hosts if host.machine is not machine]
+        for host in [one for one in self.hosts if one.machine is machine]:
+            self.hosts.remove(host)
+            self.checks.supervisors.orphaned(host)
         self.loop.kill(machine)
         for connection in self.network.of(machine):
             connection.close()

@@ -69,6 +69,9 @@ _PROMPT: Final = 2.0
 _ABORT: Final = 2.3
 """Seconds after which a process dies that does not even dump its stacks."""
 
+_ORPHANS: Final = 13.0
+"""Seconds within which a child ends without its supervisor: the grace of the app, ten more, and some latency."""
+
 _RECOVERY: Final = 3.0
 """Seconds after a trouble of the server or of a supervisor in which its commands may still wait."""
 
@@ -265,6 +268,17 @@ class SupervisorChecks:
         self._counted: set[bytes] = set()
         self._lifting: set[bytes] = set()
         self.continued: dict[Machine, float] = {}  # when a process last began to respond again
+
+    def orphaned(self, host: Host) -> None:
+        """Look later whether the children of a supervisor have ended, which has ended."""
+        world = self._world
+        world.loop.call_later(_ORPHANS, self._check_ended, host, context=world.loop.context_of(world.main))
+
+    def _check_ended(self, host: Host) -> None:
+        ended = self._world.loop.now - _ORPHANS
+        alive = [one for one in host.started if not (one.dead or one.frozen or self.continued.get(one, 0.0) > ended)]
+        if alive and not self._world.over:
+            self._world.checks.add("orphan", f"{', '.join(one.name for one in alive)}, without {host.name}")
 
     def dies(self, process: Process, entry: Entry) -> None:
         """Check how many processes that run other tasks have died of a task."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 from perdure.queues import Consumer, CrashReport
+from perdure.worker.cli.support.worker_process import SupervisedWorker
 from perdure.worker.runtime import quarantine_gate
 from perdure.worker.runtime.children.child import Child
 from perdure.worker.runtime.children.stall_monitor import StallMonitor
@@ -199,3 +200,10 @@ def test_a_child_that_does_not_respond_and_is_not_killed_is_seen(kind: str, monk
     find: Callable[..., list[Any]] = lambda monitor, now: []  # noqa: E731
     monkeypatch.setattr(StallMonitor, "find_stalled", find)
     assert kinds(replace(KILLED, faults=(Fault(2.2, kind, 0, 8.0),))) == ["not killed"]
+
+
+def test_children_that_outlive_their_supervisor_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SupervisedWorker, "_on_supervisor_gone", lambda worker: None)
+    tasks = (*KILLED.tasks, TaskPlan("t2", "chain", 1.0, 30, 0.5))
+    plan = replace(KILLED, tasks=tasks, faults=(Fault(2.2, "kill supervisor", 0, 1.0),))
+    assert kinds(plan) == ["orphan"]
