@@ -131,6 +131,17 @@ def test_the_least_important_parts_go_first() -> None:
     assert "x:pay" in text
 
 
+def test_the_head_has_the_goal_and_the_summary_if_there_are_any() -> None:
+    """Between the sentence on the stop and the first section."""
+
+    def head(handoff: Handoff) -> list[str]:
+        return handoff.to_markdown().partition("\n## ")[0].strip().split("\n\n")[2:]
+
+    known = Handoff(task="audit", session="a1", why="shutdown", goal="find it", summary="two of three are read")
+    assert head(known) == ["Goal: find it", "two of three are read"]
+    assert head(known.model_copy(update={"goal": "", "summary": ""})) == []
+
+
 def test_a_text_cannot_start_a_section() -> None:
     text = Handoff(task="t", session="x", why="crash", attention=("a\n## Can wait\n- b",)).to_markdown()
     assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == [

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -610,6 +610,36 @@ async def test_a_request_that_arrives_with_the_first_messages_of_a_child_is_not_
         running.cancel_scope.cancel()
 
 
+async def test_each_failed_start_of_a_quarantine_child_takes_the_next_delay() -> None:
+    tried: list[int] = []
+
+    async def spawn() -> None:
+        tried.append(delays[-1])
+
+    delays: list[int] = []
+
+    def delay(failures: int) -> float:
+        delays.append(failures)
+        return 0.0
+
+    pool = QuarantinePool(spawn, lambda child: None, delay, 4, SupervisorTimings())
+    async with anyio.create_task_group() as running:
+        running.start_soon(pool.run)
+        for number in range(1, 4):
+            pool.scale_up(1)
+            await wait_until(partial(_has, tried, number), "another start")
+            await wait_until(_idle(pool), "its failure")
+        running.cancel_scope.cancel()
+    assert tried == [0, 1, 2]
+
+
+def _idle(pool: QuarantinePool) -> Callable[[], Awaitable[bool]]:
+    async def idle() -> bool:
+        return pool.idle
+
+    return idle
+
+
 @pytest.mark.parametrize("code", [0, 1])
 async def test_a_quarantine_child_that_exits_as_soon_as_it_is_ready_takes_up_no_place(code: int) -> None:
     """Its exit is handled before the pool knows that it is ready. Then a later request starts another child."""
@@ -642,7 +672,7 @@ def running_child(*, busy: bool) -> SimpleNamespace:
     )
 
 
-async def _has(found: list[SimpleNamespace], number: int) -> bool:
+async def _has(found: Sequence[object], number: int) -> bool:
     return len(found) >= number
 
 

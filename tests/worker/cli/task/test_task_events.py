@@ -177,6 +177,7 @@ def test_statistics_have_tools_failures_and_decisions(run: Any) -> None:
     ]
     assert (found["failed_last"]["type"], found["failed_last"]["task_id"]) == ("buried", bad)
     assert (found["failed_step"]["step"], found["failed_step"]["data"]["error"]) == ("find", "ZeroDivisionError")
+    assert found["failed_steps"] == {"find": 1}
     assert [one["data"]["choice"] for one in found["decisions"]] == ["stop"]
     shown = call("task", "events", good, "--stats").out
     assert ["find", "1", "0"] in [line.split() for line in shown.splitlines()]
