@@ -313,12 +313,22 @@ class TurnHandle:
                 f"'perdure task why {self.task_id}' says what it waits for"
             ) from None
         found = await retry_while_unavailable(lambda: read_turn(producer.gateway, self._address, self.number))
+        found = found or await retry_while_unavailable(self._read_task)
         answer, reason = (None, "no longer in the history") if found is None else found
         if answer is not None:
             return self._decode(answer)
         if reason == "cancelled":
             raise TaskCancelled(self.task_id)
         raise TaskFailed(self.task_id, reason, {})
+
+    async def _read_task(self) -> tuple[bytes | None, str] | None:
+        """Return the answer that the task of a turn has, which the history does not keep any more."""
+        with suppress(Refused):  # a producer's user may not search all queues for a task
+            handle = await self._producer.find(self.task_id)
+            record = None if handle is None else await handle.record()
+            if handle is not None and record is not None and record.state == State.SUCCEEDED:
+                return orjson.dumps(await handle.result(_POLL_INTERVAL)), ""
+        return None
 
     async def _read(self) -> SessionRecord:
         record = await read_session(self._producer.gateway, self._address)

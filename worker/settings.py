@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from ..deadletter import DEFAULT_RETENTION, Retry
 from ..queues import DEFAULT_PAYLOAD_LIMIT, ConnectionSettings, Seconds, read_settings
 from ..queues.envelope import DEFAULT_LARGE_LIMIT
+from ..queues.sessions import MOST_TURNS
 from .errors import ConfigurationError
 
 __all__ = ["Settings", "check_settings", "load_settings"]
@@ -37,6 +38,7 @@ class Settings(ConnectionSettings):
         result_ttl: Retention of outcomes.
         dead_letter_ttl: Retention of dead letters.
         session_ttl: Retention of sessions after their last message.
+        session_turns: Turns that the history of a session keeps.
         partitions: Read all partitions of the queues ("all"), or share them with other workers ("share").
         payload_limit: Limit of messages and records in bytes; larger arguments and results are stored in chunks.
         large_limit: Limit of arguments and results that are stored in chunks, in bytes; 0 for none. Larger ones are
@@ -75,6 +77,7 @@ class Settings(ConnectionSettings):
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     session_ttl: Seconds = 365 * 86_400.0
+    session_turns: Annotated[int, Field(ge=1, le=MOST_TURNS)] = 250
     partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
     large_limit: Annotated[int, Field(ge=0)] = DEFAULT_LARGE_LIMIT

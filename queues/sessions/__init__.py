@@ -44,6 +44,7 @@ from .record import (
 )
 from .removal import finish_forgetting, forget_idle_sessions, forget_session, forget_task, is_forgotten
 from .turns import (
+    MOST_TURNS,
     SessionTurnEnd,
     TurnStart,
     begin_turn,
@@ -55,6 +56,7 @@ from .turns import (
 )
 
 __all__ = [
+    "MOST_TURNS",
     "SessionAddress",
     "SessionCorrection",
     "SessionError",

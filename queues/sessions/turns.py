@@ -55,7 +55,7 @@ MOST_IDS: Final = 100
 """Message ids that a session remembers, those of its last messages."""
 
 MOST_TURNS: Final = 10_000
-"""Turns in the history of a session; up to some 100 more, since Redis trims whole nodes of a stream."""
+"""Most turns in the history of a session; up to some 100 more, since Redis trims whole nodes of a stream."""
 
 _TURN_TTL: Final = 86_400.0
 """Seconds for which the record of a turn's task is kept. The session has its message, answer and state."""
@@ -229,8 +229,13 @@ class SessionTurnEnd:
     workspace: bytes | None = None
 
 
-async def end_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, end: SessionTurnEnd) -> bool:
+async def end_turn(
+    gateway: Gateway, address: SessionAddress, turn: TurnId, end: SessionTurnEnd, *, keep_turns: int = MOST_TURNS
+) -> bool:
     """End a turn, and store the task of the next one if a message waits. Idempotent.
+
+    Args:
+        keep_turns: Turns that stay in the history.
 
     Returns:
         False if the session was forgotten.
@@ -254,7 +259,7 @@ async def end_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, end:
         state,
         wake_at,
         note,
-        MOST_TURNS,
+        keep_turns,
         b"" if end.workspace is None else cipher.encrypt(WORKSPACE, end.workspace),
     ]
     answer, *rest = await gateway.run(_END, address.keys, args)

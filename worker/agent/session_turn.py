@@ -141,7 +141,8 @@ class SessionTurn(Generic[S]):
             # A run that only repeats the end does not begin the turn; the task is stored when the turn is claimed.
             wake = _wake(state, self._claimed or self._stored) if self._agent.wake_when_due else None
         end = SessionTurnEnd("answered", answer, data, wake, workspace_link(run))
-        store = partial(end_turn, run.gateway, self._address, self._turn, end)
+        keep = run.settings.session_turns
+        store = partial(end_turn, run.gateway, self._address, self._turn, end, keep_turns=keep)
         if not await self._claimed_turn(store):
             logger.bind(task=run.envelope.task, id=run.id).warning("the session of the turn was forgotten meanwhile")
 

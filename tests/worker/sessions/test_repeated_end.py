@@ -38,7 +38,7 @@ async def test_a_commitment_that_fell_due_before_the_turn_starts_no_turn(
     """Also if the run that recorded the result ended before it stored the end of the turn."""
     ends: list[Any] = []
 
-    async def end_turn(*args: Any) -> bool:
+    async def end_turn(*args: Any, **options: Any) -> bool:
         ends.append(args)
         if len(ends) == 1:
             raise RuntimeError("the run ends here")

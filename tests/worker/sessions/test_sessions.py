@@ -29,6 +29,7 @@ from perdure.queues.sessions import (
     SessionCorrection,
     SessionFailed,
     SessionIdle,
+    SessionMessage,
     SessionNotFound,
     SessionTurnEnd,
     check_session,
@@ -38,6 +39,7 @@ from perdure.queues.sessions import (
     parse_turn_id,
     store_correction,
 )
+from perdure.queues.sessions.removal import forget_task
 from perdure.worker import session_correction
 from perdure.worker.durable import CURRENT_RUN, Run
 from perdure.worker.errors import BadSnapshot, ConfigurationError, StateMismatch
@@ -594,3 +596,27 @@ async def test_a_state_of_another_agent_is_refused_and_stays(app: App) -> None:
     with pytest.raises(TaskFailed, match=problem):
         await turn.result(5)
     assert await redis_command(app, "HGET", address_of(session).session, "state") == other
+
+
+async def test_the_history_keeps_the_latest_turns_of_a_session(settings: Settings) -> None:
+    changed = settings.model_copy(update={"session_turns": 20, "lease": 30.0})
+    async with App("sessions", settings=changed) as app:
+        app.agent(Assistant)
+        session = app.session(Assistant, "a", user="ada")
+        turns = [await session.send(f"m{number}") for number in range(120)]
+        await work_off(app)
+        kept = [one.turn for one in await session_messages(session) if one.role == "user"]
+        assert kept == [*range(121 - len(kept), 121)]
+        assert 20 <= len(kept) < 60, "Redis trims whole nodes"
+        first = await turns[0].result(30)  # from its task
+        assert first == "ada (none) said 1 things in 1 messages"
+        handle = await app.producer.find(turns[0].task_id)
+        assert handle is not None
+        await forget_task(app.producer.gateway, handle.partition, handle.id)
+        with pytest.raises(TaskFailed, match="no longer in the history"):
+            await turns[0].result(30)
+        assert len((await session.state()).said) == 120
+
+
+async def session_messages(session: Session[Any]) -> list[SessionMessage]:
+    return [one async for one in session.history()]
