@@ -64,7 +64,7 @@ async def serving(queues: Collection[str]) -> AsyncIterator[None]:
 
 
 class TaskHandle(Generic[R]):
-    """A task, by its id, from any process.
+    """A task, by its id, from any process. existed: whether its enqueue found a task of this id.
 
     Each asynchronous call has a synchronous one with the suffix `_sync`, which blocks the calling thread. It runs on
     the event loop where the handle was made, and raises `EventLoopError` if the caller runs on that loop itself.
@@ -80,8 +80,10 @@ class TaskHandle(Generic[R]):
         *,
         retention: float = DEFAULT_RESULT_TTL,
         payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
+        existed: bool = False,
     ) -> None:
         self.id = task_id
+        self.existed = existed
         self.partition = partition
         self._gateway = gateway
         self._notifications = notifications

@@ -224,7 +224,7 @@ class Producer:
         partition = await enqueuer.one(message)
         if known := enqueuer.take_known():
             check_conflicts(await find_conflicts(self.gateway, known, same))
-        return self._handle(message.id, partition, decode)
+        return self._handle(message.id, partition, bool(known) and message.own_id, decode)
 
     async def enqueue_fresh(
         self, message: TaskMessage, *, queue: str, decode: Callable[[bytes], R] = from_json
@@ -235,7 +235,7 @@ class Producer:
             StillRunning: The earlier task has not ended.
         """
         message = self._ready(message, queue)
-        return self._handle(message.id, await self._enqueuer(queue, 0.0, None).fresh(message), decode)
+        return self._handle(message.id, await self._enqueuer(queue, 0.0, None).fresh(message), False, decode)
 
     async def send(
         self,
@@ -276,21 +276,22 @@ class Producer:
             ready = map_items(TaskMessage.placed_by_id, ready)
         stored = self._stored(self._enqueuer(queue, delay, durability), ready)
         async with aclosing(stored):
-            async for task_id, partition in stored:
-                yield self._handle(task_id, partition, decode)
+            async for one in stored:
+                yield self._handle(*one, decode)
 
     async def _stored(
         self, enqueuer: BatchEnqueuer, messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage]
-    ) -> AsyncGenerator[tuple[str, Partition]]:
-        """Yield the ids and partitions of tasks that are stored. Raises `TaskExists`."""
+    ) -> AsyncGenerator[tuple[str, Partition, bool]]:
+        """Yield the ids and partitions of tasks that are stored, and whether they were before. Raises `TaskExists`."""
         batches = enqueuer.all(messages)
         async with aclosing(batches):
             async for batch in batches:
                 known = enqueuer.take_known()
                 conflicts = await find_conflicts(self.gateway, known) if known else {}
-                for stored in batch:
-                    if stored[0] not in conflicts:
-                        yield stored
+                existed = {message.id for _, message in known if message.own_id}
+                for task_id, partition in batch:
+                    if task_id not in conflicts:
+                        yield task_id, partition, task_id in existed
                 check_conflicts(conflicts)
 
     async def catalog(self) -> Catalog:
@@ -311,10 +312,10 @@ class Producer:
             self._catalog = None
             return (await self.catalog()).find(task)
 
-    async def find(self, task_id: str) -> TaskHandle[Any] | None:
-        """Return the handle of a task by its id; None if no queue of the namespace has it."""
-        partition = await find_task(self.gateway, self.namespace, task_id)
-        return None if partition is None else self._handle(task_id, partition, from_json)
+    async def find(self, task_id: str, queue: str | None = None) -> TaskHandle[Any] | None:
+        """Return the handle of a task by its id; None if no queue of the namespace has it. queue: look only there."""
+        partition = await find_task(self.gateway, self.namespace, task_id, queue)
+        return None if partition is None else self._handle(task_id, partition, True, from_json)
 
     async def send_message(
         self, to: str | TaskHandle[Any], content: Any, *, sender: str = "", message_id: str | None = None
@@ -346,7 +347,7 @@ class Producer:
         cipher = encryptor.of(self.namespace.partition(queue), message.id)
         return message.encrypted(cipher, limit, store=self.gateway.value_store)
 
-    def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
+    def _handle(self, task_id: str, partition: Partition, existed: bool, decode: Callable[[bytes], R]) -> TaskHandle[R]:
         return TaskHandle(
             task_id,
             partition,
@@ -355,6 +356,7 @@ class Producer:
             decode,
             retention=self.result_ttl,
             payload_limit=self.payload_limit,
+            existed=existed,
         )
 
 

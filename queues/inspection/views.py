@@ -96,12 +96,20 @@ async def queue_partitions(gateway: Gateway, namespace: Namespace, queue: str | 
     ]
 
 
-async def find_task(gateway: Gateway, namespace: Namespace, task_id: str) -> Partition | None:
+async def find_task(gateway: Gateway, namespace: Namespace, task_id: str, queue: str | None = None) -> Partition | None:
     """Return the partition of a task, None if no queue has it. Raises `ValueError` for an invalid id."""
+    return next(iter(await find_tasks(gateway, namespace, task_id, queue)), None)
+
+
+async def find_tasks(gateway: Gateway, namespace: Namespace, task_id: str, queue: str | None = None) -> list[Partition]:
+    """Return the partitions that have a task of this id, one for each queue that has one, or only that of one queue.
+
+    Raises `ValueError` for an invalid id.
+    """
     check_task_id(task_id)
-    candidates = await queue_partitions(gateway, namespace)
+    candidates = await queue_partitions(gateway, namespace, queue)
     found = await gateway.pipeline([("EXISTS", candidate.record(task_id)) for candidate in candidates])
-    return next((candidate for candidate, exists in zip(candidates, found, strict=True) if exists), None)
+    return [candidate for candidate, exists in zip(candidates, found, strict=True) if exists]
 
 
 async def list_queues(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> list[QueueStats]:

@@ -21,7 +21,7 @@ from ..durable import shared_hashes, workspace_hashes
 from ..settings import load_settings
 from .support.connection import ConnectionOptions, connected, find_handle, with_connection_options
 from .support.errors import Failed, Misuse
-from .support.options import TaskId, in_duration
+from .support.options import InQueue, TaskId, in_duration
 from .support.output import AsJson, Bar, duration, note, print_data, print_json, print_json_lines, print_table
 
 __all__ = ["app", "artifact", "describe_link", "size_text"]
@@ -48,6 +48,7 @@ def artifact(
             help="Path of the file; - for stdout. Default: a file with the artifact's name in this folder.",
         ),
     ] = None,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """List the artifacts of a task, or fetch one of them.
@@ -61,12 +62,14 @@ def artifact(
         raise Misuse("--output needs a NAME, as 'perdure task artifact ID' lists them")
     if name is not None and json:
         raise Misuse("--json is for the list: use --output - to print an artifact")
-    anyio.run(_run, place, task_id, name, output, json)
+    anyio.run(_run, place, task_id, queue, name, output, json)
 
 
-async def _run(place: ConnectionOptions, task_id: str, name: str | None, output: str | None, json: bool) -> None:
+async def _run(
+    place: ConnectionOptions, task_id: str, queue: str | None, name: str | None, output: str | None, json: bool
+) -> None:
     async with place.producer() as producer:
-        handle = await find_handle(producer, task_id)
+        handle = await find_handle(producer, task_id, queue)
         links = await task_links(producer.gateway, handle.partition, task_id)
         if name is None:
             _list_of_task(task_id, links, json=json)

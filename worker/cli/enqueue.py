@@ -11,17 +11,13 @@ check all lines before the first task is sent, without holding the file in memor
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, pairwise
 from operator import attrgetter
-from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
@@ -46,10 +42,11 @@ from ...queues import (
 )
 from .support.connection import connected
 from .support.errors import Failed, Misuse
+from .support.input_file import opened
 from .support.options import in_seconds, read_object, read_queue, read_task_id
 from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
-__all__ = ["Defaults", "Item", "check", "enqueue", "items", "make_message", "opened", "problem", "resolve_queue"]
+__all__ = ["Defaults", "Item", "check", "enqueue", "items", "make_message", "problem", "resolve_queue"]
 
 _SHOWN_LINES = 10
 
@@ -90,21 +87,6 @@ class _Line(BaseModel):
     key: str | None = None
     headers: dict[str, str] = {}
     tags: list[str] | None = None
-
-
-@contextmanager
-def opened(path: str) -> Iterator[IO[bytes]]:
-    """Open a file, or a copy of stdin for `-`, which can then be read twice."""
-    try:
-        if path == "-":
-            with tempfile.TemporaryFile() as copy:
-                shutil.copyfileobj(sys.stdin.buffer, copy)
-                yield copy
-        else:
-            with Path(path).open("rb") as file:
-                yield file
-    except OSError as error:
-        raise Failed(f"could not read {path}: {error.strerror or error}") from None
 
 
 def check(file: IO[bytes], defaults: Defaults) -> int:
@@ -339,11 +321,18 @@ async def _send_one(
         queue = resolve_queue(defaults.task, defaults.queue, message.arguments, defaults.catalog)
     except CatalogError as error:
         raise Misuse(str(error)) from None
-    await producer.send([message], queue=queue, delay=defaults.delay, durability=durability)
+    handles: list[TaskHandle[Any]] = await producer.send(
+        [message], queue=queue, delay=defaults.delay, durability=durability
+    )
+    (handle,) = handles
     if json:
-        print_json({"id": message.id, "queue": queue})
+        print_json(_shown(handle))
     else:
         print_data(message.id)
+    if handle.existed:
+        state = (await handle.record()).state
+        note(f"task {message.id} exists already on queue {queue}, and is {state}: nothing was enqueued")
+    elif not json:
         note(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
     await _warn_unserved(producer, {queue})
 
@@ -353,24 +342,27 @@ async def _send_file(
 ) -> None:
     """Send tasks in the order of the lines; print each id after its task is stored."""
     queues: set[str] = set()
+    existed = 0
     with opened(path) as file:
         count = check(file, defaults)
         with Bar("enqueuing", count) as bar:
             for (queue, delay), run in groupby(items(file, defaults), key=attrgetter("queue", "delay")):
                 queues.add(queue)
-                sent: list[str] = []
+                sent: list[TaskHandle[Any]] = []
                 messages = (item.message for item in run)
                 handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(
                     messages, queue=queue, delay=delay, durability=durability
                 )
                 try:
                     async for handle in handles:
-                        sent.append(handle.id)
+                        sent.append(handle)
+                        existed += handle.existed
                         if len(sent) == _PRINTED_TOGETHER:
-                            sent = _print_ids(sent, queue, bar, json)
+                            sent = _print_ids(sent, bar, json)
                 finally:
-                    _print_ids(sent, queue, bar, json)
-    note(f"tasks enqueued on {producer.address.shown}: {count}")
+                    _print_ids(sent, bar, json)
+    before = f"; existed already: {existed}" if existed else ""
+    note(f"tasks enqueued on {producer.address.shown}: {count - existed}{before}")
     await _warn_unserved(producer, queues)
 
 
@@ -385,11 +377,15 @@ async def _warn_unserved(producer: Producer, queues: Set[str]) -> None:
         note(f"no worker serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}")
 
 
-def _print_ids(sent: Sequence[str], queue: str, bar: Bar, json: bool) -> list[str]:
+def _shown(handle: TaskHandle[Any]) -> dict[str, Any]:
+    return {"id": handle.id, "queue": handle.partition.queue, "existed": handle.existed}
+
+
+def _print_ids(sent: Sequence[TaskHandle[Any]], bar: Bar, json: bool) -> list[TaskHandle[Any]]:
     """Print the ids of stored tasks; return an empty list for the next ones."""
     if sent and json:
-        print_json_lines({"id": task_id, "queue": queue} for task_id in sent)
+        print_json_lines(map(_shown, sent))
     elif sent:
-        print_data("\n".join(sent))
+        print_data("\n".join(handle.id for handle in sent))
     bar.advance(len(sent))
     return []

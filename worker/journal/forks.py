@@ -83,6 +83,7 @@ async def fork(
     producer: Producer,
     task_id: str,
     *,
+    queue: str | None = None,
     at: Point = None,
     edit: Mapping[str, Any] | None = None,
     new_id: str | None = None,
@@ -94,6 +95,7 @@ async def fork(
     function starts with the steps that were recorded by then and runs the others.
 
     Args:
+        queue: Queue of the source, if several have its id.
         at: Point in the source's log.
         edit: New values by name or path (`context.mood`). For an agent they go into its state, and into its arguments
             where those have the name; for a function into its arguments.
@@ -104,7 +106,7 @@ async def fork(
         TaskNotFound, TaskExists, BadHistory, BadEdit, DecryptionError, PayloadTooLarge
     """
     new_id = new_task_id() if new_id is None else check_task_id(new_id)
-    handle = await producer.find(task_id)
+    handle = await producer.find(task_id, queue)
     if handle is None:
         raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r}")
     gateway, partition = producer.gateway, handle.partition

@@ -80,7 +80,10 @@ def test_timeout_attempts_and_retention_travel_with_the_task(redis_url: str, nam
 
 def test_an_existing_id_is_not_enqueued_again() -> None:
     call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 1}')
-    assert call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 1}').ids == ["once"]
+    again = call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 1}')
+    assert (again.code, again.ids) == (0, ["once"])
+    said = "perdure: task once exists already on queue default, and is queued: nothing was enqueued"
+    assert again.err.splitlines()[0] == said
     refused = call("enqueue", "audit", "--queue", "default", "--id", "once", "--args", '{"n": 2}')
     assert (refused.code, refused.ids) == (1, [])
     assert refused.err == (
@@ -98,9 +101,26 @@ def test_of_a_file_the_tasks_without_a_conflict_are_enqueued() -> None:
     assert "perdure: task once exists already with other arguments (n)" in answer.err
 
 
+def test_json_says_that_a_task_existed() -> None:
+    for existed in (False, True):
+        answer = call("enqueue", "audit", "--queue", "default", "--delay", "60", "--id", "a", "--json")
+        assert (answer.code, answer.json) == (0, {"id": "a", "queue": "default", "existed": existed})
+        assert ("task a exists already on queue default, and is scheduled" in answer.err) is existed
+
+
+def test_of_a_file_the_tasks_that_exist_are_counted() -> None:
+    from_lines({"args": {}, "id": "a"})
+    answer = from_lines(
+        {"args": {}, "id": "a"}, {"args": {}, "id": "b"}, args=("audit", "--queue", "default", "--json")
+    )
+    shown = [json.loads(line) for line in answer.out.splitlines()]
+    assert [(one["id"], one["existed"]) for one in shown] == [("a", True), ("b", False)]
+    assert answer.err.splitlines()[0].endswith(": 1; existed already: 1")
+
+
 def test_the_output_can_be_json() -> None:
     answer = call("enqueue", "audit", "--queue", "default", "--id", "a", "--json")
-    assert answer.json == {"id": "a", "queue": "default"}
+    assert answer.json == {"id": "a", "queue": "default", "existed": False}
     assert (
         answer.err
         == "perdure: no worker serves queue 'default' now; start one: perdure worker run APP --queues default\n"
@@ -280,7 +300,7 @@ def test_a_file_with_json_output_prints_one_object_per_line() -> None:
         "--json",
         stdin=b'{"args": {}, "id": "a"}\n{"args": {}, "id": "b"}',
     )
-    assert answer.lines == [{"id": "a", "queue": "default"}, {"id": "b", "queue": "default"}]
+    assert answer.lines == [{"id": name, "queue": "default", "existed": False} for name in ("a", "b")]
 
 
 @pytest.fixture

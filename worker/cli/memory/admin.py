@@ -23,8 +23,9 @@ from pydantic import ValidationError
 from ...memory import HybridStore, InvalidMemory, Memory, NewMemory, Policy, Salvage, make_store, new_memory
 from ...memory.factory import is_postgres, store_path
 from ...settings import Settings
-from ..enqueue import opened, problem
+from ..enqueue import problem
 from ..support.errors import Failed, Misuse
+from ..support.input_file import opened
 from ..support.memory_store import Owner, Subject, Tags, Type, with_memory_store, with_store_options, without_embedder
 from ..support.options import OutputFile, open_output, read_object
 from ..support.output import AsJson, Bar, note, print_data, print_json, print_json_lines

@@ -2,6 +2,7 @@
 
     connection.py          connection options, the open Producer for a command, lookup of tasks and queues
     memory_store.py        options that select a memory store, and the open store for a command
+    input_file.py          a file on the disk, or stdin
     options.py             other shared options, their parsers, the file of --output
     app_loader.py          import of the APP argument
     output.py              tables, JSON, messages and progress bars

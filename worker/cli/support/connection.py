@@ -13,6 +13,7 @@ import anyio
 import typer
 
 from ....queues import Partition, Producer, TaskHandle, TaskNotFound, queue_partitions
+from ....queues.inspection import find_tasks
 from ...artifacts import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
@@ -118,16 +119,22 @@ async def redis_now(producer: Producer) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-async def find_handle(producer: Producer, task_id: str) -> TaskHandle[Any]:
-    """Find a task in any queue.
+async def find_handle(producer: Producer, task_id: str, queue: str | None = None) -> TaskHandle[Any]:
+    """Find a task in a queue, or in any queue.
 
     Raises:
-        TaskNotFound: No queue of the namespace has it.
+        TaskNotFound: The queue does not have it, or no queue of the namespace.
+        Misuse: Several queues have a task of this id.
     """
-    handle = await producer.find(task_id)
+    found = await find_tasks(producer.gateway, producer.namespace, task_id, queue)
+    names = sorted({partition.queue for partition in found})
+    if len(names) > 1:
+        queues = f"{', '.join(map(repr, names[:-1]))} and {names[-1]!r}"
+        raise Misuse(f"id {task_id!r} must name one task, but queues {queues} have one each; choose with --queue")
+    handle = await producer.find(task_id, names[0]) if names else None
     if handle is None:
-        where = f"any queue of namespace {producer.namespace.name!r} on {producer.address.shown}"
-        raise TaskNotFound(task_id, f"{where}{_made_on(task_id)}")
+        where = f"{'any queue' if queue is None else f'queue {queue!r}'} of namespace {producer.namespace.name!r}"
+        raise TaskNotFound(task_id, f"{where} on {producer.address.shown}{_made_on(task_id)}")
     return handle
 
 

@@ -21,6 +21,7 @@ from ....queues import check_name
 from .errors import Failed
 
 __all__ = [
+    "InQueue",
     "OutputFile",
     "PointInTime",
     "QueueOption",
@@ -181,6 +182,11 @@ def _kind(value: Any) -> str:
 
 
 TaskId = Annotated[str, typer.Argument(metavar="ID", parser=read_task_id, help="Id of the task.")]
+
+InQueue = Annotated[
+    str | None,
+    typer.Option("--queue", metavar="QUEUE", parser=read_queue, help="Queue of the task, if several have the id."),
+]
 
 TaskIds = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", parser=read_task_id, help="Ids of the tasks.")]
 

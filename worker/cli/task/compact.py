@@ -10,7 +10,7 @@ from ....queues import Producer, State
 from ...journal import compact_state
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
-from ..support.options import TaskId
+from ..support.options import InQueue, TaskId
 from ..support.output import AsJson, note, print_json, print_table
 
 __all__ = ["compact"]
@@ -31,6 +31,7 @@ async def compact(
         list[str] | None,
         typer.Option("--drop-context", metavar="KEY", help="Delete this key of the state's context; repeatable."),
     ] = None,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """Move closed steps and old messages out of the state of an agent.
@@ -43,7 +44,7 @@ async def compact(
 
     Example: perdure task compact 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --keep-steps 20
     """
-    handle = await find_handle(producer, task_id)
+    handle = await find_handle(producer, task_id, queue)
     try:
         found = await compact_state(
             producer.gateway,

@@ -12,7 +12,7 @@ from ...errors import BadHistory
 from ...journal import CannotCorrect, corrected, state_at
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
-from ..support.options import TaskId
+from ..support.options import InQueue, TaskId
 from ..support.output import AsJson, note, print_data, print_json
 from .inbox import login
 
@@ -34,6 +34,7 @@ async def correct(
         bool, typer.Option("--continue", help="Confirm that the agent may continue, also without --field.")
     ] = False,
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")] = None,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """Correct the state of an agent, and print the task's id.
@@ -50,7 +51,7 @@ async def correct(
     if not field and not proceed:
         raise Misuse("give at least one --field PATH=VALUE, or --continue")
     changes = read_fields(field)
-    handle = await find_handle(producer, task_id)
+    handle = await find_handle(producer, task_id, queue)
     await _check(producer, handle, changes)
     by = login() if by is None else by
     sent = await handle.correct(changes, by=by, confirm=proceed)

@@ -10,7 +10,7 @@ from ....queues import Producer
 from ...agent.coherence import stored_findings
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed
-from ..support.options import TaskId
+from ..support.options import InQueue, TaskId
 from ..support.output import AsJson, note, print_data, print_json
 
 __all__ = ["dismiss"]
@@ -22,6 +22,7 @@ async def dismiss(
     task_id: TaskId,
     finding: Annotated[str, typer.Argument(metavar="FINDING", help="Number of its event, or name of its check.")],
     *,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """Dismiss a finding of a coherence check, and print the task's id.
@@ -32,7 +33,7 @@ async def dismiss(
 
     Example: perdure task dismiss 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f 12
     """
-    handle = await find_handle(producer, task_id)
+    handle = await find_handle(producer, task_id, queue)
     if finding.isdecimal():
         numbers = [int(finding)]
     else:

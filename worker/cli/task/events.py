@@ -242,9 +242,9 @@ async def events(
         raise Misuse("--stats counts all matching events: omit --last, --limit and --follow; use --since")
     wanted = EventFilter(types or (), step, tool, await _moment(producer, since))
     if task_id is not None:
-        if queue or state or task_name:
-            raise Misuse("give either an ID, or --queue, --state and --task")
-        found = _of_one(producer, task_id, wanted, last, follow=follow)
+        if state or task_name:
+            raise Misuse("give either an ID, or --state and --task")
+        found = _of_one(producer, task_id, queue, wanted, last, follow=follow)
     elif follow:
         raise Misuse("--follow needs the ID of a task")
     else:
@@ -278,9 +278,9 @@ async def _moment(producer: Producer, since: tuple[bool, int] | None) -> int:
 
 
 async def _of_one(
-    producer: Producer, task_id: str, wanted: EventFilter, last: int | None, *, follow: bool
+    producer: Producer, task_id: str, queue: str | None, wanted: EventFilter, last: int | None, *, follow: bool
 ) -> AsyncIterator[TaskEvent]:
-    handle = await find_handle(producer, task_id)
+    handle = await find_handle(producer, task_id, queue)
     after = wanted.after
     if last is not None:
         for event in await last_events(producer.gateway, handle.partition, task_id, wanted, last):

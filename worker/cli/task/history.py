@@ -32,7 +32,7 @@ from ...journal.handoff import RECEIVED, Why, burial_notes
 from ...journal.handoff.calls import call_text
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
-from ..support.options import TaskId, read_object, read_task_id
+from ..support.options import InQueue, TaskId, read_object, read_task_id
 from ..support.output import AsJson, note, print_data, print_fields, print_json, print_text
 
 __all__ = ["fork", "handoff", "state"]
@@ -59,6 +59,7 @@ async def state(
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Skip events that are missing or cannot be read.")
     ] = False,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """Show the state of a task after one of its events.
@@ -75,7 +76,7 @@ async def state(
         raise Misuse("give only one of --at, --diff, --step and --check")
     if check and skip_unreadable:
         raise Misuse("--check needs all events: omit --skip-unreadable")
-    handle = await find_handle(producer, task_id)
+    handle = await find_handle(producer, task_id, queue)
     if check:
         await _check(handle, producer, json=json)
     elif step is not None:
@@ -232,6 +233,7 @@ async def fork(
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Skip events that are missing or cannot be read.")
     ] = False,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """Start a new task from an event of another task, and print its id.
@@ -246,10 +248,10 @@ async def fork(
 
     Example: perdure task fork 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --at 12 --edit 'goal=be brief'
     """
-    await find_handle(producer, task_id)
+    await find_handle(producer, task_id, queue)
     try:
         forked = await fork_task(
-            producer, task_id, at=at, edit=_edits(edit or []), new_id=new_id, lenient=skip_unreadable
+            producer, task_id, queue=queue, at=at, edit=_edits(edit or []), new_id=new_id, lenient=skip_unreadable
         )
     except BadEdit as error:
         raise Misuse(f"--edit: {error}") from None
@@ -303,6 +305,7 @@ async def handoff(
     received: Annotated[
         bool, typer.Option("--received", help="Print the document that this task received from its predecessor.")
     ] = False,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """Print the handoff document of a task as Markdown.
@@ -313,7 +316,7 @@ async def handoff(
 
     Example: perdure task handoff 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --budget 500
     """
-    handle = await find_handle(producer, task_id)
+    handle = await find_handle(producer, task_id, queue)
     record = await handle.record()
     tail = await read_log_tail(producer.gateway, handle.partition, task_id)
     found = _stored(tail, task_id, RECEIVED) if received else _current(tail, record)

@@ -18,12 +18,13 @@ from ....queues import (
     Record,
     Sent,
     State,
+    TaskHandle,
     drop_message,
     list_workers,
 )
 from ..support.connection import connected, find_handle, redis_now
 from ..support.errors import Failed, Misuse
-from ..support.options import TaskId
+from ..support.options import InQueue, TaskId
 from ..support.output import AsJson, ago, note, print_data, print_json, print_json_lines, print_table
 
 __all__ = ["inbox", "login", "send", "shown_due", "shown_inbox"]
@@ -43,6 +44,7 @@ async def send(
         str | None,
         typer.Option("--id", metavar="ID", help="Id of the message. A second message with this id is ignored."),
     ] = None,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """Send a message to a task, and print the id of the task that received it.
@@ -55,12 +57,14 @@ async def send(
     """
     content = _content(text, data)
     sender = login() if sender is None else sender
-    sent = await producer.send_message(task_id, content, sender=sender, message_id=message_id)
+    handle = await find_handle(producer, task_id, queue)
+    sent = await handle.send(content, sender=sender, message_id=message_id)
     if json:
         print_json({"id": sent.task_id, "number": sent.number, "state": sent.state})
     else:
         print_data(sent.task_id)
-    note(f"sent message {sent.number} from {sender!r} to task {sent.task_id}{await _delay_reason(producer, sent)}")
+    delay = await _delay_reason(producer, handle, sent)
+    note(f"sent message {sent.number} from {sender!r} to task {sent.task_id}{delay}")
 
 
 def _content(text: str | None, data: str | None) -> Any:
@@ -82,11 +86,12 @@ def login() -> str:
         return ""
 
 
-async def _delay_reason(producer: Producer, sent: Sent) -> str:
-    """Return why the task does not read the message soon, or an empty text."""
+async def _delay_reason(producer: Producer, handle: TaskHandle[Any], sent: Sent) -> str:
+    """Return why the task that has the message does not read it soon, or an empty text. handle: where it was sent."""
     if sent.state is State.DEAD:
         return "; it is a dead letter and reads the message after a replay"
-    handle = await find_handle(producer, sent.task_id)
+    while handle.id != sent.task_id and (successor := await handle.successor()) is not None:
+        handle = successor
     workers = await list_workers(producer.gateway, producer.namespace)
     if not any(handle.partition.queue in worker.queues for worker in workers if not worker.presumed_dead):
         queue = handle.partition.queue
@@ -103,6 +108,7 @@ async def inbox(
     task_id: TaskId,
     *,
     drop: Annotated[int | None, typer.Option(min=1, metavar="N", help="Remove message N without reading it.")] = None,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """Print the messages that a task has not read yet, the oldest first.
@@ -112,7 +118,7 @@ async def inbox(
 
     Example: perdure task inbox 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    handle = await find_handle(producer, task_id)
+    handle = await find_handle(producer, task_id, queue)
     if drop is not None:
         if not await drop_message(producer.gateway, handle.partition, task_id, drop):
             raise Failed(f"no message {drop} in the inbox of task {task_id}: it was read, removed, or never sent")

@@ -11,7 +11,7 @@ from ....queues.explanation.texts import times
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed
 from ..support.events_text import describe_event, progress_text
-from ..support.options import TaskId, in_seconds
+from ..support.options import InQueue, TaskId, in_seconds
 from ..support.output import (
     AsJson,
     as_data,
@@ -115,6 +115,7 @@ async def result(
         float | None,
         in_seconds("Time to wait. Default: no limit."),
     ] = None,
+    queue: InQueue = None,
     json: AsJson = False,
 ) -> None:
     """Wait for a task, and print its result as JSON.
@@ -125,7 +126,7 @@ async def result(
 
     Example: perdure task result $(perdure enqueue audit --queue audit) --timeout 60
     """
-    handle = await _raw_handle(producer, task_id)
+    handle = await _raw_handle(producer, task_id, queue)
     record = await handle.record()
     ended = record.state.terminal and record.handed_to is None
     try:
@@ -142,9 +143,9 @@ async def result(
         print_data(value)
 
 
-async def _raw_handle(producer: Producer, task_id: str) -> TaskHandle[str]:
+async def _raw_handle(producer: Producer, task_id: str, queue: str | None) -> TaskHandle[str]:
     """Return a handle whose result is the stored JSON text."""
-    partition = (await find_handle(producer, task_id)).partition
+    partition = (await find_handle(producer, task_id, queue)).partition
     return TaskHandle(task_id, partition, producer.gateway, producer.notifications, bytes.decode)
 
 
@@ -157,7 +158,7 @@ async def _print_outcome(handle: TaskHandle[Any]) -> None:
 
 
 @connected
-async def watch(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
+async def watch(producer: Producer, task_id: TaskId, *, queue: InQueue = None, json: AsJson = False) -> None:
     """Print the events of a task as they happen, until it ends.
 
     Exits with 0 if the task succeeded, else with 1. With --json: one line
@@ -165,7 +166,7 @@ async def watch(producer: Producer, task_id: TaskId, *, json: AsJson = False) ->
 
     Example: perdure task watch 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    handle = await find_handle(producer, task_id)
+    handle = await find_handle(producer, task_id, queue)
     if json:
         async for event in handle.events():
             print_json_lines([event.summary()])
@@ -178,7 +179,7 @@ async def watch(producer: Producer, task_id: TaskId, *, json: AsJson = False) ->
 
 
 @connected
-async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
+async def cancel(producer: Producer, task_id: TaskId, *, queue: InQueue = None, json: AsJson = False) -> None:
     """Cancel a task, and print its id.
 
     A running task gets the request within milliseconds. Its handler is
@@ -186,7 +187,7 @@ async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -
 
     Example: perdure task cancel 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    state = await (await find_handle(producer, task_id)).cancel()
+    state = await (await find_handle(producer, task_id, queue)).cancel()
     if json:
         print_json({"id": task_id, "state": state})
     if state not in (State.CANCELLED, State.RUNNING):

@@ -12,7 +12,7 @@ from ...errors import ArtifactError
 from ..artifacts import describe_link, size_text
 from ..support.connection import connected, find_handle
 from ..support.events_text import progress_text
-from ..support.options import TaskId
+from ..support.options import InQueue, TaskId
 from ..support.output import (
     AsJson,
     ago,
@@ -33,14 +33,14 @@ Since = Callable[[int | None], str]
 
 
 @connected
-async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
+async def show(producer: Producer, task_id: TaskId, *, queue: InQueue = None, json: AsJson = False) -> None:
     """Show a task: its state, arguments, result, error and artifacts.
 
     The field 'why' explains the state; 'perdure task why' prints it alone.
 
     Example: perdure task show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    handle = await find_handle(producer, task_id)
+    handle = await find_handle(producer, task_id, queue)
     record, explained = await handle.record(), await handle.explain()
     links = await _links(producer.gateway, handle.partition, task_id)
     findings = await _findings(producer.gateway, handle.partition, task_id)
@@ -48,7 +48,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
         shown = {"result": as_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
         shown["incoherent"] = [_describe_finding(one) for one in findings]
         shown["explanation"] = explained.summary()
-        print_json(record.summary() | shown)
+        print_json(record.summary() | {"crashes": explained.crashes} | shown)
         return
     since = ago(explained.now)
     error = record.error or {}
@@ -94,14 +94,14 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
 
 
 @connected
-async def why(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
+async def why(producer: Producer, task_id: TaskId, *, queue: InQueue = None, json: AsJson = False) -> None:
     """Explain why a task is in its state, and what happens next.
 
     If an operator can do something about it, a second line says what.
 
     Example: perdure task why 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    explained = await (await find_handle(producer, task_id)).explain()
+    explained = await (await find_handle(producer, task_id, queue)).explain()
     if json:
         print_json(explained.summary())
         return

@@ -23,7 +23,7 @@ from ...transfer import ExportedTask, close_source, export_task, import_task
 from ..support.connection import ConnectionOptions, find_handle, with_connection_options
 from ..support.errors import Failed, Misuse
 from ..support.memory_store import StorePlace, without_embedder
-from ..support.options import OutputFile, TaskId, read_task_id
+from ..support.options import InQueue, OutputFile, TaskId, read_task_id
 from ..support.output import AsJson, note, print_data, print_json
 
 __all__ = ["export", "import_"]
@@ -34,6 +34,7 @@ def export(
     place: ConnectionOptions,
     task_id: TaskId,
     *,
+    queue: InQueue = None,
     output: OutputFile = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Do not cancel the task here: it may then run at both places.")
@@ -53,15 +54,21 @@ def export(
 
     Example: perdure task export 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f -o agent.jsonl
     """
-    anyio.run(_export, place, task_id, output, keep, memory, no_memories)
+    anyio.run(_export, place, task_id, queue, output, keep, memory, no_memories)
 
 
 async def _export(
-    place: ConnectionOptions, task_id: str, output: Path | None, keep: bool, memory: str | None, no_memories: bool
+    place: ConnectionOptions,
+    task_id: str,
+    queue: str | None,
+    output: Path | None,
+    keep: bool,
+    memory: str | None,
+    no_memories: bool,
 ) -> None:
     settings = load_settings(**place.overrides(), memory=memory)
     async with place.producer() as producer:
-        handle = await find_handle(producer, task_id)
+        handle = await find_handle(producer, task_id, queue)
         store = await artifact_store(producer.gateway, settings)
         memories = None if no_memories else partial(_existing_memories, settings)
         with _written(output) as file:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import redis
 from perdure import App, Context, Retry, Settings, Worker
+from perdure.queues.keys import GROUP
+from perdure.worker.cli.task import commands
 
 from tests.support.command_line import Answer, call, process
 
@@ -68,6 +72,22 @@ def test_show_prints_the_whole_record(work: Any) -> None:
     assert (found["state"], found["result"], found["args"]) == ("succeeded", 3, {"a": 1, "b": 2})
 
 
+def test_show_counts_the_crashes_of_the_present_message_in_each_format(settings: Settings) -> None:
+    """The record counts them with the outcome."""
+    call("enqueue", "add", "--queue", "test", "--id", "x")
+    stream = f"{{{settings.namespace}:test:0}}:ready"
+    with redis.Redis.from_url(settings.redis_url) as client:
+        client.xgroup_create(stream, GROUP, "0")
+        ((_, ((entry, _),)),) = client.xreadgroup(GROUP, "a", {stream: ">"})
+        for worker in ("b", "c"):
+            client.xclaim(stream, GROUP, worker, 0, [entry])
+    shown = call("task", "show", "x").out
+    (line,) = [line for line in shown.splitlines() if line.split()[0] == "crashes"]
+    assert line.split()[1:] == ["2"]
+    found = call("task", "show", "x", "--json").json
+    assert (found["crashes"], found["explanation"]["crashes"]) == (2, 2)
+
+
 def test_show_of_a_dead_task_has_its_error_and_traceback(work: Any) -> None:
     task_id = enqueue("fail")
     work()
@@ -83,6 +103,67 @@ def test_a_missing_task_is_refused(command: str) -> None:
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("perdure: no task nothing in any queue of namespace")
     assert answer.err.count("\n") == 1
+
+
+ON_ONE_TASK = {
+    "show": (),
+    "why": (),
+    "result": ("--timeout", "0"),
+    "watch": (),
+    "cancel": (),
+    "events": (),
+    "state": (),
+    "handoff": (),
+    "inbox": (),
+    "send": ("hello",),
+    "correct": ("--continue",),
+    "dismiss": ("1",),
+    "compact": (),
+    "fork": (),
+    "export": ("--output", "x.jsonl"),
+    "artifact": (),
+}
+"""Commands that take the id of one task, with what else they need."""
+
+
+def test_each_command_on_one_task_is_in_the_table() -> None:
+    usages = {name: call("task", name, "--help").out.splitlines()[1] for name in commands._COMMANDS}
+    assert {name for name, usage in usages.items() if "ID" in usage} == ON_ONE_TASK.keys()
+
+
+@pytest.mark.parametrize("command", ON_ONE_TASK)
+def test_an_id_of_two_queues_is_refused_with_their_names(command: str) -> None:
+    for queue in ("mail", "test"):
+        call("enqueue", "add", "--queue", queue, "--id", "x")
+    answer = call("task", command, "x", *ON_ONE_TASK[command])
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == (
+        "perdure: id 'x' must name one task, but queues 'mail' and 'test' have one each; choose with --queue\n"
+    )
+    for queue in ("mail", "test"):
+        shown = call("task", "show", "x", "--queue", queue, "--json").json
+        assert (shown["queue"], shown["state"]) == (queue, "queued")
+        assert call("task", "inbox", "x", "--queue", queue).out == ""
+
+
+@pytest.mark.parametrize("command", ON_ONE_TASK)
+def test_a_queue_chooses_between_tasks_of_one_id(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for queue in ("mail", "test"):
+        call("enqueue", "add", "--queue", queue, "--id", "x")
+    assert call("task", "cancel", "x", "--queue", "test") == Answer(0, "x\n", "perdure: cancelled task x\n")
+    answer = call("task", command, "x", "--queue", "test", *ON_ONE_TASK[command])
+    assert "must name one task" not in answer.err
+    assert "no task x" not in answer.err
+    assert call("task", "show", "x", "--queue", "mail", "--json").json["state"] == "queued"
+    assert call("task", "inbox", "x", "--queue", "mail").out == ""
+
+
+def test_a_task_of_another_queue_is_not_found() -> None:
+    call("enqueue", "add", "--queue", "mail", "--id", "x")
+    answer = call("task", "cancel", "x", "--queue", "test")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("perdure: no task x in queue 'test' of namespace")
 
 
 def test_result_is_json_on_stdout(work: Any) -> None:

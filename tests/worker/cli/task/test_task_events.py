@@ -136,7 +136,8 @@ def test_contradictory_options_are_refused(run: Any) -> None:
     for options in (
         ("x", "--last", "1", "--limit", "1"),
         ("x", "--stats", "--follow"),
-        ("x", "--queue", "test"),
+        ("x", "--task", "add"),
+        ("x", "--state", "queued"),
         ("--follow",),
         ("--since", "yesterday"),
     ):
