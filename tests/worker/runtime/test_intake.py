@@ -11,7 +11,7 @@ from perdure.worker.runtime.quarantine_gate import QuarantineGate
 from perdure.worker.runtime.reclaim import ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
 
-from tests.support.consumers import Held, worker
+from tests.support.consumers import Held, age, read_one, worker
 
 
 @pytest.mark.parametrize("stopping", [True, False])
@@ -75,3 +75,37 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
     await intake._claim_quarantined()
     await asyncio.gather(*started)
     assert len(started) == 1
+
+
+async def test_what_was_left_in_a_partition_is_claimed_when_its_server_returns(
+    gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the next sweep: the worker that ran the task may have been lost with the server."""
+    consumer, lost = await worker(gateway, partition), await worker(gateway, partition, name="lost")
+    await producer.enqueue("task", queue="default")
+    left = await read_one(lost)
+    await age(gateway, left)
+    sweep = ReclaimSchedule([partition], 60.0)
+    sweep.reached(partition, "0-0")
+    started: list[Delivery] = []
+
+    async def never_back(delivery: Delivery) -> None:
+        raise AssertionError(delivery)
+
+    def quiet() -> None:
+        """Nothing to do."""
+
+    gate = QuarantineGate(None, window=60.0)
+    intake = Intake(
+        consumer,
+        Slots(1),
+        sweep,
+        gate,
+        start=started.append,
+        on_due=quiet,
+        on_route_changed=quiet,
+        give_back=never_back,
+    )
+    monkeypatch.setattr(consumer, "returned", lambda: [partition])
+    await intake._take()
+    assert [one.entry for one in started] == [left.entry]
