@@ -487,6 +487,13 @@ def test_missing_heartbeats_count_only_while_the_supervisor_runs(seconds: float,
     assert (silent in found) is stalled
 
 
+def test_a_supervisor_that_was_frozen_for_longer_than_a_short_stall_limit_kills_no_child() -> None:
+    silent = cast("Child", SilentChild())
+    monitor = StallMonitor([silent], 2.0, SupervisorTimings())
+    assert not [child for now in (0.0, 0.5, 1.0, 4.0) for child in monitor.find_stalled(now)]
+    assert [child for now in (5.0, 6.0, 6.5) for child in monitor.find_stalled(now)] == [silent]
+
+
 async def test_messages_left_in_the_pipe_of_a_dead_child_are_read() -> None:
     """The exit may be noticed before the last messages are read."""
 

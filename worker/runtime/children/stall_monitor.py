@@ -30,6 +30,7 @@ class StallMonitor:
         self._children = children
         self._limit = limit
         self._timings = timings
+        self._frozen_after = min(timings.frozen_after, limit / 2)
         self._last_check: float | None = None
 
     async def run(self) -> None:
@@ -41,7 +42,7 @@ class StallMonitor:
 
     def find_stalled(self, now: float) -> list[Child]:
         """Return the children that stopped responding, and log them."""
-        if self._last_check is not None and now - self._last_check > self._timings.frozen_after:
+        if self._last_check is not None and now - self._last_check > self._frozen_after:
             self._restart_clocks(now)
         self._last_check = now
         return [child for child in self._children if self._is_stalled(child, now)]

@@ -26,7 +26,8 @@ class SupervisorTimings:
         idle_poll: between two checks for idle quarantine children.
         heartbeat_interval: between two heartbeats of a healthy child, and between two checks of the stall monitor.
         heartbeat_limit: without a heartbeat, after which a child is reported as not alive.
-        frozen_after: by which a check of the stall monitor is late if the supervisor itself was frozen.
+        frozen_after: since the last check of the stall monitor if the supervisor itself was frozen; at most half of the
+            stall limit.
         alert_limit: for the alert command.
     """
 
