@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import Context
@@ -60,6 +61,8 @@ class SimulatedProcess:
         return await self._code
 
     def send_signal(self, number: int) -> None:
+        if number == signal.SIGABRT:
+            self._world.checks.supervisors.aborted(self.machine)
         self._world.send_signal(self.machine, number)
 
     def kill_group(self) -> None:

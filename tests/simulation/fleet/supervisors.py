@@ -317,6 +317,12 @@ class SupervisorChecks:
         if not (machine.dead or continued or disturbed or host.asked_to_stop(machine)):
             self._world.checks.add("not killed", f"{machine.name} has not responded since {since:.3f}")
 
+    def aborted(self, machine: Machine) -> None:
+        """Check that a supervisor takes no child for stalled that responds. Called before the child gets the signal."""
+        stood = machine.frozen or machine.blocked
+        if not (stood or self.continued.get(machine, -math.inf) > self._world.loop.now - _RECOVERY):
+            self._world.checks.add("needless kill", f"{machine.name} responds, but is taken for stalled")
+
     def _check_continued(self, host: Host, held: Mapping[tuple[bytes, bytes], tuple[bytes, int]], died: float) -> None:
         world = self._world
         quiet = max(self.disturbed_until, host.troubled_until) + _RECOVERY

@@ -207,3 +207,15 @@ def test_children_that_outlive_their_supervisor_are_seen(monkeypatch: pytest.Mon
     tasks = (*KILLED.tasks, TaskPlan("t2", "chain", 1.0, 30, 0.5))
     plan = replace(KILLED, tasks=tasks, faults=(Fault(2.2, "kill supervisor", 0, 1.0),))
     assert kinds(plan) == ["orphan"]
+
+
+def test_a_supervisor_that_kills_a_child_which_responds_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = Fault(2.2, "freeze supervisor", 0, 7.0)
+    plan = replace(KILLED, tasks=(steady("t0", steps=10),), faults=(frozen,))
+    assert kinds(plan) == []
+    update = Child._update
+    without_heartbeats: Callable[[Child, str, dict[str, Any]], None] = lambda child, kind, message: (  # noqa: E731
+        None if kind == "alive" else update(child, kind, message)
+    )
+    monkeypatch.setattr(Child, "_update", without_heartbeats)
+    assert "needless kill" in kinds(replace(plan, faults=()))
