@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 import pytest
 from perdure.queues import Gateway, Namespace
 from perdure.worker.errors import IdentityConflict, IdentityError
@@ -49,6 +50,8 @@ async def test_the_last_versions_are_kept(gateway: Gateway, namespace: Namespace
 async def test_an_identity_that_is_too_large_is_refused(gateway: Gateway, namespace: Namespace) -> None:
     with pytest.raises(IdentityError, match="65,536 bytes"):
         await set_identity(gateway, namespace, "clerk", Identity(role="x" * 70_000))
+    rest = len(orjson.dumps(Identity().model_dump(mode="json")))
+    assert await set_identity(gateway, namespace, "large", Identity(role="x" * (65_536 - rest))) == 1
     await gateway.command("HSET", namespace.identity("clerk"), "version", 1, "v:1", b"{")
     with pytest.raises(IdentityError, match="could not read version 1"):
         await load_identity(gateway, namespace, "clerk")
