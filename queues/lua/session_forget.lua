@@ -2,18 +2,19 @@
 -- KEYS  session, history, due, timeline, forgotten sessions
 -- ARGV  digest of the session, time of its first message or '' if the caller has found none, milliseconds for which it must
 --       have been idle or '': then the tasks of its turns are to be deleted, too, and it is noted among the forgotten sessions
--- returns  1 deleted, 0 there is no such session, or it is not idle
+-- returns  1 deleted, now or by the same call before; 0 there is no such session, or it is not idle
 -- Atomic: a session that a message has reached since the caller read it is not taken for an idle one. If the caller dies
--- before it has deleted the tasks, a worker finds the note, and deletes them. Idempotent. A run of
+-- before it has deleted the tasks, a worker finds the note, and deletes them. Idempotent: the note tells a repeated call
+-- that the session was there. A run of
 -- its last turn cannot write to a session of the same name that begins afterwards, since that one has another first time; nor
 -- does a repeated call that arrives late delete it.
 local known = redis.call('HMGET', KEYS[1], 'born', 'turn', 'ended', 'failed', 'at')
 if not known[1] then
   redis.call('ZREM', KEYS[4], ARGV[1])
   redis.call('ZREM', KEYS[3], ARGV[1])
-  return 0
-elseif known[1] ~= ARGV[2] then
-  return 0
+end
+if known[1] ~= ARGV[2] then
+  return ARGV[3] == '' and redis.call('HEXISTS', KEYS[5], ARGV[1] .. ' ' .. ARGV[2]) or 0
 end
 if ARGV[3] ~= '' then
   local time = redis.call('TIME')

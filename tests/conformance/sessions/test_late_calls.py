@@ -167,3 +167,18 @@ async def test_a_task_that_is_forgotten_late_is_none_of_the_next_session(
     assert await forget_session(late, address)
     await session.unchanged()
     await session.play(await send(gateway, namespace, "one again"), gateway)
+
+
+async def test_a_removal_whose_reply_was_lost_says_that_the_session_was_there(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    address: SessionAddress,
+    line: tuple[Gateway, LossyProxy],
+) -> None:
+    late, proxy = line
+    await Conversation(gateway, namespace, partition, proxy).play(await send(gateway, namespace, "one"), gateway)
+    proxy.lose(queue_script("session_forget").sha.encode())
+    assert await forget_session(late, address)
+    assert proxy.lost == 1
+    assert not await forget_session(late, address)
