@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..journal import Event
-    from .stop_reasons import StopReason
 
 __all__ = ["RunObserver"]
 
@@ -36,6 +35,3 @@ class RunObserver:
 
     async def on_boundary(self) -> None:
         """An agent is between two steps of its plan. May stop the run."""
-
-    def on_stop(self, reason: StopReason) -> None:
-        """The run is being stopped from outside, or has stopped itself; called once."""

@@ -288,9 +288,6 @@ class Run(HandlerTask):
         gap = why is StopReason.DATA_LOST and self.stop_reason not in (StopReason.LOST, StopReason.CANCELLED)
         if first or gap or why is StopReason.LOST:
             self.stop_reason, self.stop_detail = why, detail
-        if first:
-            for observer in self._observers:
-                observer.on_stop(why)
         if self._retry_cancel is None:
             self._cancel()
 

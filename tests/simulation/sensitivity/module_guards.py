@@ -249,13 +249,6 @@ FINDINGS_OF_MODULES: Final = (
         0,
     ),
     Finding(
-        "worker/durable/run.py, Run.cancel (2)",
-        "first",
-        "it is the first stop of a run",
-        Kind.EQUIVALENT,
-        "no observer of the package does anything at a stop",
-    ),
-    Finding(
         "worker/runtime/executor.py, Executor._confirm",
         "not self._leases.had_fence(delivery)",
         "the fence is new to this worker",

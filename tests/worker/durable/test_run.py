@@ -159,9 +159,6 @@ class Seen(RunObserver):
     def on_recorded(self) -> None:
         self.calls.append("recorded")
 
-    def on_stop(self, reason: StopReason) -> None:
-        self.calls.append(reason)
-
 
 async def test_every_observer_is_notified_in_the_order_of_registration() -> None:
     run = make_run()
@@ -191,15 +188,6 @@ async def test_an_observer_may_end_its_registration_while_it_is_notified() -> No
     run.step_recorded()
     run.step_recorded()
     assert (once.calls, last.calls) == (["recorded"], ["recorded", "recorded"])
-
-
-async def test_observers_learn_the_first_reason_of_a_stop_once() -> None:
-    run = make_run()
-    seen = Seen()
-    run.observe(seen)
-    run.cancel(StopReason.TIMED_OUT)
-    run.cancel(StopReason.LOST)
-    assert seen.calls == [StopReason.TIMED_OUT]
 
 
 async def test_a_run_finds_its_observer_by_type() -> None:
