@@ -29,6 +29,10 @@ def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
             messages = await ctx.inbox(wait=3600)
             return [answer and answer.content, [one.content for one in messages]]
 
+        @app.task
+        async def fails(ctx: Context) -> None:
+            raise ValueError
+
         async with app:
             await work_off(app)
 
@@ -71,6 +75,14 @@ def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
 
 
 @pytest.mark.usefixtures("work")
+def test_a_dead_letter_gets_messages_for_its_replay(work: Any) -> None:
+    task_id = call("enqueue", "fails", "--queue", "test").ids[0]
+    work()
+    sent = call("task", "send", task_id, "yes", "--from", "ada")
+    assert (sent.code, sent.ids) == (0, [task_id])
+    assert sent.err.endswith("; it is a dead letter and reads the message after a replay\n")
+
+
 def test_unread_messages_are_listed_and_removed() -> None:
     task_id = call("enqueue", "ships", "--queue", "test", "--delay", "60").ids[0]
     empty = call("task", "inbox", task_id)
