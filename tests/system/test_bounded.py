@@ -44,8 +44,8 @@ PATIENCE = 40.0
 
 MEBIBYTE = 1024 * 1024
 
-PASSING = ":lock:"
-"""Part of the names of fleet locks, which live for seconds."""
+PASSING = (b":lock:", b":registry:left:")
+"""Parts of the names of fleet locks, which live for seconds, and of the marks of processes that have left, for an hour."""
 
 KINDS = {"plain": 40, "steps": 14, "mends": 12, "dies": 9, "keyed": 10, "delayed": 4, "due": 2, "waiting": 4}
 """Number of tasks of each kind per hundred; the rest are unknown tasks and unreadable messages."""
@@ -211,7 +211,8 @@ class Footprint:
             for partition in await self._load.partitions():  # what a janitor does once in a minute
                 await trim_letters(self._gateway, partition, KEPT)
                 await trim_timeline(self._gateway, partition)
-            self.keys = {key for key in await self._gateway.command("KEYS", "*") if PASSING not in key.decode()}
+            keys = await self._gateway.command("KEYS", "*")
+            self.keys = {key for key in keys if not any(part in key for part in PASSING)}
             ended = all(b":record:" not in key and not key.endswith(b":timeline") for key in self.keys)
             self.memory = await self._memory()
             as_before = before is None or (self.keys <= before.keys and self.memory <= before.memory * 1.05)
