@@ -14,7 +14,7 @@ import anyio.to_thread
 import pytest
 import redis.asyncio
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings, State
-from perdure.queues import TaskHandle
+from perdure.queues import Partition, TaskHandle
 from perdure.queues.delivery import close_exported, read_mark
 from perdure.worker.memory import HybridStore, Memory, SqliteBackend, new_memory
 
@@ -352,3 +352,24 @@ async def test_the_memories_that_a_task_cites_are_moved_with_it(
     await run(moved, "h", State.SUCCEEDED)
     async with moved:
         assert await (await find(moved, "h")).result(5) == 1
+
+
+async def test_an_export_of_a_task_that_changes_meanwhile_is_refused(
+    here: Settings, tmp_path: Path, at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(here, Ledger())
+    async with app:
+        await app.producer.enqueue("builder", {"goal": "build it"}, task_id="a", queue="test")
+    await run(app, "a", State.WAITING)
+
+    async def changes(_gateway: Any, partition: Partition, task_id: str, *_: Any) -> int:
+        async with app:
+            await (await find(app, task_id)).send("news", sender="other")
+        return 0
+
+    monkeypatch.setattr("perdure.worker.transfer.export._write_artifacts", changes)
+    refused = await at(here, "task", "export", "a", "-o", str(tmp_path / "agent.jsonl"))
+    assert (refused.code, "task a changed while it was exported" in refused.err) == (1, True), refused.err
+    assert not files(tmp_path, "agent.jsonl")
+    async with app:
+        assert await (await find(app, "a")).status() is not State.CANCELLED

@@ -192,6 +192,7 @@ async def test_a_call_that_a_stop_cut_off_is_in_the_stored_handoff(app: App) -> 
 
         await wait_until(resumed, "the second attempt")
     assert found[0].handoff is not None
+    assert found[0].handoff.goal == "job()"
     assert [one.call for one in found[0].handoff.dependencies.in_flight] == ['fetch(url="a")']
 
 

@@ -99,7 +99,7 @@ async def test_a_run_after_a_failure_gets_a_handoff_from_the_log(app: App) -> No
     assert second.gap >= 0
     assert second.restored == {"steps": 1, "events": 2, "decisions": 1, "discoveries": 1}
     assert second.handoff is not None
-    assert second.handoff.why == "failure"
+    assert (second.handoff.why, second.handoff.goal) == ("failure", "job()")
     assert [made.reasoning for made in second.handoff.decisions] == ["it is small"]
     assert "ValueError: not today" in second.handoff.to_markdown()
     assert "begin with src" in second.text(300)
