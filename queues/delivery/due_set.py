@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ..keys import DATA_FORMAT, Partition
-from ..transport import Gateway, queue_script
+from ..keys import DATA_FORMAT, GROUP, RELEASED, Partition
+from ..transport import Argument, Gateway, queue_script
+from .leases import RELEASED_IDLE_MS
 
 __all__ = ["promote_due", "wake_version"]
 
@@ -21,11 +22,14 @@ _MOST_WAKES: Final = 100
 """Scripts of one call that wakes tasks: the other chores of the worker come next."""
 
 
-async def promote_due(gateway: Gateway, partition: Partition) -> tuple[int, float | None]:
+async def promote_due(gateway: Gateway, partition: Partition, *, for_claim: bool = False) -> tuple[int, float | None]:
     """Move due tasks to the ready stream, a bounded number.
 
     The promotion takes two round trips, because a script must be given every key it touches. The second script checks
     each task again, so several workers may promote at once.
+
+    Args:
+        for_claim: Release the messages for the caller's worker, which claims them next: no blocked read returns them.
 
     Returns:
         How many tasks were moved, and the seconds until the next call makes sense: 0 if more are due already, None if
@@ -35,7 +39,8 @@ async def promote_due(gateway: Gateway, partition: Partition) -> tuple[int, floa
     moved = 0
     if ids:
         records = [partition.record(task_id.decode()) for task_id in ids]
-        moved = await gateway.run(_PROMOTE, [partition.due, partition.ready, *records], ids)
+        kept: list[Argument] = [GROUP, RELEASED, RELEASED_IDLE_MS] if for_claim else []
+        moved = await gateway.run(_PROMOTE, [partition.due, partition.ready, *records], [*ids, *kept])
     if len(ids) == _BATCH:
         return moved, 0.0
     return moved, None if wait_ms < 0 else wait_ms / 1000

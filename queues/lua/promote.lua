@@ -1,17 +1,31 @@
 -- Move due tasks to the ready stream.
 -- KEYS  due set, ready stream, then one record per id
--- ARGV  ids, in the order of the records
+-- ARGV  ids, in the order of the records; then, if the messages are for a worker that claims them next: group, consumer of
+--       released messages, their idle time in milliseconds
 -- returns  the number of tasks that were moved now
 -- Atomic per task: it is in the due set or on the stream, never both, never neither. An id that is no longer due,
 -- because another worker promoted it or it was cancelled, is left alone. The task leaves the due set first: a full
 -- server then accepts the rest (see fence.lua), which needs no more memory than before. All scores are read before,
--- because the last task that leaves deletes the due set (see fence.lua).
+-- because the last task that leaves deletes the due set (see fence.lua). Messages for a worker that claims them are
+-- released ones from the start, so that no blocked read of another worker returns them. Where messages wait on the stream,
+-- no read blocks, and these are added to them.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local moved = 0
 local scores = {}
 for i = 3, #KEYS do
   scores[i] = redis.call('ZSCORE', KEYS[1], ARGV[i - 2])
+end
+local group, keep = ARGV[#KEYS - 1], false
+local groups = group and redis.pcall('XINFO', 'GROUPS', KEYS[2]) or {}
+for i = 1, #groups do
+  local found = {}
+  for at = 1, #groups[i], 2 do
+    found[groups[i][at]] = groups[i][at + 1]
+  end
+  if found['name'] == group then
+    keep = #redis.call('XRANGE', KEYS[2], '(' .. found['last-delivered-id'], '+', 'COUNT', 1) == 0
+  end
 end
 for i = 3, #KEYS do
   if scores[i] and tonumber(scores[i]) <= now then
@@ -23,6 +37,12 @@ for i = 3, #KEYS do
       redis.call('HDEL', KEYS[i], 'env', 'args', 'waits', 'wakes', 'returned')
       moved = moved + 1
     end
+  end
+end
+if keep and moved > 0 then
+  local read = redis.call('XREADGROUP', 'GROUP', group, ARGV[#KEYS], 'COUNT', moved, 'STREAMS', KEYS[2], '>')
+  for _, message in ipairs(read[1][2]) do
+    redis.call('XCLAIM', KEYS[2], group, ARGV[#KEYS], 0, message[1], 'IDLE', ARGV[#KEYS + 1], 'RETRYCOUNT', 0, 'JUSTID')
   end
 end
 return moved

@@ -102,6 +102,11 @@ class Intake:
         """Claim from all partitions at the next opportunity."""
         self._reclaim.request()
 
+    async def claim(self) -> None:
+        """Claim from all partitions now; a blocking read ends."""
+        self._reclaim.request()
+        await self._consumer.interrupt()
+
     def stop(self) -> None:
         """Take no more messages. `Consumer.interrupt` ends a blocking read."""
         self._stopping = True

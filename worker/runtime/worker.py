@@ -297,8 +297,8 @@ class Worker:
                 background.start_soon(one.run)
             self._quarantine.open(background, self._gateway, self.queues, self.concurrency, self._gate.run_here)
             if not self._gate.dedicated:
-                waker = VersionWaker(self._gateway, self._assignment, self.app.tasks.versions, self._slots)
-                for duty in (self._promoter, janitor, waker):
+                wake = VersionWaker(self._gateway, self._assignment, self.app.tasks.versions, self._slots, intake.claim)
+                for duty in (self._promoter, janitor, wake):
                     background.start_soon(duty.run)
             try:
                 if burst:

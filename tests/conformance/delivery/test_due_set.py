@@ -8,7 +8,18 @@ import pytest
 from perdure.queues import Gateway, Namespace, Partition, Producer, State, promote_due
 from perdure.queues.transport.scripts import queue_script
 
-from tests.support.consumers import age, claim_one, ids, make_due, needs_one_server, promote, read, read_one, worker
+from tests.support.consumers import (
+    age,
+    claim_all,
+    claim_one,
+    ids,
+    make_due,
+    needs_one_server,
+    promote,
+    read,
+    read_one,
+    worker,
+)
 from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import DUE, PENDING, READY, all_places, dump, places
 
@@ -193,3 +204,51 @@ async def test_a_promoted_task_starts_with_a_new_delivery_count(
     second = await claim_one(await worker(gateway, partition, name="b"))
     assert (first.count, second.count) == (1, 2)
     assert await places(gateway, partition, "x") == [PENDING]
+
+
+async def test_tasks_that_are_promoted_for_a_claim_are_claimed_and_not_read(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """The claim is the first delivery of each."""
+    a, b = [await worker(gateway, partition, name=name) for name in ("a", "b")]
+    for task_id in ("x", "y"):
+        await producer.enqueue("t", task_id=task_id, delay=60, queue="default")
+    await make_due(gateway, partition, "x", "y")
+    assert await promote_due(gateway, partition, for_claim=True) == (2, None)
+    assert await all_places(gateway, partition, ["x", "y"]) == {"x": [PENDING], "y": [PENDING]}
+    assert await read(b, 10) == []
+    assert [(one.count, one.claimed) for one in await claim_all(a)] == [(1, True)] * 2
+    await producer.enqueue("t", task_id="z", queue="default")
+    assert [one.count for one in await read(b, 10)] == [1]
+
+
+@pytest.mark.parametrize("group", [True, False])
+async def test_tasks_that_are_promoted_for_a_claim_come_after_the_messages_that_wait(
+    gateway: Gateway, partition: Partition, producer: Producer, group: bool
+) -> None:
+    """group: whether a worker has created the consumer group."""
+    if group:
+        await worker(gateway, partition)
+    await producer.enqueue("t", task_id="first", queue="default")
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
+    await make_due(gateway, partition, "x")
+    assert await promote_due(gateway, partition, for_claim=True) == (1, None)
+    assert await all_places(gateway, partition, ["first", "x"]) == {"first": [READY], "x": [READY]}
+    a = await worker(gateway, partition)
+    assert await claim_all(a) == []
+    assert len(await read(a, 10)) == 2
+
+
+async def test_a_promotion_for_a_claim_whose_reply_was_lost_moves_each_task_once(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    needs_one_server(gateway, "replies get lost on a line to one server")
+    a = await worker(gateway, partition)
+    await producer.enqueue("t", task_id="x", delay=60, queue="default")
+    await make_due(gateway, partition, "x")
+    async with lossy_gateway(gateway) as (lossy, line):
+        line.lose(queue_script("promote").sha.encode())
+        assert await promote_due(lossy, partition, for_claim=True) == (0, None)
+        assert line.lost == 1
+    assert (await claim_one(a)).count == 1
+    assert await gateway.command("XLEN", partition.ready) == 1

@@ -31,6 +31,7 @@ from perdure.queues import (
     enqueue_successor,
     excuse_crashes,
     load_history,
+    promote_due,
     quarantine,
     raise_count,
     read_task_input,
@@ -302,15 +303,24 @@ async def test_a_crash_report_that_arrives_late_counts_no_other_crash(
     await deliver_unchanged(gateway, namespace, proxy)
 
 
+@pytest.mark.parametrize("for_claim", [False, True])
 async def test_a_promotion_that_arrives_late_leaves_the_next_delay(
-    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, line: tuple[Gateway, LossyProxy]
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    delivery: Delivery,
+    line: tuple[Gateway, LossyProxy],
+    for_claim: bool,
 ) -> None:
     late, proxy = line
     await SETTLING["reschedule"](gateway, delivery, "x")
     proxy.hold(queue_script("promote").sha.encode())
-    assert await promote(late, partition, "x") == 1
+    await make_due(gateway, partition, "x")
+    assert (await promote_due(late, partition, for_claim=for_claim))[0] == 1
     await deliver_unchanged(gateway, namespace, proxy)
-    await SETTLING["reschedule"](gateway, await read_one(await worker(gateway, partition)), "x")
+    await SETTLING["reschedule"](
+        gateway, await (claim_one if for_claim else read_one)(await worker(gateway, partition)), "x"
+    )
     await deliver_unchanged(gateway, namespace, proxy)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import anyio
@@ -24,7 +24,8 @@ class VersionWaker:
 
     An older worker that gets such a task first parks it again. So a round that woke tasks is followed by others, a
     second apart, which wake no more tasks than this worker has free slots: those that older workers take meanwhile
-    cost them little. Rounds without tasks are rarer and rarer.
+    cost them little. The messages of such a round are released ones, which this worker claims at once: the blocked
+    reads of idle older workers would return any other. Rounds without tasks are rarer and rarer.
     """
 
     def __init__(
@@ -33,13 +34,21 @@ class VersionWaker:
         assignment: PartitionAssignment,
         versions: Mapping[str, int],
         slots: Slots,
+        claim_now: Callable[[], Awaitable[None]],
         interval: float = WorkerTimings.clean_interval,
     ) -> None:
-        """versions: of the worker's tasks, by name. interval: longest time between two rounds, in seconds."""
+        """Create the duty; `run` runs it.
+
+        Args:
+            versions: Versions of the worker's tasks, by name.
+            claim_now: Makes the worker claim released messages.
+            interval: Longest time between two rounds, in seconds.
+        """
         self._gateway = gateway
         self._assignment = assignment
         self._versions = versions
         self._slots = slots
+        self._claim_now = claim_now
         self._interval = interval
 
     async def run(self) -> None:
@@ -55,7 +64,10 @@ class VersionWaker:
     async def wake(self, most: int | None = None) -> int:
         """Make waiting tasks due, at most `most` in each partition, and return their number. None: all of them."""
         served = self._assignment.known
-        return sum(await asyncio.gather(*(wake_tasks(self._gateway, one, self._versions, most) for one in served)))
+        woken = sum(await asyncio.gather(*(wake_tasks(self._gateway, one, self._versions, most) for one in served)))
+        if woken and most is not None:
+            await self._claim_now()
+        return woken
 
 
 async def wake_tasks(
@@ -63,9 +75,10 @@ async def wake_tasks(
 ) -> int:
     """Move tasks that wait for one of these versions to the ready stream; return how many are due.
 
-    If the process dies between the two calls, the promoter of the partition moves them.
+    With `most`, they are released messages, which this worker claims next. If the process dies between the two calls,
+    the promoter of the partition moves them.
     """
     woken = await wake_version(gateway, partition, versions, most)
     if woken:
-        await promote_due(gateway, partition)
+        await promote_due(gateway, partition, for_claim=most is not None)
     return woken

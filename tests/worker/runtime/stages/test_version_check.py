@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
 from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import Entry, Unavailable
+from perdure.queues import Entry, Unavailable, set_partitions
 from perdure.worker.agent_task import AgentTask
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import TaskDefinitionError
@@ -195,6 +195,22 @@ async def test_a_task_that_older_workers_take_again_reaches_a_newer_one_soon(set
                 await wait_until(lambda: waits(handle), "it is parked")
                 released.set()
                 assert await handle.result(timeout=30) == 2, "well before the next round of a minute"
+        assert (new.seen, new.ran, old.seen) == ([2, 2], ["one"], [])
+
+
+@pytest.mark.parametrize(("partitions", "slots"), [(1, 1), (4, 2), (4, 1)])
+async def test_a_task_reaches_a_newer_worker_beside_older_ones_that_wait_for_messages(
+    settings: Settings, partitions: int, slots: int
+) -> None:
+    """The older workers have slots for all partitions, so their reads block. The newer one polls if it has not."""
+    async with deployed(settings, 2) as new, deployed(settings, 1) as old, AsyncExitStack() as stack:
+        await set_partitions(new.app.producer.gateway, new.app.producer.namespace, new.app.name, partitions)
+        handle = await after_one_attempt(new)
+        for _ in range(2):
+            await stack.enter_async_context(running_worker(old.app, concurrency=8))
+        await wait_until(lambda: waits(handle), "an older worker parks it")
+        await stack.enter_async_context(running_worker(new.app, concurrency=slots))
+        assert await handle.result(timeout=30) == 2, "well before the next round of a minute"
         assert (new.seen, new.ran, old.seen) == ([2, 2], ["one"], [])
 
 
