@@ -131,6 +131,15 @@ def test_the_least_important_parts_go_first() -> None:
     assert "x:pay" in text
 
 
+def test_long_texts_are_shortened_before_anything_is_left_out() -> None:
+    known = long_handoff().model_copy(update={"goal": "audit " * 1000, "later": (), "decisions": (), "discoveries": ()})
+    small = fitted(known, 400)
+    assert small.goal == known.goal[:999] + "…"
+    assert small.left_out == {}
+    assert fitted(known, 100).goal == known.goal[: len(fitted(known, 100).goal) - 1] + "…"
+    assert len(fitted(known, 100).goal) in (24, 60, 120, 300)
+
+
 def test_the_head_has_the_goal_and_the_summary_if_there_are_any() -> None:
     """Between the sentence on the stop and the first section."""
 

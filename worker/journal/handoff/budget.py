@@ -130,7 +130,7 @@ _WHOLE: Final = frozenset({"session", "to", "why", "key", "idempotency_key", "le
 
 
 def _limits(handoff: Handoff) -> Iterator[Mapping[str, int]]:
-    """Yield ever stricter limits, by kind."""
+    """Yield ever stricter limits, by kind. Each has one for the length of texts."""
     current: dict[str, int] = {}
     for kind, target in _TIERS:
         if kind in (_TEXT, "alternatives"):
@@ -164,8 +164,7 @@ def _cut(handoff: Handoff, limits: Mapping[str, int]) -> Handoff:
             gone = len(made["alternatives"])
             left_out["alternatives"] = left_out.get("alternatives", 0) + gone
             made["alternatives"] = ()
-    if _TEXT in limits:
-        data = _shortened(data, limits[_TEXT])
+    data = _shortened(data, limits[_TEXT])
     return Handoff.model_validate({**data, "left_out": {kind: count for kind, count in left_out.items() if count}})
 
 
