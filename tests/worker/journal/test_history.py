@@ -158,6 +158,10 @@ async def test_state_drift_names_the_first_event_that_differs(app: App) -> None:
     await tamper(app, handle, discoveries=stored.state["discoveries"], mood="never so")
     with pytest.raises(StateDrift, match=rf"since event {stored.number}: /mood"):
         await check_state(*place(app, handle))
+    await tamper(app, handle, discoveries=stored.state["discoveries"], mood=stored.state.get("mood"), goal="")
+    first = next(one.number for one in found if one.state["goal"])
+    with pytest.raises(StateDrift, match=rf"since event {first}: /goal"):
+        await check_state(*place(app, handle))
 
 
 async def spoil(app: App, handle: TaskHandle[Any], number: int, data: bytes | None) -> None:
