@@ -57,10 +57,18 @@ async def work(value: int, pause: float) -> int:
     return value * 3 + 1
 
 
+async def look(gate: str, pause: float) -> bool:
+    note("begin")
+    await anyio.sleep(pause)
+    return await anyio.Path(gate).exists()
+
+
 @app.task(retry=PATIENT)
-async def pipeline(ctx: Context, value: int, steps: int, pause: float) -> int:
-    """Steps that build on each other."""
+async def pipeline(ctx: Context, value: int, steps: int, pause: float, gate: str = "") -> int:
+    """Steps that build on each other; before them, steps until a file exists."""
     note("run", ctx)
+    while gate and not await ctx.step("look", look, gate, pause):
+        pass
     for number in range(1, steps + 1):
         value = await ctx.step("work", work, value, pause)
         note(f"recorded {number}", ctx)
