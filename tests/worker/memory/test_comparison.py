@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from perdure.worker.memory.comparison import relation
-from perdure.worker.memory.text import normal
+from perdure.worker.memory.text import has_words, normal
 
 PAIRS = Path(__file__).parent / "pairs"
 LABELS = ("same", "opposite", "value", "other")
@@ -64,3 +64,11 @@ def test_no_pair_of_different_statements_is_merged(name: str, linked: int, wrong
     right = found["opposite", "conflicts"] + found["value", "supersedes"]
     assert right == linked
     assert found.total() - right - found["same", "merged"] - sum(found[one, "kept"] for one in LABELS) == wrongly
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [(["eu", "data"], True), (["data"], True), (["eu", "data", "centre"], False), (["eur"], False), ([], False)],
+)
+def test_a_text_has_the_words_that_were_asked_for(asked: list[str], found: bool) -> None:
+    assert has_words("EU: data", asked) is found
