@@ -142,9 +142,22 @@ class LiveState(RunObserver, Generic[S]):
             self.carried.apply(self.state)
         if run.resumption is not None and run.resumption.received is not None:
             seed_from_handoff(self.state, run.resumption.received)
-        started = self.checkpoint(Started(goal=goal, agent=state_type.agent))
+        started = self._first_entries(Started(goal=goal, agent=state_type.agent))
         self.started = True
         await run.recorder.put(*started, wait=False)
+
+    def _first_entries(self, event: Started) -> list[Entry]:
+        """Return the entries of the start. The oldest messages of a session leave the state until it fits."""
+        while True:
+            try:
+                return self.checkpoint(event)
+            except (StateTooLarge, PayloadTooLarge):
+                messages = self.state.messages if self.carried is not None else []
+                stored = {**empty_state(), "messages": [one.model_dump(mode="json") for one in messages]}
+                removed = remove_oldest(stored, steps=None, messages=len(messages) // 2)
+                if removed is None:
+                    raise
+                del messages[removed.first_message : removed.first_message + removed.messages]
 
     def rollback(self) -> None:
         """Undo changes since the last checkpoint, except in ephemeral fields."""

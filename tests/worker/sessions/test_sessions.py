@@ -620,3 +620,49 @@ async def test_the_history_keeps_the_latest_turns_of_a_session(settings: Setting
 
 async def session_messages(session: Session[Any]) -> list[SessionMessage]:
     return [one async for one in session.history()]
+
+
+class Talkative(Agent[AgentState]):
+    """Answers at length."""
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="listen", title="listen")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> list[str]:
+        return [message.content[:2] for message in state.messages]
+
+    async def finish(self, ctx: Context, state: AgentState) -> str:
+        return " ".join(state.results["listen"]) + " " + "y" * 3_000
+
+
+async def test_old_messages_leave_a_session_before_its_state_is_too_large(settings: Settings) -> None:
+    changed = settings.model_copy(update={"payload_limit": 20_000, "check_state": True, "lease": 30.0})
+    async with App("sessions", settings=changed) as app:
+        app.agent(Talkative)
+        session = app.session(Talkative, "a")
+        async with running_worker(app):
+            for number in range(9):
+                turn = await session.send(f"{number} " + "x" * 3_000)
+                known = (await turn.result(30)).split()[:-1]
+                assert (known[0], known[-1]) == ("0", str(number)), "the first instructions stay"
+        kept = [message.content[:2] for message in (await session.state()).messages]
+        assert (kept[0], kept[-2], len(kept) < 10) == ("0 ", "8 ", True)
+        assert [one.turn for one in await session_messages(session) if one.role == "user"] == [*range(1, 10)]
+
+
+async def test_a_message_that_does_not_fit_beside_the_first_one_parks_its_turn(settings: Settings) -> None:
+    changed = settings.model_copy(update={"payload_limit": 20_000, "check_state": True, "lease": 30.0})
+    async with App("sessions", settings=changed) as app:
+        app.agent(Talkative)
+        session = app.session(Talkative, "a")
+        first, turn = await session.send("y" * 8_000), await session.send("z" * 8_000)
+        await work_off(app)
+        assert (await first.result(30)).endswith("yyy")
+        handle = await app.producer.find(turn.task_id)
+        assert handle is not None
+        async with running_worker(app):
+
+            async def is_parked() -> bool:
+                return (await handle.record()).waits == "compaction"
+
+            await wait_until(is_parked, "the turn is parked")
