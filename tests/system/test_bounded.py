@@ -199,6 +199,7 @@ class Footprint:
         self._load = load
         self._gateway = load.producer.gateway
         self.keys: set[bytes] = set()
+        self.lasting: set[bytes] = set()
         self.memory = 0
         self.clients = 0
         self.worker: dict[str, int] = {}
@@ -217,6 +218,7 @@ class Footprint:
             self.memory = await self._memory()
             as_before = before is None or (self.keys <= before.keys and self.memory <= before.memory * 1.05)
             if (ended and as_before) or time.monotonic() > since + PATIENCE:
+                self.lasting = {key for key in self.keys if await self._gateway.command("PTTL", key) == -1}
                 self.clients = int(pairs_of(await self._gateway.command("INFO", "clients"))["connected_clients"])
                 return self
             await anyio.sleep(0.2)
@@ -274,7 +276,8 @@ async def test_tasks_of_all_outcomes_leave_nothing_behind(
         after = await Footprint(load).take(before)
     print(f"{dict(load.given)}\nafter {ROUND}: {before}\nafter {TASKS}: {after}")  # noqa: T201
 
-    assert after.keys <= before.keys  # those of records with a short retention may have expired meanwhile
+    assert after.keys <= before.keys  # those with a time to live may have expired meanwhile
+    assert after.lasting == before.lasting
     assert after.memory <= before.memory * 1.05
     assert after.clients <= before.clients + 2  # they are made when they are needed, and kept
     more = {name: after.worker[name] - before.worker[name] for name in after.worker}
