@@ -168,7 +168,8 @@ class TaskMemory:
         return await (await self.store()).touch(ids, key=key)
 
     async def _forget(self, ids: list[str]) -> int:
-        return await (await self.store()).forget(ids, owner=self.owner)
+        key = self._next_key()
+        return await (await self.store()).forget(ids, owner=self.owner, key=key)
 
     def _next_key(self) -> str:
         """Return the idempotency key of a write.

@@ -20,6 +20,7 @@ __all__ = [
     "Near",
     "Where",
     "WordMatch",
+    "forgotten_key",
     "links_of",
     "links_to",
 ]
@@ -32,6 +33,11 @@ CANDIDATES: Final = 8
 
 KEY_LIFETIME: Final = 90 * 86_400.0
 """Lifetime of an idempotency key in seconds: longer than any task or dead letter is kept by default."""
+
+
+def forgotten_key(key: str, memory_id: str) -> str:
+    """Return the key that tells that a call with `key` has removed this memory."""
+    return f"{key}:forgot:{memory_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,9 @@ class Backend(Protocol):
         """Count one use of each memory, unless the key is known. Return how many of them exist."""
         ...
 
-    async def forget(self, ids: Sequence[str], where: Where) -> int: ...
+    async def forget(self, ids: Sequence[str], where: Where, now: float, key: str | None) -> int:
+        """Remove memories. Return how many existed, also those that a call with the same key has removed before."""
+        ...
 
     async def prune(self, unused: Sequence[tuple[str, float]]) -> int:
         """Remove memories that were not used since: ids, each with the time of its last use when it was read."""

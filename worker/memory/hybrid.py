@@ -134,9 +134,9 @@ class HybridStore:
         """Count a use of these memories, so that they stay strong for longer. Return how many of them exist."""
         return await self._backend.touch(ids, Where.of(owner), self._clock(), key)
 
-    async def forget(self, ids: Sequence[str], *, owner: Names = None) -> int:
-        """Remove memories permanently. Return how many existed."""
-        return await self._backend.forget(ids, Where.of(owner))
+    async def forget(self, ids: Sequence[str], *, owner: Names = None, key: str | None = None) -> int:
+        """Remove memories permanently. Return how many existed. key: a repeated call with it returns the same."""
+        return await self._backend.forget(ids, Where.of(owner), self._clock(), key)
 
     # reading
 

@@ -268,6 +268,15 @@ async def test_a_known_key_embeds_nothing(stores: Stores) -> None:
     assert embedder.asked == [["x"]]
 
 
+async def test_forgetting_with_a_key_answers_a_repeated_call_like_the_first(store: HybridStore) -> None:
+    """The reply of the first was lost, or the worker died before it recorded the step."""
+    one, two = await remember(store, "the first fact", "another one")
+    ids = [one.id, two.id, "no such id"]
+    assert [await store.forget(ids, key="t:s") for _ in range(3)] == [2, 2, 2]
+    assert await store.forget(ids, key="t:s:2") == 0
+    assert await store.forget(ids) == 0
+
+
 async def test_touching_with_a_key_counts_once(store: HybridStore) -> None:
     [one] = await remember(store, "x")
     assert [await store.touch([one.id], key="t:s") for _ in range(2)] == [1, 1]

@@ -12,7 +12,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from ..backend import CANDIDATES, SIMILAR, EmbedderIdentity, Near, Where, WordMatch, links_of
+from ..backend import CANDIDATES, SIMILAR, EmbedderIdentity, Near, Where, WordMatch, forgotten_key, links_of
 from ..embedders import Vector
 from ..errors import MemoryStoreDamaged, MemoryStoreUnavailable, VectorsUnavailable
 from ..memory import Memory, linked
@@ -217,12 +217,21 @@ class PostgresBackend:
             await remember_key(connection, key, None, now)
             return len(held)
 
-    async def forget(self, ids: Sequence[str], where: Where) -> int:
+    async def forget(self, ids: Sequence[str], where: Where, now: float, key: str | None) -> int:
         condition, values = condition_of(where)
         async with self._transaction() as connection:
             held = await hold(connection, condition, values, ids)
             await connection.execute("DELETE FROM perdure_memories WHERE id = ANY(%s)", (held,))
-            return len(held)
+            if key is None:
+                return len(held)
+            keys = [forgotten_key(key, one) for one in dict.fromkeys(ids)]
+            wanted = "SELECT key FROM perdure_memory_keys WHERE key = ANY(%s)"
+            known = {row[0] for row in await fetch(connection, wanted, (keys,))}
+            for one in held:
+                if (name := forgotten_key(key, one)) not in known:
+                    known.add(name)
+                    await remember_key(connection, name, None, now)
+            return len(known)
 
     async def prune(self, unused: Sequence[tuple[str, float]]) -> int:
         ids, times = [one for one, _ in unused], [at for _, at in unused]

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from ..backend import CANDIDATES, SIMILAR, EmbedderIdentity, Near, Where, WordMatch, links_of
+from ..backend import CANDIDATES, SIMILAR, EmbedderIdentity, Near, Where, WordMatch, forgotten_key, links_of
 from ..embedders import Vector
 from ..memory import Memory, linked
 from .driver import Database
@@ -175,12 +175,18 @@ class SqliteBackend:
 
         return await self._in_thread(touching)
 
-    async def forget(self, ids: Sequence[str], where: Where) -> int:
+    async def forget(self, ids: Sequence[str], where: Where, now: float, key: str | None) -> int:
         def forgetting(database: Database) -> int:
             condition, values = condition_of(where)
             with database.transaction():
                 gone = f"DELETE FROM memories WHERE {condition} AND id IN ({marks(ids)}) RETURNING id"  # noqa: S608
-                return len(database.run(gone, *values, *ids))
+                removed = [row[0] for row in database.run(gone, *values, *ids)]
+                if key is None:
+                    return len(removed)
+                for one in removed:
+                    remember_key(database, forgotten_key(key, one), None, now)
+                keys = [forgotten_key(key, one) for one in dict.fromkeys(ids)]
+                return len(database.run(f"SELECT 1 FROM keys WHERE key IN ({marks(keys)})", *keys))  # noqa: S608 - marks
 
         return await self._in_thread(forgetting)
 
