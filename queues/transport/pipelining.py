@@ -200,9 +200,13 @@ class _Transport(asyncio.Protocol):
             replyError=connection._parser.parse_error,  # the one mapping of error replies to the library's classes
             notEnoughData=_INCOMPLETE,
         )
-        writer = connection._writer  # the library has no public access to its transport
-        if writer is None:
+        reader, writer = connection._reader, connection._writer  # the library has no public access to its transport
+        if reader is None or writer is None:
             raise ConnectionLost("the connection was closed")
+        if (
+            reader.at_eof() or writer.transport.is_closing()
+        ):  # the library's protocol has seen it, so this one never will
+            raise ConnectionLost("the server closed the connection")
         self._transport = writer.transport
         self._transport.set_protocol(self)
 

@@ -196,6 +196,32 @@ async def test_a_lost_connection_fails_sent_commands_and_later_commands_use_anot
     assert server.connections == 2
 
 
+@pytest.mark.parametrize("end", ["end of file", "reset"])
+async def test_a_connection_that_ends_with_its_handshake_fails_at_once(
+    server: Server, connection: PipelinedConnection, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client library learns of its end before this connection takes its transport over."""
+    library: Any = connection._connection
+    connect = library.connect
+
+    async def connect_and_lose() -> None:
+        await connect()
+        if end == "reset":
+            library._writer.transport.abort()
+        else:
+            server.hang_up()
+        await asyncio.wait_for(library._reader.read(), BOUND)
+
+    monkeypatch.setattr(library, "connect", connect_and_lose)
+    with pytest.raises(ConnectionLost, match="closed the connection"):
+        await asyncio.wait_for(connection.submit(("PING",)), 5.0)
+    monkeypatch.undo()
+    later = connection.submit(("PING",))
+    assert await server.received() == [[b"PING"]]
+    server.say(b"+PONG\r\n")
+    assert await later == b"PONG"
+
+
 async def test_each_caller_gets_a_separate_exception(server: Server, connection: PipelinedConnection) -> None:
     futures = [connection.submit(("A",)), connection.submit(("B",))]
     await server.received()
