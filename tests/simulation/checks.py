@@ -216,6 +216,7 @@ class Checks:
         self._check_logs()
         self._check_keys()
         check_settings(world)
+        self.supervisors.finish()
         self.order.finish()
         for caller in world.callers:
             caller.check()

@@ -60,6 +60,9 @@ _START: Final = 0.03
 _IMPORT: Final = (0.05, 0.4)
 """Seconds in which a process is created, in which Python starts, and in which it imports the app."""
 
+_REFILL: Final = 4.0
+"""Seconds within which a supervisor has replaced a child: the longest delay, and the start of another one."""
+
 _OPERATOR: Final = 3.0
 """Seconds after which an operator lifts the pause of a supervisor."""
 
@@ -89,6 +92,7 @@ class Host:
         machine: That of the supervisor.
         plan: Settings of the children. release: of supervisor and children.
         troubled_until: Virtual time at which the last fault of the supervisor or of its connections ends.
+        changed: Virtual time at which it started, or a child of it ended.
     """
 
     def __init__(self, world: World, number: int, plan: WorkerPlan, release: int, supervisors: SupervisorPlan) -> None:
@@ -99,7 +103,8 @@ class Host:
         self.troubled_until = -math.inf
         self.started: list[Machine] = []
         self._world = world
-        self._supervisors = supervisors
+        self.supervisors = supervisors
+        self.changed = world.loop.now
         self._supervisor: Supervisor | None = None
 
     def start(self) -> None:
@@ -119,8 +124,15 @@ class Host:
             child.pid == machine.number and child.stop_requests for child in supervisor._running
         )
 
+    def is_held_back(self) -> bool:
+        """Return whether the supervisor is paused or stopping, or one of its children is."""
+        supervisor = self._supervisor
+        if supervisor is None or supervisor._registry is None or supervisor._stopping.is_set():
+            return True
+        return supervisor._registry.state.paused or any(child.stop_requests for child in supervisor._running)
+
     async def _run(self) -> None:
-        world, plan = self._world, self._supervisors
+        world, plan = self._world, self.supervisors
         config = SupervisorConfig(
             ("perdure", "worker", "run"),
             plan.processes,
@@ -257,16 +269,18 @@ class SupervisorChecks:
     Attributes:
         disturbed_until: Virtual time until which the server executes no commands.
         judged: Deaths of children after which their tasks were looked for.
+        judged_hosts: Supervisors whose children were counted at the end.
     """
 
     def __init__(self, world: World) -> None:
         self.disturbed_until = -math.inf
-        self.judged = 0
+        self.judged = self.judged_hosts = 0
         self._world = world
         self._workers: dict[str, str] = {}  # machines by the ids of their workers
         self.shared: defaultdict[str, set[str]] = defaultdict(set)
         self._counted: set[bytes] = set()
         self._lifting: set[bytes] = set()
+        self._resumed = -math.inf  # when supervisors know that the last pause was lifted
         self.continued: dict[Machine, float] = {}  # when a process last began to respond again
 
     def orphaned(self, host: Host) -> None:
@@ -292,6 +306,7 @@ class SupervisorChecks:
     def ended(self, process: Process, host: Host, code: int) -> None:
         """Look later whether the tasks of a child that has died were continued. Called before it is removed."""
         world = self._world
+        host.changed = world.loop.now
         if process.worker is None or world.over:
             return
         self._workers[process.worker.id] = process.name
@@ -316,6 +331,17 @@ class SupervisorChecks:
         disturbed = host.machine.dead or since < host.troubled_until + _RECOVERY or self._world.over
         if not (machine.dead or continued or disturbed or host.asked_to_stop(machine)):
             self._world.checks.add("not killed", f"{machine.name} has not responded since {since:.3f}")
+
+    def finish(self) -> None:
+        """Check that each supervisor has all of its ordinary children, and at most its quarantine children."""
+        for host in self._world.hosts:
+            quiet = max(self.disturbed_until, self._resumed, host.troubled_until, host.changed) + _REFILL
+            if self._world.loop.now < quiet or host.is_held_back():
+                continue
+            self.judged_hosts += 1
+            roles = [process.role() for process in self._world.processes if process.host is host and process.worker]
+            if roles.count("worker") != host.supervisors.processes:
+                self._world.checks.add("children", f"{host.name} has the children {roles}")
 
     def aborted(self, machine: Machine) -> None:
         """Check that a supervisor takes no child for stalled that responds. Called before the child gets the signal."""
@@ -394,6 +420,7 @@ class SupervisorChecks:
                     world.tell(f"resuming {name}: {error}")
                     await asyncio.sleep(0.5)
             self._lifting.discard(key)
+            self._resumed = world.loop.now + SupervisorTimings().register_interval
             world.tell(f"supervisor {name} is resumed")
 
         world.tell(f"supervisor {name} is paused")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+import anyio
 import pytest
 from perdure.queues import Consumer, CrashReport
 from perdure.worker.cli.support.worker_process import SupervisedWorker
@@ -14,6 +15,7 @@ from perdure.worker.runtime.children.child import Child
 from perdure.worker.runtime.children.stall_monitor import StallMonitor
 from perdure.worker.runtime.stages import crash_limit
 from perdure.worker.supervise.crash_counter import SupervisorRegistry
+from perdure.worker.supervise.pool import WorkerSlot
 from perdure.worker.supervise.supervisor import Supervisor
 
 from ..plan import Fault, Plan, TaskPlan, draw
@@ -219,3 +221,18 @@ def test_a_supervisor_that_kills_a_child_which_responds_is_seen(monkeypatch: pyt
     )
     monkeypatch.setattr(Child, "_update", without_heartbeats)
     assert "needless kill" in kinds(replace(plan, faults=()))
+
+
+def test_a_child_that_is_not_replaced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(KILLED, tasks=(steady("t0", steps=12),))
+    assert kinds(plan) == []
+    assert _KEPT[-1].checks.supervisors.judged_hosts == 1
+    run = WorkerSlot.run
+
+    async def run_once(slot: WorkerSlot) -> None:
+        with anyio.move_on_after(2.5):
+            await run(slot)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(WorkerSlot, "run", run_once)
+    assert kinds(replace(plan, faults=(Fault(3.5, "kill", 0, 0.0),))) == ["children"]
