@@ -157,6 +157,9 @@ class Intake:
         reached, claimed = await self._consumer.claim(partition, cursor, self._slots.free)
         self._reclaim.reached(partition, reached)
         for delivery in claimed:
+            if not self._slots.free:  # an execution has occupied its slot again since the claim was sent
+                await self._give_back(delivery)
+                continue
             if delivery.count > 1:
                 self._gate.pending(delivery)
             self._dispatch(delivery)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
-from perdure.queues import Delivery, Gateway, Leases, Partition, Producer
+from perdure.queues import Delivery, Gateway, Leases, Partition, Producer, release
 from perdure.worker.runtime.intake import Intake
 from perdure.worker.runtime.quarantine_gate import QuarantineGate
 from perdure.worker.runtime.reclaim import ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
 
-from tests.support.consumers import Held, age, read_one, worker
+from tests.support.consumers import Held, age, read, read_one, worker
 
 
 @pytest.mark.parametrize("stopping", [True, False])
@@ -109,3 +110,42 @@ async def test_what_was_left_in_a_partition_is_claimed_when_its_server_returns(
     monkeypatch.setattr(consumer, "returned", lambda: [partition])
     await intake._take()
     assert [one.entry for one in started] == [left.entry]
+
+
+async def test_what_was_claimed_for_a_slot_that_was_taken_meanwhile_is_given_back(
+    gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An execution that could not store its outcome occupies its slot again while the claim is on its way."""
+    for _ in range(2):
+        await producer.enqueue("task", queue="default")
+    for delivery in await read(await worker(gateway, partition, name="b"), 2):
+        await release(gateway, delivery, None, data=None)
+    consumer = await worker(gateway, partition)
+    slots, gate, claim = Slots(2), QuarantineGate(None, window=60.0), consumer.claim
+    started: list[Delivery] = []
+    returned: list[Delivery] = []
+
+    async def claim_slowly(*args: Any) -> Any:
+        found = await claim(*args)
+        slots.leak(1)
+        return found
+
+    def start(delivery: Delivery) -> None:
+        started.append(delivery)
+        slots.leak(1)
+        gate.resolved(delivery)
+
+    async def give_back(delivery: Delivery) -> None:
+        returned.append(delivery)
+
+    def quiet() -> None:
+        """Nothing to do."""
+
+    monkeypatch.setattr(consumer, "claim", claim_slowly)
+    sweep = ReclaimSchedule([partition], 60.0)
+    intake = Intake(
+        consumer, slots, sweep, gate, start=start, on_due=quiet, on_route_changed=quiet, give_back=give_back
+    )
+    await intake._claim()
+    assert (len(started), len(returned)) == (1, 1)
+    assert gate.has_room
