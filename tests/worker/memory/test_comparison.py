@@ -36,6 +36,7 @@ LABELS = ("same", "opposite", "value", "other")
         ("Order 17 is paid", "Order 18 is paid", None),
         ("The limit is ten", "The limit is 10", None),
         ("cats sleep", "felines doze", None),
+        ("She sent it today", "She sent unit today", None),  # what follows a prefix must be a word
     ],
 )
 def test_relation_of_similar_texts(old: str, new: str, related: str | None) -> None:

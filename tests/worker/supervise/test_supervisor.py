@@ -640,6 +640,36 @@ async def test_each_failed_start_of_a_quarantine_child_takes_the_next_delay() ->
     assert tried == [0, 1, 2]
 
 
+async def test_a_quarantine_child_that_dies_without_a_task_is_replaced_after_a_delay() -> None:
+    """Each takes the next delay: what ends it may end the next one, too."""
+    started: list[SimpleNamespace] = []
+    delays: list[int] = []
+
+    async def spawn() -> Child:
+        started.append(running_child(busy=False, crashed=True))
+        return cast("Child", started[-1])
+
+    def delay(failures: int) -> float:
+        delays.append(failures)
+        return 0.0
+
+    pool = QuarantinePool(spawn, lambda child: None, delay, 4, SupervisorTimings())
+    async with anyio.create_task_group() as running:
+        running.start_soon(pool.run)
+        pool.scale_up(1)
+        for number in range(1, 4):
+            await wait_until(partial(_has, started, number), "another child")
+            await wait_until(lambda: _is_in(pool, started[-1]), "its place")
+            pool.on_exit(cast("Child", started[-1]))
+        await wait_until(partial(_has, started, 4), "the last child")
+        running.cancel_scope.cancel()
+    assert delays == [0, 1, 2, 3]
+
+
+async def _is_in(pool: QuarantinePool, child: SimpleNamespace) -> bool:
+    return child in pool._children
+
+
 def _idle(pool: QuarantinePool) -> Callable[[], Awaitable[bool]]:
     async def idle() -> bool:
         return pool.idle
@@ -671,11 +701,17 @@ async def test_a_quarantine_child_that_exits_as_soon_as_it_is_ready_takes_up_no_
         running.cancel_scope.cancel()
 
 
-def running_child(*, busy: bool) -> SimpleNamespace:
+def running_child(*, busy: bool, crashed: bool = False) -> SimpleNamespace:
     events = {name: anyio.Event() for name in ("ready", "exited")}
     events["ready"].set()
     return SimpleNamespace(
-        busy=busy, survived=False, stop_requests=0, idle_since=0.0, check_quarantine=lambda: None, **events
+        busy=busy,
+        crashed=crashed,
+        survived=False,
+        stop_requests=0,
+        idle_since=0.0,
+        check_quarantine=lambda: None,
+        **events,
     )
 
 
