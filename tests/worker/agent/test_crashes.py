@@ -105,6 +105,8 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, app: App) -> None:
         self.app = app
         self.deadly: int | None = None
+        self.last = 0
+        """Number of the last entry that was written before the outcome, which may have more."""
         self.when: Literal["before", "after"] = "before"
         self.twice = False
         self.died = asyncio.Event()
@@ -114,21 +116,24 @@ class Scene:
             if script.name != "write_checkpoint":
                 return await self._run(gateway, script, keys, args)
             first, count = int(args[4]), (len(args) - 5) // 4
+            self.last = first + count - 1
             if self.deadly not in range(first, first + count) or self.died.is_set():
                 if self.twice:  # the first reply is lost
                     await self._run(gateway, script, keys, args)
                 return await self._run(gateway, script, keys, args)
             if self.when == "after":
                 await self._run(gateway, script, keys, args)
-            await redis_command(app, "XCLAIM", keys[0], GROUP, "dead", 0, args[2], "IDLE", FRESH, "JUSTID")
-            self.died.set()
+            try:
+                await redis_command(app, "XCLAIM", keys[0], GROUP, "dead", 0, args[2], "IDLE", FRESH, "JUSTID")
+            finally:  # it is sent; the run may notice the loss, and end this write, before the reply is here
+                self.died.set()
             return await self._run(gateway, script, keys, args)
 
         monkeypatch.setattr(Gateway, "run", run)
 
     async def play(self, handle: TaskHandle[Any], deadly: int, when: Literal["before", "after"]) -> bool:
         """Crash the worker at an entry and let another worker finish. Return whether there was such an entry."""
-        self.deadly, self.when = deadly, when
+        self.deadly, self.when, self.last = deadly, when, 0
         self.died.clear()
         async with Worker(self.app) as worker:
             running = asyncio.create_task(worker.run())
@@ -186,7 +191,7 @@ async def test_a_crash_at_any_entry_does_not_change_the_result(
         if not died:
             break
         deadly += 1
-    assert deadly == await entries_of(app, handle) + 1
+    assert deadly == scene.last + 1 <= await entries_of(app, handle) + 1
 
 
 class Hearing(Agent[AgentState]):
@@ -221,7 +226,7 @@ async def test_a_crash_at_any_entry_neither_loses_nor_doubles_a_message(app: App
         if not died:
             break
         deadly += 1
-    assert deadly == await entries_of(app, handle) + 1
+    assert deadly == scene.last + 1 <= await entries_of(app, handle) + 1
 
 
 async def test_writes_with_lost_replies_are_applied_once(app: App, scene: Scene) -> None:
