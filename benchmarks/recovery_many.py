@@ -216,8 +216,10 @@ def main(
                 namespace = f"many-{CASES.index(case)}-{count}"
                 found = run(_measure(case, count, replace(deployment.within(namespace), lease=LEASE), patience))
                 times = found.resumed or [float("nan")]
-                seconds = (times[0], statistics.median(times), times[-1], _p99(found.before), _p99(found.during))
-                print(f"{count:10} {len(found.resumed):10}", *(f"{value:10.3f}" for value in seconds), flush=True)
+                seconds = (times[0], statistics.median(times), times[-1])
+                waits = (f"{1000 * _p99(waited):7.1f} ms" for waited in (found.before, found.during))
+                shown = (*(f"{value:10.3f}" for value in seconds), *waits)
+                print(f"{count:10} {len(found.resumed):10}", *shown, flush=True)
 
 
 def _p99(seconds: list[float]) -> float:
