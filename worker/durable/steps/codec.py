@@ -16,6 +16,7 @@ from functools import lru_cache
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, get_type_hints
 
+import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -27,7 +28,7 @@ from ...errors import ResultMismatch, UnserialisableResult
 __all__ = ["Codec", "arguments_text", "codec_of", "digests_of", "fingerprint", "is_async", "make_codec"]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
-_UNCHANGED = (str, int, bool, type(None))  # by JSON; a float may be infinite, which becomes a string
+_UNCHANGED = frozenset((str, int, bool, type(None)))  # by JSON; a float may be infinite, which becomes a string
 
 
 class Codec:
@@ -209,10 +210,14 @@ def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, byt
     """
     values = (*args, kwargs) if kwargs else args
     for value in values:
-        if type(value) not in _PLAIN:
-            values = _ordered(values)
+        if type(value) not in _UNCHANGED:
+            data = to_json(_ordered(values), fallback=_opaque)
             break
-    data = to_json(values, fallback=_opaque)
+    else:
+        try:
+            data = orjson.dumps(values)  # as nearly always: the same bytes in a third of the time
+        except orjson.JSONEncodeError:  # an integer of more than 64 bits
+            data = to_json(values)
     digest = _HASH.copy()
     digest.update(data)
     return digest.hexdigest(), data
