@@ -35,13 +35,11 @@ on one server.
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
     {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its data
-    {ns}:registry:sharing:QUEUE   zset    workers             members of a queue; TTL of a few refreshes (score: ms)
+    {ns}:registry:sharing:QUEUE   zset    workers             members of a queue; TTL of an hour (score: ms; < 0: left)
     {ns}:registry:workers         zset    workers             one member per registered worker (score: ms)
     {ns}:registry:worker:ID       hash    workers             TTL of an hour
     {ns}:registry:supervisors     zset    supervisors         TTL of a few registrations (score: ms of the last one)
     {ns}:registry:supervisor:ID   hash    supervisors         TTL of a few registrations
-    {ns}:registry:left:MEMBER     string  workers,            TTL of an hour: a worker, supervisor or member of a queue
-                                          supervisors         that has left; no late registration lists it again
     {ns}:registry:catalog         zset    workers             TTL of 30 days: published apps (score: ms of the start)
     {ns}:registry:catalog:APP:VERSION  string  workers        TTL of 30 days: tasks of one version of an app, catalog.py
     {ns}:registry:crashes:NAME    zset    supervisors         TTL of the window; one member per crash (score: ms,
@@ -287,9 +285,6 @@ class Namespace:
 
     def supervisor(self, supervisor_id: str) -> str:
         return f"{{{self.name}}}:registry:supervisor:{supervisor_id}"
-
-    def left(self, member: str) -> str:
-        return f"{{{self.name}}}:registry:left:{member}"
 
     @property
     def catalog(self) -> str:

@@ -88,25 +88,23 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
     args: list[Argument] = [info.id, round(ttl * 1000), info.started, since]
     for name, (write, _) in _FIELDS.items():
         args += (name, write(getattr(info, name)))
-    keys = [namespace.worker(info.id), namespace.workers, namespace.config, _left(namespace, info.id)]
+    keys = [namespace.worker(info.id), namespace.workers, namespace.config]
     started, now, stored = await gateway.run(_REGISTER, keys, args)
     return Announced(int(started), SharedConfig.decode(pairs(stored), int(now)))
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:
     """Deregister a worker for good: a registration that arrives late does not list it again."""
+    key = namespace.worker(worker_id)
     with suppress(ServerFull):  # which refuses the mark; the other commands are executed
         await gateway.pipeline(
             [
-                ("SET", _left(namespace, worker_id), 1, "PX", LEFT_TTL_MS),
-                ("DEL", namespace.worker(worker_id)),
                 ("ZREM", namespace.workers, worker_id),
+                ("DEL", key),
+                ("HSET", key, "left", 1),
+                ("PEXPIRE", key, LEFT_TTL_MS),
             ]
         )
-
-
-def _left(namespace: Namespace, worker_id: str) -> str:
-    return namespace.left(f"worker:{worker_id}")
 
 
 async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInfo]:

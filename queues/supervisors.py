@@ -100,7 +100,6 @@ async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo
         namespace.crashes(info.name),
         namespace.paused,
         namespace.pause(info.name),
-        _left(namespace, info.id),
     ]
     data = orjson.dumps({name: value for name, value in asdict(info).items() if name in _REGISTERED})
     times = (round(ttl * 1000), round(info.window * 1000), _PAUSE_TTL_MS)
@@ -109,12 +108,14 @@ async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo
 
 async def withdraw_supervisor(gateway: Gateway, namespace: Namespace, supervisor_id: str) -> None:
     """Deregister a supervisor for good. Its crashes and its pause are kept."""
+    key = namespace.supervisor(supervisor_id)
     with suppress(ServerFull):  # which refuses the mark; the other commands are executed
         await gateway.pipeline(
             [
-                ("SET", _left(namespace, supervisor_id), 1, "PX", LEFT_TTL_MS),
-                ("DEL", namespace.supervisor(supervisor_id)),
                 ("ZREM", namespace.supervisors, supervisor_id),
+                ("DEL", key),
+                ("HSET", key, "left", 1),
+                ("PEXPIRE", key, LEFT_TTL_MS),
             ]
         )
 
@@ -179,10 +180,6 @@ def _state(reply: Any) -> SupervisorState:
 
 def _keys_of_pause(namespace: Namespace, supervisor: str) -> list[str]:
     return [namespace.crashes(supervisor), namespace.paused, namespace.pause(supervisor)]
-
-
-def _left(namespace: Namespace, supervisor_id: str) -> str:
-    return namespace.left(f"supervisor:{supervisor_id}")
 
 
 def _text(found: Mapping[bytes, bytes], name: bytes) -> str:

@@ -1,10 +1,10 @@
 -- Register a worker.
--- KEYS  its hash, index of workers, stored settings, mark of a worker that has left
+-- KEYS  its hash, index of workers, stored settings
 -- ARGV  worker, milliseconds of silence after which it is removed, its start time or 0 for now, milliseconds since its
 --       last progress or -1, then field and value of all else
 -- returns  {its start time, milliseconds of Redis' clock, fields and values of the stored settings}
 -- Atomic: no hash is without a TTL, and none has fields of two registrations. Idempotent. A registration that arrives
--- after the worker has left changes nothing. The first write needs no memory, so that a full server accepts the rest
+-- after the worker has left, which its hash says, changes nothing. The first write needs no memory, so that a full server accepts the rest
 -- (see fence.lua).
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -12,7 +12,7 @@ local started = tonumber(ARGV[3])
 if started == 0 then
   started = now
 end
-if redis.call('EXISTS', KEYS[4]) == 1 then
+if redis.call('HEXISTS', KEYS[1], 'left') == 1 then
   return {started, now, redis.call('HGETALL', KEYS[3])}
 end
 local old = redis.call('HKEYS', KEYS[1])

@@ -45,24 +45,22 @@ def _readers(members: Collection[str], partition: Partition) -> list[str]:
 
 async def join_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str, ttl: float) -> set[str]:
     """Add a worker to a queue's members; return all members. ttl: seconds after which a silent one is removed."""
-    keys = [namespace.sharing(queue), _left(namespace, queue, worker)]
-    found = await gateway.run(_JOIN, keys, [worker, round(ttl * 1000)])
+    found = await gateway.run(_JOIN, [namespace.sharing(queue)], [worker, round(ttl * 1000), LEFT_TTL_MS])
     return {name.decode() for name in found}
 
 
 async def leave_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str) -> None:
     """Remove a worker from a queue's members for good: the others take its partitions at their next refresh."""
+    key = namespace.sharing(queue)
+    seconds, micros = await gateway.command("TIME", node_of=key)
     with suppress(ServerFull):  # which refuses the mark; the other commands are executed
         await gateway.pipeline(
             [
-                ("SET", _left(namespace, queue, worker), 1, "PX", LEFT_TTL_MS),
-                ("ZREM", namespace.sharing(queue), worker),
+                ("ZREM", key, worker),
+                ("ZADD", key, -(int(seconds) * 1000 + int(micros) // 1000), worker),
+                ("PEXPIRE", key, LEFT_TTL_MS),
             ]
         )
-
-
-def _left(namespace: Namespace, queue: str, worker: str) -> str:
-    return namespace.left(f"sharing:{queue}:{worker}")
 
 
 _MEMBER_TTL: Final = 15.0

@@ -266,7 +266,7 @@ async def test_withdrawing_twice_raises_nothing(gateway: Gateway, namespace: Nam
         await announce(gateway, namespace, INFO, ttl=30.0)
     await withdraw(gateway, namespace, "a")
     await withdraw(gateway, namespace, "a")
-    assert list(await dump(gateway, namespace)) == [namespace.left("worker:a").encode()]
+    assert list(await dump(gateway, namespace)) == [namespace.worker("a").encode()]
 
 
 # running tasks

@@ -901,8 +901,8 @@ class Queues(RuleBasedStateMachine):
         expected = self.ledger.crash(dead, "SIGKILL", doing)
         act = report_crash(self.ground.gateway, self.namespace, ["default"], dead, exit_status="SIGKILL", steps=doing)
         agree(self.ground.run(act).deliveries, expected)
-        left = self.namespace.left(f"worker:{dead}")
-        self.ledger.held.strings[left] = b"1"
+        left = self.namespace.worker(dead)
+        self.ledger.held.hashes[left] = {"left": b"1"}
         self.ledger.held.expire(HOUR, left)
         self.names[name] = f"{name}{len(self.crew)}"
 
@@ -1216,7 +1216,7 @@ class Queues(RuleBasedStateMachine):
             self.ground.command("ZADD", key, "XX", 1, silent)
             del sharers[silent]
         self.ledger.held.set_score(key, name, Moment())
-        self.ledger.held.expire(10 * MINUTE, key)
+        self.ledger.held.expire(HOUR, key)
         found = self.ground.run(join_group(self.ground.gateway, self.namespace, "default", name, 600.0))
         agree(found, set(self.ledger.held.sets[key]))
 

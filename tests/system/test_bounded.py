@@ -44,8 +44,8 @@ PATIENCE = 40.0
 
 MEBIBYTE = 1024 * 1024
 
-PASSING = (b":lock:", b":registry:left:")
-"""Parts of the names of fleet locks, which live for seconds, and of marks of processes that have left, for an hour."""
+PASSING = (b":lock:", b":registry:worker:")
+"""Parts of the names of fleet locks, which live for seconds, and of workers, whose hashes are marks for an hour."""
 
 KINDS = {"plain": 40, "steps": 14, "mends": 12, "dies": 9, "keyed": 10, "delayed": 4, "due": 2, "waiting": 4}
 """Number of tasks of each kind per hundred; the rest are unknown tasks and unreadable messages."""

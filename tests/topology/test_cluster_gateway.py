@@ -314,12 +314,11 @@ async def wake_all(gateway: Gateway, namespace: Namespace, partition: Partition)
 
 
 async def join_alone(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
-    keys = [namespace.sharing("q"), namespace.left("sharing:q:w")]
-    assert await gateway.run(queue_script("join_group"), keys, ["w", 60_000]) == [b"w"]
+    assert await gateway.run(queue_script("join_group"), [namespace.sharing("q")], ["w", 60_000, 3_600_000]) == [b"w"]
 
 
 async def register_again(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
-    keys = [namespace.worker("w"), namespace.workers, namespace.config, namespace.left("worker:w")]
+    keys = [namespace.worker("w"), namespace.workers, namespace.config]
     await gateway.run(queue_script("register_worker"), keys, ["w", 60_000, 0, -1, "host", "h"])
     assert await gateway.command("HGET", namespace.worker("w"), "old") is None
 

@@ -109,8 +109,12 @@ async def test_a_process_that_left_keeps_nothing_that_does_not_expire(
     register, deregister, _ = REGISTRATIONS[script]
     await register(gateway, namespace)
     await deregister(gateway, namespace)
-    left = {"register_worker": "worker:w1", "join_group": "sharing:default:w1", "register_supervisor": "supervisor:s1"}
-    assert 0 < await gateway.command("PTTL", namespace.left(left[script])) <= 3_600_000
+    marks = {
+        "register_worker": namespace.worker("w1"),
+        "join_group": namespace.sharing("default"),
+        "register_supervisor": namespace.supervisor("s1"),
+    }
+    assert 0 < await gateway.command("PTTL", marks[script]) <= 3_600_000
 
 
 @pytest.fixture
