@@ -94,16 +94,18 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:
-    """Deregister a worker for good: a registration that arrives late does not list it again."""
-    key = namespace.worker(worker_id)
-    with suppress(ServerFull):  # which refuses the mark; the other commands are executed
+    """Deregister a worker for good."""
+    await deregister(gateway, namespace.workers, namespace.worker(worker_id), worker_id)
+
+
+async def deregister(gateway: Gateway, registry: str, entry: str, member: str) -> None:
+    """Remove a process from a registry for good: a registration that arrives late does not list it again.
+
+    entry: key of its hash, which says for an hour that it has left. A full server refuses that.
+    """
+    with suppress(ServerFull):  # the other commands of the pipeline are executed
         await gateway.pipeline(
-            [
-                ("ZREM", namespace.workers, worker_id),
-                ("DEL", key),
-                ("HSET", key, "left", 1),
-                ("PEXPIRE", key, LEFT_TTL_MS),
-            ]
+            [("ZREM", registry, member), ("DEL", entry), ("HSET", entry, "left", 1), ("PEXPIRE", entry, LEFT_TTL_MS)]
         )
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from .durations import iso_time
-from .errors import ServerFull
-from .keys import LEFT_TTL_MS, Namespace
+from .keys import Namespace
+from .presence import deregister
 from .transport import Gateway, pairs, queue_script
 
 __all__ = [
@@ -108,16 +107,7 @@ async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo
 
 async def withdraw_supervisor(gateway: Gateway, namespace: Namespace, supervisor_id: str) -> None:
     """Deregister a supervisor for good. Its crashes and its pause are kept."""
-    key = namespace.supervisor(supervisor_id)
-    with suppress(ServerFull):  # which refuses the mark; the other commands are executed
-        await gateway.pipeline(
-            [
-                ("ZREM", namespace.supervisors, supervisor_id),
-                ("DEL", key),
-                ("HSET", key, "left", 1),
-                ("PEXPIRE", key, LEFT_TTL_MS),
-            ]
-        )
+    await deregister(gateway, namespace.supervisors, namespace.supervisor(supervisor_id), supervisor_id)
 
 
 async def count_crash(

@@ -43,7 +43,7 @@ FIRST |= {"HKEYS", "HLEN", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE"}
 SECOND = {"XGROUP", "XINFO"}
 EVERY = {"DEL", "EXISTS", "RENAME"}
 LATER = {"XREADGROUP"}
-"""Where a command has its keys: nowhere, first, after a subcommand, everywhere, in the first half after a word."""
+"""Commands by their keys: none, the first argument, the second, all, the first half of those after STREAMS."""
 
 
 def all_keys(partition: Partition) -> list[str]:

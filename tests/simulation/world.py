@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 from unittest.mock import patch
 
 import anyio
@@ -502,12 +502,17 @@ def _set_signal_handler(number: int, handler: Any) -> Any:
     """Set the handler of a signal of the running process, as `signal.signal` does."""
     handlers = current().signal_handlers
     former = handlers.pop(number, None)
-
-    def handle() -> None:
-        with suppress(ProcessEnded):
-            handler(number, None)
-
     if handler is not None:
-        handle.handler = handler  # type: ignore[attr-defined]
-        handlers[number] = handle
-    return getattr(former, "handler", None)
+        handlers[number] = _SignalHandler(handler, number)
+    return former.function if isinstance(former, _SignalHandler) else None
+
+
+class _SignalHandler(NamedTuple):
+    """Handler of a signal. Those of the event loop are plain functions."""
+
+    function: Callable[[int, Any], Any]
+    number: int
+
+    def __call__(self) -> None:
+        with suppress(ProcessEnded):
+            self.function(self.number, None)

@@ -263,13 +263,12 @@ async def test_a_task_with_large_arguments_is_not_stored_again_late(
         await deliver_unchanged(gateway, namespace, proxy)
 
 
-@pytest.mark.parametrize("how", UPLOADING)
-@pytest.mark.parametrize("script", ["upload_chunk", "upload_events"])
+@pytest.mark.parametrize(
+    ("script", "how"), [*(("upload_chunk", how) for how in UPLOADING), ("upload_events", "import_task")]
+)
 async def test_a_portion_that_is_uploaded_late_changes_no_task_and_expires(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, line: Line, how: str, script: str
 ) -> None:
-    if script == "upload_events" and how != "import_task":
-        pytest.skip("it uploads no log")
     late, proxy = line
     async with Producer(namespace=namespace.name, gateway=late) as another:
         await another.enqueue("t", queue="warm")

@@ -84,7 +84,7 @@ REGISTRATIONS: dict[str, tuple[Change, Change, Look]] = {
     "join_group": (join, leave, members),
     "register_supervisor": (register_supervisor, deregister_supervisor, supervisors),
 }
-"""How a process registers, how it deregisters, and who is listed; by the script of the first."""
+"""Calls that register a process, deregister it, and list what is registered, by the script that registers."""
 
 
 @pytest.mark.parametrize("script", REGISTRATIONS)

@@ -197,10 +197,13 @@ def test_children_that_outlive_a_drain_are_seen(monkeypatch: pytest.MonkeyPatch)
     assert "not drained" in kinds(replace(KILLED, faults=(Fault(2.2, "stop supervisor", 0, 0.0),)))
 
 
+def find_none(monitor: StallMonitor, now: float) -> list[Child]:
+    return []
+
+
 @pytest.mark.parametrize("kind", ["freeze", "block"])
 def test_a_child_that_does_not_respond_and_is_not_killed_is_seen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    find: Callable[..., list[Any]] = lambda monitor, now: []  # noqa: E731
-    monkeypatch.setattr(StallMonitor, "find_stalled", find)
+    monkeypatch.setattr(StallMonitor, "find_stalled", find_none)
     assert kinds(replace(KILLED, faults=(Fault(2.2, kind, 0, 8.0),))) == ["not killed"]
 
 
@@ -216,9 +219,11 @@ def test_a_supervisor_that_kills_a_child_which_responds_is_seen(monkeypatch: pyt
     plan = replace(KILLED, tasks=(steady("t0", steps=10),), faults=(frozen,))
     assert kinds(plan) == []
     update = Child._update
-    without_heartbeats: Callable[[Child, str, dict[str, Any]], None] = lambda child, kind, message: (  # noqa: E731
-        None if kind == "alive" else update(child, kind, message)
-    )
+
+    def without_heartbeats(child: Child, kind: str, message: dict[str, Any]) -> None:
+        if kind != "alive":
+            update(child, kind, message)
+
     monkeypatch.setattr(Child, "_update", without_heartbeats)
     assert "needless kill" in kinds(replace(plan, faults=()))
 

@@ -72,7 +72,7 @@ def _call(names: Collection[str], guard: Guard, wanted: str) -> str:
 
 @dataclass
 class Survey:
-    """How often runs evaluate guards.
+    """Seeds whose runs evaluate each guard, and those that need it.
 
     Attributes:
         asked: Seeds that evaluate a guard, by its name.
