@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
 import anyio
@@ -507,7 +507,8 @@ def _set_signal_handler(number: int, handler: Any) -> Any:
     return former.function if isinstance(former, _SignalHandler) else None
 
 
-class _SignalHandler(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _SignalHandler:
     """Handler of a signal. Those of the event loop are plain functions."""
 
     function: Callable[[int, Any], Any]
