@@ -3,8 +3,8 @@
 -- ARGV  id, name, its description (JSON), then in milliseconds: silence after which it is removed, window of crashes,
 --       retention of a pause without its supervisor
 -- returns  {crashes within the window, time since which it is paused (0: it is not), cause of the pause}
--- Idempotent. Atomic: a registration that arrives after the supervisor has left, which its hash says, does not list it again. Crashes before
--- its last resumption have the negative time as their score, see unpause_supervisor.lua.
+-- Idempotent. Atomic: a registration that arrives after the supervisor has left, which its hash says, does not list it
+-- again. Crashes before its last resumption have the negative time as their score, see unpause_supervisor.lua.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = redis.call('HEXISTS', KEYS[2], 'left') == 1

@@ -4,8 +4,8 @@
 --       last progress or -1, then field and value of all else
 -- returns  {its start time, milliseconds of Redis' clock, fields and values of the stored settings}
 -- Atomic: no hash is without a TTL, and none has fields of two registrations. Idempotent. A registration that arrives
--- after the worker has left, which its hash says, changes nothing. The first write needs no memory, so that a full server accepts the rest
--- (see fence.lua).
+-- after the worker has left, which its hash says, changes nothing. The first write needs no memory, so that a full
+-- server accepts the rest (see fence.lua).
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local started = tonumber(ARGV[3])

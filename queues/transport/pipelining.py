@@ -203,9 +203,8 @@ class _Transport(asyncio.Protocol):
         reader, writer = connection._reader, connection._writer  # the library has no public access to its transport
         if reader is None or writer is None:
             raise ConnectionLost("the connection was closed")
-        if (
-            reader.at_eof() or writer.transport.is_closing()
-        ):  # the library's protocol has seen it, so this one never will
+        # If it has ended already, the library's protocol was told, and this one never will be.
+        if reader.at_eof() or writer.transport.is_closing():
             raise ConnectionLost("the server closed the connection")
         self._transport = writer.transport
         self._transport.set_protocol(self)
