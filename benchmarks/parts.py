@@ -10,13 +10,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import hiredis
+import typer
 from perdure import App, Context, Settings, Worker
 from perdure.queues import Address, Delivery, Envelope, Gateway, Leases, Namespace, new_task_id
 from perdure.queues.transport.pipelining import Command
-from perdure.queues.transport.scripts import pairs
+from perdure.queues.transport.scripts import pairs, queue_script
 from perdure.worker.durable import Run
 from perdure.worker.log import configure_logging
 from perdure.worker.runtime.executor import Executor
@@ -31,10 +32,8 @@ from .support.deployment import Deployment
 from .support.machine import machine_line, run
 from .support.server import own_server
 
-__all__ = ["main"]
+__all__ = ["parts", "totals"]
 
-_TIMES = 5_000
-_WHOLE = 30_000
 _ROUNDS = 5
 
 app = App("parts", settings=Settings(redis_url="redis://unused"))
@@ -49,6 +48,11 @@ async def noop(ctx: Context, number: int) -> int:
 async def walk(ctx: Context, steps: int) -> None:
     for number in range(steps):
         await ctx.step("step", _echo, number)
+    walked.append(steps)
+
+
+walked: list[int] = []
+"""Number of steps of each run of `walk` that came to its end."""
 
 
 async def _echo(number: int) -> int:
@@ -56,14 +60,15 @@ async def _echo(number: int) -> int:
 
 
 class _InstantConnection:
-    """A connection that replies immediately."""
+    """A connection that replies immediately, to a script that writes a checkpoint with: accepted, no message."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._write = queue_script("write_checkpoint").sha
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
         future = self._loop.create_future()
-        future.set_result(1)
+        future.set_result([1, 0] if command[1] == self._write else 1)
         return future
 
     def flush(self) -> None: ...
@@ -83,15 +88,16 @@ async def _cpu(act: Callable[[], Awaitable[object]], count: int) -> float:
     return median(found)
 
 
-async def _plain(act: Callable[[], object]) -> float:
+async def _plain(act: Callable[[], object], times: int) -> float:
     async def many() -> None:
-        for _ in range(_TIMES):
+        for _ in range(times):
             act()
 
-    return await _cpu(many, _TIMES)
+    return await _cpu(many, times)
 
 
-async def _parts() -> list[tuple[str, float]]:
+async def parts(times: int) -> list[tuple[str, float]]:
+    """Return each part's name and its microseconds. times: how often it runs in one of the rounds."""
     partition = Namespace("parts").partition("default")
     data = Envelope(id=new_task_id(), task="noop").encode()
     fields = [b"env", data, b"args", b'{"number":12345}']
@@ -108,9 +114,9 @@ async def _parts() -> list[tuple[str, float]]:
         QuarantineGate(None, window=30.0),
         threads=1,
     )
-    deliveries = [Delivery(partition, b"%d-1" % n, "worker-host-1-abcdef", 1, pairs(fields)) for n in range(_TIMES)]
+    deliveries = [Delivery(partition, b"%d-1" % n, "worker-host-1-abcdef", 1, pairs(fields)) for n in range(times)]
     steps = Envelope(id=new_task_id(), task="walk").encode()
-    walking = Delivery(partition, b"1-1", "worker", 1, {b"env": steps, b"args": b'{"steps":%d}' % _TIMES})
+    walking = Delivery(partition, b"1-1", "worker", 1, {b"env": steps, b"args": b'{"steps":%d}' % times})
     finish = ("EVALSHA", "0" * 40, 2, partition.ready, partition.record(new_task_id()), *map(str, range(16)))
 
     async def execute() -> None:
@@ -118,24 +124,37 @@ async def _parts() -> list[tuple[str, float]]:
             await executor.execute(delivery)
 
     async def fill() -> None:
-        slots = Slots(_TIMES)
-        for _ in range(_TIMES):
+        slots = Slots(times)
+        for _ in range(times):
             slots.fill(asyncio.sleep(0))
         await slots.wait_empty()
 
+    async def walk_once() -> None:
+        former = len(walked)
+        await executor.execute(walking)
+        if walked[former:] != [times]:
+            raise RuntimeError("the task with steps did not come to its end")
+
+    def read() -> Delivery:
+        return Delivery(partition, b"1-1", "w", 1, pairs(fields))
+
     return [
-        ("read: the message as a delivery", await _plain(lambda: Delivery(partition, b"1-1", "w", 1, pairs(fields)))),
-        ("slot: an asyncio task, from start to end", await _cpu(fill, _TIMES)),
-        ("run: from delivery to outcome", await _cpu(execute, _TIMES)),
-        ("    of it: decode and check the envelope", await _plain(lambda: Envelope.decode(data))),
-        ("    of it: decode and check the arguments", await _plain(lambda: noop.arguments.decode(fields[3]))),
-        ("    of it: check and encode the result", await _plain(lambda: noop.result.encode("task 'noop'", 12345))),
-        ("send: pack the outcome", await _plain(lambda: hiredis.pack_command(finish))),  # type: ignore[arg-type]  # it takes bytes too
-        ("a durable step, from call to record", await _cpu(lambda: executor.execute(walking), _TIMES)),
+        ("read: the message as a delivery", await _plain(read, times)),
+        ("slot: an asyncio task, from start to end", await _cpu(fill, times)),
+        ("run: from delivery to outcome", await _cpu(execute, times)),
+        ("    of it: decode and check the envelope", await _plain(lambda: Envelope.decode(data), times)),
+        ("    of it: decode and check the arguments", await _plain(lambda: noop.arguments.decode(fields[3]), times)),
+        (
+            "    of it: check and encode the result",
+            await _plain(lambda: noop.result.encode("task", "noop", 12345), times),
+        ),
+        ("send: pack the outcome", await _plain(lambda: hiredis.pack_command(finish), times)),  # type: ignore[arg-type]  # it takes bytes too
+        ("a durable step, from call to record", await _cpu(walk_once, times)),
     ]
 
 
-async def _whole(deployment: Deployment) -> list[tuple[str, float]]:
+async def totals(deployment: Deployment, count: int) -> list[tuple[str, float]]:
+    """Return the microseconds of a task and of a step in a worker. count: number of tasks, or of steps, of a round."""
     here = App("parts", settings=Settings(redis_url=deployment.url, namespace=deployment.namespace))
     tasks: dict[str, Task[Any, Any]] = {
         "noop": here.task(noop.handler),
@@ -150,24 +169,27 @@ async def _whole(deployment: Deployment) -> list[tuple[str, float]]:
             return time.thread_time() - began
 
     async with here:
-        tasks_took = [await run_all("noop", [{"number": n} for n in range(_WHOLE)]) for _ in range(_ROUNDS)]
-        steps_took = [await run_all("walk", [{"steps": _WHOLE // 32}] * 32) for _ in range(_ROUNDS)]
+        tasks_took = [await run_all("noop", [{"number": n} for n in range(count)]) for _ in range(_ROUNDS)]
+        steps_took = [await run_all("walk", [{"steps": count // 32}] * 32) for _ in range(_ROUNDS)]
     return [
-        ("total: a no-op task in a worker, concurrency 32", median(tasks_took) / _WHOLE * 1e6),
-        ("total: a step, 32 concurrent tasks", median(steps_took) / (_WHOLE // 32 * 32) * 1e6),
+        ("total: a no-op task in a worker, concurrency 32", median(tasks_took) / count * 1e6),
+        ("total: a step, 32 concurrent tasks", median(steps_took) / (count // 32 * 32) * 1e6),
     ]
 
 
-def main() -> None:
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Only check that it runs; ignore the figures.")] = False,
+) -> None:
+    """Measure the CPU time of the parts of a task and of a step."""
     configure_logging("ERROR")
     table = Table("part", "us of CPU")
-    for name, found in run(_parts()):
+    for name, found in run(parts(100 if quick else 5_000)):
         table.add_row(name, f"{found:.1f}")
     with own_server(fsync=False) as deployment:
-        for name, found in run(_whole(deployment)):
+        for name, found in run(totals(deployment, 320 if quick else 30_000)):
             table.add_row(name, f"{found:.1f}")
     Console().print(machine_line(), table, sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

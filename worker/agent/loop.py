@@ -254,7 +254,7 @@ class Loop(Generic[S]):
         agent = self._agent
         codec = codec_of(agent.finish)
         result = acknowledged(agent, self._live, codec, await agent.finish(self._ctx, self._state))
-        data, result = codec.encode("finish", result)
+        data, result = codec.encode("method", "finish", result)
         check_size("what finish returned", len(data), self._run.payload_limit)
         unread = await self._incoming.unread()
         if (self._incoming.has_new and self._incoming.may_plan) or await self._corrections.pending():
@@ -283,7 +283,7 @@ class Loop(Generic[S]):
                 await self._failed(step.key, attempt, error)
                 return False
             raise
-        data, _ = codec_of(self._agent.act).encode(f"step {step.key!r}", result)
+        data, _ = codec_of(self._agent.act).encode("step", step.key, result)
         check_size(f"the result of step {step.key!r}", len(data), self._run.payload_limit)
         event = StepCompleted(step=step.key, attempt=attempt, result=orjson.loads(data))
         due = [Entry(Kind.SAVED, REPLAN, b"1")] if self._replans else []

@@ -94,7 +94,7 @@ def acknowledged(agent: Agent[Any], live: LiveState[Any], codec: Codec, result: 
         return result
     answer = f"{note}\n\n{result}"
     try:
-        if codec.encode("finish", answer)[1] != answer:
+        if codec.encode("method", "finish", answer)[1] != answer:
             return result
     except UnserialisableResult:
         return result

@@ -134,7 +134,7 @@ class SessionTurn(Generic[S]):
         Raises `TurnRefused`, `Snooze`.
         """
         run = self._run
-        answer, _ = codec_of(self._agent.finish).encode("finish", result)
+        answer, _ = codec_of(self._agent.finish).encode("method", "finish", result)
         data = wake = None
         if state is not None:
             data = _left(state, answer, self._turn, self._state_type.agent)

@@ -47,8 +47,10 @@ class Codec:
             self._adapter = _adapter(declared)
             self._from_json = self._adapter.validator.validate_json
 
-    def encode(self, what: str, value: Any) -> tuple[bytes, Any]:
-        """Return the result as JSON, and as its record will return it. what: names the step or task in errors.
+    def encode(self, what: str, name: str, value: Any) -> tuple[bytes, Any]:
+        """Return the result as JSON, and as its record will return it.
+
+        what, name: whose result it is, for errors, such as a step and its name.
 
         Raises `UnserialisableResult`.
         """
@@ -63,12 +65,12 @@ class Codec:
             data = to_json(value, inf_nan_mode="strings")
             return data, value if type(value) in _UNCHANGED else from_json(data)
         except ValidationError as error:
-            raise UnserialisableResult(what, _unawaited(value) or _first(error)) from None
+            raise UnserialisableResult(f"{what} {name!r}", _unawaited(value) or _first(error)) from None
         except PydanticSerializationError as error:
             remedy = "return JSON data, or declare the type of the result, such as a dataclass or a Pydantic model"
-            raise UnserialisableResult(what, _unawaited(value) or f"{error}; {remedy}") from None
+            raise UnserialisableResult(f"{what} {name!r}", _unawaited(value) or f"{error}; {remedy}") from None
         except (ValueError, RecursionError) as error:
-            raise UnserialisableResult(what, str(error)) from None
+            raise UnserialisableResult(f"{what} {name!r}", str(error)) from None
 
     def schema(self) -> dict[str, Any] | None:
         """Return the JSON schema of the results; None without a declared type, or for a type without a schema."""
@@ -106,10 +108,10 @@ def _unawaited(value: Any) -> str | None:
 class BytesCodec(Codec):
     """Codec for results that are declared as `bytes`: text as a JSON string, any other as `{"base64": ...}`."""
 
-    def encode(self, what: str, value: Any) -> tuple[bytes, Any]:
+    def encode(self, what: str, name: str, value: Any) -> tuple[bytes, Any]:
         """See `Codec`."""
         try:
-            return super().encode(what, value)
+            return super().encode(what, name, value)
         except UnserialisableResult:
             if not isinstance(value, bytes | bytearray | memoryview):
                 raise

@@ -25,6 +25,8 @@ class Step:
     remembered: number of writes to the long-term memory in this try. records_nested: whether steps within are recorded.
     """
 
+    __slots__ = ("__weakref__", "_replicated", "_run", "attempt", "key", "records_nested", "remembered", "scope", "tool")
+
     def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
         self._run = run
         self._replicated = replicated
@@ -59,7 +61,7 @@ class Step:
         A changed value is progress: it excuses earlier crashes, as a record does. Each save ends the idle time.
         From a step in a thread: `anyio.from_thread.run(step.save, value)`. Raises `PayloadTooLarge`, `LeaseLost`.
         """
-        data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
+        data, _ = _PLAIN.encode("save in step", self.key, value)
         check_size(f"what step {self.key!r} saves", len(data), self._run.payload_limit)
         run, former = self._run, self._run.history.saved.get(self.key)
         await run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True, replicated=self._replicated)

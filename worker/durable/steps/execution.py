@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 from types import MethodType
 from typing import Any
 
@@ -16,6 +15,7 @@ import orjson
 
 from ....deadletter import Evidence, backoff
 from ....queues import Entry, Kind, PayloadTooLarge, retry_while_unavailable
+from ....queues.runtime import RUNTIME
 from ....queues.transport import REFERENCE
 from ...errors import Reschedule, StepDefinitionError, StepInDoubt, StepMismatch, StepTimeout
 from ...journal import StepRecord, gap_before
@@ -23,7 +23,7 @@ from ...journal.handoff.calls import is_note
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
 from ...log import log_wait, logger
 from ..run import Run
-from .codec import arguments_text, codec_of, digests_of, fingerprint, is_async
+from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
 from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_place
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
 from .large import read_step_result, store_step_result
@@ -62,14 +62,11 @@ async def run_step(
         match: Match = (run.keys.next(name), None, None)
     elif outer is None and options.step_id is None and (known := run.keys.match_next(name, arguments[0], history)):
         if run.around_step is None:
-            run.active = monotonic()
+            run.active = RUNTIME.monotonic()
             key, result = known
             if result[:1] == REFERENCE:
                 result = await read_step_result(run, key, result)
-            called = fn.__func__ if isinstance(fn, MethodType) else fn  # each access to a method makes a new object
-            if run.codec[0] is not called:
-                run.codec = (called, codec_of(fn))
-            return run.codec[1].decode_record(key, result)
+            return _codec(run, fn).decode_record(key, result)
         match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
@@ -92,7 +89,7 @@ async def _perform(
 ) -> Any:
     """Return the result of a matched step, within the hooks. arguments: digest and JSON. call: seen by the hooks."""
     key, result, former = match
-    codec = codec_of(fn)
+    codec = _codec(run, fn)
     if result is not None:
         run.touch()
         if result[:1] == REFERENCE:
@@ -119,7 +116,7 @@ async def _perform(
             CURRENT_STEP.reset(token)
             if call is not None:
                 call.attempt = step.attempt
-        data, value = codec.encode(f"step {key!r}", value)
+        data, value = codec.encode("step", key, value)
         record = StepRecord.encode_call(data, digest, shown)
         if len(record) > run.payload_limit:
             reference = await store_step_result(run, key, data, value, len(record))
@@ -137,6 +134,15 @@ async def _perform(
     finally:
         run.step_ended(key)
     return value
+
+
+def _codec(run: Run, fn: Callable[..., Any]) -> Codec:
+    """Return the codec of a function's results; that of the last one is kept, since a loop calls one function."""
+    called = fn.__func__ if isinstance(fn, MethodType) else fn  # each access to a method makes a new object
+    if run.codec[0] is not called:
+        run.codec = (called, codec_of(fn))
+    found: Codec = run.codec[1]
+    return found
 
 
 async def _run_within(
@@ -306,19 +312,25 @@ async def _resolve_doubt(
     return None
 
 
-async def _call(
+def _call(
     step: Step,
     run: Run,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     timeout: float | None,
-) -> Any:
+) -> Awaitable[Any]:
     """Call an async function in the event loop, any other in a thread."""
-    if timeout is None:
-        return await (fn(*args, **kwargs) if is_async(fn) else _in_thread(run, fn, args, kwargs))
+    if timeout is not None:
+        return _call_within(step, run, fn, args, kwargs, timeout)
+    return fn(*args, **kwargs) if is_async(fn) else _in_thread(run, fn, args, kwargs)
+
+
+async def _call_within(
+    step: Step, run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float
+) -> Any:
     with anyio.move_on_after(timeout):
-        return await (fn(*args, **kwargs) if is_async(fn) else _in_thread(run, fn, args, kwargs))
+        return await _call(step, run, fn, args, kwargs, None)
     raise StepTimeout(step.key, timeout)
 
 

@@ -61,7 +61,7 @@ class HandlerCall:
                     value = await task.handler(ctx, **execution.arguments)
                 else:
                     value = await self._around_run(ctx, execution)
-                data, value = task.result.encode(f"task {task.name!r}", value)
+                data, value = task.result.encode("task", task.name, value)
                 result = data if len(data) <= run.payload_limit else await _store_large(run, task, data, value)
         except asyncio.CancelledError as cancelled:
             error = cancelled

@@ -364,7 +364,7 @@ TYPED = [
 @pytest.mark.parametrize("fn", TYPED, ids=lambda fn: fn.__name__)
 def test_a_recorded_result_has_its_declared_type(fn: Callable[[], Any]) -> None:
     codec = codec_of(fn)
-    data, first = codec.encode("step", fn())
+    data, first = codec.encode("step", "one", fn())
     again = codec.decode(data)
     assert first == again == fn()
     assert type(first) is type(again) is type(fn())
@@ -438,7 +438,7 @@ def unresolvable() -> Missing:  # type: ignore[name-defined]  # noqa: F821
 
 
 def test_an_annotation_that_cannot_be_resolved_means_plain_data() -> None:
-    data, first = codec_of(unresolvable).encode("step", unresolvable())
+    data, first = codec_of(unresolvable).encode("step", "one", unresolvable())
     assert first == codec_of(unresolvable).decode(data) == [1, 2]
 
 
