@@ -25,7 +25,17 @@ class Step:
     remembered: number of writes to the long-term memory in this try. records_nested: whether steps within are recorded.
     """
 
-    __slots__ = ("__weakref__", "_replicated", "_run", "attempt", "key", "records_nested", "remembered", "scope", "tool")
+    __slots__ = (
+        "__weakref__",
+        "_replicated",
+        "_run",
+        "attempt",
+        "key",
+        "records_nested",
+        "remembered",
+        "scope",
+        "tool",
+    )
 
     def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
         self._run = run
