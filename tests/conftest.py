@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import os
 import re
@@ -16,6 +17,7 @@ import fakeredis
 import hypothesis
 import pytest
 import redis.asyncio
+import redis.utils
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
 from perdure.queues.transport.pipelining import ClientAdapter, Command, PipelinedConnection
 from perdure.queues.transport.scripts import loaded_scripts
@@ -37,6 +39,9 @@ ON_SERVERS = [pytest.param(kind, marks=(pytest.mark.integration, pytest.mark.con
 """Parameters of the tests that run on every kind of server."""
 CLUSTER = "cluster"
 logger.enable("perdure")  # the library is quiet otherwise
+redis.utils.get_lib_version = functools.cache(
+    redis.utils.get_lib_version
+)  # each connection reads the package's metadata
 STDERR = pytest.StashKey[int]()
 BACKENDS = ["fake", *ON_SERVERS, pytest.param(CLUSTER, marks=pytest.mark.cluster)]
 
@@ -100,13 +105,19 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.fixture(scope="session")
+def data_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tests' data directories, of which few are ever created."""
+    return tmp_path_factory.mktemp("data")
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch, data_folders: Path, namespace_name: str) -> None:
     """Remove the developer's PERDURE_* settings, and use a data directory of the test."""
     for name in list(os.environ):
         if name.startswith("PERDURE_") and name != "PERDURE_TEST_SERVER":
             monkeypatch.delenv(name)
-    monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("PERDURE_DATA_DIR", str(data_folders / namespace_name))
 
 
 @pytest.fixture(autouse=True)

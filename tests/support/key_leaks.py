@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import redis.asyncio
 
@@ -19,8 +21,7 @@ async def check_for_leaks(client: redis.asyncio.Redis, namespace: str) -> None:
     client.response_callbacks.clear()
     keys = await _keys(client, namespace)
     leaked = await _leaks(client, keys)
-    for key in keys:  # one by one: in a cluster, a command has keys of one slot only
-        await client.execute_command("DEL", key)
+    await _all(client, [("DEL", key) for key in keys])  # in a cluster, a command has keys of one slot only
     assert not leaked, f"keys left behind that never expire: {leaked}"
 
 
@@ -39,7 +40,6 @@ async def _keys(client: redis.asyncio.Redis, namespace: str) -> list[bytes]:
 async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
     leaked: list[str] = []
     timelines: list[bytes] = []
-    settled: set[bytes] = set()
     tasks: dict[bytes, list[bytes]] = defaultdict(list)
     for key in keys:
         if found := _OF_A_TASK.fullmatch(key):
@@ -52,16 +52,26 @@ async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
                 leaked.append(f"{key.decode()} (not in the timeline of its sessions)")
         elif key.endswith(b":timeline"):
             timelines.append(key)
-    for record, parts in tasks.items():
-        kind = await client.execute_command("TYPE", record)
-        state = await client.execute_command("HGET", record, "state") if kind in (b"hash", "hash") else None
-        if state in LIVE:
-            continue
-        if state is not None:
-            settled.add(record.partition(b"}")[0])
-        ttls = {part: await client.execute_command("PTTL", part) for part in parts}
-        leaked += [f"{part.decode()} (state {state})" for part, ttl in ttls.items() if ttl == -1]
-    for key in timelines:
-        if key.partition(b"}")[0] in settled and await client.execute_command("PTTL", key) == -1:
-            leaked.append(f"{key.decode()} (outcomes give it a TTL)")
+    kinds = await _all(client, [("TYPE", record) for record in tasks])
+    hashes = [record for record, kind in zip(tasks, kinds, strict=True) if kind in (b"hash", "hash")]
+    states = dict(zip(hashes, await _all(client, [("HGET", record, "state") for record in hashes]), strict=True))
+    ended = {part: record for record, parts in tasks.items() if states.get(record) not in LIVE for part in parts}
+    settled = {record.partition(b"}")[0] for record, state in states.items() if state not in (None, *LIVE)}
+    timelines = [key for key in timelines if key.partition(b"}")[0] in settled]
+    bounded = [*ended, *timelines]
+    for key, ttl in zip(bounded, await _all(client, [("PTTL", key) for key in bounded]), strict=True):
+        if ttl == -1:
+            state = f"state {states.get(ended[key])}" if key in ended else "outcomes give it a TTL"
+            leaked.append(f"{key.decode()} ({state})")
     return leaked
+
+
+async def _all(client: redis.asyncio.Redis, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:
+    """Execute commands in one round trip."""
+    if not commands:
+        return []
+    async with client.pipeline(transaction=False) as pipeline:
+        for command in commands:
+            pipeline.execute_command(*command)
+        found: list[Any] = await pipeline.execute()
+    return found
