@@ -45,9 +45,10 @@ class StepCaller:
             LeaseLost: another worker runs the task.
             Exception: what `fn` raises.
         """
-        if self._options.reasoning or self._options.call is not None:
+        options = self._options
+        if options.reasoning or options.call is not None:
             raise StepDefinitionError(f"reasoning and call must be used with tool(), got step {name!r}")
-        return run_step(self._run, name, fn, args, kwargs, self._options)
+        return run_step(self._run, name, fn, args, kwargs, options)
 
     @overload
     def tool(

@@ -66,7 +66,9 @@ async def run_step(
             key, result = known
             if result[:1] == REFERENCE:
                 result = await read_step_result(run, key, result)
-            return _codec(run, fn).decode_record(key, result)
+            called = fn.__func__ if isinstance(fn, MethodType) else fn  # each access to a method makes a new object
+            codec = run.codec[1] if run.codec[0] is called else _codec(run, fn)
+            return codec.decode_record(key, result)
         match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
