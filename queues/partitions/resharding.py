@@ -80,7 +80,9 @@ async def set_partitions(gateway: Gateway, namespace: Namespace, queue: str, cou
     """Spread a queue over `count` partitions from now on; return the new route. Raises `ValueError`."""
     new = SINGLE.changed(count).last
     first = Route((Generation(0, new.count),))
-    if await _set_route(gateway, namespace, queue, b"", first.encode()):
+    if not await _has_tasks(gateway, namespace.partition(queue, 0)) and await _set_route(
+        gateway, namespace, queue, b"", first.encode()
+    ):
         return first  # the queue was never used
     while True:
         route = await sync_route(gateway, namespace, queue)
@@ -89,6 +91,11 @@ async def set_partitions(gateway: Gateway, namespace: Namespace, queue: str, cou
         if await _set_route(gateway, namespace, queue, route.encode(), changed.encode()):
             await close_previous(gateway, namespace, queue, changed)
             return changed
+
+
+async def _has_tasks(gateway: Gateway, partition: Partition) -> bool:
+    """Return whether a partition has, or lately had, tasks: the server may have lost the route of a queue in use."""
+    return bool(await gateway.command("EXISTS", partition.ready, partition.due, partition.timeline))
 
 
 async def _join_marks(gateway: Gateway, namespace: Namespace, queue: str, route: Route) -> Route:

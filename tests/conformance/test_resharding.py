@@ -307,6 +307,19 @@ async def test_a_change_after_a_lost_one_uses_new_indexes(
     assert (await set_partitions(gateway, namespace, "default", 2)).last == Generation(5, 2)
 
 
+async def test_a_change_of_a_queue_whose_first_route_was_lost_keeps_its_tasks_known(
+    gateway: Gateway, namespace: Namespace, producer: Producer, namespace_name: str
+) -> None:
+    names = [f"order-{number}" for number in range(8)]
+    for name in names:
+        await producer.enqueue("t", task_id=name, queue="default")
+    await gateway.command("HDEL", namespace.queues, "default")
+    assert (await set_partitions(gateway, namespace, "default", 2)).generations == (Generation(0, 1), Generation(1, 2))
+    async with Producer(namespace=namespace_name, gateway=gateway) as fresh:
+        for name in names:
+            assert (await fresh.enqueue("t", task_id=name, queue="default")).partition.index == 0
+
+
 async def test_an_emptied_server_gets_the_route_from_a_client_that_has_it(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:

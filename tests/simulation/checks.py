@@ -275,7 +275,7 @@ class Checks:
         """Check that a task got each of its messages once and in order."""
         for key, item in self._items.items():
             if key.endswith(b":record:" + task.encode()):
-                got = orjson.loads(item.value._values[b"result"])
+                got = orjson.loads(item.value._values.get(b"result", b"null"))
                 if got != messages_of(task):
                     self.add("messages", f"{task} got {got}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure import PerdureError
@@ -100,6 +101,7 @@ async def _deaf(world: World, fault: Fault) -> None:
     """Lose all replies of a connection, without a sign."""
     if line := _connection(world, fault):
         line.swallow()
+        line.on_close = partial(world.trouble, line.machine)
         world.trouble(line.machine)
 
 

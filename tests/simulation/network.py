@@ -101,6 +101,8 @@ class Connection:
         self.receive, self.lost = receive, lost
         self.open = True  # for the client
         self.accepted = True  # for the server
+        self.on_close: Callable[[], None] | None = None
+        """Called when the client closes the connection."""
         loop = network.loop
         # The client's callbacks belong to its main loop or to the thread that blocks on the connection.
         self._to_client = _Direction(network, machine, copy_context())
@@ -127,6 +129,13 @@ class Connection:
         if self.open:
             self.open = False
             self._to_server.send(self._hang_up)
+            if self.on_close is not None:
+                self.on_close()
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether the answers of the server are lost, and the client has not noticed it yet."""
+        return self.open and self._to_client.dead
 
     def cut(self, late: float | None = None, data: bytes = b"") -> None:
         """Break the connection.

@@ -65,6 +65,9 @@ class SimulatedServer:
         self.scripts: dict[bytes, bytes] = {}
         """Sources by digest, of all scripts that were ever loaded."""
         self.log: list[tuple[float, list[bytes]]] = []
+        """Writes with their times by the clock of the server."""
+        self._written: list[float] = []
+        """Virtual times of these writes."""
         self.executed = 0
         self.lost: list[list[bytes]] = []
         self.on_write: Callable[[list[bytes]], None] = lambda fields: None
@@ -118,12 +121,11 @@ class SimulatedServer:
 
         The file ends when the server stops, so the seconds count back from the last write.
         """
-        end = self.log[-1][0] - losing if self.log else 0.0
-        kept = len(self.log)
-        while kept and losing and self.log[kept - 1][0] > end:
+        kept, times = len(self.log), self._written
+        while kept and losing and times[kept - 1] > times[-1] - losing:
             kept -= 1
         self.lost += [fields for _, fields in self.log[kept:]]
-        del self.log[kept:]
+        del self.log[kept:], self._written[kept:]
         while self._snapshots and self._snapshots[-1][0] > kept:
             self._snapshots.pop()
         self._engine = new_engine(self.now)
@@ -167,6 +169,7 @@ class SimulatedServer:
             digest = fields[1].lower()
             self.scripts[digest] = self._engine.script_cache[digest]
         self.log.append((at, fields))
+        self._written.append(self.loop.now)
         self.on_write(fields)
         if len(self.log) % _SNAPSHOT_EVERY == 0:
             self._snapshots.append((len(self.log), snapshot(self._engine)))

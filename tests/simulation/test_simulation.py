@@ -164,6 +164,13 @@ def test_no_fence_occurs_twice_when_redis_loses_it_twice(variant: int) -> None:
     assert play(Plan(1, 1, 4.0, tasks, faults, variant=variant, slots=1)).violations == []
 
 
+def test_a_clock_that_was_set_back_does_not_make_the_lost_tail_longer() -> None:
+    play(small(Fault(0.8, "step clock back", 0, 7.0), Fault(0.9, "lose tail", 0, 0.05)))
+    server = _KEPT[-1].server
+    assert 0 < len(server.lost) < 10
+    assert any(b"queues" in field for _, fields in server.log[:10] for field in fields)
+
+
 def without_line(line: bytes) -> Callable[[bytes], bytes]:
     """Return a change of scripts that leaves out a line."""
     return lambda source: b"\n".join(one for one in source.split(b"\n") if one.strip() != line)

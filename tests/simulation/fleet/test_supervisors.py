@@ -142,6 +142,19 @@ def test_a_pause_that_an_operator_lifts() -> None:
     assert lines_with(world, "is resumed")
 
 
+def test_a_supervisor_that_waits_for_a_lost_reply_is_not_judged() -> None:
+    world = play(replace(KILLED, faults=(Fault(2.0, "deaf", 1, 0.0), *KILLED.faults)))
+    assert world.hosts[0].machine in [line.machine for line in world.network.connections if line.on_close]
+    assert world.checks.violations == []
+    assert (world.checks.supervisors.judged, world.checks.supervisors.judged_hosts) == (0, 0)
+
+
+def test_a_supervisor_is_not_judged_while_a_child_of_it_is_frozen() -> None:
+    world = play(replace(KILLED, workers=2, faults=(Fault(0.1, "freeze", 0, 9.0, "XREADGROUP"),)))
+    assert world.checks.violations == []
+    assert world.checks.supervisors.judged_hosts == 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_guarantee_is_violated_with_supervisors(seed: int) -> None:
     assert kinds(draw(seed, "supervised hosts")) == []
