@@ -26,7 +26,7 @@ from .errors import NotReplicated, StillRunning
 from .keys import Partition
 from .partitions import PartitionRouter
 from .runtime import RUNTIME
-from .transport import Argument, Gateway, Script, queue_script, store_with_upload
+from .transport import Argument, Command, Gateway, Script, queue_script, store_with_upload
 
 __all__ = ["BatchEnqueuer", "BatchLimits"]
 
@@ -321,15 +321,20 @@ class BatchEnqueuer:
     async def _find(self, places: Sequence[tuple[int, Partition, str]]) -> dict[int, Partition]:
         """Return the closed partitions that tasks are in already, by position.
 
-        Nothing new comes into a closed partition, so a read is enough.
+        Nothing new comes into a closed partition, so a read is enough. A partition whose mark the server has lost takes
+        tasks again.
 
         Args:
             places: Position of a task in its batch, a closed partition, and the task's id.
         """
         if not places:
             return {}
-        found = await self._gateway.pipeline([("EXISTS", where.record(task_id)) for _, where, task_id in places])
-        return {position: where for (position, where, _), exists in zip(places, found, strict=True) if exists}
+        closed = list(dict.fromkeys(where for _, where, _ in places))
+        reads: list[Command] = [("EXISTS", where.record(task_id)) for _, where, task_id in places]
+        found = await self._gateway.pipeline([*reads, *(("HEXISTS", where.closed, "last") for where in closed)])
+        marked = found[len(reads) :]
+        self._router.reopen([where for where, mark in zip(closed, marked, strict=True) if not mark])
+        return {position: where for (position, where, _), exists in zip(places, found, strict=False) if exists}
 
 
 def _by_partition(known: Mapping[int, Partition], batch: Sequence[TaskMessage]) -> dict[Partition, list[TaskMessage]]:

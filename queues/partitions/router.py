@@ -103,6 +103,12 @@ class PartitionRouter:
                 self._set_route(await next_route(self._gateway, self._namespace, partition, self._route))
                 self._loaded = RUNTIME.monotonic()
 
+    def reopen(self, partitions: Sequence[Partition]) -> None:
+        """Let partitions take tasks again: the server has lost that they were closed, and perhaps the route as well."""
+        if partitions:
+            self._closed.difference_update(partition.index for partition in partitions)
+            self._loaded -= _ROUTE_TTL  # read the route again before the next task
+
     def _set_route(self, route: Route) -> None:
         """Use a route from now on. `only`: the partition of every task if the queue is not spread."""
         self._route = route

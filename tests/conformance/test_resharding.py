@@ -320,6 +320,33 @@ async def test_a_change_of_a_queue_whose_first_route_was_lost_keeps_its_tasks_kn
             assert (await fresh.enqueue("t", task_id=name, queue="default")).partition.index == 0
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_an_id_is_stored_once_after_the_server_has_lost_two_changes(
+    gateway: Gateway, namespace: Namespace, producer: Producer, namespace_name: str, many: bool
+) -> None:
+    """One producer knows both changes, another one the first, and the server neither."""
+
+    async def enqueue(one: Producer, name: str) -> int:
+        message = EnvelopeTemplate("t").message(b"{}", task_id=name)
+        if many:
+            return (await one.send([message], queue="default"))[0].partition.index
+        return (await one.enqueue("t", task_id=name, queue="default")).partition.index
+
+    names = [f"order-{number}" for number in range(6)]
+    async with Producer(namespace=namespace_name, gateway=gateway) as other:
+        await producer.enqueue("t", queue="default")
+        await set_partitions(gateway, namespace, "default", 3)
+        await other.enqueue("t", queue="default")  # learns of it
+        await set_partitions(gateway, namespace, "default", 2)
+        for index in range(4):  # learns of both
+            await producer.enqueue("t", key=f"k{index}", queue="default")
+        await gateway.command("DEL", namespace.queues)
+        for index in range(4):
+            await gateway.command("DEL", at(namespace, index).closed)
+        assert [await enqueue(producer, name) for name in names] == [0] * 6
+        assert [await enqueue(other, name) for name in names] == [0] * 6
+
+
 async def test_an_emptied_server_gets_the_route_from_a_client_that_has_it(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
