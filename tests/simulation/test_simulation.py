@@ -156,6 +156,18 @@ def test_a_run_that_stood_still_before_its_handler_may_repeat_what_another_one_r
     assert outcome.violations == []
 
 
+def test_a_frozen_run_may_read_a_confirmation_that_is_older_than_the_loss_of_its_record() -> None:
+    tasks = (TaskPlan("t0", "chain", 0.5, 2, 0.4), TaskPlan("t1", "chain", 0.51, 2, 0.4))
+    faults = (Fault(0.7, "freeze", 0, 4.0, "write_checkpoint"), Fault(0.7, "lose tail", 0, 0.05, "write_checkpoint"))
+    outcome = play(Plan(1, 3, 1.0, tasks, faults, slots=1))
+    journal = _KEPT[-1].journal.entries
+    got = [entry.value for entry in journal if (entry.what, entry.task) == ("got", "t0")]
+    made = [entry.value for entry in journal if (entry.what, entry.task, entry.step) == ("effect", "t0", "step-0")]
+    assert len(made) == 2
+    assert set(made) <= set(got)
+    assert outcome.violations == []
+
+
 @pytest.mark.parametrize("variant", range(3))
 def test_no_fence_occurs_twice_when_redis_loses_it_twice(variant: int) -> None:
     """Redis loses a hand-out, and then the next fence of the same message as well."""
