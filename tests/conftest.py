@@ -105,19 +105,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-@pytest.fixture(scope="session")
-def data_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the tests' data directories, of which few are ever created."""
-    return tmp_path_factory.mktemp("data")
-
-
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, data_folders: Path, namespace_name: str) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Remove the developer's PERDURE_* settings, and use a data directory of the test."""
     for name in list(os.environ):
         if name.startswith("PERDURE_") and name != "PERDURE_TEST_SERVER":
             monkeypatch.delenv(name)
-    monkeypatch.setenv("PERDURE_DATA_DIR", str(data_folders / namespace_name))
+    monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path / "data"))
 
 
 @pytest.fixture(autouse=True)
