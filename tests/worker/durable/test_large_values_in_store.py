@@ -168,7 +168,7 @@ async def test_an_object_that_is_gone_or_changed_is_an_error(app: App, store: Pa
     path.unlink()
     with pytest.raises(ArtifactMissing, match=f"the result of task {handle.id}"):
         await handle.result()
-    path.write_bytes(data[:-1] + b"!")
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(ArtifactDamaged, match=f"the result of task {handle.id} is damaged"):
         await handle.result()
     (name,) = [
