@@ -148,7 +148,7 @@ async def parts(times: int) -> list[tuple[str, float]]:
             "    of it: check and encode the result",
             await _plain(lambda: noop.result.encode("task", "noop", 12345), times),
         ),
-        ("send: pack the outcome", await _plain(lambda: hiredis.pack_command(finish), times)),  # type: ignore[arg-type]  # it takes bytes too
+        ("send: pack the outcome", await _plain(lambda: hiredis.pack_command(finish), times)),  # type: ignore[arg-type]  # the stub declares a tuple of one
         ("a durable step, from call to record", await _cpu(walk_once, times)),
     ]
 

@@ -332,9 +332,9 @@ class BatchEnqueuer:
         closed = list(dict.fromkeys(where for _, where, _ in places))
         reads: list[Command] = [("EXISTS", where.record(task_id)) for _, where, task_id in places]
         found = await self._gateway.pipeline([*reads, *(("HEXISTS", where.closed, "last") for where in closed)])
-        marked = found[len(reads) :]
-        self._router.reopen([where for where, mark in zip(closed, marked, strict=True) if not mark])
-        return {position: where for (position, where, _), exists in zip(places, found, strict=False) if exists}
+        known, marks = found[: len(reads)], found[len(reads) :]
+        self._router.reopen([where for where, mark in zip(closed, marks, strict=True) if not mark])
+        return {position: where for (position, where, _), exists in zip(places, known, strict=True) if exists}
 
 
 def _by_partition(known: Mapping[int, Partition], batch: Sequence[TaskMessage]) -> dict[Partition, list[TaskMessage]]:
