@@ -102,7 +102,7 @@ class WorkerSlot:
             return 0.0
         self._failures += 1
         delay = self._app.restart_delay(self._failures)
-        logger.error("a worker failed to start (see its message above); next try in {:g} s", delay)
+        logger.error("a worker failed to start (see above); next try in {:g} s", delay)
         return delay
 
     def _delay_after(self, child: Child) -> float:

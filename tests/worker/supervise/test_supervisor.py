@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -719,12 +720,19 @@ async def _has(found: Sequence[object], number: int) -> bool:
     return len(found) >= number
 
 
-async def test_a_reload_logs_that_a_new_child_failed_to_start(harness: Harness, log: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("order", "ended"), [("exit 1", []), ("exit 0", ["exit code 0"]), ("kill SIGKILL", ["SIGKILL"])]
+)
+async def test_a_reload_logs_that_a_new_child_failed_to_start(
+    harness: Harness, log: list[str], order: str, ended: list[str]
+) -> None:
+    """A child that ends with another exit code than 0 has logged its error itself."""
     supervisor = await harness.start(processes=1)
-    harness.order_new_children("exit 1")
+    harness.order_new_children(order)
     supervisor.reload()
     await until_logged(log, "reload stopped")
     assert not [line for line in log if "all workers replaced" in line]
+    assert [how for line in log for how in re.findall(r"ended by (.+) before it was ready", line)] == ended
     assert set(harness.ready()) <= harness.alive()
 
 

@@ -102,6 +102,8 @@ class Children:
             if scope.cancelled_caught:
                 logger.error("process {} was not ready after {:g} s: killed", child.pid, limit)
                 child.kill()
+            elif not ready and child.code <= 0 and not child.stop_requests:  # with another code, it logged its error
+                logger.error("process {} ended by {} before it was ready", child.pid, child.exit_status)
             return child if ready else None
 
     async def keep_spare(self) -> None:
