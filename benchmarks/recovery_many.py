@@ -12,6 +12,7 @@ its tasks after a lease; the same with plain workers, without a supervisor.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import signal
@@ -59,9 +60,9 @@ async def hold(ctx: Context) -> None:
 
 
 @app.task
-async def new(ctx: Context, enqueued: float) -> None:
-    """Report how long the task waited, in seconds."""
-    print("waited", time.monotonic() - enqueued, os.getpid(), flush=True)
+async def new(ctx: Context, enqueued: float, when: Literal["before", "during"]) -> None:
+    """Report how long the task waited, in seconds. when: whether it was enqueued before the kill."""
+    print(when, time.monotonic() - enqueued, os.getpid(), flush=True)
 
 
 async def _nothing() -> None:
@@ -76,13 +77,15 @@ async def _endless() -> None:
 class Reports:
     """Reports of all workers: when a task was held or resumed (monotonic clock), and how long new tasks waited.
 
+    before, during: waits of tasks that were enqueued before the kill, and after it, in seconds.
     holder: the process that reported last that it holds a task.
     """
 
     holder: int = 0
     held: list[float] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
-    waited: list[float] = field(default_factory=list)
+    before: list[float] = field(default_factory=list)
+    during: list[float] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read(self, child: Child) -> None:
@@ -161,7 +164,10 @@ def _kill(pids: list[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Seconds after the kill until the tasks ran again, in order; waits of new tasks before and after, in seconds."""
+    """Seconds after the kill until the tasks ran again, in order; waits of new tasks before and after, in seconds.
+
+    during: the waits of all tasks that were enqueued between the kill and the last resume, also those that ran later.
+    """
 
     resumed: list[float]
     before: list[float]
@@ -180,24 +186,31 @@ async def _measure(case: Case, count: int, deployment: Deployment, patience: flo
             raise RuntimeError(f"only {len(reports.held)} of {count} tasks started")
         if case.killed == "host":
             await stack.enter_async_context(_worker("second", case, deployment, reports))
-        feeding = asyncio.create_task(_feed(producer))
-        stack.callback(feeding.cancel)
-        if not await reports.wait("waited", _NORMAL, _READY_WITHIN):
+        before = asyncio.create_task(_feed(producer, "before", []))
+        stack.callback(before.cancel)
+        if not await reports.wait("before", _NORMAL, _READY_WITHIN):
             raise RuntimeError("new tasks are not run")
         await asyncio.sleep(LEASE * random.uniform(0.0, 0.3))  # at any time between two renewals
-        normal = list(reports.waited)
+        before.cancel()
+        normal = reports.before[_NORMAL // 2 :]
         pids = [reports.holder] if case.killed == "worker" else _tree(first, whole=case.killed == "host")
         killed = time.monotonic()
         _kill(pids)
+        enqueued: list[str] = []
+        during = asyncio.create_task(_feed(producer, "during", enqueued))
+        stack.callback(during.cancel)
         await reports.wait("resumed", count, patience)
-        return Recovery(
-            sorted(at - killed for at in reports.resumed), normal[_NORMAL // 2 :], reports.waited[len(normal) :]
-        )
+        during.cancel()
+        if not await reports.wait("during", len(enqueued), _READY_WITHIN):
+            raise RuntimeError(f"{len(enqueued) - len(reports.during)} of {len(enqueued)} new tasks did not run")
+        return Recovery(sorted(at - killed for at in reports.resumed), normal, reports.during)
 
 
-async def _feed(producer: Producer) -> None:
+async def _feed(producer: Producer, when: Literal["before", "during"], enqueued: list[str]) -> None:
+    """Enqueue a new task at regular intervals, and list its id."""
     while True:
-        await producer.enqueue("new", {"enqueued": time.monotonic()}, queue="many")
+        arguments = {"enqueued": time.monotonic(), "when": when}
+        enqueued.append((await producer.enqueue("new", arguments, queue="many")).id)
         await asyncio.sleep(NEW_TASKS_EACH)
 
 
@@ -215,7 +228,7 @@ def main(
             for count in map(int, counts.split(",")):
                 namespace = f"many-{CASES.index(case)}-{count}"
                 found = run(_measure(case, count, replace(deployment.within(namespace), lease=LEASE), patience))
-                times = found.resumed or [float("nan")]
+                times = found.resumed or [math.nan]
                 seconds = (times[0], statistics.median(times), times[-1])
                 waits = (f"{1000 * _p99(waited):7.1f} ms" for waited in (found.before, found.during))
                 shown = (*(f"{value:10.3f}" for value in seconds), *waits)
@@ -223,7 +236,8 @@ def main(
 
 
 def _p99(seconds: list[float]) -> float:
-    return sorted(seconds)[int(0.99 * (len(seconds) - 1))] if seconds else float("nan")
+    """Return the 99th percentile by nearest rank: the longest of fewer than 100."""
+    return sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1] if seconds else math.nan
 
 
 if __name__ == "__main__":
