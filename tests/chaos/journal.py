@@ -1,8 +1,7 @@
 """Journal of a run: one file outside Redis, to which every process appends what it does, one line at a time.
 
 A line is one `write` to a file opened with O_APPEND: lines of several processes never mix, and a written line survives
-the process. Times are nanoseconds of
-CLOCK_MONOTONIC, which all processes of a machine share.
+the process. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,10 +25,14 @@ SECOND: Final = 1_000_000_000
 
 
 class JournalWriter:
-    """Appends lines of one process to the journal."""
+    """Appends lines of one process to the journal. The first line creates the file."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / JOURNAL_NAME, os.O_APPEND | os.O_WRONLY | os.O_CREAT, 0o644)
+        self._path = folder / JOURNAL_NAME
+
+    @cached_property
+    def _file(self) -> int:
+        return os.open(self._path, os.O_APPEND | os.O_WRONLY | os.O_CREAT, 0o644)
 
     def write(self, what: str, **more: Any) -> None:
         """Append one line."""

@@ -302,18 +302,18 @@ def carriers(result: Sequence[str]) -> dict[str, list[int]]:
 # The image
 
 
-def test_the_wheel_holds_every_file_of_the_three_rooms(image: Image) -> None:
+def test_the_wheel_holds_every_file_of_the_package(image: Image) -> None:
     source = image.folder / "src"
     (wheel,) = (source / "dist").glob("*.whl")
     packed = {name.removeprefix("perdure/") for name in zipfile.ZipFile(wheel).namelist() if "dist-info/" not in name}
-    rooms = (source / room for room in ("queues", "deadletter", "worker"))
-    files = {str(file.relative_to(source)) for room in rooms for file in room.rglob("*") if file.is_file()}
+    folders = (source / folder for folder in ("queues", "deadletter", "worker"))
+    files = {str(file.relative_to(source)) for folder in folders for file in folder.rglob("*") if file.is_file()}
     assert packed == files | {file.name for file in ROOT.glob("*.py")} | {"py.typed"}
     assert {"context.py", "memory.py"} < packed
     assert "queues/lua/fence.lua" in packed
 
 
-def test_the_installation_stands_outside_the_checkout(image: Image) -> None:
+def test_the_installation_is_outside_the_checkout(image: Image) -> None:
     code = "import perdure, perdure.worker.cli, sys; print(perdure.__file__, *sys.path, sep='\\n')"
     printed = run([image.prefix / "bin" / "python", "-c", code], cwd=image.workdir, env=image.environment())
     assert printed.startswith(str(image.prefix))
@@ -347,7 +347,7 @@ def test_the_image_holds_no_setting_that_belongs_to_a_deployment(image: Image) -
 
 def test_the_image_is_stopped_by_a_signal_that_its_own_process_gets(image: Image) -> None:
     assert image.one("STOPSIGNAL") == "SIGTERM"
-    assert image.command()[:4] == ["perdure", "worker", "run", "app.py:app"]  # exec form: no shell stands in between
+    assert image.command()[:4] == ["perdure", "worker", "run", "app.py:app"]  # exec form: no shell in between
 
 
 @pytest.fixture(params=["a child", "the first process"])

@@ -577,7 +577,7 @@ def test_the_verdict_counts_and_explains(tmp_path: Path, capsys: pytest.CaptureF
     assert "pid 11  begin  task=chain-1 run=11.1 step=step-0" in printed
 
 
-def test_what_pens_write_is_read_in_the_order_of_time(tmp_path: Path) -> None:
+def test_lines_of_two_writers_are_read_in_the_order_of_time(tmp_path: Path) -> None:
     one, other = JournalWriter(tmp_path), JournalWriter(tmp_path)
     one.write("first", task="t")
     other.write("second", task="t")
