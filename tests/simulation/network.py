@@ -71,6 +71,10 @@ class Network:
         """Return the connections of a machine, oldest first."""
         return [one for one in self.connections if one.machine is machine]
 
+    def is_deaf(self, machine: Machine) -> bool:
+        """Return whether a machine waits for a reply that is lost, which it notices after a while."""
+        return any(one.is_deaf for one in self.of(machine))
+
     def hold(self, machine: Machine) -> None:
         """Let bytes of a machine wait from now on."""
         self.held.add(machine)

@@ -124,10 +124,6 @@ class Host:
             child.pid == machine.number and child.stop_requests for child in supervisor._running
         )
 
-    def is_deaf(self) -> bool:
-        """Return whether the supervisor waits for a reply that is lost, which it notices after a while."""
-        return any(connection.is_deaf for connection in self._world.network.of(self.machine))
-
     def is_held_back(self) -> bool:
         """Return whether the supervisor is paused or stopping, or one of its children is."""
         supervisor = self._supervisor
@@ -338,18 +334,24 @@ class SupervisorChecks:
 
     def finish(self) -> None:
         """Check that each supervisor has all of its ordinary children, and at most its quarantine children."""
-        for host in self._world.hosts:
-            children = [process for process in self._world.processes if process.host is host]
+        world = self._world
+        for host in world.hosts:
+            children = [process for process in world.processes if process.host is host]
             changes = [self.disturbed_until, self._resumed, host.troubled_until, host.changed]
             # The next child starts when the last one runs.
             changes += [self.continued.get(child.machine, -math.inf) for child in children]
             still = any(child.machine.frozen or child.machine.blocked for child in children)
-            if self._world.loop.now < max(changes) + _REFILL or still or host.is_held_back() or host.is_deaf():
+            if (
+                world.loop.now < max(changes) + _REFILL
+                or still
+                or host.is_held_back()
+                or world.network.is_deaf(host.machine)
+            ):
                 continue
             self.judged_hosts += 1
             roles = [child.role() for child in children if child.worker]
             if roles.count("worker") != host.supervisors.processes:
-                self._world.checks.add("children", f"{host.name} has the children {roles}")
+                world.checks.add("children", f"{host.name} has the children {roles}")
 
     def aborted(self, machine: Machine) -> None:
         """Check that a supervisor takes no child for stalled that responds. Called before the child gets the signal."""
@@ -360,7 +362,13 @@ class SupervisorChecks:
     def _check_continued(self, host: Host, held: Mapping[tuple[bytes, bytes], tuple[bytes, int]], died: float) -> None:
         world = self._world
         quiet = max(self.disturbed_until, host.troubled_until) + _RECOVERY
-        if host.machine.dead or world.over or not world.server.up or host.is_deaf() or died < quiet:
+        if (
+            host.machine.dead
+            or world.over
+            or not world.server.up
+            or world.network.is_deaf(host.machine)
+            or died < quiet
+        ):
             return
         self.judged += 1
         now = dict(self._pending())
@@ -380,6 +388,7 @@ class SupervisorChecks:
             and process.connected < since
             and process.role() == "worker"
             and self._world.is_healthy(process)
+            and not self._world.network.is_deaf(process.machine)
             and not process.worker._stop.is_set()
             and process.worker._slots.free
         ]
