@@ -16,7 +16,7 @@ from perdure.worker.journal import fork
 from .fleet.releases import deploy
 from .fleet.resharding import reshard
 from .fleet.sessions import kill_caller
-from .fleet.settings import set_lease
+from .fleet.settings import REREAD, lease_change_left, set_lease
 from .fleet.supervisors import (
     SUPERVISOR_COMMANDS,
     freeze_supervisor,
@@ -127,6 +127,8 @@ async def _lose_tail(world: World, fault: Fault) -> None:
 
 def _lose_now(world: World, fault: Fault) -> None:
     if world.server.up:
+        if world.loop.now < world.server.lost_at + world.plan.longest_lease:  # the renewals since then may be lost, too
+            world.doubt_leases(_RESTART)
         world.server.stop()
         world.later(_RESTART, lambda: world.server.start(losing=fault.size))
 
@@ -137,10 +139,12 @@ async def _step_clock(world: World, fault: Fault) -> None:
 
 
 def _step_now(world: World, fault: Fault) -> None:
+    if fault.size < world.plan.longest_lease / 2:  # leases expire earlier by so much
+        world.doubt_leases()
+    left = lease_change_left(world)
+    if 0 < left < fault.size + REREAD:  # a worker may not have read the new lease when the change ends
+        world.doubt_leases(REREAD)
     world.server.offset += fault.size
-    if fault.size < world.plan.longest_lease / 2:  # leases expire earlier by so much, see docs/explanation/recovery.md
-        for process in world.processes:
-            world.trouble(process.machine)
 
 
 async def _step_clock_back(world: World, fault: Fault) -> None:

@@ -7,6 +7,7 @@ with its time. A restart executes those again that were kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha1
@@ -70,6 +71,9 @@ class SimulatedServer:
         """Virtual times of these writes."""
         self.executed = 0
         self.lost: list[list[bytes]] = []
+        """Writes that were lost."""
+        self.lost_at = -math.inf
+        """Virtual time of the last start without some of them."""
         self.on_write: Callable[[list[bytes]], None] = lambda fields: None
         self.before_script: Callable[[list[bytes]], Any] = lambda fields: None
         """Called with each call of a script; what it returns is passed to `after_script`, unless it is None."""
@@ -124,6 +128,8 @@ class SimulatedServer:
         kept, times = len(self.log), self._written
         while kept and losing and times[kept - 1] > times[-1] - losing:
             kept -= 1
+        if losing:
+            self.lost_at = self.loop.now
         self.lost += [fields for _, fields in self.log[kept:]]
         del self.log[kept:], self._written[kept:]
         while self._snapshots and self._snapshots[-1][0] > kept:

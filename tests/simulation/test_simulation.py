@@ -183,6 +183,23 @@ def test_a_clock_that_was_set_back_does_not_make_the_lost_tail_longer() -> None:
     assert any(b"queues" in field for _, fields in server.log[:10] for field in fields)
 
 
+@pytest.mark.parametrize(
+    ("faults", "doubted"),
+    [
+        ([Fault(0.8, "lose tail", 0, 0.1)], False),
+        ([Fault(0.8, "lose tail", 0, 0.1), Fault(1.4, "lose tail", 0, 0.1)], True),
+        ([Fault(0.8, "lose tail", 0, 0.1), Fault(2.4, "lose tail", 0, 0.1)], False),
+        ([Fault(0.8, "step clock", 0, 100.0)], False),
+        ([Fault(0.8, "set lease", 0, 2.0), Fault(0.9, "step clock", 0, 20.0)], False),
+        ([Fault(0.8, "set lease", 0, 2.0), Fault(0.9, "step clock", 0, 100.0)], True),
+    ],
+    ids=["one loss", "two", "two, apart", "a clock step", "in a change of the lease", "beyond its end"],
+)
+def test_leases_are_doubted_where_they_are_not_guaranteed(faults: list[Fault], *, doubted: bool) -> None:
+    assert play(small(*faults)).violations == []
+    assert (_KEPT[-1].doubted_until > 0) is doubted
+
+
 def without_line(line: bytes) -> Callable[[bytes], bytes]:
     """Return a change of scripts that leaves out a line."""
     return lambda source: b"\n".join(one for one in source.split(b"\n") if one.strip() != line)

@@ -131,6 +131,8 @@ class World:
         self.begin = self.loop.now
         self.story: list[tuple[float, str]] = []
         self.processes: list[Process] = []
+        self.doubted_until = -math.inf
+        """Virtual time until which a worker may lose a lease though it is healthy, see docs/explanation/recovery.md."""
         self.hosts: list[Host] = []
         self.children: dict[Machine, SimulatedProcess] = {}
         self.replays: Counter[str] = Counter()  # of tasks whose crashes are counted from zero again
@@ -316,7 +318,8 @@ class World:
 
     def is_healthy(self, process: Process) -> bool:
         """Return whether the last fault of a process is so long ago that it has all of its leases."""
-        return self.loop.now > process.troubled_until + _RESTED * self.plan.longest_lease
+        quiet = max(process.troubled_until, self.doubted_until)
+        return self.loop.now > quiet + _RESTED * self.plan.longest_lease
 
     def is_worker(self, machine: Machine) -> bool:
         """Return whether a living worker process runs on a machine."""
@@ -329,6 +332,10 @@ class World:
     def is_producer(self, machine: Machine) -> bool:
         """Return whether the producer runs on a machine."""
         return machine is self._machine
+
+    def doubt_leases(self, seconds: float = 0.0) -> None:
+        """Note that each process may lose its leases for so many seconds."""
+        self.doubted_until = max(self.doubted_until, self.loop.now + seconds)
 
     def trouble(self, machine: Machine, seconds: float = 0.0) -> None:
         """Note that a process is not to be judged as healthy for so many seconds."""

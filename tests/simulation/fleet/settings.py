@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..plan import Fault
     from ..world import World
 
-__all__ = ["check_settings", "set_lease", "store_lease", "worker_type"]
+__all__ = ["REREAD", "check_settings", "lease_change_left", "set_lease", "store_lease", "worker_type"]
 
 _KEY: Final = Namespace(NAMESPACE).config.encode()
 
@@ -29,6 +29,9 @@ _AGE: Final = 100.0
 
 _REGISTRATIONS: Final = 3
 """Registrations after the last fault within which a worker reads the stored lease."""
+
+REREAD: Final = _REGISTRATIONS * 5.0
+"""Seconds within which each worker has read a stored lease: the longest heartbeat is 5 s."""
 
 
 @cache
@@ -58,12 +61,20 @@ async def set_lease(world: World, fault: Fault) -> None:
     world.on_producer(act)
 
 
+def lease_change_left(world: World) -> float:
+    """Return the seconds for which a change of the lease is in progress; negative since it ended."""
+    return (read_seconds(_stored(world).get(b"lease_changed_at")) or 0.0) / 1000 - world.server.now
+
+
+def _stored(world: World) -> dict[bytes, bytes]:
+    item = world.server.items.get(_KEY)
+    return {} if item is None else item.value._values
+
+
 def check_settings(world: World) -> None:
     """Check that each worker uses the stored lease, unless a fault kept it from reading that."""
-    item = world.server.items.get(_KEY)
-    fields = {} if item is None else item.value._values
-    config = SharedConfig.decode(fields, round(world.server.now * 1000))
-    changed = (read_seconds(fields.get(b"lease_changed_at")) or 0.0) / 1000 - world.server.now + world.loop.now
+    config = SharedConfig.decode(_stored(world), round(world.server.now * 1000))
+    changed = world.loop.now + lease_change_left(world)
     quiet = max(world.struck, world.repaired, changed if changed < world.loop.now else 0.0)
     for process in world.processes:
         if process.worker is None:
