@@ -28,7 +28,7 @@ on one server.
     {ns:queue:n}:upload:ID:DIGEST hash    producers, workers  TTL of ten minutes: chunks of large arguments; it becomes
                                                               the record of the task when that is stored
     {ns:~sessions:n}:session:ID   hash    producers, workers  until it is forgotten or idle for the retention
-    {ns:~sessions:n}:history:ID   stream  producers, workers  like its session; at most about 10,000 turns
+    {ns:~sessions:n}:history:ID   stream  producers, workers  like its session; PERDURE_SESSION_TURNS and some more
     {ns:~sessions:n}:timeline     zset    producers, workers  sessions by time of the last activity (ms)
     {ns:~sessions:n}:due          zset    producers, workers  sessions to look at (score: ms of Redis' clock)
     {ns:~sessions:n}:forgotten    hash    workers, operators  while tasks of forgotten sessions are to be deleted

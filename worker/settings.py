@@ -62,7 +62,8 @@ class Settings(ConnectionSettings):
         webhook_secret: Key of the signature.
         webhook_timeout: Timeout of one request.
         version_wait: How long a task waits for a worker of a newer version before it becomes a dead letter.
-        unknown_task: Retries of tasks without a handler or without the encryption key on this worker.
+        unknown_task: Retries of tasks without a handler or without the encryption key on this worker;
+            `max_attempts` counts deliveries.
     """
 
     lease: Annotated[float, Field(ge=0.3, le=3600)] = 15.0
