@@ -57,7 +57,9 @@ class Resumption(BaseModel):
         calls = () if self.handoff is None else self.handoff.dependencies.in_flight
         noted = ", ".join(quoted_line(one.call) for one in calls[:_MOST_CALLS])
         done, in_flight = "" if not last else f"; last step: {quoted_line(last)}", noted and f"; in flight: {noted}"
-        return f"{_STOPPED[self.after].format(at=at)}{gap}; restored: {found or 'nothing'}{done}{in_flight}"
+        continued = self.after == "hand_off" and self.handoff is not None and self.handoff.why == "hand_off"
+        stopped = (_CONTINUED if continued else _STOPPED[self.after]).format(at=at)
+        return f"{stopped}{gap}; restored: {found or 'nothing'}{done}{in_flight}"
 
     def text(self, budget: int = HANDOFF_TOKENS, *, count: Counter = estimated_tokens) -> str:
         """Return the text for a model: the summary, then the handoff as Markdown, within a budget of tokens."""
@@ -82,9 +84,11 @@ _ONE: Final = {
 
 _STOPPED: Final[dict[str, str]] = {
     "crash": "the previous run crashed{at}",
-    "hand_off": "the previous run handed its work over{at}",
+    "hand_off": "the previous run was stopped and released the task{at}",
     "failure": "the previous run failed{at}",
     "wait": "the previous run stopped to wait{at}",
     "replay": "the task became a dead letter{at} and was replayed",
     "fork": "the task was forked from another one{at}",
 }
+
+_CONTINUED: Final = "another task continued as this one{at}"

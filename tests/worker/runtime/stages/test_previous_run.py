@@ -144,6 +144,7 @@ async def test_the_next_run_gets_the_handoff_of_a_shutdown(app: App) -> None:
     resumption = found[1]
     assert resumption is not None
     assert (resumption.after, resumption.handoff) == ("hand_off", handoff)
+    assert resumption.summary().startswith("the previous run was stopped and released the task at ")
 
 
 async def test_a_handoff_is_rebuilt_after_later_events(app: App) -> None:
@@ -440,7 +441,9 @@ async def test_the_result_of_the_successor_is_the_result_of_the_first_task(app: 
     assert (handoff.why, handoff.detail, handoff.to) == ("hand_off", "it is read", f"{handle.id}.h1")
     following = await app.producer.find(f"{handle.id}.h1")
     assert following is not None
-    assert [event["after"] for event in await resumed(following)] == ["hand_off"]
+    (event,) = await resumed(following)
+    assert event["after"] == "hand_off"
+    assert event["summary"].startswith("another task continued as this one at ")
     assert (await following.record()).headers == record.headers
 
 
