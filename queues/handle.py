@@ -90,6 +90,7 @@ class TaskHandle(Generic[R]):
         self._decode = decode
         self._retention = retention
         self._followed = 0
+        self._asked: float | None = None  # the timeout of the call that followed
         self._payload_limit = payload_limit
 
     def __repr__(self) -> str:
@@ -147,10 +148,10 @@ class TaskHandle(Generic[R]):
                 with anyio.fail_after(None if timeout is None else timeout - (RUNTIME.monotonic() - started)):
                     record = await self._wait()
         except TimeoutError:
-            raise TimeoutError(await self._explain_wait(timeout or 0.0)) from None
+            raise TimeoutError(await self._explain_wait(self._asked or timeout or 0.0)) from None
         if record.handed_to is not None:
             left = None if timeout is None else max(0.0, timeout - (RUNTIME.monotonic() - started))
-            return await (await self._next(record.handed_to)).result(left)
+            return await (await self._next(record.handed_to, self._asked or timeout)).result(left)
         return await self._outcome(record)
 
     def _warn_of_deadlock(self) -> None:
@@ -178,7 +179,7 @@ class TaskHandle(Generic[R]):
         record = await self.record()
         return None if record.handed_to is None else await self._next(record.handed_to)
 
-    async def _next(self, task_id: str) -> TaskHandle[R]:
+    async def _next(self, task_id: str, asked: float | None = None) -> TaskHandle[R]:
         if self._followed > MOST_HAND_OFFS or task_id == self.id:
             raise HandOffRefused(f"could not follow task {self.id} to {task_id}: a circle, or too many successors")
         namespace = Namespace(self.partition.namespace)
@@ -194,7 +195,7 @@ class TaskHandle(Generic[R]):
             retention=self._retention,
             payload_limit=self._payload_limit,
         )
-        following._followed = self._followed + 1
+        following._followed, following._asked = self._followed + 1, asked
         return following
 
     async def _wait(self) -> Record:
@@ -213,9 +214,6 @@ class TaskHandle(Generic[R]):
         channel = self.partition.record(self.id)
         async with AsyncExitStack() as stack:
             yield await retry_while_unavailable(lambda: stack.enter_async_context(self._notifications.listen(channel)))
-
-    async def _events_after(self, last: str) -> list[TaskEvent]:
-        return await read_events(self._gateway, self.partition, self.id, after=last, limit=_PAGE)
 
     async def _outcome(self, record: Record) -> R:
         if record.state is State.CANCELLED:
@@ -312,11 +310,12 @@ class TaskHandle(Generic[R]):
             return
         async with self._subscription() as notifications:
             reported: int | None = None
+            read = partial(read_events, self._gateway, self.partition, self.id, limit=_PAGE)
             while True:
                 record = await retry_while_unavailable(self.record)
                 more = True
                 while more:
-                    page = await retry_while_unavailable(partial(self._events_after, after))
+                    page = await retry_while_unavailable(partial(read, after=after))
                     more = len(page) == _PAGE
                     for event in page:
                         after = event.id

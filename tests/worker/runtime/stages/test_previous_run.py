@@ -447,6 +447,18 @@ async def test_the_result_of_the_successor_is_the_result_of_the_first_task(app: 
     assert (await following.record()).headers == record.headers
 
 
+async def test_a_timeout_of_a_successor_names_the_time_that_was_asked_for(app: App) -> None:
+    @app.task
+    async def hop(ctx: Context, left: int) -> None:
+        if left:
+            await ctx.continue_as(hop, arguments={"left": left - 1}, queue="elsewhere" if left == 1 else None)
+
+    handle = await hop.enqueue(2)
+    await work_off(app)
+    with pytest.raises(TimeoutError, match=r"^task .*\.h2 \(hop\) did not end within 1 s: it is queued, and no worker"):
+        await handle.result(timeout=1)
+
+
 async def test_a_task_may_continue_on_another_queue_with_other_arguments(app: App) -> None:
     @app.task
     async def hop(ctx: Context, left: int, note: str = "") -> str:
