@@ -22,6 +22,8 @@ BLOCKS = [block for page in pages() for block in blocks_of(page)]
 EXECUTED = [block for block in BLOCKS if block.kind in ("python", "console")]
 RUNNABLE = sorted({block.page for block in EXECUTED if not block.not_run})
 KNOWN = {"python", "console", "sh", "json", "yaml", "text", "dockerfile", "lua", ""}
+TUTORIAL = [ROOT / "docs" / "tutorial" / f"{name}.md" for name in ("first-task", "steps-and-retries", "first-agent")]
+"""Its pages in the order of their links."""
 RECIPES = [block for block in BLOCKS if block.kind == "recipe"]
 
 
@@ -43,14 +45,14 @@ def use_server(data: Path) -> Iterator[None]:
     subprocess.run([*command, "stop", "--force", "--data-dir", data], check=True, capture_output=True, timeout=60)
 
 
-def run_page(page: Path, folder: Path, data: Path) -> subprocess.CompletedProcess[str]:
+def run_page(page: Path, folder: Path, data: Path, namespace: str = "") -> subprocess.CompletedProcess[str]:
     kept = {name: os.environ[name] for name in os.environ if not name.startswith(("PERDURE_", "PYTHON"))}
     environment = kept | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PYTHONPYCACHEPREFIX": str(data / "pycache"),  # each command would else compile the package again
         "PERDURE_DATA_DIR": str(data),
-        "PERDURE_NAMESPACE": re.sub(r"\W", "-", str(page.relative_to(ROOT).with_suffix(""))).lower(),
+        "PERDURE_NAMESPACE": namespace or re.sub(r"\W", "-", str(page.relative_to(ROOT).with_suffix(""))).lower(),
         "PERDURE_MEMORY": str(folder / "memory.sqlite3"),
         "PERDURE_LOG_LEVEL": "WARNING",
     }
@@ -71,6 +73,18 @@ def run_page(page: Path, folder: Path, data: Path) -> subprocess.CompletedProces
 def test_a_page_runs_from_top_to_bottom(page: Path, runs: dict[Path, Future[subprocess.CompletedProcess[str]]]) -> None:
     done = runs[page].result()
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_a_reader_runs_all_pages_of_the_tutorial_in_one_folder(tmp_path: Path) -> None:
+    folder, data = tmp_path / "folder", tmp_path / "data"
+    folder.mkdir()
+    assert sorted(TUTORIAL) == sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+    with use_server(data):
+        for page in TUTORIAL:
+            done = run_page(page, folder, data, "tutorial")
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("block", RECIPES, ids=lambda block: block.name)
