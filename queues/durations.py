@@ -22,26 +22,32 @@ _LATEST: Final = 253_402_300_799_000
 """Milliseconds since the epoch of the last second that a datetime can hold."""
 
 
-def to_seconds(duration: Duration) -> float:
-    """Return a duration in seconds. Raises `TypeError` for anything that is not one."""
+def to_seconds(duration: Duration, what: str = "a duration") -> float:
+    """Return a duration in seconds. Raises `TypeError` for anything that is not one. what: its name, for the error."""
     if isinstance(duration, timedelta):
         return duration.total_seconds()
     given: object = duration
     if not isinstance(given, (int, float)):
-        raise TypeError(f"a duration must be seconds or a timedelta, got {given!r}")
+        raise TypeError(f"{what} must be seconds or a timedelta, got {given!r}")
     return duration
 
 
-def seconds_until(moment: Moment) -> float:
+def seconds_until(moment: Moment, what: str = "a time") -> float:
     """Return the seconds until a point in time, by the clock of this host.
 
-    Raises ValueError if a datetime has no time zone.
+    Raises `TypeError` for anything that is not one, `ValueError` if a datetime has no time zone. what: its name, for
+    these errors.
     """
-    if not isinstance(moment, datetime):
-        return to_seconds(moment)
-    if moment.utcoffset() is None:
-        raise ValueError(f"a datetime must have a time zone, got {moment}: use datetime.now(UTC)")
-    return max(_LEAST, (moment - datetime.fromtimestamp(RUNTIME.wall_clock(), UTC)).total_seconds())
+    if isinstance(moment, timedelta):
+        return moment.total_seconds()
+    given: object = moment
+    if isinstance(given, (int, float)):
+        return given
+    if not isinstance(given, datetime):
+        raise TypeError(f"{what} must be seconds, a timedelta or a datetime, got {given!r}")
+    if given.utcoffset() is None:
+        raise ValueError(f"{what} must have a time zone, got {given}: use datetime.now(UTC)")
+    return max(_LEAST, (given - datetime.fromtimestamp(RUNTIME.wall_clock(), UTC)).total_seconds())
 
 
 def shown_time(at: float) -> str:

@@ -98,9 +98,9 @@ _NO_OPTIONS: Final = Options()
 def make_options(timeout: Duration | None, max_attempts: int | None, result_ttl: Duration | None) -> Options:
     """Return the options of a run, with durations in seconds."""
     return Options(
-        timeout=None if timeout is None else to_seconds(timeout),
+        timeout=None if timeout is None else to_seconds(timeout, "timeout"),
         max_attempts=max_attempts,
-        result_ttl=None if result_ttl is None else to_seconds(result_ttl),
+        result_ttl=None if result_ttl is None else to_seconds(result_ttl, "result_ttl"),
     )
 
 

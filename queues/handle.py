@@ -138,7 +138,7 @@ class TaskHandle(Generic[R]):
             LargeValueLost: A part of a large result is missing.
         """
         started = RUNTIME.monotonic()
-        timeout = None if timeout is None else seconds_until(timeout)
+        timeout = None if timeout is None else seconds_until(timeout, "timeout")
         try:
             with anyio.fail_after(None if timeout is None else max(timeout, _FIRST_READ)):
                 record = await retry_while_unavailable(self.record)

@@ -90,7 +90,7 @@ class Producer:
         self.address = address or settings.address
         self.namespace = Namespace(settings.namespace)
         self.payload_limit, self.large_limit = payload_limit, large_limit
-        self.result_ttl = to_seconds(result_ttl)
+        self.result_ttl = to_seconds(result_ttl, "result_ttl")
         self.gateway = gateway or Gateway(
             self.address,
             replication=replication or settings.replication,
@@ -327,7 +327,7 @@ class Producer:
         return await handle.send(content, sender=sender, message_id=message_id)
 
     def _enqueuer(self, queue: str, delay: Moment, durability: Replicated | None) -> BatchEnqueuer:
-        delay = seconds_until(delay) if delay else 0.0
+        delay = seconds_until(delay, "delay") if delay else 0.0
         if not 0 <= delay <= LONGEST:
             raise ValueError(f"delay must be 0 to {LONGEST:.0e} seconds, got {delay}")
         if durability not in (None, "replicated"):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NotRequired, get_origin, get_type_hints
+from typing import Any, Final, NotRequired, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict
 
 from ..queues import SecretPaths, contains_mask, has_secret, nearest, secret_values, unwrap_secrets
+from .durable import type_problem
 from .errors import InvalidArguments, TaskDefinitionError
 
 __all__ = ["CALL_OPTIONS", "CALL_WORDS", "Arguments", "type_hints"]
@@ -74,7 +75,7 @@ class Arguments:
         """Return the arguments of a call as a JSON object, and the paths of its secrets. Raises `InvalidArguments`."""
         try:
             checked = self._validate(self._named(args, kwargs))
-            data: bytes = self._to_json(checked)
+            data: bytes = self._encode(checked)
             if self.has_secrets or contains_mask(data):
                 whole, secrets = unwrap_secrets(checked, self._adapter.dump_python(checked, mode="json"))
                 return to_json(whole, inf_nan_mode="null"), secrets
@@ -83,6 +84,18 @@ class Arguments:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
+
+    def _encode(self, checked: dict[str, Any]) -> bytes:
+        """Return validated arguments as JSON. Raises `ValueError` that names the argument without a JSON form."""
+        try:
+            return self._to_json(checked)
+        except PydanticSerializationError:
+            for name, value in checked.items():
+                try:
+                    self._to_json({name: value})
+                except PydanticSerializationError as error:
+                    raise ValueError(f"{name}: {error}; pass JSON data, or declare its type") from None
+            raise
 
     def same(self, data: bytes, other: bytes) -> bool:
         """Whether encoded arguments are equal as values, such as sets whose items are in another order."""
@@ -164,7 +177,19 @@ def _argument_adapter(
     try:
         return TypeAdapter(shape)
     except PydanticUserError as error:
-        raise TaskDefinitionError(f"task {name!r}: {error.message}") from None
+        problem = _misdeclared(fields) or error.message
+        raise TaskDefinitionError(f"task {name!r}: {problem}") from None
+
+
+def _misdeclared(fields: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the first parameter whose type cannot be that of JSON data."""
+    for name, field in fields.items():
+        declared = get_args(field)[0] if get_origin(field) is NotRequired else field
+        try:
+            TypeAdapter(declared)
+        except PydanticUserError as error:
+            return f"parameter {name!r}: {type_problem(declared, error)}"
+    return None
 
 
 def type_hints(name: str, handler: Callable[..., Any]) -> dict[str, Any]:

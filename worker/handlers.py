@@ -40,7 +40,7 @@ def refuse_unknown(method: Callable[..., Any], unknown: Collection[str]) -> None
         raise TaskDefinitionError(unknown_option(f"option of app.{method.__name__}", unknown, known, _WORDS))
 
 
-def check_options(name: str, *, retry: object, durability: object, on_orphan: object) -> None:
+def check_options(name: str, *, retry: object, durability: object, on_orphan: object, strict_order: object) -> None:
     """Check options of a task that are not times. Raises `TaskDefinitionError`."""
     if not isinstance(retry, Retry):
         raise TaskDefinitionError(f"task {name!r}: retry must be a Retry, such as Retry(max_attempts=3), got {retry!r}")
@@ -48,6 +48,8 @@ def check_options(name: str, *, retry: object, durability: object, on_orphan: ob
     for what, (given, allowed) in known.items():
         if given not in allowed:
             raise TaskDefinitionError(f"task {name!r}: {what} must be one of {', '.join(allowed)}, got {given!r}")
+    if not isinstance(strict_order, bool):
+        raise TaskDefinitionError(f"task {name!r}: strict_order must be True or False, got {strict_order!r}")
 
 
 def as_async(name: str, handler: Callable[..., Any]) -> Handler[..., Any]:

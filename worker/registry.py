@@ -11,9 +11,9 @@ from pydantic.errors import PydanticUserError
 
 from ..deadletter import Retry
 from ..queues import LONGEST, AppEntry, CatalogTask, Duration, EnvelopeTemplate, to_seconds
-from .agent import Coherence, watched
+from .agent import Coherence, check_coherence, watched
 from .arguments import CALL_OPTIONS, Arguments, type_hints
-from .durable import Durability, make_codec
+from .durable import Durability, make_codec, type_problem
 from .errors import TaskDefinitionError
 from .handlers import as_async, check_options
 from .task import OnOrphan, Task, TaskOwner
@@ -59,13 +59,18 @@ class Registry(Mapping[str, Task[Any, Any]]):
         if not name or name == "<lambda>":
             raise TaskDefinitionError(f"{handler!r} must have a name: pass name=...")
         function = as_async(name, handler)
-        check_options(name, retry=retry, durability=durability, on_orphan=on_orphan)
+        check_options(name, retry=retry, durability=durability, on_orphan=on_orphan, strict_order=strict_order)
+        if coherence is not None:
+            check_coherence(f"task {name!r}", coherence)
         if name in self._tasks:
             raise TaskDefinitionError(f"task name must be unique, got {name!r} twice: pass name=... to one task")
         if type(version) is not int or version < 1:
             raise TaskDefinitionError(f"task {name!r}: version must be a whole number from 1, got {version!r}")
         given = {"timeout": timeout, "idle_timeout": idle_timeout, "result_ttl": result_ttl}
-        times = {what: None if duration is None else to_seconds(duration) for what, duration in given.items()}
+        try:
+            times = {what: None if one is None else to_seconds(one, what) for what, one in given.items()}
+        except TypeError as error:
+            raise TaskDefinitionError(f"task {name!r}: {error}") from None
         for what, seconds in times.items():
             if what == "idle_timeout" and seconds == math.inf:
                 continue  # no such limit
@@ -73,10 +78,11 @@ class Registry(Mapping[str, Task[Any, Any]]):
                 raise TaskDefinitionError(
                     f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, got {seconds}"
                 )
+        returned = type_hints(name, handler).get("return", Any)
         try:
-            result = make_codec(type_hints(name, handler).get("return", Any))
+            result = make_codec(returned)
         except PydanticUserError as error:
-            raise TaskDefinitionError(f"task {name!r}: its result: {error.message}") from None
+            raise TaskDefinitionError(f"task {name!r}: its result: {type_problem(returned, error)}") from None
         task = Task(
             name=name,
             handler=function if coherence is None else watched(function, coherence),

@@ -295,7 +295,7 @@ class TurnHandle:
             SessionFailed: An earlier turn is a dead letter.
             SessionNotFound: The session was forgotten.
         """
-        left = None if timeout is None else max(1.0, seconds_until(timeout))
+        left = None if timeout is None else max(1.0, seconds_until(timeout, "timeout"))
         producer = self._producer
         started = RUNTIME.monotonic()
         try:

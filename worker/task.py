@@ -233,17 +233,30 @@ class TaskCall(Generic[P, R]):
         form, encode, key = self.template, self.task.arguments.encode_call, self.key
         if (chain := self.task.app.enqueue_chain) is not None:
             return self._all_hooked(chain, many)
-        return map_items(lambda args: form.message(*encode((), args), key=key_of(key, args)), many)
+
+        def build(item: Mapping[str, Any]) -> TaskMessage:
+            args = self._checked(item)
+            return form.message(*encode((), args), key=key_of(key, args))
+
+        return map_items(build, many)
+
+    def _checked(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an item of many. Raises `InvalidArguments` if it has no arguments by name."""
+        given: object = item
+        if not isinstance(given, Mapping):
+            problem = f"each item must be a dict of arguments by name, got {given!r}"
+            raise InvalidArguments(self.task.name, problem)
+        return item
 
     async def _all_hooked(
         self, chain: Chain, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> AsyncIterator[TaskMessage]:
         if isinstance(many, AsyncIterable):
             async for arguments in many:
-                yield await self._hooked(chain, (), arguments, key_of(self.key, arguments))
+                yield await self._hooked(chain, (), self._checked(arguments), key_of(self.key, arguments))
         else:
             for arguments in many:
-                yield await self._hooked(chain, (), arguments, key_of(self.key, arguments))
+                yield await self._hooked(chain, (), self._checked(arguments), key_of(self.key, arguments))
 
     async def _hooked(
         self, chain: Chain, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None
@@ -251,7 +264,7 @@ class TaskCall(Generic[P, R]):
         """Build one message within the enqueue hooks, which may add headers."""
         task, limits = self.task, self.limits
         options: dict[str, Any] = {"key": key, "task_id": self.task_id, "durability": self.durability}
-        options |= {"delay": seconds_until(self.delay) or None, "tags": self.tags or None}
+        options |= {"delay": seconds_until(self.delay, "delay") or None, "tags": self.tags or None}
         options |= {"timeout": limits.timeout, "max_attempts": limits.max_attempts, "result_ttl": limits.result_ttl}
         call = EnqueueCall(
             task=task.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import FrozenInstanceError
 from datetime import datetime
@@ -18,11 +18,14 @@ import pytest
 from perdure import (
     App,
     Context,
+    EnqueueCall,
     InvalidArguments,
+    Middleware,
     PayloadTooLarge,
     PerdureError,
     Retry,
     Settings,
+    Snooze,
     State,
     TaskExists,
     Unavailable,
@@ -31,7 +34,7 @@ from perdure import (
 from perdure.queues import EnvelopeTemplate, Refused, encode_arguments
 from perdure.worker.errors import ConfigurationError, LifespanError, TaskDefinitionError
 from perdure.worker.settings import load_settings
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from tests.support.workers import bounded, partition_of, redis_command, work_off
 
@@ -93,6 +96,8 @@ async def any_names(ctx: Context, **rest: int) -> None: ...
 async def nameless_parameter(ctx: Context, one: int, /) -> None: ...
 async def unknown_type(ctx: Context, one: Fraction) -> None: ...
 async def no_schema(ctx: Context, one: subprocess.Popen[bytes]) -> None: ...
+async def no_schema_optional(ctx: Context, one: Handler = None) -> None: ...  # type: ignore[assignment]
+async def no_schema_within(ctx: Context, fits: int, one: list[subprocess.Popen[bytes]]) -> None: ...
 async def no_schema_returned(ctx: Context) -> subprocess.Popen[bytes]: ...  # type: ignore[empty-body]
 def not_async(ctx: Context) -> None: ...
 
@@ -112,8 +117,16 @@ class Handler:
         (any_names, "must be one that can be passed by name"),
         (nameless_parameter, "one.* must be one that can be passed by name"),
         (unknown_type, "'Fraction' is not defined; import the type where the module is loaded"),
-        (no_schema, "Unable to generate pydantic-core schema"),
-        (no_schema_returned, "its result: Unable to generate"),
+        (no_schema, r"task 'no_schema': parameter 'one': subprocess.Popen\[bytes\] has no JSON form; use a data"),
+        (
+            no_schema_optional,
+            "parameter 'one': Handler has no JSON form; use a dataclass, a pydantic model or plain data",
+        ),
+        (no_schema_within, r"parameter 'one': list\[subprocess.Popen\[bytes\]\] has no JSON form; use a"),
+        (
+            no_schema_returned,
+            r"its result: subprocess.Popen\[bytes\] has no JSON form; use a dataclass, a pydantic",
+        ),
         (not_async, r"the first parameter must be the SyncContext: def f\(ctx: SyncContext, \.\.\.\)"),
         (lambda ctx: None, "must have a name: pass name="),
         (functools.partial(no_parameters), "must have a name: pass name="),
@@ -150,7 +163,10 @@ def test_times_of_a_task_are_more_than_nothing_and_less_than_for_ever(app: App, 
         (lambda app: app.task(retry=3), "task 'job': retry must be a Retry, such as Retry.*, got 3"),
         (lambda app: app.task(durability="fast"), "durability must be one of sync, async, replicated, got 'fast'"),
         (lambda app: app.task(on_orphan="drop"), "on_orphan must be one of warn, fail, got 'drop'"),
-        (lambda app: app.task(timeout="30s"), "a duration must be seconds or a timedelta, got '30s'"),
+        (lambda app: app.task(timeout="30s"), "task 'job': timeout must be seconds or a timedelta, got '30s'"),
+        (lambda app: app.task(result_ttl=[1]), r"task 'job': result_ttl must be seconds or a timedelta, got \[1\]"),
+        (lambda app: app.task(coherence=3), r"task 'job': coherence must be a Coherence, such as Coh.* got 3"),
+        (lambda app: app.task(strict_order="no"), "task 'job': strict_order must be True or False, got 'no'"),
         (lambda _: App(None), "must be 1 to 64 letters.*, got None"),  # type: ignore[arg-type]
         (lambda _: Retry(max_attempts="3"), "Retry.max_attempts must be a whole number, got '3'"),  # type: ignore[arg-type]
     ],
@@ -160,6 +176,56 @@ def test_values_of_a_wrong_type_are_named_at_once(app: App, make: Callable[[App]
 
     with pytest.raises((TaskDefinitionError, TypeError, ValueError), match=says):
         make(app)(job)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda job: job.options(delay="5").enqueue(1), "delay must be seconds, a timedelta or a datetime, got '5'"),
+        (lambda job: job.options(delay=datetime(2030, 1, 1)).enqueue(1), "delay must have a time zone, got 2030"),  # noqa: DTZ001
+        (lambda job: job.options(timeout="5"), "timeout must be seconds or a timedelta, got '5'"),
+        (lambda job: job.options(result_ttl="5"), "result_ttl must be seconds or a timedelta, got '5'"),
+        (lambda _: Snooze("5"), "after must be seconds, a timedelta or a datetime, got '5'"),  # type: ignore[arg-type]
+    ],
+)
+async def test_times_of_a_call_are_named(opened: App, call: Callable[[Any], Any], says: str) -> None:
+    @opened.task
+    async def job(ctx: Context, one: int) -> None: ...
+
+    with pytest.raises((TypeError, ValueError), match=says):
+        await call(job)
+
+
+async def test_an_argument_without_a_json_form_is_named(app: App) -> None:
+    @app.task
+    async def job(ctx: Context, one: Any, two: int = 2, key: SecretStr | None = None) -> None: ...
+
+    for wrong in (Handler(), [{"a": Handler()}]):
+        for others in ({}, {"key": SecretStr("secret")}):
+            with pytest.raises(InvalidArguments) as caught:
+                await job.enqueue(wrong, **others)  # type: ignore[arg-type]
+            assert str(caught.value).startswith("task 'job': one: Unable to serialize unknown type: <class 'tests.")
+            assert str(caught.value).endswith("Handler'>; pass JSON data, or declare its type")
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.integration
+async def test_each_of_many_is_a_dict_of_arguments(settings: Settings, hooked: bool) -> None:
+    class Hook(Middleware):
+        async def enqueue(self, call: EnqueueCall, call_next: Callable[[], Awaitable[str]]) -> str:
+            return await call_next()
+
+    app = App("shop", settings=settings, middleware=[Hook()] if hooked else [])
+
+    @app.task
+    async def job(ctx: Context, one: int) -> None: ...
+
+    for wrong, shown in (([1, 2], "1"), ([(1,), (2,)], "(1,)"), ({"one": 1}, "'one'")):
+        async with app:
+            with pytest.raises(InvalidArguments) as caught:
+                await job.enqueue_many(wrong)  # type: ignore[arg-type]
+        assert str(caught.value) == f"task 'job': each item must be a dict of arguments by name, got {shown}"
 
 
 def test_arguments_and_keys_of_a_wrong_type_are_named() -> None:

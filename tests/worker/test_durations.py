@@ -32,7 +32,7 @@ def test_a_moment_is_a_duration_or_a_datetime() -> None:
 
 
 def test_a_datetime_needs_a_time_zone() -> None:
-    with pytest.raises(ValueError, match=r"a datetime must have a time zone, got 2030-01-01 .*datetime\.now\(UTC\)"):
+    with pytest.raises(ValueError, match=r"a time must have a time zone, got 2030-01-01 .*datetime\.now\(UTC\)"):
         seconds_until(datetime(2030, 1, 1))  # noqa: DTZ001 - that is the mistake
 
 
@@ -84,6 +84,8 @@ async def test_enqueuing_takes_timedeltas_and_datetimes(settings: Settings) -> N
         for moment in (timedelta(milliseconds=10), datetime.now(UTC)):
             with pytest.raises(TimeoutError):
                 await handles[0].result(timeout=moment)
+        with pytest.raises(TypeError, match=r"^timeout must be seconds, a timedelta or a datetime, got '5'"):
+            await handles[0].result(timeout="5")  # type: ignore[arg-type]
         for handle in handles:
             await handle.cancel()
 
@@ -99,6 +101,9 @@ async def test_a_handler_takes_timedeltas_and_datetimes(settings: Settings) -> N
 
         with pytest.raises(StepTimeout, match=r"0\.05 s"):
             await ctx.options(timeout=timedelta(milliseconds=50)).step("slow", forever)
+        for call in (ctx.inbox("5"), ctx.ask("ops", "?", wait="5")):  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match=r"^wait must be seconds, a timedelta or a datetime, got '5'"):
+                await call
         return [
             await ctx.inbox(wait=timedelta(milliseconds=20)),
             await ctx.inbox(wait=datetime.now(UTC)),

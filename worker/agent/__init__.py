@@ -31,7 +31,7 @@ except through an event.
 """
 
 from .agent import Agent, S
-from .coherence import Coherence, CoherenceMonitor, watched
+from .coherence import Coherence, CoherenceMonitor, check_coherence, watched
 from .confirmation import OnResume
 from .handler import make_handler
 from .incoming import OnMessage
@@ -47,6 +47,7 @@ __all__ = [
     "OnResume",
     "S",
     "StateType",
+    "check_coherence",
     "make_handler",
     "problem_of",
     "watched",

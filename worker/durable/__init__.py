@@ -36,7 +36,7 @@ from .observer import RunObserver
 from .recall import RecalledStep, recall_step
 from .run import Run
 from .shared_workspace import SharedFile, SharedWorkspace, shared_hashes
-from .steps.codec import Codec, codec_of, make_codec
+from .steps.codec import Codec, codec_of, make_codec, type_name, type_problem
 from .steps.current import CURRENT_RUN, Step, StepCall, current_step
 from .steps.keys import changed_scope, forget_steps
 from .steps.large import store_task_result
@@ -111,6 +111,8 @@ __all__ = [
     "store_task_result",
     "successor_of",
     "task_workspace_files",
+    "type_name",
+    "type_problem",
     "workspace_hashes",
     "workspace_link",
 ]

@@ -72,13 +72,13 @@ async def receive(
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be 1 or more messages, got {limit}")
     waiting = WaitStarted(what="message", on=sender or "", why=why)
-    seconds = seconds_until(wait) if wait else None
+    seconds = seconds_until(wait, "wait") if wait else None
     return await _receive(run, seconds, limit, sender, waiting, durability, new_only=False)
 
 
 async def ask(run: Run, who: str, question: str, *, wait: Moment, durability: Durability) -> InboxMessage | None:
     """Wait for an answer. See `Context.ask`."""
-    wait = seconds_until(wait)
+    wait = seconds_until(wait, "wait")
     if not wait > 0:
         raise ValueError(f"wait must be more than 0 seconds, got {wait}")
     waiting = WaitStarted(what="approval", on=who, why=question)

@@ -96,7 +96,7 @@ class Reschedule(PerdureError):
     """Base of exceptions by which a handler asks to run again later. after: seconds, a timedelta or a datetime."""
 
     def __init__(self, after: Moment, why: str = "") -> None:
-        after = seconds_until(after)
+        after = seconds_until(after, "after")
         if not 0 <= after <= LONGEST:
             raise ValueError(f"after must be 0 to {LONGEST:.0e} seconds, got {after}")
         super().__init__(why or f"run again in {after:g} s")

@@ -46,7 +46,7 @@ async def run_until_idle(
         TimeoutError: there was still something to do.
     """
     __tracebackhide__ = True  # pytest shows the line of the test
-    outcomes, limit = _Outcomes(), to_seconds(timeout)
+    outcomes, limit = _Outcomes(), to_seconds(timeout, "timeout")
     ends = time.monotonic() + limit
     while True:
         with anyio.move_on_after(ends - time.monotonic()) as scope:

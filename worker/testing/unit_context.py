@@ -99,7 +99,7 @@ class UnitContext(Context):
             raise ValueError(f"limit must be 1 or more messages, got {limit}")
         found = [one for one in self._inbox if sender is None or one.sender in ("", sender)][:limit]
         self._inbox = [one for one in self._inbox if one not in found]
-        if not found and wait is not None and seconds_until(wait) == math.inf:
+        if not found and wait is not None and seconds_until(wait, "wait") == math.inf:
             whom = "" if sender is None else f" from {sender!r}"
             raise Refused(f"the handler waits for ever for a message{whom}: pass make_context(inbox=[...])")
         return found

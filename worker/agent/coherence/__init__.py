@@ -17,7 +17,7 @@ from .checks import View, run_checks
 from .findings import FINDINGS, StoredFinding, StoredFindings, stored_findings
 from .functions import watched
 from .monitor import CoherenceMonitor
-from .settings import Coherence, Finding
+from .settings import Coherence, Finding, check_coherence
 
 __all__ = [
     "FINDINGS",
@@ -27,6 +27,7 @@ __all__ = [
     "StoredFinding",
     "StoredFindings",
     "View",
+    "check_coherence",
     "run_checks",
     "stored_findings",
     "watched",

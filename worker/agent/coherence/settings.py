@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, NamedTuple
 
-__all__ = ["Coherence", "Finding", "Policy", "check_name"]
+from ...errors import TaskDefinitionError
+
+__all__ = ["Coherence", "Finding", "Policy", "check_coherence", "check_name"]
 
 Policy = Literal["off", "warn", "hand_off", "bury"]
 """Consequence of a finding. `warn` logs an event and a warning. `hand_off` also parks the task, with its handoff
@@ -92,3 +94,11 @@ _BUILT_IN: Final = {
     "judge": "judged",
 }
 """Field with the policy of each check of Perdure."""
+
+
+def check_coherence(what: str, coherence: object) -> None:
+    """Raise `TaskDefinitionError` if the coherence of a task or an agent is not a `Coherence`. what: its name."""
+    if not isinstance(coherence, Coherence):
+        raise TaskDefinitionError(
+            f"{what}: coherence must be a Coherence, such as Coherence(repetition='bury'), got {coherence!r}"
+        )

@@ -25,7 +25,17 @@ from ....queues import Redaction, contains_mask, unwrap_secrets
 from ....queues.transport import bytes_as_json
 from ...errors import ResultMismatch, UnserialisableResult
 
-__all__ = ["Codec", "arguments_text", "codec_of", "digests_of", "fingerprint", "is_async", "make_codec"]
+__all__ = [
+    "Codec",
+    "arguments_text",
+    "codec_of",
+    "digests_of",
+    "fingerprint",
+    "is_async",
+    "make_codec",
+    "type_name",
+    "type_problem",
+]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _UNCHANGED = frozenset((str, int, bool, type(None)))  # by JSON; a float may be infinite, which becomes a string
@@ -133,6 +143,18 @@ class BytesCodec(Codec):
 def make_codec(declared: Any, *, secrets: bool = False) -> Codec:
     """Return the codec for results of a declared type."""
     return (BytesCodec if declared is bytes else Codec)(declared, secrets=secrets)
+
+
+def type_problem(declared: Any, error: PydanticUserError) -> str:
+    """Return why pydantic refuses a type, with the remedy."""
+    if error.code != "schema-for-unknown-type":
+        return error.message
+    return f"{type_name(declared)} has no JSON form; use a dataclass, a pydantic model or plain data"
+
+
+def type_name(declared: Any) -> str:
+    """Return a type as error texts name it."""
+    return declared.__name__ if isinstance(declared, type) else str(declared).replace("typing.", "")
 
 
 def _first(error: ValidationError) -> str:

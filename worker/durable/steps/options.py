@@ -114,9 +114,9 @@ DEFAULT_OPTIONS: Final[Mapping[Durability, StepOptions]] = {
 def step_timeout(timeout: Duration | None) -> float | None:
     """Return the time-out of a step in seconds. Raises `StepDefinitionError`."""
     try:
-        return None if timeout is None else to_seconds(timeout)
-    except TypeError:
-        raise StepDefinitionError(f"timeout must be seconds or a timedelta, got {timeout!r}") from None
+        return None if timeout is None else to_seconds(timeout, "timeout")
+    except TypeError as error:
+        raise StepDefinitionError(str(error)) from None
 
 
 LONGEST_NAME: Final = 200
