@@ -10,6 +10,7 @@ from ...queues.pubsub import TaskNotifications
 from ..durable import CURRENT_RUN, Context
 from ..errors import StepOutsideTask, TaskDefinitionError
 from .agent import Agent
+from .coherence import check_coherence
 from .confirmation import OnResume
 from .incoming import OnMessage
 from .live_state import LiveState
@@ -132,6 +133,7 @@ def _check(kind: object, name: str) -> None:
         raise TaskDefinitionError(f"agent {name!r}: message_rounds must be 0 or more, got {kind.message_rounds!r}")
     if kind.in_doubt not in ("retry", "fail"):
         raise TaskDefinitionError(f"agent {name!r}: in_doubt must be 'retry' or 'fail', got {kind.in_doubt!r}")
+    check_coherence(f"agent {name!r}", kind.coherence)
     try:
         inspect.signature(kind).bind()
     except TypeError as error:

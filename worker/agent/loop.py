@@ -37,7 +37,7 @@ from .context.tokens import Estimate, message_tokens
 from .correcting import Corrections
 from .incoming import Incoming, Interrupted, OnMessage
 from .live_state import LiveState
-from .planning import planned_steps, without_archived
+from .planning import listed_steps, planned_steps, without_archived
 from .resume_notice import acknowledged
 from .retirement import Retirement
 from .rewind import FINISH, PLAN, REPLAN, rewind
@@ -230,7 +230,8 @@ class Loop(Generic[S]):
             await self._run.recorder.put(due, *self._parts_gone(REPLAN), wait=False)
 
     async def _ask_again(self, method: Callable[[Context, S], Awaitable[_Plan | None]]) -> _Plan | None:
-        steps: _Plan | None = await self._within(REPLAN, lambda: method(self._ctx, self._state))
+        returned = await self._within(REPLAN, lambda: method(self._ctx, self._state))
+        steps = None if returned is None else listed_steps(getattr(method, "__name__", "replan"), returned)
         return await without_archived(self._run, self._state, steps) if steps else steps
 
     async def _finish(self) -> AlreadyDone[Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -12,7 +12,7 @@ from ..journal import AgentState, PlanStep, archived_keys
 from ..journal.agent_events import PlannedStep
 from ..log import log_wait
 
-__all__ = ["planned_steps", "without_archived"]
+__all__ = ["listed_steps", "planned_steps", "without_archived"]
 
 _OUTCOME_FIELDS: Final = {"status", "attempts", "error"}
 """Fields of a step that the loop sets, not the plan."""
@@ -30,12 +30,21 @@ async def without_archived(run: Run, state: AgentState, steps: Sequence[PlanStep
     return [step for step in steps if step.key not in gone]
 
 
-def planned_steps(what: str, steps: Sequence[PlanStep]) -> tuple[PlannedStep, ...]:
-    """Return the steps as logged. Raises `TypeError` or `ValueError` if they are not a valid plan."""
+def listed_steps(what: str, steps: object) -> list[PlanStep]:
+    """Return the steps that a method of an agent returned as a list. Raises `TypeError` if they are not `PlanStep`s."""
+    if not isinstance(steps, Iterable) or isinstance(steps, (PlanStep, Mapping, str)):
+        raise TypeError(f"{what} must return a list of PlanStep, got {steps!r}")
     listed = list(steps)
     for step in listed:
         if not isinstance(step, PlanStep):
             raise TypeError(f"{what} must return a list of PlanStep, got an item {step!r}")
+    return listed
+
+
+def planned_steps(what: str, steps: Sequence[PlanStep]) -> tuple[PlannedStep, ...]:
+    """Return the steps as logged. Raises `TypeError` or `ValueError` if they are not a valid plan."""
+    listed = listed_steps(what, steps)
+    for step in listed:
         if not step.key or len(step.key) > 200 or "/" in step.key or "#" in step.key:
             raise ValueError(f"{what}: a step key must be 1 to 200 characters without '/' and '#', got {step.key!r}")
     keys = [step.key for step in listed]

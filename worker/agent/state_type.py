@@ -13,9 +13,10 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, PydanticSerializationUnexpectedValue
 
 from ...queues import has_secret
+from ..durable import type_name
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..journal import AgentState, Ephemeral, PlanStep
 from .agent import S
@@ -80,11 +81,34 @@ class StateType(Generic[S]):
     def dump(self, task_id: str, state: S, names: Collection[str] | None = None) -> bytes:
         """Return the stored fields as JSON, all or those in `names`. Raises `StateUnstorable`."""
         try:
-            wanted = None if names is None else set(names)
-            data = state.model_dump_json(include=wanted, exclude=set(self.ephemeral), warnings="error")
+            return self._dump(state, None if names is None else set(names))
         except (PydanticSerializationError, ValueError, RecursionError) as error:
-            raise StateUnstorable(task_id, self.agent, str(error)) from None
-        return data.encode()
+            raise StateUnstorable(task_id, self.agent, self._unstorable(state) or str(error)) from None
+
+    def _dump(self, state: S, names: set[str] | None) -> bytes:
+        return state.model_dump_json(include=names, exclude=set(self.ephemeral), warnings="error").encode()
+
+    def _unstorable(self, state: S) -> str | None:
+        """Return which field cannot be stored, and the remedy; None if each of them can."""
+        for name in [one for one in self.fields if one not in self.ephemeral]:
+            try:
+                self._dump(state, {name})
+            except (PydanticSerializationError, ValueError, RecursionError) as error:
+                value = getattr(state, name)
+                if self._fits(name, value) and PydanticSerializationUnexpectedValue.__name__ not in str(error):
+                    return (
+                        f"field {name!r}: {error}; declare a field that must not be stored as Annotated[..., Ephemeral]"
+                    )
+                return f"field {name!r} must be {type_name(self.fields[name].annotation)}, got {value!r:.200}"
+        return None
+
+    def _fits(self, name: str, value: Any) -> bool:
+        """Return whether a value is of the declared type of its field."""
+        try:
+            self._adapter(name).validate_python(value, strict=True)
+        except ValidationError:
+            return False
+        return True
 
     def load(self, task_id: str, stored: dict[str, Any]) -> S:
         """Return a state from JSON, without fields that only a later version of the class has.

@@ -276,7 +276,13 @@ class Context(TaskInfo, StepCaller):
         return message.model_copy(update={"n": number})
 
     async def record_event(self, event: Event) -> None:
-        """Record an event of a user-defined type, see `register_event`. Recorded once."""
+        """Record an event of a user-defined type, see `register_event`. Recorded once.
+
+        Raises `StepDefinitionError` for anything else.
+        """
+        given: object = event
+        if not isinstance(given, Event):
+            raise StepDefinitionError(f"event must be an Event, got {given!r}")
         await log_once(self._run, event)
 
     # a successor, see docs/how-to/handoff.md

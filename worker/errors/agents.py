@@ -109,10 +109,7 @@ class StateUnstorable(StateError, TypeError):
     """A field of an agent's state has no JSON form, or a value of the wrong type."""
 
     def __init__(self, task_id: str, agent: str, problem: str) -> None:
-        super().__init__(
-            f"the state of agent {agent!r}, task {task_id}, cannot be stored: {problem}. Declare a field "
-            "that must not be stored as Annotated[..., Ephemeral]"
-        )
+        super().__init__(f"the state of agent {agent!r}, task {task_id}, cannot be stored: {problem}")
 
 
 class StateDrift(StateError):

@@ -23,7 +23,7 @@ from perdure import (
 )
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Gateway, Script, pairs
-from perdure.worker.errors import BadHistory
+from perdure.worker.errors import BadHistory, TaskDefinitionError
 from perdure.worker.journal import check_state, empty_state, parse_event, reduce, state_at
 from pydantic import Field, SecretStr, field_serializer
 
@@ -277,7 +277,28 @@ async def test_an_unstorable_state_is_a_dead_letter_with_the_cause(app: App) -> 
     await work_off(app)
     found = await letter(app, handle)
     assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.StateUnstorable")
-    assert "total" in found.message
+    assert found.message.endswith("cannot be stored: field 'total' must be int, got 'many'")
+
+
+@pytest.mark.parametrize("plan", [None, PlanStep(key="a", title="a"), "abc", {"a": 1}])
+async def test_a_plan_that_is_no_list_is_refused(app: App, plan: Any) -> None:
+    class Planless(Counter):
+        async def plan(self, ctx: Context, state: Counting) -> Any:
+            return plan
+
+    handle = await app.agent(name="count", retry=Retry(max_attempts=1))(Planless).enqueue("count", words=["one"])
+    await work_off(app)
+    found = await letter(app, handle)
+    assert found.error == "TypeError"
+    assert found.message.startswith(f"plan must return a list of PlanStep, got {plan!r}"[:60])
+
+
+def test_the_coherence_of_an_agent_is_a_coherence(app: App) -> None:
+    class Strict(Counter):
+        coherence: ClassVar[Any] = 3
+
+    with pytest.raises(TaskDefinitionError, match=r"agent 'strict': coherence must be a Coherence, such as .*, got 3"):
+        app.agent(Strict)
 
 
 # deploys between two runs

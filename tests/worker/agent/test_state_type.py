@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from perdure import AgentState, PlanStep
 from perdure.worker.agent.state_type import StateType
+from perdure.worker.errors import StateUnstorable
 from perdure.worker.journal.state import Decision, WaitingFor
+from pydantic import BaseModel, Field
 
 FORM = StateType("agent", AgentState)
 
@@ -99,3 +101,30 @@ def test_a_list_that_the_agent_changed_is_not_changed(state: AgentState) -> None
     del state.decisions[0]
     assert not FORM.apply_change(state, "decisions", before, [*before, decision(3)])
     assert [one.n for one in state.decisions] == [2]
+
+
+class Inner(BaseModel):
+    depth: int = 0
+
+
+class Odd(AgentState):
+    number: int = 0
+    numbers: list[int] = Field(default_factory=list)
+    inner: Inner = Inner()
+    anything: Any = None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("number", "abc", "field 'number' must be int, got 'abc'"),
+        ("numbers", ["a"] * 900, r"field 'numbers' must be list\[int\], got \['a', .{,200}"),
+        ("inner", Inner.model_construct(depth="x"), r"field 'inner' must be Inner, got Inner\(depth='x'\)"),
+        ("anything", Inner, "field 'anything': Unable to .* as Annotated\\[..., Ephemeral\\]"),
+    ],
+)
+def test_a_field_that_cannot_be_stored_is_named_with_the_remedy(name: str, value: Any, says: str) -> None:
+    state = Odd()
+    setattr(state, name, value)
+    with pytest.raises(StateUnstorable, match=f"^the state of agent 'odd', task t, cannot be stored: {says}$"):
+        StateType("odd", Odd).dump("t", state)

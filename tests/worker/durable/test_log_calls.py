@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from perdure import App, Context, PayloadTooLarge, Retry, Settings, Snooze
-from perdure.deadletter import Replay, replay
+from perdure.deadletter import Reason, Replay, replay
 from perdure.worker.journal import Unreadable, parse_event
 from perdure.worker.journal.run_events import AttemptFailed, Buried, Replayed, StepCompleted
 from pydantic import SecretStr
@@ -50,6 +50,17 @@ async def test_events_contain_no_secret_and_stay_readable(app: App) -> None:
     events = [parse_event(event) for event in await history(handle)]
     assert not [str(event) for event in events if isinstance(event, Unreadable)]
     assert [event.type for event in events][-2:] == ["tool_called", "step_failed"]
+
+
+async def test_what_is_no_event_is_refused_without_a_retry(app: App) -> None:
+    @app.task
+    async def tell(ctx: Context) -> None:
+        await ctx.record_event("x")  # type: ignore[arg-type]
+
+    handle = await tell.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.message) == (Reason.NOT_RETRYABLE, "event must be an Event, got 'x'")
 
 
 async def test_a_call_with_arguments_above_the_limit_of_an_event_is_made_once(settings: Settings) -> None:
