@@ -169,13 +169,13 @@ class SimulatedServer:
         with engine_runtime(self.loop.random), clock(at):
             return _Socket(self, None).execute(command)
 
-    def record(self, at: float, fields: list[bytes]) -> None:
-        """Append a write to the file."""
+    def record(self, at: float, fields: list[bytes], *, ago: float = 0.0) -> None:
+        """Append a write to the file. ago: Virtual seconds since it was written."""
         if fields[0].upper() == b"EVALSHA":
             digest = fields[1].lower()
             self.scripts[digest] = self._engine.script_cache[digest]
         self.log.append((at, fields))
-        self._written.append(self.loop.now)
+        self._written.append(self.loop.now - ago)
         self.on_write(fields)
         if len(self.log) % _SNAPSHOT_EVERY == 0:
             self._snapshots.append((len(self.log), snapshot(self._engine)))

@@ -45,7 +45,7 @@ def store_lease(world: World, lease: float) -> None:
     """Let the server have a stored lease before the run."""
     at, fields = world.server.now - _AGE, [b"HSET", _KEY, b"lease", b"%.15g" % lease]
     world.server.replay(at, fields, {})
-    world.server.record(at, fields)
+    world.server.record(at, fields, ago=_AGE)
 
 
 async def set_lease(world: World, fault: Fault) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
+from perdure.queues.keys import Namespace
 from perdure.queues.partitions.assignment import PartitionAssignment
 from perdure.queues.partitions.router import PartitionRouter
 from perdure.queues.sessions import turns
@@ -14,6 +15,7 @@ from perdure.queues.shared_config import SharedConfig
 from perdure.worker.runtime.shared_settings import SharedSettings
 from perdure.worker.runtime.stages.version_check import CheckTaskVersion
 
+from ..app import NAMESPACE
 from ..plan import Fault, Plan, TaskPlan
 from ..sensitivity.defects import DEFECTS, replacement
 from ..world import World
@@ -58,6 +60,14 @@ def test_a_worker_that_claims_by_the_new_lease_while_others_use_the_old_one_is_s
     )
     monkeypatch.setattr(SharedSettings, "apply", at_once)
     assert kinds(plan) == ["stored lease"]
+
+
+def test_a_lease_that_was_stored_long_before_the_run_is_not_lost() -> None:
+    plan = Plan(1, 2, 1.0, (chain("t0", 0.2),), (Fault(0.3, "lose tail", 0, 1.5),), settings=SETTINGS, stored_lease=2.0)
+    assert kinds(plan) == []
+    world = _KEPT[-1]
+    assert world.server.lost
+    assert world.server.items[Namespace(NAMESPACE).config.encode()].value._values[b"lease"] == b"2"
 
 
 # resharding
