@@ -90,6 +90,16 @@ def _explained(kind: type[T]) -> type[T]:
     return kind
 
 
+def _exception_classes(name: str, given: object) -> tuple[type[BaseException], ...]:
+    """Return one exception class, or a collection of them, as a tuple."""
+    kinds = (given,) if isinstance(given, type) else tuple(given) if isinstance(given, (list, set, tuple)) else ("",)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        raise TypeError(
+            f"Retry.{name} must be exception classes, such as (ConnectionError, TimeoutError), got {given!r}"
+        )
+    return kinds
+
+
 @_explained
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -116,12 +126,20 @@ class Retry:
     never: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        base, cap = to_seconds(self.base), to_seconds(self.cap)
-        object.__setattr__(self, "base", base)
-        object.__setattr__(self, "cap", cap)
+        for name, duration in (("base", self.base), ("cap", self.cap)):
+            try:
+                object.__setattr__(self, name, to_seconds(duration))
+            except TypeError:
+                raise TypeError(f"Retry.{name} must be seconds or a timedelta, got {duration!r}") from None
         for name, count in (("max_attempts", self.max_attempts), ("max_crashes", self.max_crashes)):
             if type(count) is not int:
                 raise TypeError(f"Retry.{name} must be a whole number, got {count!r}")
+        for name, number in (("factor", self.factor), ("jitter", self.jitter)):
+            if not isinstance(number, (int, float)):
+                raise TypeError(f"Retry.{name} must be a number, got {number!r}")
+        for name, kinds in (("on", self.on), ("never", self.never)):
+            object.__setattr__(self, name, _exception_classes(name, kinds))
+        base, cap = to_seconds(self.base), to_seconds(self.cap)
         if self.max_attempts < 1:
             raise ValueError(f"Retry.max_attempts must be 1 or more, got {self.max_attempts}; 1 means no retry")
         if self.max_crashes < 0:

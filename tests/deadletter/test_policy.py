@@ -131,6 +131,30 @@ def test_an_invalid_policy_is_refused(wrong: dict[str, Any]) -> None:
         Retry(**wrong)
 
 
+@pytest.mark.parametrize("given", [OSError, [OSError], {OSError}, (OSError,)])
+def test_exceptions_may_be_a_class_or_a_collection(given: Any) -> None:
+    assert Retry(on=given) == Retry(on=(OSError,))
+    assert not Retry(never=given).allows(FileNotFoundError())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"on": "x"}, "Retry.on must be exception classes, such as .*, got 'x'"),
+        ({"on": (KeyError(),)}, "Retry.on must be exception classes"),
+        ({"on": [int]}, "Retry.on must be exception classes"),
+        ({"never": "KeyError"}, "Retry.never must be exception classes"),
+        ({"never": None}, "Retry.never must be exception classes"),
+        ({"factor": "2"}, "Retry.factor must be a number, got '2'"),
+        ({"jitter": None}, "Retry.jitter must be a number, got None"),
+        ({"base": "1s"}, "Retry.base must be seconds or a timedelta, got '1s'"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        Retry(**wrong)
+
+
 @pytest.mark.parametrize("name", ["base", "factor", "cap"])
 def test_a_delay_of_nan_is_refused(name: str) -> None:
     wrong: dict[str, Any] = {name: float("nan")}
