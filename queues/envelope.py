@@ -11,12 +11,15 @@ older workers leave such a task to newer ones as well.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from .defaults import Seconds
 from .durations import Duration, to_seconds
@@ -46,6 +49,7 @@ __all__ = [
     "TaskMessage",
     "check_task_id",
     "encode_arguments",
+    "lost_number",
     "new_task_id",
     "newer_envelope",
     "plain_data",
@@ -221,6 +225,8 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
 
     try:
         data = orjson.dumps(dict(arguments), default=mask)
+        if (path := lost_number(arguments, data)) is not None:
+            raise ValueError(f"{path} is not a finite number")
         if not secret:
             return data, ()
         whole, marks = unwrap_secrets(dict(arguments), orjson.loads(data))
@@ -233,6 +239,28 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
             f"could not encode the arguments as JSON: {error}; pass plain data, or enqueue through the typed task, "
             "which serialises pydantic types"
         ) from None
+
+
+def lost_number(arguments: Mapping[str, Any], data: bytes) -> str | None:
+    """Return the path of a NaN or an infinity that became null in the JSON of arguments, which has no such number."""
+    return _lost_number(arguments, from_json(data)) if b"null" in data else None
+
+
+def _lost_number(value: object, stored: object) -> str | None:
+    if isinstance(value, float):
+        return "" if stored is None and not math.isfinite(value) else None
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    elif is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping) and isinstance(stored, dict):
+        members = [(str(key), item, stored.get(str(key))) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)) and isinstance(stored, list):
+        members = [(str(at), item, kept) for at, (item, kept) in enumerate(zip(value, stored, strict=False))]
+    else:
+        return None
+    found = ((key, _lost_number(item, kept)) for key, item, kept in members)
+    return next((f"{key}.{rest}".rstrip(".") for key, rest in found if rest is not None), None)
 
 
 def plain_data(data: bytes) -> Any:

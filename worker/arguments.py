@@ -11,7 +11,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict
 
-from ..queues import SecretPaths, contains_mask, has_secret, nearest, secret_values, unwrap_secrets
+from ..queues import SecretPaths, contains_mask, has_secret, lost_number, nearest, secret_values, unwrap_secrets
 from .durable import type_problem
 from .errors import InvalidArguments, TaskDefinitionError
 
@@ -76,10 +76,13 @@ class Arguments:
         try:
             checked = self._validate(self._named(args, kwargs))
             data: bytes = self._encode(checked)
-            if self.has_secrets or contains_mask(data):
-                whole, secrets = unwrap_secrets(checked, self._adapter.dump_python(checked, mode="json"))
-                return to_json(whole, inf_nan_mode="null"), secrets
-            return data, ()
+            if not (self.has_secrets or contains_mask(data) or lost_number(checked, data)):
+                return data, ()
+            whole, secrets = unwrap_secrets(checked, self._adapter.dump_python(checked, mode="json"))
+            data = to_json(whole, inf_nan_mode="strings")
+            if (path := lost_number(checked, data)) is not None:
+                raise ValueError(f"{path} is not a finite number: declare its type as float, or pass text")
+            return data, secrets
         except ValidationError as error:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
@@ -121,7 +124,7 @@ class Arguments:
     def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
         """Return the secrets among decoded arguments, as text."""
         whole, secrets = unwrap_secrets(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
-        return secret_values(to_json(whole, inf_nan_mode="null"), secrets)
+        return secret_values(to_json(whole, inf_nan_mode="strings"), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name. Raises `TypeError` if there are too many, or one is given twice."""

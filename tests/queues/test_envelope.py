@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_arguments_are_one_json_object(arguments: dict[str, Any]) -> None:
     assert orjson.loads(encode_arguments(arguments)[0]) == orjson.loads(orjson.dumps(arguments))
 
 
-@pytest.mark.parametrize("wrong", [object(), {1, 2}, b"bytes", 2**64, {1: 2}, "\ud800"])
+@pytest.mark.parametrize("wrong", [object(), {1, 2}, b"bytes", 2**64, {1: 2}, "\ud800", math.nan, [{"a": math.inf}]])
 def test_arguments_that_are_not_json_are_refused(wrong: object) -> None:
     with pytest.raises(TypeError, match="could not encode the arguments as JSON"):
         encode_arguments({"value": wrong})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,11 @@ from tests.support.workers import bounded, partition_of, redis_command, work_off
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+
+@dataclass
+class Rate:
+    value: float
 
 
 class Order(BaseModel):
@@ -333,6 +339,19 @@ async def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(
 
 
 @pytest.mark.integration
+async def test_numbers_that_json_does_not_have_are_kept_or_refused(opened: App) -> None:
+    @opened.task
+    async def echo(ctx: Context, rates: list[float], rate: Rate, free: Any = None) -> list[str]:
+        return [str(rate) for rate in (*rates, rate.value)]
+
+    with pytest.raises(InvalidArguments, match=r"free\.1\.x is not a finite number: declare its type as float"):
+        await echo.enqueue([], Rate(0.5), [1.0, {"x": -math.inf}])
+    handle = await echo.enqueue([math.inf, 1.5], Rate(math.nan))
+    await work_off(opened)
+    assert await bounded(handle.result()) == ["inf", "1.5", "nan"]
+
+
+@pytest.mark.integration
 async def test_of_many_all_are_checked_before_any_is_sent(opened: App) -> None:
     @opened.task
     async def square(ctx: Context, number: int) -> int:
@@ -449,6 +468,10 @@ def test_a_worker_needs_tasks_and_room_for_them(app: App, tmp_path: Path) -> Non
         "concurrency must be a whole number, 1 or more, got 0": (app, {"concurrency": 0}),
         "concurrency must be a whole number, 1 or more, got '4'": (app, {"concurrency": "4"}),
         "queues must be a list of names, got 'mine'": (app, {"queues": "mine"}),
+        "queues must be a list of names, got 3": (app, {"queues": 3}),
+        "queue must be 1 to 64 letters, .*, got 'a b'": (app, {"queues": ["a", "a b"]}),
+        "queue must be 1 to 64 letters, .*, got 3": (app, {"queues": [3]}),
+        "name must be 1 to 64 letters, .*, got '~left'": (app, {"name": "~left"}),
         "app must be an App, got 'tasks:app'": ("tasks:app", {}),
     }
     for says, (given, options) in wrong.items():
