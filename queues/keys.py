@@ -81,6 +81,7 @@ __all__ = [
     "SessionPartition",
     "TaskKey",
     "check_name",
+    "is_name",
     "is_reserved",
 ]
 
@@ -119,9 +120,14 @@ def is_reserved(consumer: str) -> bool:
     return consumer.startswith(RESERVED)
 
 
+def is_name(name: str) -> bool:
+    """Return whether a name is valid in a key."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(kind: str, name: object) -> str:
     """Return a name that is valid in a key. Raises `ValueError` with the rule for any other."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         raise ValueError(
             f"{kind} must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter or digit, got {name!r}"
         )

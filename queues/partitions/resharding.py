@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Final
 
 from ..errors import Refused
-from ..keys import DATA_FORMAT, GROUP, KEY_FORMAT, Namespace, Partition
+from ..keys import DATA_FORMAT, GROUP, KEY_FORMAT, Namespace, Partition, check_name, is_name
 from ..transport import Gateway, pairs, queue_script
 from .route import SINGLE, Generation, Route, UnreadableRoute
 
@@ -49,8 +49,8 @@ async def load_routes(gateway: Gateway, namespace: Namespace) -> dict[str, Route
         [("HGETALL", namespace.queues), ("HGET", namespace.deployment, "format")], node_of=namespace.queues
     )
     _check_format(namespace, data_format)
-    known = pairs(found)
-    return {name.decode(): _decode(name.decode(), data) for name, data in sorted(known.items())}
+    known = {name.decode(): data for name, data in sorted(pairs(found).items())}
+    return {name: _decode(name, data) for name, data in known.items() if is_name(name)}  # no key has another name
 
 
 async def load_route(gateway: Gateway, namespace: Namespace, queue: str) -> Route | None:
@@ -62,8 +62,10 @@ async def load_route(gateway: Gateway, namespace: Namespace, queue: str) -> Rout
 async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: Route = SINGLE) -> Route:
     """Return the route of a queue, joined with what the caller knows, and store it if it differs.
 
-    That registers a new queue, and restores a route that a server has lost.
+    That registers a new queue, and restores a route that a server has lost. Raises `ValueError` for a name that is not
+    valid.
     """
+    check_name("queue", queue)
     while True:
         data, data_format = await gateway.pipeline(
             [("HGET", namespace.queues, queue), ("HGET", namespace.deployment, "format")], node_of=namespace.queues

@@ -105,6 +105,17 @@ async def test_data_of_a_newer_format_is_refused(gateway: Gateway, namespace: Na
         await list_queues(gateway, namespace)
 
 
+async def test_a_queue_whose_name_is_not_valid_is_neither_stored_nor_read(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    await producer.enqueue("t", queue="default")
+    with pytest.raises(ValueError, match=r"queue must be 1 to 64 letters, .*, got 'a b'"):
+        await sync_route(gateway, namespace, "a b")
+    assert await gateway.command("HKEYS", namespace.queues) == [b"default"]
+    await gateway.command("HSET", namespace.queues, "a b", "1")
+    assert [stats.queue for stats in await list_queues(gateway, namespace)] == ["default"]
+
+
 @pytest.mark.parametrize("count", [0, 1025])
 async def test_an_invalid_count_is_refused(gateway: Gateway, namespace: Namespace, count: int) -> None:
     with pytest.raises(ValueError, match="1 to 1024"):

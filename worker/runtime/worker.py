@@ -28,6 +28,7 @@ from ...queues import (
     release,
     serving,
 )
+from ...queues.errors import NotOpen
 from ...queues.runtime import RUNTIME
 from ..app import App
 from ..artifacts import keep_large_values
@@ -43,6 +44,7 @@ from .health.loop_watchdog import LoopWatchdog
 from .intake import Intake
 from .maintenance import AssignmentWatcher, CancelListener, ClockMonitor, Janitor, Promoter, Registration, VersionWaker
 from .maintenance.registration import describe
+from .options import check_arguments
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings
@@ -89,15 +91,9 @@ class Worker:
                 "isolated", the worker runs quarantined tasks only, one at a time.
 
         Raises:
-            ConfigurationError: The app has no tasks and `queues` is empty, or `concurrency` or `import_path` is wrong.
+            ConfigurationError: The app has no tasks and `queues` is empty, or another argument is wrong.
         """
-        given: tuple[object, object, object] = (app, concurrency, queues)
-        if not isinstance(given[0], App):
-            raise ConfigurationError(f"app must be an App, got {app!r}")
-        if not isinstance(given[1], int) or concurrency < 1:
-            raise ConfigurationError(f"concurrency must be a whole number, 1 or more, got {concurrency!r}")
-        if isinstance(given[2], str):
-            raise ConfigurationError(f"queues must be a list of names, got {queues!r}: pass [{queues!r}]")
+        check_arguments(app, concurrency, queues, name)
         self.app = app
         self.settings = app.settings
         self.queues = tuple(queues or app.tasks.queues)
@@ -139,7 +135,7 @@ class Worker:
         )
         self._health = Health(self.id, self.settings, self._watchdog, self._executor, self._slots, self._gate)
         self._stop, self._stop_now = anyio.Event(), anyio.Event()
-        self._stack = AsyncExitStack()
+        self._stack, self._joined = AsyncExitStack(), False
 
     @property
     def in_flight(self) -> int:
@@ -173,6 +169,7 @@ class Worker:
         except BaseException:
             await self._stack.aclose()
             raise
+        self._joined = True
         return self
 
     async def _join(self) -> None:
@@ -238,6 +235,7 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the consumer groups, deregister and disconnect."""
+        self._joined = False
         with anyio.CancelScope(shield=True):
             try:
                 if not await self._redis_answers():
@@ -265,8 +263,10 @@ class Worker:
         """Run tasks until `stop` is called; with `burst`, until the queues are empty.
 
         Pending messages of lost workers are claimed before new messages are read. Empty means: nothing is queued,
-        nothing runs here, and no task that failed here waits for its next attempt.
+        nothing runs here, and no task that failed here waits for its next attempt. Raises `NotOpen`.
         """
+        if not self._joined:
+            raise NotOpen("the worker is not connected: await run() within 'async with Worker(app) as worker:'")
         served, background, reading = serving(self.queues), anyio.create_task_group(), anyio.create_task_group()
         async with served, background, reading:
             intake = Intake(

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, State, Unavailable, Worker
 from perdure.queues import BlockingConnection, Consumer, Partition, list_workers
+from perdure.queues.errors import NotOpen
 from perdure.worker.runtime.reclaim import START, ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
 from perdure.worker.runtime.timings import WorkerTimings
@@ -45,6 +46,24 @@ async def patient(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     monkeypatch.setattr(Worker, "timings", WorkerTimings(sweep_interval=LONG_LEASE))
     async with App("work", settings=settings.model_copy(update={"lease": LONG_LEASE})) as app:
         yield app
+
+
+# start
+
+
+@pytest.mark.integration
+async def test_a_worker_that_is_not_connected_says_how_to_connect_it(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    worker = Worker(app)
+    says = r"await run\(\) within 'async with Worker\(app\) as worker:'"
+    with pytest.raises(NotOpen, match=says):
+        await worker.run()
+    async with worker:
+        await worker.run(burst=True)
+    with pytest.raises(NotOpen, match=says):
+        await worker.run()
 
 
 # concurrency
