@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...queues import Partition
 from ...queues.runtime import RUNTIME
-from .timings import WorkerTimings
+from .options import WorkerTimings
 
 __all__ = ["ReclaimSchedule"]
 

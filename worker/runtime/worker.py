@@ -44,13 +44,12 @@ from .health.loop_watchdog import LoopWatchdog
 from .intake import Intake
 from .maintenance import AssignmentWatcher, CancelListener, ClockMonitor, Janitor, Promoter, Registration, VersionWaker
 from .maintenance.registration import describe
-from .options import check_arguments
+from .options import WorkerTimings, check_arguments
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings
 from .slots import Slots
 from .supervisor_link import Link
-from .timings import WorkerTimings
 from .webhook_posting import WebhookTarget
 from .webhooks import WebhookQueue
 

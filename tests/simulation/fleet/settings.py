@@ -9,7 +9,7 @@ from perdure import Worker
 from perdure.queues import QueueError, set_config
 from perdure.queues.keys import Namespace
 from perdure.queues.shared_config import SharedConfig, read_seconds
-from perdure.worker.runtime.timings import WorkerTimings
+from perdure.worker.runtime.options import WorkerTimings
 
 from ..app import NAMESPACE
 

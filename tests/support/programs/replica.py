@@ -23,7 +23,7 @@ from perdure.queues.partitions.resharding import PartitionStatus, partition_stat
 from perdure.worker.agent.coherence import CoherenceMonitor
 from perdure.worker.artifacts import ArtifactLink
 from perdure.worker.durable import CURRENT_RUN, Artifacts, Step
-from perdure.worker.runtime.timings import WorkerTimings
+from perdure.worker.runtime.options import WorkerTimings
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 PATIENT = Retry(max_attempts=3, max_crashes=1000, base=0.0)

@@ -20,8 +20,8 @@ from perdure.worker.durable import StopReason
 from perdure.worker.durable import checkpoint_writer as recorder_module
 from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
 from perdure.worker.log import logger
+from perdure.worker.runtime.options import WorkerTimings
 from perdure.worker.runtime.supervisor_link import InheritedPipe, SupervisorLink
-from perdure.worker.runtime.timings import WorkerTimings
 
 from tests.support.workers import (
     BOUND,

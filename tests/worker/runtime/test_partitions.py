@@ -13,7 +13,7 @@ import pytest
 from perdure import App, Context, Producer, Settings, TaskHandle, Worker
 from perdure.queues import load_route, queue_partitions, set_partitions
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
-from perdure.worker.runtime.timings import WorkerTimings
+from perdure.worker.runtime.options import WorkerTimings
 
 from tests.support.processes import WorkerProcesses, worker_processes
 from tests.support.workers import BOUND, bounded, running_worker, wait_until, work_off

@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Settings, State, TaskHandle, Worker
+from perdure.worker.runtime.options import WorkerTimings
 from perdure.worker.runtime.slots import Slots
-from perdure.worker.runtime.timings import WorkerTimings
 
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.workers import (

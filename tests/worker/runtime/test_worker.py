@@ -11,9 +11,9 @@ import pytest
 from perdure import App, Context, Retry, Settings, State, Unavailable, Worker
 from perdure.queues import BlockingConnection, Consumer, Partition, list_workers
 from perdure.queues.errors import NotOpen
+from perdure.worker.runtime.options import WorkerTimings
 from perdure.worker.runtime.reclaim import START, ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
-from perdure.worker.runtime.timings import WorkerTimings
 
 from tests.support.workers import (
     attended,

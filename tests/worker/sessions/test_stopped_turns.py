@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskCancelled, Worker
 from perdure.context import Commitment
-from perdure.worker.runtime.timings import WorkerTimings
+from perdure.worker.runtime.options import WorkerTimings
 from pydantic import Field
 
 from tests.support.workers import redis_command, running_worker, wait_until, work_off

@@ -22,7 +22,7 @@ from ....queues import (
 )
 from ....queues.inspection import trim_timeline
 from ...log import logger
-from ..timings import WorkerTimings
+from ..options import WorkerTimings
 from .session_sweeper import SessionSweeper
 
 __all__ = ["Janitor"]

@@ -10,8 +10,8 @@ import anyio
 
 from ....queues import Gateway, Partition, PartitionAssignment, QueueError, jittered, promote_due, wake_version
 from ...log import logger
+from ..options import WorkerTimings
 from ..slots import Slots
-from ..timings import WorkerTimings
 
 __all__ = ["VersionWaker", "wake_tasks"]
 
