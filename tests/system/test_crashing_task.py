@@ -101,6 +101,21 @@ async def test_only_the_poison_dies_of_itself(
     assert {str(POISON)} in killed  # the last time it died alone
 
 
+async def test_a_task_that_ends_the_event_loop_counts_a_crash(
+    supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer, tmp_path: Path
+) -> None:
+    """A worker that ends in this way releases no task: the next one would run it again for ever."""
+    innocent = await producer.enqueue("job", {"number": 1, "poison": False}, queue="poisonous")
+    await workers.line("begin", "1")
+    leaver = await producer.enqueue("leaver", {"number": 2}, queue="poisonous")
+    with pytest.raises(TaskFailed) as caught:
+        await bounded(leaver.result())
+    assert caught.value.reason == Reason.CRASH_LOOP
+    assert (await leaver.record()).crashes == len(workers.lines("begin", "2")) == 3
+    (tmp_path / "innocent").touch()
+    assert await bounded(innocent.result()) == 1
+
+
 async def test_saved_progress_excuses_the_crashes_of_a_task_and_of_its_worker(
     supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer
 ) -> None:

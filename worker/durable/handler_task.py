@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import ClassVar
 
+import anyio
+
 __all__ = ["HandlerTask"]
 
 
@@ -20,11 +22,28 @@ class HandlerTask:
     cancel_interval: ClassVar[float] = 0.5
     """Seconds between the cancellations of a handler that has not ended by then."""
 
-    __slots__ = ("_cancels", "_loop", "_retry_cancel", "_task")
+    __slots__ = (
+        "_cancels",
+        "_failed",
+        "_loop",
+        "_quiet",
+        "_retry_cancel",
+        "_step_tasks",
+        "_task",
+        "steps_in_flight",
+        "stopping",
+    )
 
+    steps_in_flight: dict[str, float]
+    """Monotonic time at which each began, by their keys."""
+    stopping: bool
+    """Whether no other step may begin."""
     _cancels: int
+    _failed: bool
     _loop: asyncio.AbstractEventLoop
+    _quiet: anyio.Event | None
     _retry_cancel: asyncio.TimerHandle | None
+    _step_tasks: dict[str, asyncio.Task[object]]
     _task: asyncio.Task[object] | None
 
     async def drain_cancellation(self) -> None:
@@ -41,6 +60,28 @@ class HandlerTask:
                     raise
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
+
+    async def await_steps(self) -> None:
+        """Wait until the steps beside a handler that has failed are recorded; no other step begins."""
+        self.stopping = self._failed = True
+        await self._steps_ended()
+
+    async def _steps_ended(self) -> None:
+        while self.steps_in_flight:
+            self._quiet = self._quiet or anyio.Event()
+            await self._quiet.wait()
+
+    def _note_step(self, key: str) -> None:
+        """Note the asyncio task of a step that runs beside the handler's, as in `asyncio.gather`."""
+        task = asyncio.current_task()
+        if task is not None and task is not self._task:
+            self._step_tasks[key] = task
+
+    def _cancel_steps(self) -> None:
+        """Cancel the steps that run beside the handler, which has ended: their results are not awaited."""
+        for task in self._step_tasks.values():
+            task.cancel()
+        self._step_tasks.clear()
 
     def _cancel(self) -> None:
         if self._task is not None:

@@ -56,7 +56,6 @@ class Run(HandlerTask):
         "_leaving",
         "_new_version",
         "_observers",
-        "_quiet",
         "_recorder",
         "_used_messages",
         "active",
@@ -80,11 +79,9 @@ class Run(HandlerTask):
         "resumption",
         "settings",
         "started",
-        "steps_in_flight",
         "steps_recorded",
         "stop_detail",
         "stop_reason",
-        "stopping",
         "threads",
         "version",
         "workspace",
@@ -114,11 +111,11 @@ class Run(HandlerTask):
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None
-        self.stopping = self.closed = False
+        self.stopping = self.closed = self._failed = False
         self.started = self.active = RUNTIME.monotonic()
         self.ended_at = 0.0
         self.ended_in: tuple[str, ...] = ()
-        self.steps_in_flight: dict[str, float] = {}
+        self.steps_in_flight, self._step_tasks = {}, {}
         self.steps_recorded = 0
         self.resumption: Resumption | None = None
         self.events = 0
@@ -273,6 +270,7 @@ class Run(HandlerTask):
 
     def __exit__(self, *raised: object) -> None:
         self.closed, self.context = True, None  # it refers to the run
+        self._cancel_steps()
         if self._retry_cancel is not None:
             self._retry_cancel.cancel()
         task, self._task = self._task, None
@@ -331,6 +329,7 @@ class Run(HandlerTask):
 
     def step_began(self, key: str) -> None:
         self.steps_in_flight[key] = self.active = RUNTIME.monotonic()
+        self._note_step(key)
         for observer in self._observers:
             observer.on_step(key)
 
@@ -347,6 +346,7 @@ class Run(HandlerTask):
 
     def step_ended(self, key: str) -> None:
         self.steps_in_flight.pop(key, None)
+        self._step_tasks.pop(key, None)
         self.active = RUNTIME.monotonic()
         if not self.steps_in_flight and self._quiet is not None:
             self._quiet.set()
@@ -354,6 +354,8 @@ class Run(HandlerTask):
 
     async def boundary(self) -> NoReturn:
         """Stop the run between two steps. Called when `stopping`; does not return."""
+        if self._failed:  # a task beside a handler that has failed
+            raise asyncio.CancelledError
         await self._exit_at_boundary(*self._leaving)
 
     async def park(self, reason: ParkReason, *, grace: float | None = None) -> NoReturn:
@@ -381,9 +383,7 @@ class Run(HandlerTask):
     async def _exit_at_boundary(self, why: StopReason, detail: StopDetail) -> NoReturn:
         """Stop the run when the steps in flight are recorded; no other step begins."""
         self.stopping, self._leaving = True, (why, detail)
-        while self.steps_in_flight:
-            self._quiet = self._quiet or anyio.Event()
-            await self._quiet.wait()
+        await self._steps_ended()
         await self._exit(why, detail)
 
     async def _exit(self, why: StopReason, detail: StopDetail) -> NoReturn:

@@ -18,6 +18,7 @@ PerdureError
 │   ├── ResultMismatch          a recorded result does not fit the declared type of its step
 │   ├── OrphanedSteps           a resumed run with a result did not ask for recorded steps
 │   ├── StepTimeout             a step exceeded its timeout
+│   ├── StepExited              a step called sys.exit() or raised KeyboardInterrupt
 │   ├── StepInDoubt             a risky step was interrupted and its effect is unknown
 │   └── UnserialisableResult    a result is not JSON, or not of the declared type
 ├── ContextError                context of a model
@@ -85,6 +86,7 @@ from .steps import (
     ResultMismatch,
     StepDefinitionError,
     StepError,
+    StepExited,
     StepInDoubt,
     StepMismatch,
     StepOutOfOrder,
@@ -144,6 +146,7 @@ __all__ = [
     "StateUnstorable",
     "StepDefinitionError",
     "StepError",
+    "StepExited",
     "StepInDoubt",
     "StepMismatch",
     "StepOutOfOrder",

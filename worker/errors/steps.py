@@ -9,6 +9,7 @@ __all__ = [
     "ResultMismatch",
     "StepDefinitionError",
     "StepError",
+    "StepExited",
     "StepInDoubt",
     "StepMismatch",
     "StepOutOfOrder",
@@ -73,6 +74,20 @@ class StepTimeout(StepError, TimeoutError):
     def __init__(self, step: str, seconds: float) -> None:
         super().__init__(f"step {step!r} ran longer than {seconds:g} s")
         self.step, self.seconds = step, seconds
+
+
+class StepExited(StepError):
+    """A step raised SystemExit or KeyboardInterrupt, which would end the worker. It is not retried.
+
+    step: its key. raised: what it raised.
+    """
+
+    def __init__(self, step: str, raised: BaseException) -> None:
+        super().__init__(
+            f"step {step!r} raised {raised!r}, which would end the worker: raise an exception in its place, or run the "
+            "program in a process of its own"
+        )
+        self.step, self.raised = step, raised
 
 
 class StepInDoubt(StepError):

@@ -5,8 +5,10 @@ What happens goes into the journal. In the second step all wait until there is a
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import anyio
@@ -43,6 +45,17 @@ async def second(number: int, poison: bool) -> int:
 async def job(ctx: Context, number: int, poison: bool) -> int:
     """Two steps, one after the other."""
     return await ctx.step("second", second, await ctx.step("first", first, number), poison)
+
+
+async def leave() -> None:
+    sys.exit(2)
+
+
+@app.task(retry=Retry(max_crashes=1, base=0.01))
+async def leaver(ctx: Context, number: int) -> None:
+    """End the event loop of the process: asyncio does so if a task raises SystemExit."""
+    note("begin", number)
+    await asyncio.gather(leave(), asyncio.sleep(60))
 
 
 async def saving(number: int, kills: int, changing: bool) -> int:

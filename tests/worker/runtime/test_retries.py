@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -136,6 +137,43 @@ async def test_a_handler_that_raises_system_exit_fails_only_its_task(app: App) -
     await work_off(app)
     assert (await letter(app, handle)).error == "SystemExit"
     assert await bounded(other.result()) == "here"
+
+
+@pytest.mark.parametrize("raised", [SystemExit(2), KeyboardInterrupt()])
+async def test_a_step_beside_others_that_exits_fails_its_task_only(app: App, raised: BaseException) -> None:
+    """asyncio ends the event loop if a task raises either of them."""
+
+    async def leave() -> None:
+        raise raised
+
+    @app.task
+    async def leaves(ctx: Context) -> None:
+        await asyncio.gather(ctx.step("leave", leave), ctx.step("other", asyncio.sleep, 0))
+
+    @app.task
+    async def stays(ctx: Context) -> str:
+        return "here"
+
+    handle, other = await leaves.enqueue(), await stays.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.attempts) == (Reason.NOT_RETRYABLE, 1)
+    assert found.error.endswith("StepExited")
+    assert await bounded(other.result()) == "here"
+
+
+async def test_an_error_that_is_no_exception_ends_the_attempt(app: App) -> None:
+    class Odd(BaseException):
+        pass
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        raise Odd("text")
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.message, found.attempts, found.crashes) == (Reason.NOT_RETRYABLE, "text", 1, 0)
 
 
 async def test_retry_later_counts_as_an_attempt_and_sets_the_delay(app: App) -> None:

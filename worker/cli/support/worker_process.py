@@ -251,7 +251,12 @@ async def serve(
                 app.settings.address.described,
                 worker.concurrency,
             )
-            await worker.run(burst=burst)
+            try:
+                await worker.run(burst=burst)
+            except asyncio.CancelledError:
+                # Nothing else cancels it. The tasks in flight are not released: each counts a crash, the cause too.
+                logger.critical("user code ended the event loop: SystemExit or KeyboardInterrupt in an asyncio task")
+                _exit(1)
         logger.info("worker {} stopped after {}", worker.id, times(worker.settled, "run", "runs"))
         code = 0
     finally:

@@ -17,7 +17,7 @@ from ....deadletter import Evidence, backoff
 from ....queues import Entry, Kind, PayloadTooLarge, retry_while_unavailable
 from ....queues.runtime import RUNTIME
 from ....queues.transport import REFERENCE
-from ...errors import Reschedule, StepDefinitionError, StepInDoubt, StepMismatch, StepTimeout
+from ...errors import Reschedule, StepDefinitionError, StepExited, StepInDoubt, StepMismatch, StepTimeout
 from ...journal import StepRecord, gap_before
 from ...journal.handoff.calls import is_note
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
@@ -244,7 +244,10 @@ async def _call_with_retries(
                 await run.recorder.put(Entry(Kind.INTENT, step.key, intent), started, wait=True, replicated=replicated)
                 run.history.intents[step.key] = intent
         try:
-            return await _call(step, run, fn, args, kwargs, options.timeout)
+            try:
+                return await _call(step, run, fn, args, kwargs, options.timeout)
+            except (SystemExit, KeyboardInterrupt) as exited:  # asyncio ends the loop if a task raises them
+                raise StepExited(called or step.key, exited) from exited
         except Exception as error:
             if isinstance(error, TypeError):
                 _check_call(called or step.key, fn, args, kwargs, error)

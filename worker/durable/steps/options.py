@@ -126,4 +126,6 @@ LONGEST_NAME: Final = 200
 def check_name(what: str, name: object) -> None:
     """Raise `StepDefinitionError` if a step, its id or a scope cannot have this name."""
     if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and "#" not in name):
-        raise StepDefinitionError(f"{what} must be 1 to {LONGEST_NAME} characters without '#', got {name!r}")
+        function = getattr(name, "__name__", None) if callable(name) else None
+        remedy = "" if function is None else f": the name comes first, as in ctx.step({function!r}, {function})"
+        raise StepDefinitionError(f"{what} must be 1 to {LONGEST_NAME} characters without '#', got {name!r}{remedy}")

@@ -57,10 +57,7 @@ class HandlerCall:
             with run:
                 if run.history.saved or run.history.pages is not None:
                     await restore_workspace(run)
-                if self._around_run is None:
-                    value = await task.handler(ctx, **execution.arguments)
-                else:
-                    value = await self._around_run(ctx, execution)
+                value = await self._call(run, execution)
                 data, value = task.result.encode("task", task.name, value)
                 result = data if len(data) <= run.payload_limit else await _store_large(run, task, data, value)
         except asyncio.CancelledError as cancelled:
@@ -69,7 +66,7 @@ class HandlerCall:
             if lost.task_id == run.id:
                 raise
             error = lost
-        except (Exception, SystemExit, GeneratorExit) as raised:  # noqa: BLE001 - a handler may raise anything
+        except BaseException as raised:  # noqa: BLE001 - a handler may raise anything
             error = _failure(task.name, raised)
         finally:
             CURRENT_RUN.reset(token)
@@ -80,6 +77,19 @@ class HandlerCall:
         if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
             await run.drain_cancellation()
         return await self._classify(execution, result, error)
+
+    async def _call(self, run: Run, execution: Execution) -> Any:
+        """Call the handler. If it fails, the steps that run beside it end first: the next attempt has their results."""
+        try:
+            if self._around_run is None:
+                return await execution.task.handler(execution.ctx, **execution.arguments)
+            return await self._around_run(execution.ctx, execution)
+        except (LeaseLost, EntriesLost):
+            raise
+        except Exception:
+            if run.stop_reason is None and run.steps_in_flight:
+                await run.await_steps()
+            raise
 
     async def _classify(self, execution: Execution, result: bytes | None, error: BaseException | None) -> Outcome:
         """Decide the outcome. Raises `LeaseLost`, `EntriesLost`."""
