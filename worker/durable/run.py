@@ -354,8 +354,6 @@ class Run(HandlerTask):
 
     async def boundary(self) -> NoReturn:
         """Stop the run between two steps. Called when `stopping`; does not return."""
-        if self._failed:  # a task beside a handler that has failed
-            raise asyncio.CancelledError
         await self._exit_at_boundary(*self._leaving)
 
     async def park(self, reason: ParkReason, *, grace: float | None = None) -> NoReturn:
@@ -387,6 +385,8 @@ class Run(HandlerTask):
         await self._exit(why, detail)
 
     async def _exit(self, why: StopReason, detail: StopDetail) -> NoReturn:
+        if self._failed:  # the handler, beside which the caller runs
+            raise asyncio.CancelledError
         self.cancel(why, detail)
         await anyio.sleep_forever()
         raise AssertionError("a stopped run continues")

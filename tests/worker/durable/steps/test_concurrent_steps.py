@@ -80,6 +80,18 @@ async def test_no_step_begins_beside_a_handler_that_has_failed(app: App) -> None
     assert ran["first 1"] == ran["second 2"] == 1
 
 
+async def test_a_failure_counts_though_a_branch_waits_for_a_message(app: App) -> None:
+    @app.task(retry=Retry(base=0.0, max_attempts=1))
+    async def job(ctx: Context) -> None:
+        waiting = asyncio.ensure_future(ctx.inbox(wait=3600))
+        await asyncio.gather(waiting, ctx.step("slow", outlast, "slow"), ctx.step("fail", fail_once, ctx))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    record = await handle.record()
+    assert (record.state, record.attempts, ran["slow"]) == (State.DEAD, 1, 1)
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_steps_that_nobody_awaits_end_with_the_run(app: App, *, cancelled: bool) -> None:
     began, ended = anyio.Event(), anyio.Event()
