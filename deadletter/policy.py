@@ -127,10 +127,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         for name, duration in (("base", self.base), ("cap", self.cap)):
-            try:
-                object.__setattr__(self, name, to_seconds(duration))
-            except TypeError:
-                raise TypeError(f"Retry.{name} must be seconds or a timedelta, got {duration!r}") from None
+            object.__setattr__(self, name, to_seconds(duration, f"Retry.{name}"))
         for name, count in (("max_attempts", self.max_attempts), ("max_crashes", self.max_crashes)):
             if type(count) is not int:
                 raise TypeError(f"Retry.{name} must be a whole number, got {count!r}")

@@ -93,7 +93,7 @@ async def test_a_failure_counts_though_a_branch_waits_for_a_message(app: App) ->
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_steps_that_nobody_awaits_end_with_the_run(app: App, *, cancelled: bool) -> None:
+async def test_steps_that_are_not_awaited_end_with_the_run(app: App, *, cancelled: bool) -> None:
     began, ended = anyio.Event(), anyio.Event()
     left: list[asyncio.Future[None]] = []
 
