@@ -2,15 +2,21 @@
 
 Redis may lose what it has confirmed: its last second after a power cut (`appendfsync everysec`), or what a replica did
 not have yet when it was promoted. Each entry has a number, and Redis refuses entries that would leave a gap. So the
-writer keeps what it wrote in the last seconds, and sends again what is missing, in one act with what is new.
+writer keeps what it wrote in the last seconds, and sends again what is missing, before what is new.
+
+Redis executes nothing else while it runs a script. So a write is bounded, and a `put` waits if too many entries do.
+Several writes in a row are as safe as one: after a crash in between, Redis has the first entries, without a gap, as if
+the run had crashed earlier. Each write ends where a `put` ends, so that the entries of one `put` are stored in one act.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from itertools import chain
+from typing import Final, TypeAlias
 
 from ...queues import Delivery, EntriesLost, Entry, Gateway, LeaseLost, retry_while_unavailable, write_entries
 from ...queues.delivery.checkpoint import Written
@@ -28,8 +34,17 @@ _KEPT_SECONDS: Final = 15.0
 _KEPT_BYTES: Final = 2 * 1024 * 1024
 """Bytes of written entries in one batch. The last two batches are kept."""
 
+_WRITE_BYTES: Final = 1024 * 1024
+"""Bytes of entries in one write, about 500 small ones; a larger `put` is written alone."""
+
+_PENDING_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of entries that wait for a write. If there are more, a `put` returns after it is stored."""
+
 _ENTRY_BYTES: Final = 2 * 1024
 """Bytes that an entry counts for in addition to its data, which bounds the number of small ones."""
+
+_Put: TypeAlias = tuple[Entry, ...]
+"""Entries of one `put`, which are stored in one act."""
 
 
 class CheckpointWriter:
@@ -65,23 +80,24 @@ class CheckpointWriter:
         encryptor = gateway.encryptor
         self._cipher = encryptor.of(delivery.partition, task_id) if encryptor.active else None
         self._on_wait = log_wait(f"task {task_id}", on_wait)
-        self._first: tuple[Entry, ...] = ()
+        self._first: _Put = ()
         self._progress: Entry | None = None
         self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL if last else 0.0  # a resumed run first catches up
         self._progress_timer: asyncio.TimerHandle | None = None
-        self._pending: list[Entry] = []
+        self._pending: deque[_Put] = deque()
+        self._pending_bytes = 0
         self._added = 0
         self._written = 0
         self._last = last
-        self._kept: list[Entry] = []
-        self._kept_before: list[Entry] = []
+        self._kept: list[_Put] = []
+        self._kept_before: list[_Put] = []
         self._kept_bytes = 0
         self._kept_until = RUNTIME.monotonic() + _KEPT_SECONDS
         self._writing = asyncio.Lock()
         self.large_values = asyncio.Lock()
         """Held while the chunks of a value are put, so that no write has those of several."""
         self._background: asyncio.Task[None] | None = None
-        self._replicated = False
+        self._replicated = 0
         self.logged = 0
         """Bytes of data that were added to the log."""
         self.mail = 0
@@ -123,14 +139,19 @@ class CheckpointWriter:
         latest, self._progress = self._progress, None
         if latest is not None:
             self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL
-            self._pending.append(latest if self._cipher is None else latest.encrypted(self._cipher))
-            self._added += 1
+            self._add((latest if self._cipher is None else latest.encrypted(self._cipher),))
+
+    def _add(self, entries: _Put) -> None:
+        self._pending.append(entries)
+        self._pending_bytes += _size(entries)
+        self._added += len(entries)
 
     async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
         """Add entries, which are stored in one act.
 
         Args:
-            wait: Return after they are stored; otherwise they are stored soon, and always before the outcome.
+            wait: Return after they are stored; otherwise they are stored soon, and always before the outcome. If too
+                many entries wait for a write, this waits as well.
             replicated: Count them as stored only if replicas have them too.
 
         Raises:
@@ -143,14 +164,14 @@ class CheckpointWriter:
             entries, self._first = entries + self._first, ()  # last: `entries` may be stored already, see put_or_drop
         if self._cipher is not None:
             entries = tuple([entry.encrypted(self._cipher) for entry in entries])
-        self._pending += entries
+        if entries:
+            self._add(entries)
         if replicated:
-            self._replicated = True
-        self._added += len(entries)
-        if wait:
-            await self._write_until(self._added)
-        elif self._background is None or self._background.done():
+            self._replicated = self._added
+        if not wait and (self._background is None or self._background.done()):
             self._background = asyncio.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
+        if wait or self._pending_bytes > _PENDING_BYTES:
+            await self._write_until(self._added)
 
     async def flush(self) -> None:
         """Store all added entries, and the latest progress. Raises `LeaseLost`, `EntriesLost`."""
@@ -179,7 +200,7 @@ class CheckpointWriter:
                 except EntriesLost as lost:
                     self._rewind(lost)
                 else:
-                    self._keep(entries)
+                    self._keep([entries], _size(entries))
                     self.mail = written.mail
                     return written.cancel
 
@@ -213,18 +234,17 @@ class CheckpointWriter:
                     await self._write_pending()
 
     async def _write_pending(self) -> None:
-        batch, self._pending = self._pending, []
-        replicated, self._replicated = self._replicated, False
+        puts, size = self._take()
+        batch = puts[0] if len(puts) == 1 else tuple(chain.from_iterable(puts))
+        replicated = self._written < self._replicated
         try:
             written = await retry_while_unavailable(
                 partial(self._write, batch, replicated=replicated), on_wait=self._on_wait
             )
-        except LeaseLost:
-            self._on_lost()
-            raise
         except BaseException as error:
-            self._replicated = self._replicated or replicated
-            self._pending[:0] = batch  # maybe stored: writing them again changes nothing
+            self._put_back(puts, size)  # maybe stored: writing them again changes nothing
+            if isinstance(error, LeaseLost):
+                self._on_lost()
             if not isinstance(error, EntriesLost):
                 raise
             try:
@@ -233,11 +253,30 @@ class CheckpointWriter:
                 self._on_gap(lost)
                 raise
             return
-        self._keep(batch)
+        self._keep(puts, size)
         self._written += len(batch)
         self.mail = written.mail
         if written.cancel:
             self._on_cancel()
+
+    def _take(self) -> tuple[list[_Put], int]:
+        """Remove what the next write has from what waits. Return it, and its bytes."""
+        pending = self._pending
+        puts = [pending.popleft()]
+        if pending:
+            size = _size(puts[0])
+            while pending and (more := size + _size(pending[0])) <= _WRITE_BYTES:
+                puts.append(pending.popleft())
+                size = more
+        else:
+            size = self._pending_bytes
+        self._pending_bytes -= size
+        return puts, size
+
+    def _put_back(self, puts: Sequence[_Put], size: int) -> None:
+        """Write these next."""
+        self._pending.extendleft(reversed(puts))
+        self._pending_bytes += size
 
     def _write(self, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[Written]:
         """Write the next entries."""
@@ -245,13 +284,14 @@ class CheckpointWriter:
             self._gateway, self._delivery, self._task_id, batch, first=self._last + 1, replicated=replicated
         )
 
-    def _keep(self, batch: Sequence[Entry]) -> None:
+    def _keep(self, puts: Sequence[_Put], size: int) -> None:
         """Number entries as stored, and keep them for a while."""
-        self._last += len(batch)
-        self._kept += batch
-        for entry in batch:
-            self._kept_bytes += _ENTRY_BYTES + len(entry.value) + len(entry.log)
-            self.logged += len(entry.log)
+        self._kept += puts
+        self._kept_bytes += size
+        for entries in puts:
+            self._last += len(entries)
+            for entry in entries:
+                self.logged += len(entry.log)
         now = RUNTIME.monotonic()
         if now > self._kept_until or self._kept_bytes > _KEPT_BYTES:
             self._kept_before, self._kept, self._kept_bytes = self._kept, [], 0
@@ -260,13 +300,22 @@ class CheckpointWriter:
     def _rewind(self, lost: EntriesLost) -> None:
         """Add the entries that Redis has lost to those to write. Raises `EntriesLost` if one of them is not kept."""
         kept = self._kept_before + self._kept
-        count = max(0, self._last - lost.last)  # 0: another write has noticed the loss
-        first = len(kept) - count
-        if first < 0:
-            raise lost
+        first, last = len(kept), self._last
+        while last > lost.last:  # never, if another write has noticed the loss
+            if first == 0:
+                raise lost
+            first -= 1
+            last -= len(kept[first])
         bound = logger.bind(id=self._task_id)
         bound.warning("Redis had lost entries {} to {} of the checkpoint: sent again", lost.last + 1, self._last)
         self._kept_before, self._kept, self._kept_bytes = kept[:first], [], 0
-        self._pending[:0] = kept[first:]
-        self._written -= count
-        self._last -= count
+        self._put_back(kept[first:], sum(map(_size, kept[first:])))
+        self._written -= self._last - last
+        self._last = last
+
+
+def _size(entries: _Put) -> int:
+    size = len(entries) * _ENTRY_BYTES
+    for entry in entries:
+        size += len(entry.value) + len(entry.log)
+    return size

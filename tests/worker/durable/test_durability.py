@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings
+from perdure.queues import Entry, Gateway, Kind, Script, Unavailable
+from perdure.worker.durable import checkpoint_writer
+from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 
 from tests.support.workers import (
     BOUND,
@@ -36,8 +41,39 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
+class Writes:
+    """The checkpoint writes that Redis got: the names of their entries, and their bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[list[str]] = []
+        self.sizes: list[int] = []
+        self.on_write: Callable[[int], Awaitable[None]] | None = None
+        """Awaited between a write and its reply, with the number of the write."""
+        run = Gateway.run
+
+        async def noted(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+            reply = await run(gateway, script, keys, args)
+            if script.name == "write_checkpoint":
+                self.names.append([str(name) for name in args[6::4]])
+                self.sizes.append(sum(len(value) for value in args[5:]))
+                if self.on_write is not None:
+                    await self.on_write(len(self.names))
+            return reply
+
+        monkeypatch.setattr(Gateway, "run", noted)
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
+    return Writes(monkeypatch)
+
+
 async def number(value: int) -> int:
     return value
+
+
+async def text(size: int) -> str:
+    return "x" * size
 
 
 async def test_an_async_step_returns_before_its_record_is_stored(app: App, gate: Gate) -> None:
@@ -234,6 +270,163 @@ async def test_a_claimed_task_has_the_stored_async_records(app: App, gate: Gate)
     assert await handle.result(timeout=BOUND) is False
     assert calls == ["one"]
     assert (await handle.record()).crashes == 1
+
+
+STEPS = 1300
+"""Unwaited records for three writes: about 500 small ones are one."""
+
+
+async def test_many_unwaited_records_are_several_bounded_writes(app: App, writes: Writes) -> None:
+    """A step that waits returns when all records before it are stored, too."""
+    stored: list[int] = []
+
+    @app.task(durability="async")
+    async def job(ctx: Context) -> None:
+        for value in range(STEPS):
+            await ctx.step(f"s{value}", number, value)
+        await ctx.options(durability="sync").step("last", number, 0)
+        handle = await app.producer.find(ctx.task_id)
+        assert handle is not None
+        stored.append(len(await recorded_steps(app, handle)))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert stored == [STEPS + 1]
+    assert len(writes.names) == 3
+    assert max(len(names) for names in writes.names) < 512
+    assert [event.step for event in await history(handle)] == [*(f"s{value}" for value in range(STEPS)), "last"]
+
+
+async def test_a_write_of_large_records_is_bounded_too(app: App, writes: Writes) -> None:
+    @app.task(durability="async")
+    async def job(ctx: Context) -> None:
+        for value in range(8):
+            await ctx.step(f"s{value}", text, 300_000)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert [len(names) for names in writes.names] == [3, 3, 2]
+    assert max(writes.sizes) < 1024 * 1024
+
+
+async def test_what_one_put_has_is_never_split(app: App, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that a single put exceeds has nothing else."""
+    monkeypatch.setattr(checkpoint_writer, "_WRITE_BYTES", 5 * (checkpoint_writer._ENTRY_BYTES + 10))
+    puts = [1, 3, 9, 2, 1, 1, 3, 3, 0, 2]
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        recorder = ctx._run.recorder
+        for value, count in enumerate(puts):
+            await recorder.put(*[Entry(Kind.SAVED, f"put {value}", b"")] * count, wait=False)
+        await ctx._run.flush()
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    expected = [{0: 1, 1: 3}, {2: 9}, {3: 2, 4: 1, 5: 1}, {6: 3}, {7: 3, 9: 2}]
+    assert [Counter(names) for names in writes.names] == [
+        {f"put {value}": count for value, count in write.items()} for write in expected
+    ]
+
+
+async def test_a_run_that_ends_between_two_writes_leaves_the_first_records(app: App, writes: Writes) -> None:
+    calls: Counter[int] = Counter()
+
+    async def count(value: int) -> None:
+        calls[value] += 1
+
+    @app.task(durability="async")
+    async def job(ctx: Context) -> None:
+        for value in range(STEPS):
+            await ctx.step(f"s{value}", count, value)
+
+    handle = await job.enqueue()
+
+    async def lose_lease(write: int) -> None:
+        if write == 2:
+            await steal(app, handle, expired=True)
+
+    writes.on_write = lose_lease
+    async with running_worker(app) as worker:
+
+        async def lost() -> bool:
+            return len(writes.names) == 3 and worker.in_flight == 0
+
+        await wait_until(lost, "the third write is refused")
+    kept = len(writes.names[0]) + len(writes.names[1])
+    assert set(await recorded_steps(app, handle)) == {f"d:s{value}" for value in range(kept)}
+    await work_off(app)
+    await bounded(handle.result())
+    assert [calls[value] for value in range(STEPS)] == [1] * kept + [2] * (STEPS - kept)
+    assert [event.step for event in await history(handle) if event.step] == [f"s{value}" for value in range(STEPS)]
+
+
+async def test_a_write_in_the_middle_is_repeated_if_its_reply_is_lost(app: App, writes: Writes) -> None:
+    @app.task(durability="async")
+    async def job(ctx: Context) -> None:
+        for value in range(STEPS):
+            await ctx.step(f"s{value}", number, value)
+
+    async def lose_reply(write: int) -> None:
+        if write == 2:
+            raise Unavailable("the reply is lost")
+
+    writes.on_write = lose_reply
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert len(writes.names) == 4
+    assert writes.names[1] == writes.names[2]
+    assert [event.step for event in await history(handle)] == [f"s{value}" for value in range(STEPS)]
+
+
+async def test_a_step_waits_while_too_many_records_are_unwritten(
+    app: App, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_writer, "_PENDING_BYTES", 400 * checkpoint_writer._ENTRY_BYTES)
+    called: list[int] = []
+
+    @app.task(durability="async")
+    async def job(ctx: Context) -> None:
+        for value in range(1000):
+            called.append(await ctx.step(f"s{value}", number, value))  # noqa: PERF401 - seen while the loop runs
+
+    async with running_worker(app):
+        handle = await job.enqueue()
+        await bounded(gate.reached.wait())
+        assert 300 < len(called) < 400
+        gate.open.set()
+        await bounded(handle.result())
+    assert len(await recorded_steps(app, handle)) == 1000
+
+
+async def test_a_replicated_step_is_confirmed_with_the_write_that_has_it(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirmed: list[tuple[str, bool]] = []
+    write = CheckpointWriter._write
+
+    def noted(writer: CheckpointWriter, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[Any]:
+        confirmed.append((batch[-1].step, replicated))
+        return write(writer, batch)  # the server of the test has no replica
+
+    monkeypatch.setattr(CheckpointWriter, "_write", noted)
+
+    @app.task(durability="async")
+    async def job(ctx: Context) -> None:
+        for value in range(600):
+            await ctx.step(f"s{value}", number, value)
+        await ctx.options(durability="replicated").step("paid", number, 0)
+        await ctx.options(durability="sync").step("last", number, 0)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await bounded(handle.result())
+    assert confirmed[0][0].startswith("s")
+    assert confirmed[1:] == [("paid", True), ("last", False)]
 
 
 async def test_an_unknown_durability_is_refused(app: App) -> None:

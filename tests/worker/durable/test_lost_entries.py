@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle
+from perdure.queues import Entry
+from perdure.queues.delivery.checkpoint import Written
 from perdure.worker.durable import checkpoint_writer
+from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 
 from tests.support.workers import (
     bounded,
@@ -245,6 +248,42 @@ async def test_a_run_keeps_a_bounded_number_of_entries(monkeypatch: pytest.Monke
         handle = await job.enqueue()
         await bounded(handle.result())
     assert kept == [1, 2, 3, 4, 5, 6, 7, 4, 1, 1, 1]
+
+
+async def test_many_lost_entries_are_sent_again_in_bounded_writes(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writer, "_WRITE_BYTES", 8 * (checkpoint_writer._ENTRY_BYTES + 100))
+    writes: list[int] = []
+    write, loss = CheckpointWriter._write, Loss(app)
+
+    def noted(writer: CheckpointWriter, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[Written]:
+        writes.append(len(batch))
+        return write(writer, batch, replicated=replicated)
+
+    monkeypatch.setattr(CheckpointWriter, "_write", noted)
+    calls: list[int] = []
+
+    async def call(value: int) -> None:
+        calls.append(value)
+
+    @app.task(durability="async")
+    async def job(ctx: Context) -> None:
+        for value in range(50):
+            await ctx.step(f"s{value}", call, value)
+            if value == 10:
+                await ctx._run.flush()
+                await loss.keep(ctx.task_id)
+            elif value == 40:
+                await ctx._run.flush()
+                await loss.lose(ctx.task_id)
+                writes.clear()
+
+    async with running_worker(app):
+        handle = await job.enqueue()
+        await bounded(handle.result())
+    assert calls == list(range(50))
+    assert max(writes) <= 8
+    assert sum(writes) == writes[0] + 50 - 11
+    assert await events_of(handle) == [f"s{value}" for value in range(50)]
 
 
 async def test_a_message_that_redis_hands_out_again_gets_a_new_fence(app: App) -> None:
