@@ -21,10 +21,13 @@ from ..queues import (
 )
 from .policy import Reason
 
-__all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "unreadable_id"]
+__all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "members_of", "unreadable_id"]
 
 _MESSAGE_LIMIT = 4_000
 _TRACEBACK_LIMIT = 16_000
+
+_MEMBERS = 5
+"""Members of an exception group that its message names."""
 
 _SCANNED = 64_000
 """Characters. A longer text is searched for secrets only at both ends, of which the evidence consists."""
@@ -47,17 +50,41 @@ class Evidence:
     @classmethod
     def brief(cls, error: BaseException, redact: Redaction | None = None) -> Evidence:
         """Return the evidence without a traceback."""
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        try:
-            message = str(error)
-        except Exception as broken:  # noqa: BLE001 - whatever a foreign __str__ raises, the task must be buried
-            message = f"<no message: str() raised {type(broken).__name__}>"
-        return cls(name, _cut(message, _MESSAGE_LIMIT, redact))
+        return cls(_name_of(error), _cut(_message_of(error), _MESSAGE_LIMIT, redact))
 
     def fields(self) -> dict[str, object]:
         """Return the evidence as plain data."""
         return {"error": self.error, "message": self.message, "traceback": self.traceback}
+
+
+def members_of(error: BaseException) -> list[BaseException]:
+    """Return the errors of an exception group and of the groups in it, in their order; of another error, itself."""
+    left, found = [error], list[BaseException]()
+    while left:
+        one = left.pop()
+        if isinstance(one, BaseExceptionGroup):
+            left += reversed(one.exceptions)
+        else:
+            found.append(one)
+    return found
+
+
+def _name_of(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message_of(error: BaseException) -> str:
+    """Return the text of an error; that of a group names the first of its members."""
+    if isinstance(error, BaseExceptionGroup):
+        members = members_of(error)
+        texts = [f"{_name_of(member)}: {_message_of(member)}" for member in members[:_MEMBERS]]
+        more = f"; and {len(members) - _MEMBERS:,} more" if len(members) > _MEMBERS else ""
+        return f"{error.message} ({'; '.join(texts)}{more})"
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - whatever a foreign __str__ raises, the task must be buried
+        return f"<no message: str() raised {type(broken).__name__}>"
 
 
 def _cut(text: str, limit: int, redact: Redaction | None) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
+from ...deadletter.burial import members_of
 from ...queues import Counters, NotEncrypted, PayloadTooLarge, TamperedData, UnreadableCheckpoint
 from ...queues.errors import LargeValueLost
 from ...queues.sessions import TurnRefused
@@ -154,15 +155,22 @@ _PERMANENT: Final[dict[type[BaseException], Reason]] = {
 """Errors that another attempt would only repeat."""
 
 
-def _unwrap_group(error: BaseException) -> BaseException:
-    """Return the error of a task group that decides: its only member, or the first that decides by itself."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    if isinstance(error, BaseExceptionGroup):
-        for member in map(_unwrap_group, error.exceptions):
-            if isinstance(member, (*_PERMANENT, Reschedule)):
-                return member
-    return error
+def _unwrap_group(error: BaseException, retry: Retry) -> BaseException:
+    """Return the error of a task group that decides: its only member, or the first that must not be retried.
+
+    Without such a member: the first that asks for another run, else the group. `on` may name the group or its members.
+    """
+    members = members_of(error)
+    if len(members) == 1:
+        return members[0]
+    on = (BaseException,) if isinstance(error, retry.on) else retry.on
+    for member in members:
+        if isinstance(member, tuple(_PERMANENT)):
+            return member
+    for member in members:
+        if not isinstance(member, Reschedule) and (isinstance(member, retry.never) or not isinstance(member, on)):
+            return member
+    return next((member for member in members if isinstance(member, Reschedule)), error)
 
 
 def after_error(
@@ -181,14 +189,18 @@ def after_error(
         max_attempts: the producer's limit, which replaces the task's.
         stop: why the run stopped.
     """
-    error = _unwrap_group(error)
+    error = _unwrap_group(error, retry)
     if isinstance(error, Snooze):
         return Rerun(error.after, StopReason.SNOOZED, counters_after(StopReason.SNOOZED, counters), error)
     counted = counters_after(stop, counters)
     for kind, reason in _PERMANENT.items():
         if isinstance(error, kind):
             return Burial(reason, counted, error)
-    policy = replace(retry, on=(RetryLater,), never=()) if isinstance(error, RetryLater) else retry
+    policy = retry
+    if isinstance(error, RetryLater):
+        policy = replace(retry, on=(RetryLater,), never=())
+    elif isinstance(error, BaseExceptionGroup):  # all of its members are retried
+        policy = replace(retry, on=(BaseExceptionGroup,))
     match after_failure(policy, counted, error, max_attempts):
         case Bury(reason):
             return Burial(reason, counted, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from perdure import PayloadTooLarge, Retry, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
-from perdure.deadletter import Reason
+from perdure.deadletter import Evidence, Reason
 from perdure.queues import Counters
 from perdure.worker.errors import TaskTimeout, UnserialisableResult
 from perdure.worker.runtime.outcome import Burial, Rerun, after_error
@@ -131,6 +131,44 @@ def test_an_error_that_decides_alone_decides_within_a_task_group_too(alone: bool
 def test_one_error_in_a_group_is_judged_by_its_own_class() -> None:
     picky = Retry(max_attempts=3, never=(FullDisk,))
     assert buried(ExceptionGroup("unhandled", [FullDisk()]), retry=picky).reason is Reason.NOT_RETRYABLE
+
+
+@pytest.mark.parametrize(
+    ("retry", "members", "decides"),
+    [
+        (Retry(never=(FullDisk,)), [FullDisk("a"), FullDisk("b")], "a"),
+        (Retry(never=(FullDisk,)), [Disk("a"), ExceptionGroup("inner", [Disk("b"), FullDisk("c")])], "c"),
+        (Retry(never=(FullDisk,)), [Snooze(after=7), FullDisk("a")], "a"),
+        (Retry(never=(FullDisk,)), [FullDisk("a"), StepInDoubt("b", "id:b")], "step 'b'"),
+        (Retry(on=(Disk,)), [Disk("a"), ValueError("b")], "b"),
+    ],
+)
+def test_a_member_of_a_group_that_must_not_be_retried_decides(
+    retry: Retry, members: list[Exception], decides: str
+) -> None:
+    outcome = buried(ExceptionGroup("unhandled", members), retry)
+    assert outcome.reason in (Reason.NOT_RETRYABLE, Reason.IN_DOUBT)
+    assert decides in str(outcome.error)
+
+
+@pytest.mark.parametrize(
+    "retry", [STEADY, Retry(on=(Disk,)), Retry(on=(ExceptionGroup,)), Retry(never=(ValueError,))], ids=repr
+)
+def test_a_group_is_retried_if_all_of_its_members_are(retry: Retry) -> None:
+    group = ExceptionGroup("unhandled", [Disk("a"), ExceptionGroup("inner", [FullDisk("b"), Disk("c")])])
+    assert rerun(group, retry).error is group
+    assert buried(group, retry, Counters(attempts=2)).reason is Reason.ATTEMPTS_EXHAUSTED
+    assert buried(group, Retry(never=(ExceptionGroup,))).reason is Reason.NOT_RETRYABLE
+
+
+def test_the_text_of_a_group_names_its_members() -> None:
+    errors = [ValueError("one"), ExceptionGroup("inner", [KeyError("two"), Disk("three")])]
+    group = ExceptionGroup("unhandled errors in a TaskGroup", errors)
+    text = Evidence.of(group).message
+    assert text == f"unhandled errors in a TaskGroup (ValueError: one; KeyError: 'two'; {__name__}.Disk: three)"
+    many = Evidence.of(ExceptionGroup("many", [ValueError(str(number)) for number in range(2000)]))
+    assert many.message.endswith("ValueError: 4; and 1,995 more)")
+    assert len(Evidence.of(ExceptionGroup("long", [ValueError("x" * 10_000)] * 3)).message) < 5_000
 
 
 def test_running_out_of_time_is_the_reason_whether_or_not_it_is_worth_another_attempt() -> None:

@@ -52,6 +52,22 @@ async def reported(handle: TaskHandle[Any]) -> list[tuple[str, int, float]]:
     ]
 
 
+async def test_a_task_group_that_fails_with_an_error_that_is_never_retried_is_buried_at_once(app: App) -> None:
+    async def fail(text: str) -> None:
+        raise ValueError(text)
+
+    @app.task(retry=Retry(max_attempts=3, base=0.0, never=(ValueError,)))
+    async def job(ctx: Context) -> None:
+        async with asyncio.TaskGroup() as group:
+            for text in ("one", "two"):
+                group.create_task(fail(text))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    dead = await letter(app, handle)
+    assert (dead.reason, dead.attempts, dead.error, dead.message) == (Reason.NOT_RETRYABLE, 1, "ValueError", "one")
+
+
 async def test_a_failed_attempt_is_retried_after_the_backoff(app: App) -> None:
     started: list[float] = []
 
