@@ -21,7 +21,7 @@ from .keys import check_name
 from .security import Encryptor, make_encryptor
 from .transport import Address, Gateway, Replication, ServerRequirements
 
-__all__ = ["LONGEST", "ConnectionSettings", "Seconds", "nearest", "read_settings", "unknown_option"]
+__all__ = ["LONGEST", "ConnectionSettings", "Seconds", "check_no_url", "nearest", "read_settings", "unknown_option"]
 
 LONGEST: Final = 1e10
 """Upper limit of a duration in seconds (three centuries); a script would fail halfway on one that Redis cannot count"""
@@ -44,7 +44,7 @@ class ConnectionSettings(BaseModel):
         encryption_required: refuse arguments, results and checkpoints that are not encrypted.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
     redis_url: str = ""
     namespace: str = "perdure"
@@ -74,6 +74,12 @@ class ConnectionSettings(BaseModel):
     @classmethod
     def _check_namespace(cls, name: str) -> str:
         return check_name("namespace", name)
+
+    @field_validator("data_dir", mode="before")
+    @classmethod
+    def _check_data_dir(cls, place: object) -> object:
+        check_no_url(str(place), "a folder of this host")
+        return place
 
     @property
     def data_folder(self) -> Path:
@@ -114,6 +120,16 @@ class ConnectionSettings(BaseModel):
         return Gateway(self.address, replication=self.replication, encryptor=encryptor, requirements=self.requirements)
 
 
+def check_no_url(place: str, allowed: str) -> None:
+    """Raise `ValueError` for a URL where a path is expected; it may hold a password, so only its scheme is shown.
+
+    allowed: what the place may be.
+    """
+    scheme, mark, _ = place.partition("://")
+    if mark:
+        raise ValueError(f"must be {allowed}, got a URL with {scheme}://")
+
+
 S = TypeVar("S", bound=ConnectionSettings)
 
 
@@ -134,8 +150,9 @@ def read_settings(kind: type[S], given: Mapping[str, object]) -> S:
         secret = (
             name == "redis_url" or fields[str(first["loc"][0])].annotation is SecretStr
         )  # a URL may hold a password
-        got = "" if secret else f" (got {first['input']!r})"
-        raise ConfigurationError(f"{where}: {first['msg']}{got}") from None
+        problem = first["msg"].removeprefix("Value error, ")
+        got = "" if secret or ", got " in problem else f" (got {first['input']!r})"
+        raise ConfigurationError(f"{where}: {problem}{got}") from None
 
 
 def _check_names(kind: type[ConnectionSettings], given: Mapping[str, object]) -> None:

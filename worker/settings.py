@@ -10,11 +10,15 @@ from pydantic_core import from_json
 
 from ..deadletter import DEFAULT_RETENTION, Retry
 from ..queues import DEFAULT_PAYLOAD_LIMIT, ConnectionSettings, Seconds, read_settings
+from ..queues.defaults import check_no_url
 from ..queues.envelope import DEFAULT_LARGE_LIMIT
 from ..queues.sessions import MOST_TURNS
 from .errors import ConfigurationError
 
-__all__ = ["Settings", "check_settings", "load_settings"]
+__all__ = ["POSTGRES", "Settings", "check_settings", "load_settings"]
+
+POSTGRES = ("postgresql://", "postgres://")
+"""Beginnings of the URL of a memory store in PostgreSQL."""
 
 Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -122,6 +126,19 @@ class Settings(ConnectionSettings):
         if url.get_secret_value() and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError("must be an http or https URL")
         return url
+
+    @field_validator("memory")
+    @classmethod
+    def _check_memory(cls, place: str) -> str:
+        if not place.startswith(POSTGRES):
+            check_no_url(place, "a file or a postgresql:// URL")
+        return place
+
+    @field_validator("workspaces")
+    @classmethod
+    def _check_workspaces(cls, place: str) -> str:
+        check_no_url(place, "a folder of this host")
+        return place
 
     @property
     def shared_artifacts(self) -> bool:

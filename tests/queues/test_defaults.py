@@ -49,6 +49,20 @@ def test_an_invalid_number_is_refused_by_producer_and_worker_alike(monkeypatch: 
         assert str(of_producer.value) == str(of_worker.value)
 
 
+def test_an_error_names_a_wrong_value_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        read_settings(ConnectionSettings, {"namespace": "a b"})
+    assert str(raised.value).startswith("namespace: namespace must be 1 to 64 letters")
+    assert str(raised.value).count("got 'a b'") == 1
+
+
+def test_a_url_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_DATA_DIR", "redis://:topsecret@localhost")
+    with pytest.raises(ConfigurationError) as raised:
+        Producer()
+    assert str(raised.value) == "PERDURE_DATA_DIR: must be a folder of this host, got a URL with redis://"
+
+
 def test_arguments_take_precedence_and_none_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_NAMESPACE", "environment")
     monkeypatch.setenv("PERDURE_REPLICAS", "2")

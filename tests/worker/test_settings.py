@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from perdure import Retry
+from perdure import Retry, Settings
 from perdure.queues import Gateway, Refused
 from perdure.worker.errors import ConfigurationError
 from perdure.worker.log import logger
@@ -55,6 +55,24 @@ def test_the_error_of_a_setting_shows_no_other_setting() -> None:
         load_settings(namespace="a b", redis_url="redis://:topsecret@localhost")
     assert "a b" in str(raised.value)
     assert "topsecret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "said"),
+    [
+        ("MEMORY", "mysql://u:topsecret@h/x", "must be a file or a postgresql:// URL, got a URL with mysql://"),
+        ("WORKSPACES", "s3://bucket", "must be a folder of this host, got a URL with s3://"),
+        ("WEBHOOK_URL", "ftp://topsecret", "must be an http or https URL"),
+    ],
+)
+def test_a_url_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, place: str, said: str) -> None:
+    monkeypatch.setenv(f"PERDURE_{name}", place)
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings()
+    assert str(raised.value) == f"PERDURE_{name}: {said}"
+    with pytest.raises(ValueError, match=said) as direct:
+        Settings.model_validate({name.lower(): place})
+    assert "topsecret" not in str(direct.value)
 
 
 def test_the_data_directory_is_resolved_only_if_needed(monkeypatch: pytest.MonkeyPatch) -> None:

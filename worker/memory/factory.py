@@ -11,7 +11,7 @@ import anyio
 
 from ..errors import ConfigurationError
 from ..log import logger
-from ..settings import Settings
+from ..settings import POSTGRES, Settings
 from .errors import MemoryStoreUnavailable
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _FILE = "memory.sqlite3"
 
 
 def is_postgres(place: str) -> bool:
-    return place.startswith(("postgresql://", "postgres://"))
+    return place.startswith(POSTGRES)
 
 
 def store_path(settings: Settings) -> Path:
