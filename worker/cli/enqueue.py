@@ -26,21 +26,18 @@ from pydantic_core import to_json
 
 from ...queues import (
     Catalog,
-    CatalogError,
     EnvelopeTemplate,
     Options,
     PayloadTooLarge,
     Producer,
-    Refused,
     Replicated,
     SecretPaths,
     TaskHandle,
     TaskMessage,
     check_name,
-    list_workers,
     spread,
 )
-from .support.connection import connected
+from .support.connection import connected, warn_unserved
 from .support.errors import Failed, Misuse
 from .support.input_file import opened
 from .support.options import in_seconds, read_object, read_queue, read_task_id
@@ -248,14 +245,14 @@ async def enqueue(
     ] = None,
     timeout: Annotated[
         float | None,
-        in_seconds("Time limit of one attempt."),
+        in_seconds("Time limit of one attempt.", positive=True),
     ] = None,
     max_attempts: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Attempts before the task becomes a dead letter.")
     ] = None,
     result_ttl: Annotated[
         float | None,
-        in_seconds("Time for which the outcome is kept."),
+        in_seconds("Time for which the outcome is kept.", positive=True),
     ] = None,
     secret: Annotated[
         list[str] | None,
@@ -317,10 +314,7 @@ async def _send_one(
         message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    try:
-        queue = resolve_queue(defaults.task, defaults.queue, message.arguments, defaults.catalog)
-    except CatalogError as error:
-        raise Misuse(str(error)) from None
+    queue = resolve_queue(defaults.task, defaults.queue, message.arguments, defaults.catalog)
     handles: list[TaskHandle[Any]] = await producer.send(
         [message], queue=queue, delay=defaults.delay, durability=durability
     )
@@ -334,7 +328,7 @@ async def _send_one(
         note(f"task {message.id} exists already on queue {queue}, and is {state}: nothing was enqueued")
     elif not json:
         note(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
-    await _warn_unserved(producer, {queue})
+    await warn_unserved(producer, {queue})
 
 
 async def _send_file(
@@ -363,18 +357,7 @@ async def _send_file(
                     _print_ids(sent, bar, json)
     before = f"; existed already: {existed}" if existed else ""
     note(f"tasks enqueued on {producer.address.shown}: {count - existed}{before}")
-    await _warn_unserved(producer, queues)
-
-
-async def _warn_unserved(producer: Producer, queues: Set[str]) -> None:
-    """Warn of queues that no live worker serves, unless this user may not read the registry of workers."""
-    try:
-        workers = await list_workers(producer.gateway, producer.namespace)
-    except Refused:
-        return
-    served = {queue for worker in workers if not worker.presumed_dead for queue in worker.queues}
-    for queue in sorted(queues - served):
-        note(f"no worker serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}")
+    await warn_unserved(producer, queues)
 
 
 def _shown(handle: TaskHandle[Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ..errors import BadSnapshot
 from ..journal import CannotCorrect, corrected
 from ..session import TurnHandle
 from ..session_correction import correct_session, stored_state
-from .support.connection import connected, redis_now
+from .support.connection import connected, redis_now, warn_unserved
 from .support.errors import Failed, Misuse
 from .support.output import (
     AsJson,
@@ -228,6 +228,7 @@ async def send(
     found = await read_session(producer.gateway, address)
     if queue is None and found is None:
         queue = (await producer.catalog()).find(agent).queue
+    queue = queue or (found.queue if found is not None else "")
     if given is not None or found is None:
         for listed in (await producer.catalog()).named(agent):
             listed.check(orjson.dumps((given or {}) | {"goal": ""}))
@@ -237,13 +238,14 @@ async def send(
         agent,
         session_id,
         sys.stdin.read().rstrip("\n") if text == "-" else text,
-        queue=queue or (found.queue if found is not None else ""),
+        queue=queue,
         sender=sender,
         message_id=message_id,
         inputs=None if given is None else (orjson.dumps(given), ()),
         skip_failed=skip_failed,
         limit=producer.payload_limit,
     )
+    await warn_unserved(producer, {queue})
     if no_wait:
         if json:
             print_json({"turn": turn.number, "task": str(turn)})

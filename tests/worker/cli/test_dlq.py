@@ -234,8 +234,9 @@ def test_edited_arguments_have_the_payload_limit(crew: Crew, monkeypatch: pytest
     assert (answer.code, answer.out, state(task_id)) == (2, "", "dead")
     assert "--edit-args must have at most 1,024 bytes (PERDURE_PAYLOAD_LIMIT), got 2,009; " in answer.err
     assert "'perdure task fork ID --edit NAME=VALUE'" in answer.err
-    [forked] = call("task", "fork", task_id, "--edit", f"n={'x' * 2000}").ids
-    assert state(forked) == "queued"
+    answer = call("task", "fork", task_id, "--edit", f"n={'x' * 2000}")
+    assert state(answer.ids[0]) == "queued"
+    assert answer.err.endswith(f"of task {task_id}; recorded steps: 1\n")
 
 
 def test_all_are_replayed_the_oldest_first(crew: Crew) -> None:

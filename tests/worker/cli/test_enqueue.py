@@ -150,7 +150,9 @@ def test_arguments_must_be_a_json_object(args: str, said: str) -> None:
     [
         ((), "give a TASK"),
         (("",), "task: String should have at least 1 character"),
-        (("audit", "--timeout", "0"), "timeout: Input should be greater than 0"),
+        (("audit", "--timeout", "0"), "must be a number of seconds, greater than 0; got '0'"),
+        (("audit", "--timeout", "5x"), "greater than 0; got '5x'"),
+        (("audit", "--result-ttl", "0"), "greater than 0; got '0'"),
         (("audit", "--delay", "-1"), "0 or more; got '-1'"),
         (("audit", "--delay", "nan"), "0 or more; got 'nan'"),
         (("audit", "--id", "a b"), "must be a task id"),
@@ -285,7 +287,7 @@ def test_invalid_utf_8_is_refused() -> None:
 
 def test_a_missing_file_is_refused() -> None:
     answer = call("enqueue", "audit", "--queue", "default", "--file", "nothing.jsonl")
-    assert (answer.code, answer.out) == (1, "")
+    assert (answer.code, answer.out) == (2, "")
     assert answer.err == "perdure: could not read nothing.jsonl: No such file or directory\n"
 
 

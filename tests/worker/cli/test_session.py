@@ -56,11 +56,12 @@ def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[], No
 
 def test_a_session_from_its_first_message_until_it_is_forgotten(work: Callable[[], None]) -> None:
     unknown = call("session", "send", "echo", "ada", "one", "--no-wait")
-    assert (unknown.code, unknown.out) == (1, "")
+    assert (unknown.code, unknown.out) == (2, "")
     assert "echo" in unknown.err
     assert call("session", "list").err.startswith("perdure: no sessions in namespace")
     work()  # publishes the catalog
     sent = call("session", "send", "echo", "ada", "one\x1b[2J", "--no-wait", "--id", "m1")
+    assert sent.err == "perdure: no worker serves queue 'test' now; start one: perdure worker run APP --queues test\n"
     assert call("session", "send", "echo", "ada", "one", "--no-wait", "--id", "m1").ids == sent.ids
     shown = call("session", "show", "echo", "ada", "--json").json
     assert (shown["status"], shown["task"], shown["state"]) == ("running", sent.ids[0], None)
@@ -148,7 +149,7 @@ def test_mistakes_are_named_with_their_remedies(work: Callable[[], None], tmp_pa
     call("session", "send", "echo", "eve", "one", "--queue", "test", "--no-wait")
     work()  # publishes the catalog
     unfit = call("session", "send", "echo", "eve", "two", "--inputs", '{"langage": "no"}', "--no-wait")
-    assert (unfit.code, "langage" in unfit.err) == (1, True)
+    assert (unfit.code, "langage" in unfit.err) == (2, True)
     file = tmp_path / "identity.json"
     file.write_text("{}")
     stored = call("identity", "set", "ecko", str(file))

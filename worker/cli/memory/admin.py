@@ -102,13 +102,13 @@ async def prune(
     *,
     below: Annotated[
         float | None,
-        typer.Option(metavar="STRENGTH", help="Delete memories with less strength; 'memory list' shows it."),
+        typer.Option(min=0, metavar="STRENGTH", help="Delete memories with less strength; 'memory list' shows it."),
     ] = None,
     older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Delete memories that were not used for this time.")
+        float | None, typer.Option(min=0, metavar="DAYS", help="Delete memories that were not used for this time.")
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(metavar="N", help="Delete all but the N strongest of each owner and type.")
+        int | None, typer.Option(min=0, metavar="N", help="Delete all but the N strongest of each owner and type.")
     ] = None,
     owner: Owner = None,
     type: Type = None,
@@ -125,6 +125,8 @@ async def prune(
 
     Example: perdure memory prune --older-than 365 --keep 1000 --dry-run
     """
+    if below is None and older_than is None and keep is None:
+        raise Misuse("nothing selects memories: give --below STRENGTH, --older-than DAYS or --keep N")
     policy = Policy(below=below, unused=older_than, most=keep)
     gone = await store.prune(policy, owner=owner, type=type, tags=tag or (), subject=subject, dry_run=dry_run)
     if json:

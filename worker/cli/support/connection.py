@@ -1,9 +1,9 @@
-"""Connection options of the commands, the open `Producer` for a command, and lookup of tasks and queues."""
+"""Connection options of the commands, the open `Producer` for a command, and lookup of tasks, queues and workers."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
@@ -12,13 +12,13 @@ from uuid import UUID
 import anyio
 import typer
 
-from ....queues import Partition, Producer, TaskHandle, TaskNotFound, queue_partitions
+from ....queues import Partition, Producer, Refused, TaskHandle, TaskNotFound, list_workers, queue_partitions
 from ....queues.inspection import find_tasks
 from ...artifacts import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
 from .options import with_options
-from .output import timestamp
+from .output import note, timestamp
 
 __all__ = [
     "ConnectionOptions",
@@ -27,6 +27,7 @@ __all__ = [
     "find_handle",
     "known_partitions",
     "redis_now",
+    "warn_unserved",
     "with_connection_options",
 ]
 
@@ -159,3 +160,14 @@ async def known_partitions(producer: Producer, queue: str | None) -> Sequence[Pa
         names = ", ".join(sorted(known)) or "none"
         raise Failed(f"no queue {queue!r} in namespace {producer.namespace.name!r}; existing queues: {names}")
     return partitions
+
+
+async def warn_unserved(producer: Producer, queues: Set[str]) -> None:
+    """Warn of queues that no live worker serves, unless this user may not read the registry of workers."""
+    try:
+        workers = await list_workers(producer.gateway, producer.namespace)
+    except Refused:
+        return
+    served = {queue for worker in workers if not worker.presumed_dead for queue in worker.queues}
+    for queue in sorted(queues - served):
+        note(f"no worker serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}")

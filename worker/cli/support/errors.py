@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import typer
 
-from ....queues import BadAddress, InvalidKey, PerdureError, Refused, TaskFailed, Unavailable
+from ....queues import BadAddress, CatalogError, InvalidKey, PerdureError, Refused, TaskFailed, Unavailable
 from ...errors import ConfigurationError
 from .output import note
 
@@ -41,7 +41,7 @@ _REMEDIES: tuple[tuple[type[PerdureError], str, str], ...] = (
 )
 """Error class, text that its message must contain, and remedy."""
 
-_MISUSES = (BadAddress, InvalidKey, ConfigurationError)
+_MISUSES = (BadAddress, CatalogError, InvalidKey, ConfigurationError)
 
 
 @contextmanager

@@ -10,21 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from .errors import Failed
+from .errors import Misuse
 
 __all__ = ["opened"]
 
 
 @contextmanager
 def opened(path: str) -> Iterator[IO[bytes]]:
-    """Open a file, or a copy of stdin for `-`, which can then be read twice."""
+    """Open a file, or a copy of stdin for `-`, which can then be read twice. Raises `Misuse`."""
+    file: IO[bytes]
     try:
         if path == "-":
-            with tempfile.TemporaryFile() as copy:
-                shutil.copyfileobj(sys.stdin.buffer, copy)
-                yield copy
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - closed below; only its opening is misuse
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.seek(0)
         else:
-            with Path(path).open("rb") as file:
-                yield file
+            file = Path(path).open("rb")  # noqa: SIM115
     except OSError as error:
-        raise Failed(f"could not read {path}: {error.strerror or error}") from None
+        raise Misuse(f"could not read {path}: {error.strerror or error}") from None
+    with file:
+        yield file

@@ -86,19 +86,21 @@ def read_queue(text: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
-def read_seconds(text: str | float) -> float:
+def read_seconds(text: str | float, *, positive: bool = False) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise typer.BadParameter(f"must be a number of seconds, 0 or more; got {text!r}")
+    if not 0 <= seconds < math.inf or (positive and not seconds):
+        range_text = "greater than 0" if positive else "0 or more"
+        raise typer.BadParameter(f"must be a number of seconds, {range_text}; got {text!r}")
     return seconds
 
 
-def in_seconds(help_text: str) -> Any:
-    """Return an option for a number of seconds."""
-    return typer.Option(metavar="SECONDS", parser=read_seconds, help=help_text, show_default=False)
+def in_seconds(help_text: str, *, positive: bool = False) -> Any:
+    """Return an option for a number of seconds. positive: refuse 0."""
+    parser = functools.partial(read_seconds, positive=positive)
+    return typer.Option(metavar="SECONDS", parser=parser, help=help_text, show_default=False)
 
 
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}

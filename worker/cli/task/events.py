@@ -18,7 +18,7 @@ from ..support.connection import connected, find_handle, known_partitions, redis
 from ..support.errors import Misuse
 from ..support.events_text import describe_event
 from ..support.options import QueueOption, TaskNameOption, read_task_id
-from ..support.output import AsJson, ago, print_fields, print_json, print_json_lines, print_table, print_text
+from ..support.output import AsJson, ago, note, print_fields, print_json, print_json_lines, print_table, print_text
 
 __all__ = ["EventFilter", "Statistics", "events", "events_of_tasks", "last_events", "last_of"]
 
@@ -252,15 +252,18 @@ async def events(
     if stats:
         await _print_statistics(producer, _checked(found), json=json)
         return
-    left = limit
+    printed = 0
     async for event in _checked(found):
         if json:
             print_json_lines([event.summary() if task_id else {"task_id": event.task_id} | event.summary()])
         else:
             print_text(describe_event(event, of_many=task_id is None))
-        left = None if left is None else left - 1
-        if left == 0:
+        printed += 1
+        if printed == limit:
             break
+    if not printed and not json:
+        every = f"in namespace {producer.namespace.name!r} on {producer.address.shown}"
+        note(f"no matching events {every if task_id is None else f'of task {task_id}'}")
 
 
 async def _checked(found: AsyncIterator[TaskEvent]) -> AsyncIterator[TaskEvent]:

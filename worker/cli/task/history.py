@@ -269,7 +269,7 @@ async def fork(
     else:
         print_data(forked.handle.id)
     of = "" if forked.agent is None else f" of agent {forked.agent}"
-    note(f"forked a new task{of} from event {forked.event} of task {task_id}, with {forked.steps} recorded steps")
+    note(f"forked a new task{of} from event {forked.event} of task {task_id}; recorded steps: {forked.steps}")
     if forked.within is not None:
         note(f"step {forked.within!r} was running at that event: it runs again, and may log its events again")
 

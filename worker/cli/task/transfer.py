@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, cast
+from typing import IO, Annotated
 
 import anyio
 import typer
@@ -21,7 +20,8 @@ from ...memory import HybridStore, MemoryStoreMissing, make_store
 from ...settings import Settings, load_settings
 from ...transfer import ExportedTask, close_source, export_task, import_task
 from ..support.connection import ConnectionOptions, find_handle, with_connection_options
-from ..support.errors import Failed, Misuse
+from ..support.errors import Failed
+from ..support.input_file import opened
 from ..support.memory_store import StorePlace, without_embedder
 from ..support.options import InQueue, OutputFile, TaskId, read_task_id
 from ..support.output import AsJson, note, print_data, print_json
@@ -201,7 +201,7 @@ async def _import(
     memories = None if no_memories else partial(make_store, settings)
     async with place.producer() as producer:
         store = await artifact_store(producer.gateway, settings)
-        with _opened(source) as file:
+        with opened(source) as file:
             found = await import_task(producer, store, file, new_id=new_id, memories=memories)
     if json:
         print_json(
@@ -222,20 +222,3 @@ async def _import(
         f"imported task {found.source} ({found.task}): {found.events} events, {found.artifacts} artifacts and files, "
         f"{found.new_memories} new of {found.memories} memories"
     )
-
-
-@contextmanager
-def _opened(source: str) -> Iterator[IO[bytes]]:
-    """Open the file to read; stdin as a temporary file, because it is read twice."""
-    if source == "-":
-        with tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy)
-            copy.seek(0)
-            yield cast("IO[bytes]", copy)
-        return
-    try:
-        file = Path(source).open("rb")  # noqa: SIM115 - closed below; only its opening is misuse
-    except OSError as error:
-        raise Misuse(f"could not read {source}: {error.strerror}") from None
-    with file:
-        yield file

@@ -266,7 +266,8 @@ def test_events_are_printed_the_oldest_first(work: Any) -> None:
 
 
 def test_events_without_follow_end_while_the_task_waits() -> None:
-    assert call("task", "events", enqueue(*ADD)) == Answer(0, "", "")
+    task_id = enqueue(*ADD)
+    assert call("task", "events", task_id) == Answer(0, "", f"perdure: no matching events of task {task_id}\n")
 
 
 def test_watch_prints_the_events_and_the_outcome(work: Any) -> None:

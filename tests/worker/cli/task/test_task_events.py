@@ -125,6 +125,9 @@ def test_filters_of_one_log(run: Any) -> None:
     assert found("--since", "1h") == TYPES
     assert found("--since", "2100-01-01") == []
     assert found("--last", "2", "--follow") == TYPES[-2:]
+    assert call("task", "events", task_id, "--type", "nope").err == f"perdure: no matching events of task {task_id}\n"
+    assert "no matching events in namespace" in call("task", "events", "--type", "nope").err
+    assert call("task", "events", task_id, "--type", "nope", "--json").err == ""
 
 
 def test_a_start_is_a_duration_before_now_or_a_point_in_time() -> None:
