@@ -31,6 +31,8 @@ __all__ = [
     "contains_mask",
     "has_secret",
     "mask",
+    "names_beside",
+    "path_exists",
     "read_secret_paths",
     "restore_masked",
     "secret_values",
@@ -111,6 +113,28 @@ def restore_masked(edited: bytes, former: Callable[[], bytes], paths: SecretPath
         return to_json(data)
     except ValueError:
         return edited
+
+
+def path_exists(arguments: Any, path: SecretPath) -> bool:
+    """Whether decoded arguments have a value at a path, or are null or empty where the rest of the path would be."""
+    if not path or arguments is None:
+        return True
+    name, rest = path[0], path[1:]
+    if isinstance(arguments, dict):
+        values = list(arguments.values()) if name == ANY else [arguments[name]] if name in arguments else None
+    else:
+        values = arguments if isinstance(arguments, list) and name == ANY else None
+    return values is not None and (not values or any(path_exists(value, rest) for value in values))
+
+
+def names_beside(arguments: Any, path: SecretPath) -> list[str]:
+    """Return the names that decoded arguments have where a path leaves them, with dots as in the command line."""
+    inside = max(length for length in range(len(path)) if path_exists(arguments, path[:length]))
+    found: dict[str, None] = {}
+    for parent in _values_at(arguments, path[:inside]):
+        names = parent if isinstance(parent, dict) else [ANY] if isinstance(parent, list) else []
+        found |= dict.fromkeys(".".join((*path[:inside], name)) for name in names)
+    return list(found)
 
 
 def secret_values(arguments: bytes, paths: SecretPaths) -> list[str]:

@@ -22,7 +22,7 @@ from typing import IO, Annotated, Any
 
 import typer
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from ...queues import (
     Catalog,
@@ -37,6 +37,7 @@ from ...queues import (
     check_name,
     spread,
 )
+from ...queues.security import names_beside, path_exists
 from .support.connection import connected, warn_unserved
 from .support.errors import Failed, Misuse
 from .support.input_file import opened
@@ -94,11 +95,14 @@ def check(file: IO[bytes], defaults: Defaults) -> int:
     """
     problems: list[str] = []
     hashes = array("Q")  # of the given ids, eight bytes each: files may be long
+    unseen = defaults.secrets
     count = wrong = 0
     for number, text in _numbered(file):
         count += 1
         try:
             message = _item(text, defaults).message
+            if unseen:
+                unseen = _missing(unseen, from_json(message.arguments))
             if message.own_id:
                 hashes.append(spread(message.id))
         except ValueError as error:
@@ -113,7 +117,13 @@ def check(file: IO[bytes], defaults: Defaults) -> int:
         more = f"\n  and {wrong - _SHOWN_LINES} more lines" if wrong > _SHOWN_LINES else ""
         listed = "".join(f"\n  {line}" for line in problems[:_SHOWN_LINES])
         raise Misuse(f"nothing was sent, {wrong} of {count} lines are invalid:{listed}{more}")
+    if unseen and count:
+        raise Misuse(f"--secret: no line has an argument called {'.'.join(unseen[0])!r}; nothing was sent")
     return count
+
+
+def _missing(paths: SecretPaths, arguments: Any) -> SecretPaths:
+    return tuple(path for path in paths if not path_exists(arguments, path))
 
 
 def _duplicate_ids(file: IO[bytes], defaults: Defaults, duplicates: Set[int]) -> Iterator[str]:
@@ -310,6 +320,9 @@ async def _send_one(
         arguments = {} if args is None else read_object(args)
     except ValueError as error:
         raise Misuse(f"--args: {problem(error)}") from None
+    for path in _missing(defaults.secrets, arguments):
+        names = ", ".join(names_beside(arguments, path)) or "none"
+        raise Misuse(f"--secret: no argument is called {'.'.join(path)!r}; there are {names}")
     try:
         message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key)
     except ValueError as error:

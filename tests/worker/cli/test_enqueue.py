@@ -170,6 +170,51 @@ def test_misuse_sends_nothing(args: tuple[str, ...], said: str) -> None:
     assert queues() == []
 
 
+SECRETS: dict[str, Any] = {
+    "user": "ada",
+    "account": {"password": "hunter2", "pins": ["1234"]},
+    "spare": None,
+    "none": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "there_are"),
+    [
+        ("tokne", "user, account, spare, none"),
+        ("", "user, account, spare, none"),
+        ("user.password", "none"),
+        ("account.pasword", "account.password, account.pins"),
+        ("account.pins.pin", "account.pins.*"),
+        ("account.pins.*.pin", "none"),
+    ],
+)
+def test_a_secret_that_no_argument_has_is_refused(name: str, there_are: str) -> None:
+    line = {"args": SECRETS}
+    args = ("enqueue", "audit", "--queue", "default", "--args", json.dumps(SECRETS))
+    answer = call(*args, "--secret", "user", "--secret", name)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == f"perdure: --secret: no argument is called {name!r}; there are {there_are}\n"
+    answer = from_lines(line, line, args=("audit", "--queue", "default", "--secret", "user", "--secret", name))
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == f"perdure: --secret: no line has an argument called {name!r}; nothing was sent\n"
+    assert queues() == []
+
+
+@pytest.mark.parametrize("name", ["account.pins", "account.pins.*", "account.*", "spare.password", "none.*.password"])
+def test_a_secret_may_be_within_an_argument_that_is_empty_here(name: str) -> None:
+    answer = call("enqueue", "audit", "--queue", "default", "--args", json.dumps(SECRETS), "--secret", name)
+    assert (answer.code, len(answer.ids)) == (0, 1)
+
+
+def test_of_a_file_one_line_with_the_secret_suffices() -> None:
+    args = ("audit", "--queue", "default", "--secret", "token")
+    answer = from_lines({"args": {}}, {"args": {"token": "hunter2"}}, args=args)
+    assert (answer.code, len(answer.ids)) == (0, 2)
+    assert show(answer.ids[1])["args"] == {"token": "**********"}
+    assert from_lines(args=args).code == 0
+
+
 def test_arguments_over_the_size_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
     monkeypatch.setenv("PERDURE_LARGE_LIMIT", "0")
