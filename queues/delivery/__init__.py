@@ -33,7 +33,6 @@ from .leases import NOT_STARTED, Delivery, Leases, RunStatus, check_accepted
 from .quarantine_store import (
     CrashReport,
     clear_quarantined,
-    excuse_crashes,
     quarantine,
     report_crash,
     take_quarantined,
@@ -65,7 +64,6 @@ __all__ = [
     "clear_quarantined",
     "close_exported",
     "edit_checkpoint",
-    "excuse_crashes",
     "last_step",
     "load_history",
     "park",

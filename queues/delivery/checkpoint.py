@@ -51,6 +51,8 @@ class Kind(StrEnum):
     """The task has a successor, which gets the messages from now on: `value` is its id."""
     PROGRESS = "progress"
     """The progress that the handler reports: `value` replaces the last one."""
+    EXCUSE = "excuse"
+    """The entries stored with it are progress, which excuses the crashes before it: see `History.excuse`."""
 
 
 class Entry(NamedTuple):
@@ -135,6 +137,12 @@ class History:
     def crashes_in_window(self) -> int:
         """Crashes within the window, those since the last progress included."""
         return self.recent_crashes + self.crashes_in_a_row
+
+    def excuse(self) -> Entry | None:
+        """Return the entry that excuses the crashes: store it with the run's first progress. None: none counts."""
+        if self.crashes_in_a_row < 1:
+            return None
+        return Entry(Kind.EXCUSE, "cleared", b"%d %d" % (self.counters.crashes, CRASH_WINDOW_MS))
 
     @property
     def records(self) -> int:

@@ -28,7 +28,6 @@ __all__ = [
     "CrashReport",
     "QuarantinedDelivery",
     "clear_quarantined",
-    "excuse_crashes",
     "quarantine",
     "report_crash",
     "take_quarantined",
@@ -36,7 +35,6 @@ __all__ = [
 
 _CLEAR = queue_script("clear_quarantined")
 _CRASH = queue_script("report_crash")
-_EXCUSE = queue_script("excuse_crashes")
 _QUARANTINE = queue_script("quarantine")
 _REMOVE = queue_script("remove_consumer")
 _TAKE = queue_script("take_quarantined")
@@ -84,14 +82,6 @@ async def clear_quarantined(gateway: Gateway, delivery: Delivery, task_id: str) 
     partition = delivery.partition
     if not await gateway.run(_CLEAR, [partition.ready, partition.record(task_id)], [*delivery.fence]):
         raise LeaseLost(task_id, "clearance")
-
-
-async def excuse_crashes(gateway: Gateway, delivery: Delivery, task_id: str, crashes: int) -> None:
-    """Excuse the crashes of a task that has made progress. crashes: their number so far. Raises `LeaseLost`."""
-    partition = delivery.partition
-    keys = [partition.ready, partition.record(task_id), partition.log(task_id)]
-    if not await gateway.run(_EXCUSE, keys, [*delivery.fence, crashes, CRASH_WINDOW_MS]):
-        raise LeaseLost(task_id, "progress")
 
 
 class CrashReport(NamedTuple):

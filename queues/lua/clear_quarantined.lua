@@ -3,7 +3,7 @@
 -- KEYS  ready stream, record
 -- ARGV  fence (4)
 -- returns  0 refused, the lease has passed; 1 cleared
--- Idempotent. Its crashes stay counted until it makes progress (excuse_crashes.lua).
+-- Idempotent. Its crashes stay counted until it makes progress (write_checkpoint.lua).
 if not owned(KEYS[1]) then
   return 0
 end

@@ -8,6 +8,9 @@
 --       event: the event type in place of the step key, its number in place of the value; taken: the run used the
 --       inbox message of that number; moved: the value is the id of the successor, which gets the messages that come
 --       from now on; progress: the value is the progress that the handler reports, which replaces the last one;
+--       excuse: the entries of this call are progress that no earlier run had stored, so the crashes before it count no
+--       more in a row, but within a window; the event type in place of the step key, the value is the number of the
+--       task's crashes so far and the window in milliseconds;
 --       chunk, part: a chunk of a large step result, of the task's result, by its name, which an entry of
 --       a later call refers to (an empty value deletes the chunk). The value of a drop has the digest and the number of the step's chunks, if it has any
 -- returns  0 refused, the lease has passed; -1 - N refused: entries before the first one are missing, N is the number of
@@ -15,8 +18,9 @@
 --          message that was sent to the task, 0 for none}
 -- Atomic: all entries or none. Idempotent: entries are numbered over all runs of the task (field entries: the number of
 -- the last one), and those that are stored already are skipped, however late they arrive. A stored checkpoint never has
--- a gap: where Redis has lost its last second, the run sends the missing entries again. Progress alone begins with a
--- write that frees memory, so that a full server accepts it (see fence.lua): it must not delay the outcome.
+-- a gap: where Redis has lost its last second, the run sends the missing entries again. A window starts with the first
+-- crash that is excused after the last one has ended. Progress alone begins with a write that frees memory, so that a
+-- full server accepts it (see fence.lua): it must not delay the outcome.
 if not owned(KEYS[1]) then
   return 0
 end
@@ -91,6 +95,16 @@ for i = 6, #ARGV, 4 do
     end
     redis.call('HSET', KEYS[2], 'progress', value, 'progress_at', now_ms())
     redis.call('PUBLISH', KEYS[2], 'progress')
+  elseif kind == 'excuse' then
+    local crashes, window = string.match(value, '^(%d+) (%d+)$')
+    local counts = redis.call('HMGET', KEYS[2], 'excused', 'recent', 'recent_at')
+    local recent, since, now = counts[2], counts[3], now_ms()
+    if now - tonumber(since or 0) > tonumber(window) then
+      recent, since = 0, now
+    end
+    recent = tonumber(recent or 0) + tonumber(crashes) - tonumber(counts[1] or 0)
+    redis.call('HSET', KEYS[2], 'excused', crashes, 'recent', recent, 'recent_at', since)
+    redis.call('XADD', KEYS[4], '*', 'type', step, 'data', '{"excused":' .. crashes .. '}')
   end
   number = number + 1
 end

@@ -15,7 +15,7 @@ holds for all scripts.
 | `test_inbox` | park, send_message |
 | `delivery/test_large_arguments` | enqueue_large, upload_chunk |
 | `delivery/test_leases` | raise_count, renew_leases |
-| `delivery/test_quarantine` | clear_quarantined, excuse_crashes, quarantine, report_crash, take_quarantined |
+| `delivery/test_quarantine` | clear_quarantined, quarantine, report_crash, take_quarantined |
 | `test_queue_rates` | read_workers, register_worker |
 | `test_resharding` | close_partition, join_group, partition_status, retire_partition, set_route |
 | `test_results` | cancel, finish |

@@ -35,7 +35,6 @@ from perdure.queues import (
     confirm_successor,
     count_crash,
     enqueue_successor,
-    excuse_crashes,
     find_task,
     list_workers,
     load_script,
@@ -257,7 +256,6 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await quarantine(gateway, await read_one(a), "suspect")
         suspect = await take_quarantined(gateway, partition, "a")
         assert suspect.delivery is not None
-        await excuse_crashes(gateway, suspect.delivery, "suspect", crashes=1)
         await clear_quarantined(gateway, suspect.delivery, "suspect")
         assert suspect.delivery.entry in [one.entry for one in await a.recover_own(partition)]
         found = await report_crash(gateway, namespace, ["default"], "a", exit_status="SIGKILL", steps={})

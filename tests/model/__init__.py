@@ -21,7 +21,6 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | enqueue_copy | store_copy |
 | enqueue_large | enqueue_large |
 | enqueue_successor | hand |
-| excuse_crashes | excuse |
 | finish | finish |
 | forget_task | forget_task |
 | join_group | share |

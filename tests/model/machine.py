@@ -51,8 +51,8 @@ from perdure.queues.delivery import close_exported, read_mark
 from perdure.queues.delivery.heartbeat import renewal
 from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
 from perdure.queues.delivery.quarantine_store import (
+    CRASH_WINDOW_MS,
     clear_quarantined,
-    excuse_crashes,
     quarantine,
     report_crash,
     take_quarantined,
@@ -160,7 +160,7 @@ entries = st.lists(
         st.sampled_from(
             [
                 *("done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved"),
-                *("chunk", "part", "progress", "base"),
+                *("chunk", "part", "progress", "base", "excuse"),
             ]
         ),
         st.sampled_from(["s", "u:1"]),
@@ -626,6 +626,11 @@ class Queues(RuleBasedStateMachine):
         values = [
             b"" if kind == "chunk" and n % 3 == 2 else value for (kind, _, n), value in zip(named, values, strict=True)
         ]
+        excused = int(self.ledger.held.get(self.partition.record(task), "excused") or 0)
+        values = [
+            b"%d %d" % (excused + n, CRASH_WINDOW_MS) if kind == "excuse" else value
+            for (kind, _, n), value in zip(named, values, strict=True)
+        ]
         written = [(kind, step, value, b'{"ms":%d}' % n) for (kind, step, n), value in zip(named, values, strict=True)]
         self.write(delivery, task, written, off)
 
@@ -937,15 +942,6 @@ class Queues(RuleBasedStateMachine):
             for _ in range(2):
                 expected = self.ledger.acquit(delivery, task)
                 self.same(self.ground.accepted(clear_quarantined(self.ground.gateway, delivery, task)), expected)
-
-    @rule(which=which, standing=standings, more=numbers)
-    def excuse(self, which: int, standing: str, more: int) -> None:
-        delivery, task = self.pick(which, standing)
-        if task in TASKS:
-            crashes = int(self.ledger.held.get(self.partition.record(task), "excused") or 0) + more
-            for _ in range(2):
-                expected = self.ledger.excuse(delivery, task, crashes)
-                self.same(self.ground.accepted(excuse_crashes(self.ground.gateway, delivery, task, crashes)), expected)
 
     # -- calls of clients
 

@@ -130,6 +130,16 @@ async def test_saved_progress_excuses_the_crashes_of_a_task_and_of_its_worker(
     assert (info.crashes, info.paused_since) == (0, 0)
 
 
+async def test_a_step_excuses_the_crashes_before_it_although_the_process_dies_at_once(
+    supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer
+) -> None:
+    handle = await producer.enqueue("stepper", {"number": 1, "kills": 6}, queue="poisonous")
+    assert await bounded(handle.result()) == 6
+    assert len(workers.lines("first", "1")) == 6
+    stored = await producer.gateway.command("HMGET", handle.partition.record(handle.id), "excused", "recent")
+    assert stored == [b"5", b"5"]  # the last crash had no step after it
+
+
 async def test_the_same_progress_again_excuses_no_crash(
     supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer
 ) -> None:

@@ -48,7 +48,7 @@ class Autosave(RunObserver):
         if data == self._saved:
             return
         check_size(f"the progress of step {self._step.key!r}", len(data), self._run.payload_limit)
-        await self._run.recorder.put(Entry(Kind.SAVED, self._step.key, data), wait=True)
+        await self._run.recorder.put(Entry(Kind.SAVED, self._step.key, data), wait=True, progress=True)
         self._saved = self._run.history.saved[self._step.key] = data
         self._run.touch()
         self._run.progressed()

@@ -83,7 +83,7 @@ class Corrections:
             entries.append(self._refusal(wanted, message.sender, error))
         else:
             entries += also() if wanted else ()
-        await run.recorder.put(*entries, wait=True, replicated=self._replicated)
+        await run.recorder.put(*entries, wait=True, replicated=self._replicated, progress=True)
         run.touch()
         run.progressed()
 

@@ -129,7 +129,7 @@ class Incoming(InboxOwner):
         if last:
             self._rounds += 1
             stored.append(Entry(Kind.SAVED, _ROUNDS, b"%d" % self._rounds))
-        await run.recorder.put(*stored, *also(), wait=True, replicated=self._replicated)
+        await run.recorder.put(*stored, *also(), wait=True, replicated=self._replicated, progress=True)
         run.touch()
         run.progressed()
         return True

@@ -369,9 +369,8 @@ class Loop(Generic[S]):
         run.keys.restart(f"{key}/")  # a long run forgets the names of the steps inside
         saved = [] if workspace is None else workspace.entries(files, key)
         snapshot = live.snapshot(more=len(parts))
-        await run.recorder.put(
-            *event_entries, *saved, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated
-        )
+        stored = (*event_entries, *saved, *entries, *dropped, *snapshot)
+        await run.recorder.put(*stored, wait=True, replicated=self._replicated, progress=True)
         run.touch()
         run.step_recorded()
 

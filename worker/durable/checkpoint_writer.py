@@ -57,6 +57,7 @@ class CheckpointWriter:
         task_id: str,
         *,
         last: int,
+        excuse: Entry | None = None,
         on_lost: Callable[[], None],
         on_gap: Callable[[EntriesLost], None],
         on_cancel: Callable[[], None],
@@ -66,6 +67,7 @@ class CheckpointWriter:
 
         Args:
             last: Number of the last entry that earlier runs wrote.
+            excuse: Stored in one act with the first progress: it excuses the crashes of earlier runs.
             on_lost: Called when a write is refused because the lease was lost.
             on_gap: Called when Redis has lost entries that are not kept any more.
             on_cancel: Called when a write reports that the task was cancelled.
@@ -81,6 +83,7 @@ class CheckpointWriter:
         self._cipher = encryptor.of(delivery.partition, task_id) if encryptor.active else None
         self._on_wait = log_wait(f"task {task_id}", on_wait)
         self._first: _Put = ()
+        self._excuse = excuse
         self._progress: Entry | None = None
         self._progress_due = RUNTIME.monotonic() + PROGRESS_INTERVAL if last else 0.0  # a resumed run first catches up
         self._progress_timer: asyncio.TimerHandle | None = None
@@ -146,13 +149,14 @@ class CheckpointWriter:
         self._pending_bytes += _size(entries)
         self._added += len(entries)
 
-    async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
+    async def put(self, *entries: Entry, wait: bool, replicated: bool = False, progress: bool = False) -> None:
         """Add entries, which are stored in one act.
 
         Args:
             wait: Return after they are stored; otherwise they are stored soon, and always before the outcome. If too
                 many entries wait for a write, this waits as well.
             replicated: Count them as stored only if replicas have them too.
+            progress: No earlier run has stored them, so they excuse its crashes.
 
         Raises:
             LeaseLost: Another worker has the task.
@@ -162,6 +166,8 @@ class CheckpointWriter:
             self._add_progress()
         if self._first:
             entries, self._first = entries + self._first, ()  # last: `entries` may be stored already, see put_or_drop
+        if progress and self._excuse is not None:
+            entries, self._excuse = (*entries, self._excuse), None
         if self._cipher is not None:
             entries = tuple([entry.encrypted(self._cipher) for entry in entries])
         if entries:

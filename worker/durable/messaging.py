@@ -225,7 +225,8 @@ async def _record(
     if waited and not found:
         entries.append(run.next_entry(Waited()))
     stored = bool(entries[1:])
-    await run.recorder.put(*entries, *also, wait=stored, replicated=stored and durability == "replicated")
+    replicated = stored and durability == "replicated"
+    await run.recorder.put(*entries, *also, wait=stored, replicated=replicated, progress=stored)
     run.touch()
     if stored:
         run.progressed()
@@ -266,9 +267,8 @@ async def send(
         value = StepRecord(orjson.dumps(list(sent)), digest, shown).encode()
         event = run.next_entry(MessageSent(to=sent.task_id, number=sent.number, content=content))
         stored = durability != "async"
-        await run.recorder.put(
-            Entry(Kind.DONE_WITH_EVENT, key, value), event, wait=stored, replicated=durability == "replicated"
-        )
+        entries = (Entry(Kind.DONE_WITH_EVENT, key, value), event)
+        await run.recorder.put(*entries, wait=stored, replicated=durability == "replicated", progress=True)
         run.touch()
         run.step_recorded(stored=stored)
     finally:

@@ -203,6 +203,7 @@ class Run(HandlerTask):
                 self.delivery,
                 self.envelope.id,
                 last=self.history.entries,
+                excuse=self.history.excuse(),
                 on_lost=lambda: self.cancel(StopReason.LOST),
                 on_gap=lambda lost: self.cancel(StopReason.DATA_LOST, lost),
                 on_cancel=lambda: self.cancel(StopReason.CANCELLED),

@@ -207,7 +207,7 @@ class _DroppedCheckpoint(CheckpointWriter):
     def __init__(self) -> None:
         self._last = 0
 
-    async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
+    async def put(self, *entries: Entry, wait: bool, replicated: bool = False, progress: bool = False) -> None:
         self._last += len(entries)
 
     def put_first(self, entry: Entry) -> None:

@@ -7,8 +7,10 @@ from perdure.deadletter import Filter, Reason, Replay, bury, list_letters, repla
 from perdure.queues import (
     Counters,
     Delivery,
+    EntriesLost,
     Entry,
     Gateway,
+    History,
     Kind,
     LeaseLost,
     Namespace,
@@ -16,7 +18,6 @@ from perdure.queues import (
     Producer,
     State,
     clear_quarantined,
-    excuse_crashes,
     list_queues,
     load_history,
     quarantine,
@@ -27,6 +28,7 @@ from perdure.queues import (
     set_partitions,
     succeed,
     take_quarantined,
+    write_entries,
 )
 from perdure.queues.delivery import quarantine_store
 from perdure.queues.delivery.quarantine_store import CRASH_WINDOW_MS
@@ -285,17 +287,40 @@ async def test_an_unused_queue_has_nothing_to_report(gateway: Gateway, namespace
 # clearing
 
 
+def excuse_of(history: History) -> Entry:
+    """Return the entry that excuses the crashes of a task, which has some."""
+    excuse = history.excuse()
+    assert excuse is not None
+    return excuse
+
+
 async def test_progress_excuses_crashes(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     await producer.enqueue("t", task_id="x", queue="default")
     third = await take_over(gateway, await take_over(gateway, await read_one(await worker(gateway, partition))), "c")
     history = await load_history(gateway, third, "x")
     assert (history.crashes_in_a_row, history.counters.crashes) == (2, 2)
-    await add_entries(gateway, third, "x", [Entry(Kind.DONE, "s", b"1")])
+    entries = [Entry(Kind.DONE, "s", b"1"), excuse_of(history)]
     for _ in range(2):
-        await excuse_crashes(gateway, third, "x", history.counters.crashes)
+        await write_entries(gateway, third, "x", entries, first=1)
     excused = await load_history(gateway, third, "x")
-    assert (excused.crashes_in_a_row, excused.counters.crashes) == (0, 2)
-    assert (await types(gateway, partition, "x")).count("cleared") == 1
+    assert (excused.crashes_in_a_row, excused.crashes_in_window, excused.counters.crashes) == (0, 2, 2)
+    assert excused.excuse() is None
+    assert await types(gateway, partition, "x") == ["step_completed", "cleared"]
+
+
+async def test_progress_that_is_stored_already_or_has_a_gap_before_it_excuses_nothing(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x", queue="default")
+    first = await read_one(await worker(gateway, partition))
+    await write_entries(gateway, first, "x", [Entry(Kind.DONE, "s", b"1"), Entry(Kind.SAVED, "s", b"1")], first=1)
+    second = await take_over(gateway, first, "b")
+    excuse = excuse_of(await load_history(gateway, second, "x"))
+    await write_entries(gateway, second, "x", [Entry(Kind.DONE, "s", b"1"), excuse], first=1)
+    with pytest.raises(EntriesLost):
+        await write_entries(gateway, second, "x", [Entry(Kind.DONE, "s", b"1"), excuse], first=4)
+    assert (await load_history(gateway, second, "x")).crashes_in_a_row == 1
+    assert await types(gateway, partition, "x") == ["step_completed"]
 
 
 async def test_a_worker_that_lost_the_lease_excuses_and_clears_nothing(
@@ -303,11 +328,13 @@ async def test_a_worker_that_lost_the_lease_excuses_and_clears_nothing(
 ) -> None:
     await producer.enqueue("t", task_id="x", queue="default")
     delivery = await read_one(await worker(gateway, partition))
-    await take_over(gateway, delivery, "thief")
+    third = await take_over(gateway, second := await take_over(gateway, delivery, "b"), "thief")
+    history = await load_history(gateway, second, "x")
     with pytest.raises(LeaseLost):
-        await clear_quarantined(gateway, delivery, "x")
+        await clear_quarantined(gateway, second, "x")
     with pytest.raises(LeaseLost):
-        await excuse_crashes(gateway, delivery, "x", 1)
+        await write_entries(gateway, second, "x", [Entry(Kind.DONE, "s", b"1"), excuse_of(history)], first=1)
+    assert (await load_history(gateway, third, "x")).crashes_in_a_row == 2
 
 
 async def test_crashes_after_progress_count_within_the_window_only(
@@ -319,7 +346,7 @@ async def test_crashes_after_progress_count_within_the_window_only(
         delivery = await take_over(gateway, delivery, name)
         history = await load_history(gateway, delivery, "x")
         assert (history.crashes_in_a_row, history.crashes_in_window) == (1, number)
-        await excuse_crashes(gateway, delivery, "x", number)
+        await add_entries(gateway, delivery, "x", [excuse_of(history)])
         history = await load_history(gateway, delivery, "x")
         assert (history.crashes_in_a_row, history.crashes_in_window) == (0, number)
     long_ago = int((await gateway.command("HGET", partition.record("x"), "recent_at")).decode()) - CRASH_WINDOW_MS - 1
@@ -327,14 +354,14 @@ async def test_crashes_after_progress_count_within_the_window_only(
     delivery = await take_over(gateway, delivery, "e")
     history = await load_history(gateway, delivery, "x")
     assert (history.crashes_in_a_row, history.crashes_in_window, history.counters.crashes) == (1, 1, 4)
-    await excuse_crashes(gateway, delivery, "x", 4)
+    await add_entries(gateway, delivery, "x", [excuse_of(history)])
     assert (await load_history(gateway, delivery, "x")).crashes_in_window == 1  # a new window
 
 
 async def test_a_replay_forgets_crashes(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     await producer.enqueue("t", task_id="x", queue="default")
     delivery = await take_over(gateway, await read_one(await worker(gateway, partition)), "b")
-    await excuse_crashes(gateway, delivery, "x", 1)
+    await add_entries(gateway, delivery, "x", [excuse_of(await load_history(gateway, delivery, "x"))])
     retried = Counters(1, crashes=1)
     await bury(gateway, delivery, "x", task="t", reason=Reason.TIMEOUT, evidence=EVIDENCE, counters=retried)
     (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]

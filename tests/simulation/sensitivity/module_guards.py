@@ -304,7 +304,7 @@ FINDINGS_OF_MODULES: Final = (
         "crashes < 1",
         "a worker of the task died",
         Kind.EQUIVALENT,
-        "without a crash, no limit is reached and nothing is excused",
+        "without a crash, no limit is reached",
     ),
     Finding(
         "worker/runtime/stages/successor.py, _forward",

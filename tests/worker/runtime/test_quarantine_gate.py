@@ -551,6 +551,26 @@ async def test_the_progress_of_a_plan_step_excuses_a_crash(app: App) -> None:
         assert await bounded(handle.result()) == 1
 
 
+@pytest.mark.parametrize(("act", "excused"), [("async step", b"1"), ("send", b"1"), ("progress", None)])
+async def test_what_a_resumed_run_continues_from_excuses_a_crash(app: App, act: str, excused: bytes | None) -> None:
+    @app.task
+    async def job(ctx: Context) -> int:
+        match act:
+            case "async step":
+                await ctx.options(durability="async").step("work", echo, 1)
+            case "send":
+                await ctx.send(ctx.task_id, "hello")
+            case _:
+                await ctx.progress(1)
+        return ctx.crashes
+
+    handle = await job.enqueue()
+    await take_and_die(app)
+    async with running_worker(app):
+        assert await bounded(handle.result()) == 1
+    assert await redis_command(app, "HGET", handle.partition.record(handle.id), "excused") == excused
+
+
 async def is_scheduled(handle: TaskHandle[Any]) -> bool:
     return await state(handle) is State.SCHEDULED
 

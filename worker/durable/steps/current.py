@@ -74,10 +74,11 @@ class Step:
         data, _ = _PLAIN.encode("save in step", self.key, value)
         check_size(f"what step {self.key!r} saves", len(data), self._run.payload_limit)
         run, former = self._run, self._run.history.saved.get(self.key)
-        await run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True, replicated=self._replicated)
+        entry, changed = Entry(Kind.SAVED, self.key, data), data != former
+        await run.recorder.put(entry, wait=True, replicated=self._replicated, progress=changed)
         run.touch()
         run.history.saved[self.key] = data
-        if data != former:
+        if changed:
             run.progressed()
 
 

@@ -131,7 +131,7 @@ async def _perform(
         if outer is not None:  # for the next try of the outer step
             run.history.done[key] = entries[0].value
         stored = options.durability != "async"
-        await run.recorder.put(*entries, wait=stored, replicated=replicated)
+        await run.recorder.put(*entries, wait=stored, replicated=replicated, progress=True)
         run.step_recorded(stored=stored)
     finally:
         run.step_ended(key)
