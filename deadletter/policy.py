@@ -92,12 +92,13 @@ def _explained(kind: type[T]) -> type[T]:
 
 def _exception_classes(name: str, given: object) -> tuple[type[BaseException], ...]:
     """Return one exception class, or a collection of them, as a tuple."""
-    kinds = (given,) if isinstance(given, type) else tuple(given) if isinstance(given, (list, set, tuple)) else ("",)
-    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+    kinds: list[object] = list(given) if isinstance(given, (list, set, tuple)) else [given]
+    classes = tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseException))
+    if len(classes) != len(kinds):
         raise TypeError(
             f"Retry.{name} must be exception classes, such as (ConnectionError, TimeoutError), got {given!r}"
         )
-    return kinds
+    return classes
 
 
 @_explained
