@@ -12,6 +12,7 @@ the run had crashed earlier. Each write ends where a `put` ends, so that the ent
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -100,7 +101,7 @@ class CheckpointWriter:
         self.large_values = asyncio.Lock()
         """Held while the chunks of a value are put, so that no write has those of several."""
         self._background: asyncio.Task[None] | None = None
-        self._replicated = 0
+        self._replicated = -math.inf  # a rewind may make `_written` negative
         self.logged = 0
         """Bytes of data that were added to the log."""
         self.mail = 0

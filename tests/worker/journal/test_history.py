@@ -478,7 +478,7 @@ async def test_the_command_forks_a_task(app: App, walk: Any) -> None:
     handle = await walked(app, walk)
     answer = await cli(app, "fork", handle.id, "--at", "a", "--edit", "fail=false", "--edit", '{"start": 10}')
     assert (answer.code, len(answer.ids)) == (0, 1)
-    assert f"forked a new task from event 0 of task {handle.id}, with 1 recorded steps" in answer.err
+    assert f"forked a new task from event 0 of task {handle.id}; recorded steps: 1" in answer.err
     await work_off(app)
     found = await app.producer.find(answer.ids[0])
     assert found is not None
