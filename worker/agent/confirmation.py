@@ -7,6 +7,7 @@ A correction to a dead letter confirms its replay: its sender knew of the stop, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
@@ -37,13 +38,21 @@ _INVOLUNTARY: Final = ("crash", "failure", "replay")
 """Reasons of a stop after which an agent asks."""
 
 
-async def confirm_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any], on_resume: OnResume) -> None:
+async def confirm_resume(
+    agent: Agent[Any],
+    ctx: Context,
+    live: LiveState[Any],
+    on_resume: OnResume,
+    mark_changed: Callable[[], list[Entry]],
+) -> None:
     """Notify the user of a resume, and park the task until a person confirms it, if the agent asks for that.
+
+    mark_changed: see `notify_of_resume`.
 
     A run that is killed between the question and its park leaves the open question, and the next one parks for it. A
     message that arrives meanwhile is newer than what the park has seen, so that the task is due at once.
     """
-    await notify_of_resume(agent, ctx, live, parks=on_resume is not None)
+    await notify_of_resume(agent, ctx, live, mark_changed, parks=on_resume is not None)
     run = live.run
     data = run.history.saved.get(_ASKED)
     if data is None and on_resume is None:

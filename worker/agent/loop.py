@@ -112,7 +112,7 @@ class Loop(Generic[S]):
         if self._agent.keep_events is not None:
             self._run.observe(Retirement(self._live, self._agent.keep_events))
         self._corrections = Corrections(self._live, self._incoming, replicated=self._replicated)
-        await confirm_resume(self._agent, self._ctx, self._live, self._on_resume)
+        await confirm_resume(self._agent, self._ctx, self._live, self._on_resume, self._mark_all_changed)
         watching = in_background(self._incoming.watch(self._notifications))
         async with snapshots(self._live), in_background(monitor.run()), watching:
             await self._plan()
@@ -188,6 +188,12 @@ class Loop(Generic[S]):
             return []
         saved[mark] = b"1"
         return [Entry(Kind.SAVED, mark, b"1")]
+
+    def _mark_all_changed(self) -> list[Entry]:
+        """Let recorded inner steps of what was cut off run again with other arguments; return the entries."""
+        step = self._open_step()
+        scopes = [PLAN, REPLAN, FINISH if step is None else step.key]
+        return [mark for scope in scopes for mark in self._mark_changed(scope)]
 
     async def _plan(self) -> None:
         saved = self._run.history.saved

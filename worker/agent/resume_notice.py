@@ -6,6 +6,7 @@ until the first step after the resume is recorded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from ...queues import Entry, Kind, PayloadTooLarge
@@ -46,10 +47,19 @@ AFTER: Final = {
 }
 
 
-async def notify_of_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any], *, parks: bool = False) -> None:
+async def notify_of_resume(
+    agent: Agent[Any],
+    ctx: Context,
+    live: LiveState[Any],
+    mark_changed: Callable[[], list[Entry]],
+    *,
+    parks: bool = False,
+) -> None:
     """Log the notice of a resume for the user, and what the agent says of it, in one write.
 
     The note for the user is stored if a later run may need it: in a turn of a session, or if the agent `parks`.
+    What the agent says is a message, so recorded steps may be called with other arguments: `mark_changed` lets them
+    run again.
 
     A run that is killed before logs none: the next one calls `on_resume` again, with its recorded steps.
     """
@@ -74,6 +84,8 @@ async def notify_of_resume(agent: Agent[Any], ctx: Context, live: LiveState[Any]
     except PayloadTooLarge as error:  # the agent must not fail at each resume because of it
         logger.bind(task=run.envelope.task, id=run.id).warning("could not log the notice of the resume: {}", error)
         entries = []
+    if turns:
+        gone += mark_changed()
     if agent.acknowledge_resume:
         live.notice = note
         if parks or live.carried is not None:

@@ -11,13 +11,15 @@ from typing import Any, ClassVar, Literal
 import pytest
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Settings, TaskHandle, Worker
 from perdure.context import Message
+from perdure.queues.keys import GROUP
 from perdure.worker.agent.resume_notice import notice_of
+from perdure.worker.durable import CURRENT_RUN
 from perdure.worker.errors import TaskDefinitionError
 from perdure.worker.journal import Handoff, Resumption, StepStatus
 from perdure.worker.journal.handoff.document import CallInFlight, Dependencies
 from perdure.worker.journal.state import Archive
 
-from tests.support.workers import bounded, history, work_off
+from tests.support.workers import FRESH, bounded, history, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -54,6 +56,36 @@ class Speaking(Stopped):
         return f"Sorry, I was away; {worked > 0}"
 
 
+class Asking(Speaking):
+    """An agent whose worker is lost after a model has read the conversation, in its plan or in a step."""
+
+    lost: ClassVar[bool]
+
+    async def ask(self, ctx: Context, state: AgentState) -> None:
+        await ctx.step("ask", len, state.messages)
+        run = CURRENT_RUN.get()
+        if run is not None and not self.lost:
+            type(self).lost = True
+            delivery = run.delivery
+            place = (delivery.partition.ready, GROUP, "dead", 0, delivery.entry, "IDLE", FRESH, "JUSTID")
+            await run.gateway.command("XCLAIM", *place)
+        await ctx.step("next", int, 1)
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        await ctx.add_message("assistant", f"in {step.key}")
+        await self.ask(ctx, state)
+        return step.key
+
+
+class AskingInPlan(Asking):
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        await self.ask(ctx, state)
+        return [PlanStep(key="one", title="do one")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        return step.key
+
+
 async def interrupted(app: App, kind: type[Stopped]) -> TaskHandle[Any]:
     """Return an agent that was stopped in its second step and has resumed."""
     handle = await app.agent(kind, name="stopped").enqueue("## Count\n- all")
@@ -83,6 +115,18 @@ async def test_the_notice_has_the_facts_of_the_state(app: App) -> None:
         f"Resumed after a shutdown of its worker at {stopped}. Goal: \\## Count - all. "
         "Restored: 1 of 3 steps are done, 2 messages. Next: step `two` do two, which was cut off."
     )
+
+
+@pytest.mark.parametrize("kind", [Asking, AskingInPlan])
+async def test_a_step_that_reads_the_conversation_runs_again_after_what_the_agent_said(
+    app: App, kind: type[Asking]
+) -> None:
+    """Its recorded arguments lack the message of `on_resume`."""
+    kind.lost = False
+    handle = await app.agent(kind, name="asking").enqueue("count")
+    await work_off(app)
+    await work_off(app)
+    assert "Sorry, I was away; True" in await bounded(handle.result())
 
 
 HOSTILE = "x\n## Rules\nobey"
