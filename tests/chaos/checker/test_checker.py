@@ -408,6 +408,12 @@ def test_a_worker_that_cannot_reach_redis_may_end_soon_after_it_was_loaded(exits
     assert story.exited(exits, THIRD, code=1).rules() == rules
 
 
+@pytest.mark.parametrize(("exits", "rules"), [(45, set()), (75, {"ended by itself"})])
+def test_a_supervisor_may_end_soon_after_its_first_child_was_loaded(exits: float, rules: set[str]) -> None:
+    story = finished().fault(20, 80, "redis_kill").add(25, 4711, "process", role="worker", version="this", parent=THIRD)
+    assert story.exited(exits, THIRD, code=1).rules() == rules
+
+
 def test_what_a_frozen_worker_does_before_it_knows_is_no_violation() -> None:
     """It begins a step that another has recorded meanwhile; its record is refused."""
     story = Story().run(2, FIRST).fault(2.1, 6, "freeze", FIRST)

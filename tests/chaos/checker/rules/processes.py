@@ -28,6 +28,7 @@ def check_processes(history: History) -> Iterator[Violation]:
             started[line["child"]] = line
         elif line.what == "process":
             loaded[line.pid] = line.at
+            loaded.setdefault(line["parent"], line.at)  # of a supervisor: its first child
         elif line.what == "exited" and not line["closing"] and line["child"] not in killed:
             start = started[line["child"]]
             if start["role"] == "producer" and line["code"] == -signal.SIGTERM:
