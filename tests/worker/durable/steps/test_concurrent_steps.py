@@ -38,7 +38,7 @@ async def outlast(name: str) -> str:
 
 async def fail_once(ctx: Context) -> None:
     if ctx.attempt == 1:
-        while not ran:  # noqa: ASYNC110 - a worker may run in another event loop
+        while not ran:  # noqa: ASYNC110 - there is no event for any of several steps
             await asyncio.sleep(0)
         raise ConnectionError
 
