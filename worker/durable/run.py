@@ -28,6 +28,7 @@ Observer = TypeVar("Observer")
 
 StopDetail: TypeAlias = ParkReason | Exception | None
 
+_NO_STEP: Final = (object(), None)  # of no function, not even of None
 _SHUTDOWN: Final[tuple[StopReason, StopDetail]] = (StopReason.RELEASED, None)
 """The reason with which `boundary` stops a run."""
 
@@ -46,7 +47,7 @@ class Run(HandlerTask):
         ended_at, ended_in: when the run was stopped, and the steps in flight at that time.
         version: version of the task's code with which the task's first run began.
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
-        codec: the function of the last step and its codec: a loop calls one function for all steps.
+        codec, checked_name: the last step's function with its codec, and its name: a loop calls the same for all steps.
         context: the `Context` of the handler and its middleware while the handler runs, else None.
         workspace: the `Workspace` of the task, None if nothing has used it.
         identity: the `IdentityVersion` of the agent, None for tasks without one.
@@ -60,6 +61,7 @@ class Run(HandlerTask):
         "_used_messages",
         "active",
         "around_step",
+        "checked_name",
         "closed",
         "codec",
         "context",
@@ -123,7 +125,8 @@ class Run(HandlerTask):
         self.version = 1
         self._new_version = False
         self.around_step: Callable[..., Awaitable[Any]] | None = None
-        self.codec: tuple[Callable[..., Any] | None, Any] = (None, None)
+        self.codec: tuple[object, Any] = _NO_STEP
+        self.checked_name: str | None = None
         self.context: Any = None
         self.workspace: Any = None
         self.identity: Any = None
@@ -257,7 +260,7 @@ class Run(HandlerTask):
         """Refuse further writes into the checkpoint. Return the writer, which the caller closes, if there is one."""
         self.closed = True
         recorder, self._recorder = self._recorder, None  # they refer to each other: no cycle outlives the run
-        self._observers, self.around_step, self.codec, self.context = (), None, (None, None), None
+        self._observers, self.around_step, self.codec, self.context = (), None, _NO_STEP, None
         return recorder
 
     # stopping it

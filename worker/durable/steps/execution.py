@@ -28,7 +28,7 @@ from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_place
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
 from .large import read_step_result, store_step_result
 from .matching import check_order, match_step
-from .options import LONGEST_NAME, AlreadyDone, StepOptions
+from .options import AlreadyDone, StepOptions, check_name
 from .tool_calls import LoggedCall
 
 __all__ = ["run_step"]
@@ -49,38 +49,45 @@ async def run_step(
         run, name, fn, args, kwargs, options: the step.
         tool: the call, if the step is a tool call, which has an event of its own; else the event is `step_completed`.
     """
-    right_name = type(name) is str and 0 < len(name) <= LONGEST_NAME and "#" not in name
-    if CURRENT_RUN.get() is not run or run.closed or not right_name:
-        check_place(run, name, within=True)  # which most calls need not enter
-    if not callable(fn):
-        raise StepDefinitionError(f"step {name!r} must have a function, got {fn!r}: pass it and its arguments")
+    if CURRENT_RUN.get() is not run or run.closed:
+        check_place(run, name, within=True)
+    if name is not run.checked_name:
+        check_name("name", name)
+        run.checked_name = name
+    called = fn.__func__ if isinstance(fn, MethodType) else fn  # each access to a method makes a new object
+    function, codec = run.codec
+    if called is not function:
+        codec = _codec(run, name, fn, called)
     outer, history = CURRENT_STEP.get(), run.history
     if outer is not None and not outer.records_nested and options.nested == "run":
         return await _run_within(outer, name, run, fn, args, kwargs, options)
     arguments = fingerprint(args, kwargs)
-    if outer is None and options.step_id is None and not (history.done or history.intents or history.pages):
-        match: Match = (run.keys.next(name), None, None)
-    elif outer is None and options.step_id is None and (known := run.keys.match_next(name, arguments[0], history)):
+    if outer is not None or options.step_id is not None:
+        match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
+    elif not (history.done or history.intents or history.pages):
+        match = (run.keys.next(name), None, None)
+    elif known := run.keys.match_next(name, arguments[0], history):
         if run.around_step is None:
             run.active = RUNTIME.monotonic()
             key, result = known
             if result[:1] == REFERENCE:
                 result = await read_step_result(run, key, result)
-            called = fn.__func__ if isinstance(fn, MethodType) else fn  # each access to a method makes a new object
-            codec = run.codec[1] if run.codec[0] is called else _codec(run, fn)
             return codec.decode_record(key, result)
         match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
     if run.around_step is None:
-        return await _perform(run, match, fn, args, kwargs, options, arguments, tool)
+        return await _perform(run, match, codec, fn, args, kwargs, options, arguments, tool)
     call = StepCall(name, match[0], None if tool is None else tool.name, recorded=match[1] is not None)
-    return await run.around_step(call, partial(_perform, run, match, fn, args, kwargs, options, arguments, tool, call))
+    return await run.around_step(
+        call, partial(_perform, run, match, codec, fn, args, kwargs, options, arguments, tool, call)
+    )
 
 
 async def _perform(
     run: Run,
     match: Match,
+    codec: Codec,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -91,7 +98,6 @@ async def _perform(
 ) -> Any:
     """Return the result of a matched step, within the hooks. arguments: digest and JSON. call: seen by the hooks."""
     key, result, former = match
-    codec = _codec(run, fn)
     if result is not None:
         run.touch()
         if result[:1] == REFERENCE:
@@ -138,13 +144,13 @@ async def _perform(
     return value
 
 
-def _codec(run: Run, fn: Callable[..., Any]) -> Codec:
-    """Return the codec of a function's results; that of the last one is kept, since a loop calls one function."""
-    called = fn.__func__ if isinstance(fn, MethodType) else fn  # each access to a method makes a new object
-    if run.codec[0] is not called:
-        run.codec = (called, codec_of(fn))
-    found: Codec = run.codec[1]
-    return found
+def _codec(run: Run, name: str, fn: Callable[..., Any], called: Callable[..., Any]) -> Codec:
+    """Return the codec of a function's results, and keep it: a loop calls one function. called: without its object."""
+    if not callable(fn):
+        raise StepDefinitionError(f"step {name!r} must have a function, got {fn!r}: pass it and its arguments")
+    codec = codec_of(fn)
+    run.codec = (called, codec)
+    return codec
 
 
 async def _run_within(
