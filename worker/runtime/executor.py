@@ -195,6 +195,8 @@ class Executor:
             run.observe(_FirstResult(self))
         outcome: Outcome | None = None
         try:
+            if delivery.claimed:
+                await self._slots.wait_turn()
             execution = Execution(run, self._resources)
             outcome = await self._decide(execution)
             await self._settle(execution, outcome, self._slots.stay)

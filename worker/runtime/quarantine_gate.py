@@ -67,8 +67,9 @@ class QuarantineGate:
         self.request()
 
     def pending(self, delivery: Delivery) -> None:
-        """Count a taken delivery that may be a suspect. A call of `resolved` follows."""
-        self._pending.add(delivery.key)
+        """Count a taken delivery that may be a suspect, if this worker would run it. A call of `resolved` follows."""
+        if self.accepts:
+            self._pending.add(delivery.key)
 
     def resolved(self, delivery: Delivery) -> None:
         """Note that it is known whether the delivery is a suspect. May be called for any delivery, and repeatedly."""

@@ -8,9 +8,14 @@ from typing import Any
 
 import anyio
 
+from ...queues.runtime import RUNTIME
 from ..log import logger
 
 __all__ = ["Slots"]
+
+
+_PAUSE = 0.001
+"""Seconds between two resumed tasks, longer than resuming one takes: new tasks start in between."""
 
 
 class Slots:
@@ -26,6 +31,8 @@ class Slots:
         self._busy: set[asyncio.Task[Any]] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._lost_threads = 0
+        self._turn = asyncio.Lock()
+        self._next_turn = 0.0
 
     @property
     def taken(self) -> int:
@@ -75,6 +82,17 @@ class Slots:
         task = asyncio.current_task()
         if task in self._running:
             self._busy.add(task)
+
+    async def wait_turn(self) -> None:
+        """Return when the calling execution may resume its task: they do so one after the other, with pauses.
+
+        Many of them at once would keep the event loop busy for some milliseconds each time, and new tasks would wait.
+        """
+        async with self._turn:
+            pause = self._next_turn - RUNTIME.monotonic()
+            if pause > 0:
+                await anyio.sleep(pause)
+            self._next_turn = RUNTIME.monotonic() + _PAUSE
 
     async def wait_free(self) -> None:
         """Return when a slot is free."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from perdure.queues import Delivery, Gateway, Leases, Partition, Producer, release
@@ -11,6 +11,7 @@ from perdure.worker.runtime.intake import Intake
 from perdure.worker.runtime.quarantine_gate import QuarantineGate
 from perdure.worker.runtime.reclaim import ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
+from perdure.worker.runtime.supervisor_link import Link
 
 from tests.support.consumers import Held, age, read, read_one, worker
 
@@ -149,3 +150,41 @@ async def test_what_was_claimed_for_a_slot_that_was_taken_meanwhile_is_given_bac
     await intake._claim()
     assert (len(started), len(returned)) == (1, 1)
     assert gate.has_room
+
+
+class _Supervised:
+    """Link of a worker that runs no suspects."""
+
+    role = "worker"
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+async def test_new_messages_are_read_while_it_is_unknown_whether_a_claimed_task_is_a_suspect(
+    gateway: Gateway, partition: Partition, producer: Producer, supervised: bool
+) -> None:
+    """Only a worker that would run the suspect itself takes no other task until it knows."""
+    await producer.enqueue("task", queue="default")
+    await age(gateway, await read_one(await worker(gateway, partition, name="lost")))
+    started: list[Delivery] = []
+
+    async def never_back(delivery: Delivery) -> None:
+        raise AssertionError(delivery)
+
+    def quiet() -> None:
+        """Nothing to do."""
+
+    gate = QuarantineGate(cast("Link", _Supervised()) if supervised else None, window=60.0)
+    intake = Intake(
+        await worker(gateway, partition),
+        Slots(8),
+        ReclaimSchedule([partition], 60.0),
+        gate,
+        start=started.append,
+        on_due=quiet,
+        on_route_changed=quiet,
+        give_back=never_back,
+    )
+    await intake._claim()
+    await producer.enqueue("task", queue="default")
+    assert gate.has_room is supervised
+    assert await asyncio.wait_for(intake.take_once(), 10) and len(started) == (2 if supervised else 1)
