@@ -19,9 +19,9 @@ from ..queues import (
     load_script,
     registered_retention,
 )
-from .policy import Reason
+from .policy import Reason, members_of
 
-__all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "members_of", "unreadable_id"]
+__all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "unreadable_id"]
 
 _MESSAGE_LIMIT = 4_000
 _TRACEBACK_LIMIT = 16_000
@@ -55,18 +55,6 @@ class Evidence:
     def fields(self) -> dict[str, object]:
         """Return the evidence as plain data."""
         return {"error": self.error, "message": self.message, "traceback": self.traceback}
-
-
-def members_of(error: BaseException) -> list[BaseException]:
-    """Return the errors of an exception group and of the groups in it, in their order; of another error, itself."""
-    left, found = [error], list[BaseException]()
-    while left:
-        one = left.pop()
-        if isinstance(one, BaseExceptionGroup):
-            left += reversed(one.exceptions)
-        else:
-            found.append(one)
-    return found
 
 
 def _name_of(error: BaseException) -> str:

@@ -11,7 +11,18 @@ from typing import Any, Final, TypeVar
 from ..queues import Counters, Duration, to_seconds, unknown_option
 from ..queues.runtime import RUNTIME
 
-__all__ = ["Bury", "Reason", "Retry", "TryAgain", "after_crash", "after_failure", "backoff", "must_quarantine"]
+__all__ = [
+    "Bury",
+    "Reason",
+    "Retry",
+    "TryAgain",
+    "after_crash",
+    "after_failure",
+    "backoff",
+    "members_of",
+    "must_quarantine",
+    "refused_by",
+]
 
 
 class Reason(StrEnum):
@@ -150,8 +161,40 @@ class Retry:
             raise ValueError(f"Retry.jitter must be 0 to 1, got {self.jitter}")
 
     def allows(self, error: BaseException) -> bool:
-        """Return whether the error is retried."""
-        return isinstance(error, self.on) and not isinstance(error, self.never)
+        """Return whether the error is retried; an exception group is if each of its errors is (see `refused_by`)."""
+        return refused_by(self, error) is None
+
+
+def members_of(error: BaseException) -> list[BaseException]:
+    """Return the errors of an exception group and of the groups in it, in their order; of another error, itself."""
+    left, found = [error], list[BaseException]()
+    while left:
+        one = left.pop()
+        if isinstance(one, BaseExceptionGroup):
+            left += reversed(one.exceptions)
+        else:
+            found.append(one)
+    return found
+
+
+def refused_by(
+    retry: Retry, error: BaseException, apart_from: tuple[type[BaseException], ...] = ()
+) -> BaseException | None:
+    """Return the error that is not retried: of an exception group, the first one. None if all are retried.
+
+    `on` may name the group or its errors. A group of one error counts as that error.
+
+    Args:
+        apart_from: Errors that do not count.
+    """
+    if isinstance(error, retry.never):
+        return error
+    members = members_of(error)
+    on = (BaseException,) if len(members) > 1 and isinstance(error, retry.on) else retry.on
+    for member in members:
+        if not isinstance(member, apart_from) and (isinstance(member, retry.never) or not isinstance(member, on)):
+            return member
+    return None
 
 
 @dataclass(frozen=True, slots=True)

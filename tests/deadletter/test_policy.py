@@ -107,6 +107,14 @@ def test_excluded_errors_are_buried_at_once() -> None:
         assert after_failure(retry, Counters(1), error, None) == Bury(Reason.NOT_RETRYABLE)
 
 
+def test_a_group_is_retried_if_each_of_its_errors_is() -> None:
+    group = ExceptionGroup("unhandled", [ConnectionError(), ExceptionGroup("inner", [TimeoutError()])])
+    for retry in (Retry(), Retry(on=(OSError,)), Retry(on=(ExceptionGroup,)), Retry(never=(ValueError,))):
+        assert retry.allows(group)
+    for retry in (Retry(on=(ConnectionError,)), Retry(never=(TimeoutError,)), Retry(never=(ExceptionGroup,))):
+        assert not retry.allows(group)
+
+
 def test_exceptions_are_retried_by_default_and_exits_are_not() -> None:
     assert Retry().allows(Exception())
     assert not Retry().allows(SystemExit())

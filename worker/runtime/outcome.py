@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
-from ...deadletter.burial import members_of
+from ...deadletter.policy import members_of, refused_by
 from ...queues import Counters, NotEncrypted, PayloadTooLarge, TamperedData, UnreadableCheckpoint
 from ...queues.errors import LargeValueLost
 from ...queues.sessions import TurnRefused
@@ -163,13 +163,12 @@ def _unwrap_group(error: BaseException, retry: Retry) -> BaseException:
     members = members_of(error)
     if len(members) == 1:
         return members[0]
-    on = (BaseException,) if isinstance(error, retry.on) else retry.on
     for member in members:
         if isinstance(member, tuple(_PERMANENT)):
             return member
-    for member in members:
-        if not isinstance(member, Reschedule) and (isinstance(member, retry.never) or not isinstance(member, on)):
-            return member
+    refused = refused_by(retry, error, apart_from=(Reschedule,))
+    if refused is not None:
+        return refused
     return next((member for member in members if isinstance(member, Reschedule)), error)
 
 
@@ -199,8 +198,6 @@ def after_error(
     policy = retry
     if isinstance(error, RetryLater):
         policy = replace(retry, on=(RetryLater,), never=())
-    elif isinstance(error, BaseExceptionGroup):  # all of its members are retried
-        policy = replace(retry, on=(BaseExceptionGroup,))
     match after_failure(policy, counted, error, max_attempts):
         case Bury(reason):
             return Burial(reason, counted, error)

@@ -815,12 +815,14 @@ async def test_a_timeout_applies_per_try_and_is_retried(app: App) -> None:
     "retry",
     [Retry(max_attempts=5, base=0.0, never=(ValueError,)), Retry(max_attempts=5, base=0.0, on=(OSError,))],
 )
-async def test_an_error_that_is_not_retried_fails_the_step_at_once(app: App, retry: Retry) -> None:
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_an_error_that_is_not_retried_fails_the_step_at_once(app: App, retry: Retry, grouped: bool) -> None:
+    """Also within the group that a task group raises."""
     tries: list[int] = []
 
     async def wrong() -> None:
         tries.append(1)
-        raise ValueError("wrong")
+        raise ExceptionGroup("unhandled", [OSError(), ValueError("wrong")]) if grouped else ValueError("wrong")
 
     @app.task(retry=Retry(max_attempts=1))
     async def job(ctx: Context) -> None:
@@ -828,8 +830,27 @@ async def test_an_error_that_is_not_retried_fails_the_step_at_once(app: App, ret
 
     handle = await job.enqueue()
     await work_off(app)
-    assert (await letter(app, handle)).message == "wrong"
+    assert "wrong" in (await letter(app, handle)).message
     assert tries == [1]
+
+
+@pytest.mark.parametrize("retry", [Retry(max_attempts=2, base=0.0, on=(OSError,)), Retry(max_attempts=2, base=0.0)])
+async def test_a_step_is_tried_again_after_a_group_of_errors_that_are_retried(app: App, retry: Retry) -> None:
+    tries: list[int] = []
+
+    async def flaky() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ExceptionGroup("unhandled", [OSError("one"), ExceptionGroup("inner", [ConnectionError("two")])])
+        return len(tries)
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> int:
+        return await ctx.options(retry=retry).step("flaky", flaky)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await bounded(handle.result()) == 2
 
 
 @pytest.mark.parametrize(
