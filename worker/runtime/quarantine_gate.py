@@ -67,8 +67,9 @@ class QuarantineGate:
         self.request()
 
     def pending(self, delivery: Delivery) -> None:
-        """Count a taken delivery that may be a suspect, if this worker would run it. A call of `resolved` follows."""
-        if self.accepts:
+        """Count a taken delivery that may be a suspect, if this worker has to run it. A call of `resolved` follows."""
+        link = self._link
+        if link is None or self.dedicated or not link.starts_processes:
             self._pending.add(delivery.key)
 
     def resolved(self, delivery: Delivery) -> None:

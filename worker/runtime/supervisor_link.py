@@ -51,6 +51,11 @@ class Link(Protocol):
     @property
     def role(self) -> Role: ...
 
+    @property
+    def starts_processes(self) -> bool:
+        """Whether quarantine workers can be started, as far as is known."""
+        ...
+
     def send(self, what: str, **more: Any) -> None:
         """Send a message."""
 
@@ -91,6 +96,8 @@ class InheritedPipe:
 
 class SupervisorLink:
     """A pair of pipes to the supervisor. Any thread may send; sending never blocks or fails."""
+
+    starts_processes = True
 
     def __init__(self, role: Role, pipe: ParentPipe) -> None:
         self.role: Role = role

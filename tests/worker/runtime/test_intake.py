@@ -152,17 +152,21 @@ async def test_what_was_claimed_for_a_slot_that_was_taken_meanwhile_is_given_bac
     assert gate.has_room
 
 
-class _Supervised:
-    """Link of a worker that runs no suspects."""
+class _Link:
+    """Link of a worker to a process that starts others for suspects, or cannot."""
 
     role = "worker"
 
+    def __init__(self, *, starts_processes: bool) -> None:
+        self.starts_processes = starts_processes
 
-@pytest.mark.parametrize("supervised", [True, False])
+
+@pytest.mark.parametrize("supervised", [True, False, None])
 async def test_new_messages_are_read_while_it_is_unknown_whether_a_claimed_task_is_a_suspect(
-    gateway: Gateway, partition: Partition, producer: Producer, supervised: bool
+    gateway: Gateway, partition: Partition, producer: Producer, supervised: bool | None
 ) -> None:
     """Only a worker that would run the suspect itself takes no other task until it knows."""
+    link = None if supervised is None else cast("Link", _Link(starts_processes=supervised))
     await producer.enqueue("task", queue="default")
     await age(gateway, await read_one(await worker(gateway, partition, name="lost")))
     started: list[Delivery] = []
@@ -173,7 +177,7 @@ async def test_new_messages_are_read_while_it_is_unknown_whether_a_claimed_task_
     def quiet() -> None:
         """Nothing to do."""
 
-    gate = QuarantineGate(cast("Link", _Supervised()) if supervised else None, window=60.0)
+    gate = QuarantineGate(link, window=60.0)
     intake = Intake(
         await worker(gateway, partition),
         Slots(8),
@@ -186,5 +190,5 @@ async def test_new_messages_are_read_while_it_is_unknown_whether_a_claimed_task_
     )
     await intake._claim()
     await producer.enqueue("task", queue="default")
-    assert gate.has_room is supervised
+    assert gate.has_room is bool(supervised)
     assert await asyncio.wait_for(intake.take_once(), 10) and len(started) == (2 if supervised else 1)

@@ -63,6 +63,11 @@ class LocalQuarantine:
             child.stop()
 
     @property
+    def starts_processes(self) -> bool:
+        """Whether children can be started, as far as is known."""
+        return self._command is not None and not self._failed
+
+    @property
     def idle(self) -> bool:
         """Whether no quarantined task runs in a child or is about to."""
         return self._pool is None or self._failed or self._pool.idle
