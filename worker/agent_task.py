@@ -10,10 +10,11 @@ import orjson
 from pydantic import ValidationError
 
 from ..queues import EnvelopeTemplate, TaskHandle, check_size
-from .agent import Agent, S, StateType, problem_of
+from .agent import Agent, S, StateType
 from .arguments import Arguments
 from .durable import EnqueueCall
 from .errors import InvalidArguments
+from .errors.validation import first_problem
 from .task import Task, hooked_message
 
 __all__ = ["AgentTask", "goal_id"]
@@ -72,7 +73,7 @@ class AgentTask(Generic[S]):
         try:
             self.state_type.kind(**task.arguments.decode(arguments))
         except ValidationError as error:
-            raise InvalidArguments(task.name, problem_of(error)) from None
+            raise InvalidArguments(task.name, first_problem(error)) from None
         producer = task.app.producer
         if len(arguments) > producer.payload_limit:
             stored = orjson.dumps(self._stored(arguments))

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from ..queues import SecretPaths, contains_mask, has_secret, lost_number, nearest, secret_values, unwrap_secrets
 from .durable import type_problem
 from .errors import InvalidArguments, TaskDefinitionError
+from .errors.validation import describe_problem
 
 __all__ = ["CALL_OPTIONS", "CALL_WORDS", "Arguments", "type_hints"]
 
@@ -207,9 +208,6 @@ def type_hints(name: str, handler: Callable[..., Any]) -> dict[str, Any]:
 
 def _problem(error: ValidationError) -> str:
     found = error.errors(include_url=False)
-    parts = []
-    for one in found[:3]:
-        where = ".".join(str(part) for part in one["loc"])
-        parts.append(f"{where}: {one['msg']}" if where else one["msg"])
+    parts = [describe_problem(one) for one in found[:3]]
     more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
     return "; ".join(parts) + more

@@ -40,10 +40,11 @@ from ..queues.sessions import (
     read_turn,
     send_to_session,
 )
-from .agent import S, problem_of
+from .agent import S
 from .agent_task import AgentTask
 from .durable import EnqueueCall
 from .errors import InvalidArguments, StateMismatch
+from .errors.validation import first_problem
 from .journal import CannotCorrect, corrected
 from .session_correction import correct_session, stored_state
 
@@ -107,7 +108,7 @@ class Session(Generic[S]):
         try:
             self._agent.state_type.kind(**task.arguments.decode(arguments))
         except ValidationError as error:
-            raise InvalidArguments(task.name, problem_of(error)) from None
+            raise InvalidArguments(task.name, first_problem(error)) from None
         producer, sent = task.app.producer, list[TurnId]()
         options = {"message_id": message_id, "skip_failed": skip_failed or None}
         call = EnqueueCall(

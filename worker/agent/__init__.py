@@ -36,7 +36,7 @@ from .confirmation import OnResume
 from .handler import make_handler
 from .incoming import OnMessage
 from .live_state import LiveState
-from .state_type import StateType, problem_of
+from .state_type import StateType
 
 __all__ = [
     "Agent",
@@ -49,6 +49,5 @@ __all__ = [
     "StateType",
     "check_coherence",
     "make_handler",
-    "problem_of",
     "watched",
 ]

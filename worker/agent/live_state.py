@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ...queues import Entry, Kind, PayloadTooLarge
 from ..durable import Run, RunObserver
 from ..errors import StateDrift, StateError, StateTooLarge
+from ..errors.validation import first_problem
 from ..journal import (
     ARCHIVED,
     BLOB,
@@ -37,7 +38,7 @@ from ..log import logger
 from .agent import S
 from .restoration import restore
 from .session_turn import Carried
-from .state_type import StateType, problem_of
+from .state_type import StateType
 
 __all__ = ["LiveState", "seed_from_handoff"]
 
@@ -136,7 +137,7 @@ class LiveState(RunObserver, Generic[S]):
         try:
             self.state = state_type.kind(goal=goal, **inputs)
         except ValidationError as error:
-            problem = problem_of(error)
+            problem = first_problem(error)
             raise StateError(f"agent {state_type.agent!r} could not start task {run.id}: {problem}") from None
         if self.carried is not None:
             self.carried.apply(self.state)

@@ -18,10 +18,11 @@ from pydantic_core import PydanticSerializationError, PydanticSerializationUnexp
 from ...queues import has_secret
 from ..durable import type_name
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
+from ..errors.validation import first_problem
 from ..journal import AgentState, Ephemeral, PlanStep
 from .agent import S
 
-__all__ = ["StateType", "problem_of"]
+__all__ = ["StateType"]
 
 _MISSING: Final = object()
 
@@ -119,7 +120,7 @@ class StateType(Generic[S]):
         try:
             return self.kind.model_validate_json(orjson.dumps(known))
         except ValidationError as error:
-            raise StateMismatch(task_id, self.agent, problem_of(error)) from None
+            raise StateMismatch(task_id, self.agent, first_problem(error)) from None
 
     def apply_change(self, state: S, name: str, before: Any, after: Any) -> bool:
         """Change a field as an event changed its stored form; return False if all of it must be assigned instead."""
@@ -144,7 +145,7 @@ class StateType(Generic[S]):
             try:
                 made[name] = self._adapter(name).validate_json(orjson.dumps(value))
             except ValidationError as error:
-                raise StateMismatch(task_id, self.agent, f"{name}: {problem_of(error)}") from None
+                raise StateMismatch(task_id, self.agent, f"{name}: {first_problem(error)}") from None
         for name, new in made.items():
             match getattr(state, name), new:
                 case list() as held, list():
@@ -159,13 +160,6 @@ class StateType(Generic[S]):
         if name not in self._adapters:
             self._adapters[name] = TypeAdapter(self.annotation(name))
         return self._adapters[name]
-
-
-def problem_of(error: ValidationError) -> str:
-    """Return the first problem and its location, without the input value."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def _apply_change(state: AgentState, name: str, before: Any, after: Any, read: Read) -> bool:

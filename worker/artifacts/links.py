@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...queues import Gateway, Namespace, Partition, checkpoint_fields, checkpoint_fields_of_all
 from ..errors import ArtifactError
+from ..errors.validation import first_problem
 from .backend import StoredObject
 from .store import ArtifactStore
 
@@ -52,8 +53,9 @@ class ArtifactLink(BaseModel):
         try:
             link = cls.model_validate_json(data)
         except ValidationError as error:
-            problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-            raise ArtifactError(f"could not read the link of task {task_id} to artifact {name!r}: {problem}") from None
+            raise ArtifactError(
+                f"could not read the link of task {task_id} to artifact {name!r}: {first_problem(error)}"
+            ) from None
         if link.v > VERSION:
             raise ArtifactError(
                 f"the link of task {task_id} to artifact {name!r} has version {link.v}; this version of Perdure "

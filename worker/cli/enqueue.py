@@ -38,6 +38,7 @@ from ...queues import (
     spread,
 )
 from ...queues.security import names_beside, path_exists
+from ..errors.validation import first_problem
 from .support.connection import connected, warn_unserved
 from .support.errors import Failed, Misuse
 from .support.input_file import opened
@@ -188,10 +189,7 @@ def resolve_queue(task: str, queue: str | None, arguments: bytes, catalog: Catal
 def problem(error: ValueError) -> str:
     """Return the text of an error as one line, without the invalid value."""
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        what = first["msg"].removeprefix("Value error, ")
-        return f"{where}: {what}" if where else what
+        return first_problem(error)
     return str(error) if isinstance(error, PayloadTooLarge) else str(error).partition("\n")[0]
 
 

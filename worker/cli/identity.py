@@ -13,6 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from ...queues import Producer
+from ..errors.validation import first_problem
 from ..identity import Identity, IdentityVersion, identity_versions, set_identity
 from .support.connection import connected
 from .support.errors import Failed, Misuse
@@ -121,9 +122,7 @@ def _read(file: str) -> Identity:
     try:
         return Identity.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Misuse(f"{file} is not an identity: {where}{': ' if where else ''}{first['msg']}") from None
+        raise Misuse(f"{file} is not an identity: {first_problem(error)}") from None
 
 
 def _described(one: IdentityVersion) -> dict[str, Any]:

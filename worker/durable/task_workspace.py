@@ -38,6 +38,7 @@ from ...queues import (
 from ...queues.sessions import session_data
 from ..artifacts import ArtifactStore, artifact_store
 from ..errors import ArtifactError, StoreUnavailable, WorkspaceError
+from ..errors.validation import first_problem
 from ..journal import decode_snapshot
 from ..journal.agent_events import WorkspaceSaved, saved_link
 from ..log import log_wait, logger
@@ -334,8 +335,7 @@ def _decode(owner: str, data: bytes) -> WorkspaceLink:
     try:
         link = WorkspaceLink.model_validate_json(data)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise WorkspaceError(f"could not read the workspace of {owner}: {problem}") from None
+        raise WorkspaceError(f"could not read the workspace of {owner}: {first_problem(error)}") from None
     if link.v > 1:
         raise WorkspaceError(
             f"the workspace of {owner} has version {link.v}; this version of Perdure reads up to 1: update it"

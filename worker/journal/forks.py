@@ -33,6 +33,7 @@ from ...queues import (
 )
 from ...queues.security import ANY
 from ..errors import BadHistory
+from ..errors.validation import first_problem
 from .agent_events import saved_link
 from .archive import archived_field, archived_steps, retired_fields
 from .history import LOG_BASE, RECORDED, PastState
@@ -333,8 +334,7 @@ def edit_task(
         try:
             AgentState.model_validate({name: state[name] for name in AgentState.model_fields if name in state})
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise BadEdit(f"the edited state is invalid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise BadEdit(f"the edited state is invalid: {first_problem(error)}") from None
     return state, arguments
 
 

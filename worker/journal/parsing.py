@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from ...queues import TaskEvent
+from ..errors.validation import first_problem
 from .event import BUILT_IN, Event
 
 __all__ = ["Foreign", "Unreadable", "parse_event", "register_event"]
@@ -97,8 +98,7 @@ def parse_event(found: TaskEvent) -> Event:
         try:
             return Foreign.model_validate(data | {"data": found.data}) if kind is None else kind.model_validate(data)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            problem = f"{'.'.join(map(str, first['loc'])) or 'data'}: {first['msg']}"
+            problem = first_problem(error)
     return Unreadable(
         type=found.type,
         step=found.step,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
+from ..errors.validation import first_problem
 from .errors import InvalidMemory
 
 __all__ = [
@@ -155,9 +156,7 @@ def new_memory(text: str, **fields: Any) -> NewMemory:
     try:
         return NewMemory.model_validate({"text": text, **fields})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidMemory(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise InvalidMemory(first_problem(error)) from None
 
 
 _DECAY: Final = 0.01

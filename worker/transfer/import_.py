@@ -19,6 +19,7 @@ from ...queues.derived_tasks import TaskPast, store_copy
 from ...queues.keys import DATA_FORMAT
 from ..artifacts import ArtifactStore
 from ..errors import TransferError
+from ..errors.validation import first_problem
 from ..memory import HybridStore, Memory
 from .lines import read_lines, unpack
 
@@ -198,9 +199,7 @@ def _memory(line: dict[str, Any]) -> Memory:
     try:
         return Memory.model_validate_json(unpack(line))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"the memory is not valid: {where or 'it'}: {first['msg']}") from None
+        raise ValueError(f"the memory is not valid: {first_problem(error)}") from None
 
 
 def _next(entry: str) -> str:

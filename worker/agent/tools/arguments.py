@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ...errors.validation import describe_problem
 from ..context.providers import MALFORMED
 
 __all__ = [
@@ -126,4 +127,4 @@ def check_arguments(kind: type[ToolArguments], arguments: dict[str, Any]) -> Too
 def _problem(problem: Any, known: str) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown argument; the arguments are {known}"
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+    return describe_problem(problem)

@@ -24,6 +24,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from ....queues import Redaction, contains_mask, unwrap_secrets
 from ....queues.transport import bytes_as_json
 from ...errors import ResultMismatch, UnserialisableResult
+from ...errors.validation import first_problem
 
 __all__ = [
     "Codec",
@@ -75,7 +76,7 @@ class Codec:
             data = to_json(value, inf_nan_mode="strings")
             return data, value if type(value) in _UNCHANGED else from_json(data)
         except ValidationError as error:
-            raise UnserialisableResult(f"{what} {name!r}", _unawaited(value) or _first(error)) from None
+            raise UnserialisableResult(f"{what} {name!r}", _unawaited(value) or first_problem(error)) from None
         except PydanticSerializationError as error:
             remedy = "return JSON data, or declare the type of the result, such as a dataclass or a Pydantic model"
             raise UnserialisableResult(f"{what} {name!r}", _unawaited(value) or f"{error}; {remedy}") from None
@@ -102,7 +103,7 @@ class Codec:
             name = declared.__qualname__ if isinstance(declared, type) else str(declared)
             raise ResultMismatch(
                 f"the recorded result of step {step!r} does not fit {name}, which its function declares now: "
-                f"{_first(error)}; declare a type that accepts it (a default for a new field, a validator for a "
+                f"{first_problem(error)}; declare a type that accepts it (a default for a new field, a validator for a "
                 "changed one) and replay the task, give the step another name, or replay with --fresh"
             ) from None
 
@@ -155,13 +156,6 @@ def type_problem(declared: Any, error: PydanticUserError) -> str:
 def type_name(declared: Any) -> str:
     """Return a type as error texts name it."""
     return declared.__name__ if isinstance(declared, type) else str(declared).replace("typing.", "")
-
-
-def _first(error: ValidationError) -> str:
-    """Return the first problem with its place, without the value."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def _adapter(declared: Any) -> TypeAdapter[Any]:

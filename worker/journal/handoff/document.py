@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ....queues.durations import shown_time
 from ...errors import BadHandoff
+from ...errors.validation import first_problem
 from ..quoting import quoted_line, quoted_name
 
 __all__ = [
@@ -175,8 +176,7 @@ class Handoff(_Part):
         try:
             return cls.model_validate(found)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise BadHandoff(task_id, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise BadHandoff(task_id, first_problem(error)) from None
 
     def to_markdown(self) -> str:
         """Return the form for readers."""
