@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 import anyio
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
-from ...queues.delivery import RunStatus
+from ...queues.delivery import NOT_STARTED, RunStatus
 from ...queues.runtime import RUNTIME
 from ..journal import VERSION, Event, Resumption, redacted
 from ..memory import LazyMemoryStore
@@ -267,8 +267,7 @@ class Run(HandlerTask):
 
     def __enter__(self) -> None:
         """Make the current asyncio task the handler's: from here on the run can be cancelled."""
-        self._task = asyncio.current_task()
-        self.started = RUNTIME.monotonic()
+        self.started, self._task = RUNTIME.monotonic(), asyncio.current_task()
         if self.stop_reason is not None:  # before it began
             self._cancel()
 
@@ -311,7 +310,9 @@ class Run(HandlerTask):
         self._loop.call_soon_threadsafe(self.cancel, StopReason.CANCELLED)
 
     def status(self) -> RunStatus:
-        """Return since when the run has been running, and in which step. Called in the heartbeat's thread."""
+        """Return since when the handler has been running, and in which step. Called in the heartbeat's thread."""
+        if self._task is None and not self.closed:
+            return NOT_STARTED  # what Redis has is the last sign of the previous run
         now = RUNTIME.monotonic()
         for step, began in tuple(self.steps_in_flight.items()):
             return RunStatus(now - self.started, step, now - began)

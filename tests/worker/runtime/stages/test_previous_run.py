@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ from perdure import (
 )
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, enqueue_successor, promote_due
+from perdure.queues.keys import GROUP
 from perdure.worker.durable import continuation
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.journal import Handoff, Resumption
 from perdure.worker.runtime import settler
+from perdure.worker.runtime.slots import Slots
 from perdure.worker.runtime.stages import successor as handing_on
 from pydantic import SecretStr
 
@@ -36,13 +39,16 @@ from tests.support.consumers import make_due
 from tests.support.processes import push_token, worker_processes
 from tests.support.workers import (
     BOUND,
+    FRESH,
     bounded,
     history,
+    pending,
     recorded_steps,
     redis_command,
     running_worker,
     steal,
     take_and_die,
+    wait_until,
     work_off,
 )
 
@@ -265,6 +271,39 @@ async def test_a_run_that_crashed_without_a_write_counts_as_a_crash(app: App) ->
     await take_and_die(app)
     async with running_worker(app):
         assert await bounded(handle.result()) == "crash"
+
+
+async def test_a_renewal_before_the_run_began_is_no_sign_of_the_previous_run(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claimed task that waits for its turn has its lease renewed; what it resumes from is that of the dead worker."""
+    found: list[Resumption | None] = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        found.append(ctx.resumption)
+
+    handle = await job.enqueue()
+    await take_and_die(app)
+    crashed = round(time.time() * 1000) - FRESH
+    await redis_command(app, "HSET", handle.partition.record(handle.id), "run", 1, "began", crashed, "alive", crashed)
+    async with running_worker(app) as worker:
+
+        async def renewed() -> bool:
+            ((_, name, idle, _),) = await pending(app)
+            return name == worker.id and idle < FRESH
+
+        async def wait_turn(_slots: Slots) -> None:
+            ((entry, name, _, _),) = await pending(app)
+            await redis_command(app, "XCLAIM", handle.partition.ready, GROUP, name, 0, entry, "IDLE", FRESH, "JUSTID")
+            worker._heartbeat.renew_now()
+            await wait_until(renewed, "the worker has renewed the lease of the task that waits")
+
+        monkeypatch.setattr(Slots, "wait_turn", wait_turn)
+        await bounded(handle.result())
+    assert found[0] is not None
+    assert (found[0].after, found[0].at) == ("crash", crashed)
+    assert found[0].gap is not None and found[0].gap >= FRESH / 1000 - 1
 
 
 @pytest.mark.parametrize("error", [ServerFull("here", "full"), Unavailable("away")])
