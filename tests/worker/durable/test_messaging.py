@@ -402,9 +402,11 @@ async def test_unread_messages_move_to_the_successor(settings: Settings, monkeyp
     app = App("mail", settings=settings)
     forward = forward_messages
 
+    meanwhile = iter(["before they are routed", "afterwards"])
+
     async def forward_and_send(*args: Any) -> Any:
         left = await forward(*args)
-        await handle.send("meanwhile")
+        await handle.send(next(meanwhile))
         return left
 
     monkeypatch.setattr(successor, "forward_messages", forward_and_send)
@@ -428,7 +430,8 @@ async def test_unread_messages_move_to_the_successor(settings: Settings, monkeyp
         async with running_worker(app):
             await wait_until(lambda: _has_successor(handle), "the successor runs")
             assert (await handle.send("late")).task_id == f"{handle.id}.h1"
-            assert await bounded(handle.result()) == ["unread", "unread too", "meanwhile", "late"]
+            moved = ["unread", "unread too", "before they are routed", "afterwards", "late"]
+            assert await bounded(handle.result()) == moved
             assert await handle.pending_messages() == []
 
 

@@ -79,10 +79,16 @@ async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
 
 
 async def _forward(gateway: Gateway, run: Run, to: Partition, handed_to: str) -> None:
-    """Route messages to the successor: first those that arrive from now on, then those that were not read."""
-    await run.recorder.put(Entry(Kind.TRANSFERRED, handed_to, handed_to.encode()), wait=True)
+    """Give the successor the messages that were not read, route later ones to it, and give it those sent meanwhile.
+
+    Messages are routed only after the others were moved, so that if this worker dies between the two, none overtakes
+    those that wait for the next run.
+    """
     forward = partial(forward_messages, gateway, run.delivery.partition, run.id, to, handed_to)
-    left = await retry_while_unavailable(forward, on_wait=log_wait(f"task {run.id}", run.touch))
+    on_wait = log_wait(f"task {run.id}", run.touch)
+    await retry_while_unavailable(forward, on_wait=on_wait)
+    await run.recorder.put(Entry(Kind.TRANSFERRED, handed_to, handed_to.encode()), wait=True)
+    left = await retry_while_unavailable(forward, on_wait=on_wait)
     if left:
         logger.bind(task=run.envelope.task, id=run.id).warning(
             "{} messages could not be forwarded to task {} and stay unread: perdure task inbox {}",

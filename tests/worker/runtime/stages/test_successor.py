@@ -122,3 +122,40 @@ async def test_a_successor_that_expires_before_its_messages_are_forwarded_does_n
         await wait_until(settled, "the continued task is settled")
         assert (await handle.record()).crashes == 0
     assert runs == {"first": 1, "second": 1}
+
+
+async def test_a_message_to_the_successor_does_not_overtake_those_that_move_to_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker of the continued task fails right after messages are routed to the successor, which runs already."""
+    app = App("relay", settings=settings)
+    started, proceed = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def second(ctx: Context) -> list[Any]:
+        read: list[Any] = []
+        while len(read) < 3:
+            read += [message.content for message in await ctx.inbox(wait=60)]
+        return read
+
+    @app.task
+    async def first(ctx: Context) -> list[Any]:
+        started.set()
+        await proceed.wait()
+        await ctx.continue_as(second, why="the first half is done", arguments={})
+
+    async def fail_once_routed(gateway: Any, partition: Partition, task_id: str, *to: Any) -> Any:
+        if await gateway.command("HEXISTS", partition.record(task_id), "handed_to"):
+            monkeypatch.setattr(stage, "forward_messages", forward_messages)
+            assert (await handle.send("third")).task_id == f"{task_id}.h1"
+            raise RuntimeError("the worker fails before the outcome is stored")
+        return await forward_messages(gateway, partition, task_id, *to)
+
+    monkeypatch.setattr(stage, "forward_messages", fail_once_routed)
+    async with app, running_worker(app):
+        handle = await first.enqueue()
+        await bounded(started.wait())
+        await handle.send("first")
+        await handle.send("second")
+        proceed.set()
+        assert await bounded(handle.result()) == ["first", "second", "third"]
