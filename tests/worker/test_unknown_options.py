@@ -68,7 +68,8 @@ async def test_an_option_among_the_arguments_is_named_with_its_place(mistake: st
 
 @pytest.mark.integration
 async def test_other_ways_to_enqueue_say_the_same(settings: Settings) -> None:
-    other: Any = App("shop", settings=settings).task(name="other")(handler)
+    shop = App("shop", settings=settings)
+    other: Any = shop.task(name="other")(handler)
     calls: list[Callable[[], Any]] = [
         lambda: other.enqueue_sync("src", key="a"),
         lambda: other.enqueue_many_sync([{"path": "src", "key": "a"}]),
@@ -77,6 +78,7 @@ async def test_other_ways_to_enqueue_say_the_same(settings: Settings) -> None:
     for call in calls:
         with pytest.raises(InvalidArguments, match=r"'key'; options come before the call: options\(key=\.\.\.\)"):
             await asyncio.to_thread(call)
+    await asyncio.to_thread(shop.sync().close)
 
 
 OF_OPTIONS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
