@@ -21,6 +21,7 @@ from ...queues import (
     LeaseLost,
     Leases,
     Partition,
+    QueueError,
     UnreadableEnvelope,
     newer_envelope,
     raise_count,
@@ -173,13 +174,10 @@ class Executor:
                 return False
             envelope = newer
         if self._leases.had_fence(delivery) or RUNTIME.monotonic() - delivery.requested > self._shared.claim_lease / 2:
-            try:
-                delivery = await self._confirm(delivery, envelope.id)
-            except LeaseLost:
-                bound = logger.bind(task=envelope.task, id=envelope.id)
-                bound.info("dropped a late delivery of task {}: another run has it, or has ended it", envelope.id)
-                self._gate.resolved(delivery)
+            confirmed = await self._confirm_or_drop(delivery, envelope)
+            if confirmed is None:
                 return False
+            delivery = confirmed
         run = Run(
             self._gateway,
             delivery,
@@ -244,6 +242,18 @@ class Executor:
             if run.delivery.has_history:
                 self._gate.release(run)
         return isinstance(outcome, (Rerun, Park, AwaitVersion))
+
+    async def _confirm_or_drop(self, delivery: Delivery, envelope: Envelope) -> Delivery | None:
+        """Return a late delivery if this worker still has it, else None. Raises `QueueError`."""
+        try:
+            return await self._confirm(delivery, envelope.id)
+        except QueueError as error:
+            self._gate.resolved(delivery)
+            if not isinstance(error, LeaseLost):
+                raise
+        bound = logger.bind(task=envelope.task, id=envelope.id)
+        bound.info("dropped a late delivery of task {}: another run has it, or has ended it", envelope.id)
+        return None
 
     async def _confirm(self, delivery: Delivery, task_id: str) -> Delivery:
         """Return a delivery that this worker still has, before its first step. Raises `LeaseLost`."""
@@ -324,11 +334,11 @@ class Executor:
 
     async def _newer_or_buried(self, delivery: Delivery, error: UnreadableEnvelope) -> Envelope | None:
         """Return what is known of a task of a newer version, which waits for a newer worker; bury anything else."""
+        self._gate.resolved(delivery)
         newer = newer_envelope(delivery.fields.get(b"env", b""))
         try:
             if newer is not None and await self._settler.is_message_of(delivery, newer.id):
                 return newer
-            self._gate.resolved(delivery)
             task_id = await self._settler.bury_unreadable(delivery, error)
             if self._webhooks is not None:
                 self._webhooks.give(unreadable_event(delivery, task_id, error))

@@ -12,8 +12,9 @@ import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskFailed, TaskHandle, Worker
 from perdure.deadletter import Reason
-from perdure.queues import Envelope, quarantine, report_crash
+from perdure.queues import Envelope, Leases, Refused, quarantine, report_crash
 from perdure.queues.keys import GROUP, SUSPECTS
+from perdure.worker.runtime.executor import Executor
 from perdure.worker.runtime.supervisor_link import InheritedPipe, Role, SupervisorLink
 
 from tests.support.consumers import LONG_AGO, claim_all, promote, read, worker
@@ -311,6 +312,26 @@ async def test_no_task_is_read_while_a_reclaimed_task_runs(app: App) -> None:
         hold.set()
         assert await bounded(handle.result()) == "ended"
         assert await bounded(new.result()) == "done"
+
+
+async def test_a_worker_takes_other_tasks_after_a_claimed_one_that_redis_refuses_to_confirm(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait to learn whether that one is a suspect."""
+
+    @app.task
+    async def job(ctx: Context) -> str:
+        return "done"
+
+    async def refuse(*_: Any) -> None:
+        raise Refused("WRONGTYPE")
+
+    monkeypatch.setattr(Executor, "_confirm", refuse)
+    monkeypatch.setattr(Leases, "had_fence", lambda _, delivery: delivery.claimed)
+    await job.enqueue()
+    await crash_with(app, 1, times=1)
+    async with running_worker(app):
+        assert await bounded((await job.enqueue()).result()) == "done"
 
 
 async def test_a_quarantined_task_that_makes_progress_is_cleared(app: App) -> None:
