@@ -28,7 +28,7 @@ Observer = TypeVar("Observer")
 
 StopDetail: TypeAlias = ParkReason | Exception | None
 
-_NO_STEP: Final = (object(), None)  # of no function, not even of None
+_NO_STEP: Final = (object(), None)  # with None, a step without a function would seem to have a codec
 _SHUTDOWN: Final[tuple[StopReason, StopDetail]] = (StopReason.RELEASED, None)
 """The reason with which `boundary` stops a run."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-from perdure.queues import Delivery, Gateway, Leases, Partition, Producer, release
+from perdure.queues import Consumer, Delivery, Gateway, Leases, Partition, Producer, release
 from perdure.worker.runtime.intake import Intake
 from perdure.worker.runtime.quarantine_gate import QuarantineGate
 from perdure.worker.runtime.reclaim import ReclaimSchedule
@@ -16,27 +17,49 @@ from perdure.worker.runtime.supervisor_link import Link
 from tests.support.consumers import Held, age, read, read_one, worker
 
 
+def _never(delivery: Delivery) -> None:
+    raise AssertionError(delivery)
+
+
+async def _never_back(delivery: Delivery) -> None:
+    raise AssertionError(delivery)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _intake(
+    consumer: Consumer,
+    slots: Slots,
+    reclaim: ReclaimSchedule,
+    gate: QuarantineGate,
+    start: Callable[[Delivery], None] = _never,
+    give_back: Callable[[Delivery], Awaitable[None]] = _never_back,
+) -> Intake:
+    """Return the loop; by default it must start and give back nothing."""
+    return Intake(
+        consumer,
+        slots,
+        reclaim,
+        gate,
+        start=start,
+        on_due=_nothing,
+        on_route_changed=_nothing,
+        give_back=give_back,
+    )
+
+
 @pytest.mark.parametrize("stopping", [True, False])
 async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
     gateway: Gateway, partition: Partition, stopping: bool
 ) -> None:
     first, second = await worker(gateway, partition), await worker(gateway, partition, name="b")
 
-    def quiet() -> None:
-        """Nothing to do."""
-
-    def never(delivery: Delivery) -> None:
-        raise AssertionError(delivery)
-
-    async def never_back(delivery: Delivery) -> None:
-        raise AssertionError(delivery)
-
     sweep = ReclaimSchedule([partition], 60.0)
     sweep.reached(partition, "0-0")
     alone = QuarantineGate(None, window=60.0)
-    intake = Intake(
-        first, Slots(1), sweep, alone, start=never, on_due=quiet, on_route_changed=quiet, give_back=never_back
-    )
+    intake = _intake(first, Slots(1), sweep, alone)
     await first.nudge(partition)
     if stopping:
         intake.stop()
@@ -56,21 +79,12 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
     async def run(delivery: Delivery) -> None:
         leases.hold(Held(delivery, handle.id))
 
-    def quiet() -> None:
-        """Nothing to do."""
-
-    async def never_back(delivery: Delivery) -> None:
-        raise AssertionError(delivery)
-
-    intake = Intake(
+    intake = _intake(
         consumer,
         Slots(8),
         ReclaimSchedule([partition], 60.0),
         QuarantineGate(None, window=60.0),
         start=lambda delivery: started.append(asyncio.create_task(run(delivery))),
-        on_due=quiet,
-        on_route_changed=quiet,
-        give_back=never_back,
     )
     handle = await producer.enqueue("task", queue="default")
     await intake._read(None)
@@ -91,23 +105,8 @@ async def test_what_was_left_in_a_partition_is_claimed_when_its_server_returns(
     sweep.reached(partition, "0-0")
     started: list[Delivery] = []
 
-    async def never_back(delivery: Delivery) -> None:
-        raise AssertionError(delivery)
-
-    def quiet() -> None:
-        """Nothing to do."""
-
     gate = QuarantineGate(None, window=60.0)
-    intake = Intake(
-        consumer,
-        Slots(1),
-        sweep,
-        gate,
-        start=started.append,
-        on_due=quiet,
-        on_route_changed=quiet,
-        give_back=never_back,
-    )
+    intake = _intake(consumer, Slots(1), sweep, gate, start=started.append)
     monkeypatch.setattr(consumer, "returned", lambda: [partition])
     await intake._take()
     assert [one.entry for one in started] == [left.entry]
@@ -139,14 +138,9 @@ async def test_what_was_claimed_for_a_slot_that_was_taken_meanwhile_is_given_bac
     async def give_back(delivery: Delivery) -> None:
         returned.append(delivery)
 
-    def quiet() -> None:
-        """Nothing to do."""
-
     monkeypatch.setattr(consumer, "claim", claim_slowly)
     sweep = ReclaimSchedule([partition], 60.0)
-    intake = Intake(
-        consumer, slots, sweep, gate, start=start, on_due=quiet, on_route_changed=quiet, give_back=give_back
-    )
+    intake = _intake(consumer, slots, sweep, gate, start=start, give_back=give_back)
     await intake._claim()
     assert (len(started), len(returned)) == (1, 1)
     assert gate.has_room
@@ -171,22 +165,9 @@ async def test_new_messages_are_read_while_it_is_unknown_whether_a_claimed_task_
     await age(gateway, await read_one(await worker(gateway, partition, name="lost")))
     started: list[Delivery] = []
 
-    async def never_back(delivery: Delivery) -> None:
-        raise AssertionError(delivery)
-
-    def quiet() -> None:
-        """Nothing to do."""
-
     gate = QuarantineGate(link, window=60.0)
-    intake = Intake(
-        await worker(gateway, partition),
-        Slots(8),
-        ReclaimSchedule([partition], 60.0),
-        gate,
-        start=started.append,
-        on_due=quiet,
-        on_route_changed=quiet,
-        give_back=never_back,
+    intake = _intake(
+        await worker(gateway, partition), Slots(8), ReclaimSchedule([partition], 60.0), gate, start=started.append
     )
     await intake._claim()
     await producer.enqueue("task", queue="default")

@@ -518,25 +518,26 @@ async def test_slots_are_counted_and_awaited() -> None:
 
 async def test_a_new_execution_runs_between_two_resumed_ones() -> None:
     """Each of many resumed tasks keeps the event loop busy; together they would delay the new one by all of it."""
-    slots, begun, resumed = Slots(40), list[str](), asyncio.Event()
+    slots, resumed = Slots(40), asyncio.Event()
+    started: list[str] = []
 
     async def resume(number: int) -> None:
         await slots.wait_turn()
         for _ in range(5):  # its round trips
             await asyncio.sleep(0)
-        begun.append(f"resumed {number}")
+        started.append(f"resumed {number}")
         resumed.set()
 
     async def new() -> None:
-        begun.append("new")
+        started.append("new")
 
     for number in range(32):
         slots.fill(resume(number))
     await bounded(resumed.wait())
     slots.fill(new())
     await bounded(slots.wait_empty())
-    assert [one for one in begun if one != "new"] == [f"resumed {number}" for number in range(32)]
-    assert begun.index("new") < 32
+    assert [one for one in started if one != "new"] == [f"resumed {number}" for number in range(32)]
+    assert started.index("new") < 32
 
 
 async def test_a_slot_is_free_while_its_outcome_is_sent_and_taken_again_if_that_fails() -> None:
