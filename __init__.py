@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         register_event,
     )
     from .worker.log import configure_logging, use_stdlib_logging
+    from .worker.resume_warning import ResumeWarning
     from .worker.runtime.worker import Worker
     from .worker.session import Session, TurnHandle
     from .worker.settings import Settings
@@ -101,6 +102,7 @@ __all__ = [
     "PerdureError",
     "PlanStep",
     "Producer",
+    "ResumeWarning",
     "Resumption",
     "Retry",
     "RetryLater",
@@ -166,6 +168,7 @@ _HOMES = {
     "PerdureError": ".queues",
     "PlanStep": ".worker.journal",
     "Producer": ".queues",
+    "ResumeWarning": ".worker.resume_warning",
     "Resumption": ".worker.journal",
     "Retry": ".deadletter",
     "RetryLater": ".worker.errors",

@@ -44,6 +44,7 @@ NAMES = {
     "PerdureError",
     "PlanStep",
     "Producer",
+    "ResumeWarning",
     "Resumption",
     "Retry",
     "RetryLater",

@@ -12,7 +12,12 @@ import pytest
 if TYPE_CHECKING:
     from .fixture import PerdureFixture
 
-__all__ = ["perdure", "perdure_server"]
+__all__ = ["perdure", "perdure_server", "pytest_configure"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make `ResumeWarning` an error, unless the project's own `filterwarnings` name it."""
+    config.getini("filterwarnings").insert(0, "error::perdure.ResumeWarning")
 
 
 @pytest.fixture(scope="session")

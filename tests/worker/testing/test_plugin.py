@@ -115,3 +115,15 @@ def test_settings_of_the_fixture_end_with_it(perdure_settings_off: None) -> None
 @pytest.fixture
 def perdure_settings_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(App, "overrides", {})
+
+
+def test_a_resume_warning_is_an_error_unless_the_project_says_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "from perdure.worker.resume_warning import warn_once\n\n\ndef test_it():\n    warn_once('the values differ')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    strict = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=BOUND, check=False)
+    assert strict.returncode == 1
+    assert "ResumeWarning: the values differ" in strict.stdout
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = ignore::perdure.ResumeWarning\n")
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=BOUND, check=True)
