@@ -11,21 +11,19 @@ older workers leave such a task to newer ones as well.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
 
 from .defaults import Seconds
 from .durations import Duration, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .keys import DATA_FORMAT
 from .partitions import spread
+from .plain_json import encodable
 from .runtime import RUNTIME
 from .security import (
     DEEPEST,
@@ -49,7 +47,6 @@ __all__ = [
     "TaskMessage",
     "check_task_id",
     "encode_arguments",
-    "lost_number",
     "new_task_id",
     "newer_envelope",
     "plain_data",
@@ -224,9 +221,7 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
         return ""
 
     try:
-        data = orjson.dumps(dict(arguments), default=mask)
-        if (path := lost_number(arguments, data)) is not None:
-            raise ValueError(f"{path} is not a finite number")
+        data = _dump(dict(arguments), mask)
         if not secret:
             return data, ()
         whole, marks = unwrap_secrets(dict(arguments), orjson.loads(data))
@@ -241,26 +236,12 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
         ) from None
 
 
-def lost_number(arguments: Mapping[str, Any], data: bytes) -> str | None:
-    """Return the path of a NaN or an infinity that became null in the JSON of arguments, which has no such number."""
-    return _lost_number(arguments, from_json(data)) if b"null" in data else None
-
-
-def _lost_number(value: object, stored: object) -> str | None:
-    if isinstance(value, float):
-        return "" if stored is None and not math.isfinite(value) else None
-    if isinstance(value, BaseModel):
-        value = dict(value)
-    elif is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, Mapping) and isinstance(stored, dict):
-        members = [(str(key), item, stored.get(str(key))) for key, item in value.items()]
-    elif isinstance(value, (list, tuple)) and isinstance(stored, list):
-        members = [(str(at), item, kept) for at, (item, kept) in enumerate(zip(value, stored, strict=False))]
-    else:
-        return None
-    found = ((key, _lost_number(item, kept)) for key, item, kept in members)
-    return next((f"{key}.{rest}".rstrip(".") for key, rest in found if rest is not None), None)
+def _dump(arguments: dict[str, Any], mask: Callable[[Any], str]) -> bytes:
+    try:
+        data = orjson.dumps(arguments, default=mask)
+    except TypeError:
+        return orjson.dumps(encodable(arguments), default=mask)
+    return orjson.dumps(encodable(arguments), default=mask) if b"null" in data else data  # as which it writes NaN
 
 
 def plain_data(data: bytes) -> Any:

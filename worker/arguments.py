@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NotRequired, get_args, get_origin, get_type_hints
+from typing import Any, Final, NotRequired, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict
 
-from ..queues import SecretPaths, contains_mask, has_secret, lost_number, nearest, secret_values, unwrap_secrets
-from .durable import type_problem
+from ..queues import SecretPaths, contains_mask, has_secret, nearest, secret_values, unwrap_secrets
+from .durable import JsonType, find_misread, storable, type_problem, warn_of_losses
 from .errors import InvalidArguments, TaskDefinitionError
 from .errors.validation import describe_problem
 
@@ -67,36 +67,48 @@ class Arguments:
                 )
         self._signature = inspect.Signature(parameters[1:])
         self._in_order = [one.name for one in parameters[1:] if one.kind is not inspect.Parameter.KEYWORD_ONLY]
-        self._adapter = _argument_adapter(name, handler, parameters[1:])
-        self._validate = self._adapter.validator.validate_python
-        self._to_json = self._adapter.serializer.to_json
+        self._type = _arguments_type(name, handler, parameters[1:])
+        self._adapter = self._type.adapter
         self.has_secrets = has_secret(self._adapter.core_schema)
 
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
         """Return the arguments of a call as a JSON object, and the paths of its secrets. Raises `InvalidArguments`."""
         try:
-            checked = self._validate(self._named(args, kwargs))
-            data: bytes = self._encode(checked)
-            if not (self.has_secrets or contains_mask(data) or lost_number(checked, data)):
-                return data, ()
-            whole, secrets = unwrap_secrets(checked, self._adapter.dump_python(checked, mode="json"))
-            data = to_json(whole, inf_nan_mode="strings")
-            if (path := lost_number(checked, data)) is not None:
-                raise ValueError(f"{path} is not a finite number: declare its type as float, or pass text")
-            return data, secrets
+            checked = self._type.validate(self._named(args, kwargs))
+            data = self._encode(checked)
+            secrets: SecretPaths = ()
+            if self.has_secrets or contains_mask(data):
+                whole, secrets = unwrap_secrets(checked, self._type.plain(checked))
+                data = to_json(whole, inf_nan_mode="strings")
         except ValidationError as error:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
+        if not self._type.is_closed(data):
+            self._check_read_back(checked, data)
+        return data, secrets
+
+    def _check_read_back(self, checked: dict[str, Any], data: bytes) -> None:
+        """Raise `InvalidArguments` if the worker could not read the arguments, or would read others."""
+        try:
+            decoded = self._type.read(data)
+        except ValidationError as error:
+            raise InvalidArguments(self._name, f"their JSON cannot be read back: {_problem(error)}") from None
+        if self._type.unions:
+            misread = find_misread(f"task {self._name!r}", checked, decoded)
+            if misread is not None:
+                raise InvalidArguments(self._name, str(misread))
+        elif self._type.has_models:
+            warn_of_losses(f"arguments of task {self._name!r}", checked, decoded)
 
     def _encode(self, checked: dict[str, Any]) -> bytes:
         """Return validated arguments as JSON. Raises `ValueError` that names the argument without a JSON form."""
         try:
-            return self._to_json(checked)
+            return self._type.write(checked)
         except PydanticSerializationError:
             for name, value in checked.items():
                 try:
-                    self._to_json({name: value})
+                    self._type.write({name: value})
                 except PydanticSerializationError as error:
                     raise ValueError(f"{name}: {error}; pass JSON data, or declare its type") from None
             raise
@@ -124,7 +136,7 @@ class Arguments:
 
     def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
         """Return the secrets among decoded arguments, as text."""
-        whole, secrets = unwrap_secrets(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
+        whole, secrets = unwrap_secrets(arguments, self._type.plain(dict(arguments)))
         return secret_values(to_json(whole, inf_nan_mode="strings"), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,39 +173,46 @@ class Arguments:
     def decode(self, data: bytes) -> dict[str, Any]:
         """Decode the arguments of a message, by name. Raises `InvalidArguments`."""
         try:
-            decoded: dict[str, Any] = self._adapter.validator.validate_json(data)
+            decoded: dict[str, Any] = self._type.read(data, by_alias=True)
         except (ValidationError, RecursionError) as error:
             problem = _problem(error) if isinstance(error, ValidationError) else "nested too deeply"
             raise InvalidArguments(self._name, problem) from None
         return decoded
 
 
-def _argument_adapter(
-    name: str, handler: Callable[..., Any], parameters: Sequence[inspect.Parameter]
-) -> TypeAdapter[Any]:
+def _arguments_type(name: str, handler: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> JsonType:
     hints = type_hints(name, handler)
-    fields: dict[str, Any] = {}
-    for parameter in parameters:
-        declared = hints.get(parameter.name, Any)
-        fields[parameter.name] = declared if parameter.default is parameter.empty else NotRequired[declared]
+    declared = {parameter.name: hints.get(parameter.name, Any) for parameter in parameters}
+    fields = {
+        parameter.name: stored if parameter.default is parameter.empty else NotRequired[stored]
+        for parameter in parameters
+        for stored in (storable(declared[parameter.name]),)
+    }
     shape = TypedDict(f"arguments of {name}", fields)  # type: ignore[misc]  # its fields are the handler's parameters
-    shape.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    shape.__pydantic_config__ = ConfigDict(extra="forbid", ser_json_inf_nan="strings")  # type: ignore[attr-defined]
     try:
-        return TypeAdapter(shape)
+        arguments = JsonType(shape)
     except PydanticUserError as error:
-        problem = _misdeclared(fields) or error.message
-        raise TaskDefinitionError(f"task {name!r}: {problem}") from None
+        raise TaskDefinitionError(f"task {name!r}: {_misdeclared(declared) or error.message}") from None
+    if arguments.problem is not None:
+        problem = _unreadable(declared) or arguments.problem
+        raise TaskDefinitionError(f"task {name!r}: its arguments cannot be read back from JSON: {problem}")
+    return arguments
 
 
-def _misdeclared(fields: Mapping[str, Any]) -> str | None:
+def _misdeclared(parameters: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the first parameter whose type cannot be that of JSON data."""
-    for name, field in fields.items():
-        declared = get_args(field)[0] if get_origin(field) is NotRequired else field
+    for name, declared in parameters.items():
         try:
-            TypeAdapter(declared)
+            JsonType(declared)
         except PydanticUserError as error:
             return f"parameter {name!r}: {type_problem(declared, error)}"
     return None
+
+
+def _unreadable(parameters: Mapping[str, Any]) -> str | None:
+    found = ((name, JsonType(declared).problem) for name, declared in parameters.items())
+    return next((f"parameter {name!r}: {problem}" for name, problem in found if problem is not None), None)
 
 
 def type_hints(name: str, handler: Callable[..., Any]) -> dict[str, Any]:

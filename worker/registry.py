@@ -13,7 +13,7 @@ from ..deadletter import Retry
 from ..queues import LONGEST, AppEntry, CatalogTask, Duration, EnvelopeTemplate, to_seconds
 from .agent import Coherence, check_coherence, watched
 from .arguments import CALL_OPTIONS, Arguments, type_hints
-from .durable import Durability, make_codec, type_problem
+from .durable import Codec, Durability, type_problem
 from .errors import TaskDefinitionError
 from .handlers import as_async, check_options
 from .task import OnOrphan, Task, TaskOwner
@@ -80,9 +80,11 @@ class Registry(Mapping[str, Task[Any, Any]]):
                 )
         returned = type_hints(name, handler).get("return", Any)
         try:
-            result = make_codec(returned)
+            result = Codec(returned)
         except PydanticUserError as error:
             raise TaskDefinitionError(f"task {name!r}: its result: {type_problem(returned, error)}") from None
+        if result.problem is not None:
+            raise TaskDefinitionError(f"task {name!r}: its result cannot be read back from JSON: {result.problem}")
         task = Task(
             name=name,
             handler=function if coherence is None else watched(function, coherence),

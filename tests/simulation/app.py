@@ -18,7 +18,7 @@ from perdure.worker import app as app_module
 from perdure.worker import registry
 from perdure.worker.agent import StateType
 from perdure.worker.arguments import Arguments
-from perdure.worker.durable import CallNext, Middleware, make_codec
+from perdure.worker.durable import CallNext, Codec, Middleware
 from perdure.worker.settings import Settings
 
 from .fleet.elements import RESTART_DELAYS, WorkerPlan
@@ -62,7 +62,7 @@ class Entry:
 _CATALOG: Final[dict[tuple[int, bool], AppEntry]] = {}
 _ARGUMENTS: Final[dict[str, Arguments]] = {}
 
-_make_codec = cache(make_codec)
+_codec = cache(Codec)
 _state_type = cache(StateType)
 
 _RUN: ContextVar[int] = ContextVar("_RUN", default=0)
@@ -138,7 +138,7 @@ def make_app(journal: Journal, url: str, worker: WorkerPlan, release: int = 1) -
     """Return the app of one simulated process. What all of them have alike is made once, since it is costly."""
     with (
         patch.object(registry, "Arguments", _arguments),
-        patch.object(registry, "make_codec", _make_codec),
+        patch.object(registry, "Codec", _codec),
         patch.object(app_module, "StateType", _state_type),
     ):
         app = _make_app(journal, url, worker, release)

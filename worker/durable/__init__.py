@@ -29,6 +29,7 @@ through `run.recorder`, which is fenced. worker/journal/step_record.py has the s
 from .context import Context, current_context
 from .continuation import HANDING, complete_successor, successor_of
 from .goal import goal_of
+from .json_types import JsonType, storable, type_name, type_problem
 from .log_calls import log_orphans
 from .messaging import InboxOwner, consumed, next_entries
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain, enqueue_innermost
@@ -36,7 +37,7 @@ from .observer import RunObserver
 from .recall import RecalledStep, recall_step
 from .run import Run
 from .shared_workspace import SharedFile, SharedWorkspace, shared_hashes
-from .steps.codec import Codec, codec_of, make_codec, type_name, type_problem
+from .steps.codec import Codec, codec_of
 from .steps.current import CURRENT_RUN, Step, StepCall, current_step
 from .steps.keys import changed_scope, forget_steps
 from .steps.large import store_task_result
@@ -54,6 +55,7 @@ from .task_workspace import (
     workspace_hashes,
     workspace_link,
 )
+from .value_loss import find_misread, warn_of_losses
 
 __all__ = [
     "CITED_MEMORIES",
@@ -70,6 +72,7 @@ __all__ = [
     "EnqueueCall",
     "FolderOnly",
     "InboxOwner",
+    "JsonType",
     "Middleware",
     "ParkReason",
     "RecalledStep",
@@ -97,22 +100,24 @@ __all__ = [
     "current_context",
     "current_step",
     "enqueue_innermost",
+    "find_misread",
     "forget_steps",
     "goal_of",
     "log_orphans",
-    "make_codec",
     "next_entries",
     "recall_step",
     "reload_records",
     "restore_workspace",
     "shared_hashes",
     "stop_of_event",
+    "storable",
     "store_findings",
     "store_task_result",
     "successor_of",
     "task_workspace_files",
     "type_name",
     "type_problem",
+    "warn_of_losses",
     "workspace_hashes",
     "workspace_link",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...queues import PerdureError
 
 __all__ = [
@@ -102,8 +104,11 @@ class StepInDoubt(StepError):
 
 
 class UnserialisableResult(StepError, TypeError):
-    """A result has no JSON form, or is not of the type that its function declares."""
+    """A result has no JSON form, is not of the type that its function declares, or cannot be read back.
 
-    def __init__(self, what: str, problem: str) -> None:
+    data: the JSON of a result that cannot be read back; misread: its part that is read back as another type.
+    """
+
+    def __init__(self, what: str, problem: str, data: bytes | None = None, misread: Any = None) -> None:
         super().__init__(f"{what}: its result cannot be stored: {problem}")
-        self.what = what
+        self.what, self.data, self.misread = what, data, misread

@@ -78,7 +78,7 @@ from .state import (
     StepStatus,
     WaitingFor,
 )
-from .step_record import VERSION, StepRecord
+from .step_record import MISREAD, VERSION, StepRecord
 
 __all__ = [
     "ARCHIVED",
@@ -87,6 +87,7 @@ __all__ = [
     "HANDOFF",
     "HANDOFF_TOKENS",
     "KEPT",
+    "MISREAD",
     "SNAPSHOT",
     "TOO_LARGE",
     "VERSION",

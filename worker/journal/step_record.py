@@ -2,34 +2,47 @@
 
 A record has two lines. The first is a JSON object about the call, the second is the result as JSON, which has no line
 breaks. The object is `{"h": HASH, "a": TEXT}`, or `{}` for records that are not compared with their call: those of
-plans, artifacts and summaries, and those of events and inbox reads that earlier versions wrote.
+plans, artifacts and summaries. The record of a result that is read back as another type than was written begins with
+`"m"`: the place, and the two types.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import orjson
 
-__all__ = ["VERSION", "StepRecord"]
+__all__ = ["MISREAD", "VERSION", "StepRecord"]
 
 VERSION: Final = "#version"
 """Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
+
+
+MISREAD: Final = b"!"
+"""Begins what `StepRecord.result_of` returns for a result that is read back as another type: the whole record."""
+
+_MISREAD_HEAD: Final = b'{"m":'
 
 
 class StepRecord(NamedTuple):
     """The result of a recorded step as JSON, with the arguments that it was called with.
 
     digest: hash of the arguments; empty if a call is not compared with the record. arguments: their text, for people.
+    misread: place, written and read type of a value that is read back as another type; None for any other result.
     """
 
     result: bytes
     digest: str = ""
     arguments: str = ""
+    misread: tuple[Sequence[int | str], str, str] | None = None
 
     def encode(self) -> bytes:
         """Return the stored form."""
-        return self.encode_call(*self) if self.digest else b"{}\n" + self.result
+        if self.misread is not None:
+            head = {"m": list(self.misread), "h": self.digest, "a": self.arguments}
+            return orjson.dumps(head) + b"\n" + self.result
+        return self.encode_call(*self[:3]) if self.digest else b"{}\n" + self.result
 
     @staticmethod
     def encode_call(result: bytes, digest: str, arguments: str) -> bytes:
@@ -40,10 +53,15 @@ class StepRecord(NamedTuple):
     def result_of(data: bytes, digest: str) -> bytes | None:
         """Return the result in a stored record if the call had these arguments, else None. Cheaper than `decode`.
 
+        The record of a misread result is returned as a whole, after `MISREAD`.
+
         digest: "" for a record that is not compared with its call.
         """
         head = f'{{"h":"{digest}"'.encode() if digest else b"{}\n"
-        return data.partition(b"\n")[2] if data.startswith(head) else None
+        if data.startswith(head):
+            return data.partition(b"\n")[2]
+        misread = data.startswith(_MISREAD_HEAD) and StepRecord.decode(data).digest == digest
+        return MISREAD + data if misread else None
 
     @classmethod
     def decode(cls, data: bytes) -> StepRecord:
@@ -52,4 +70,4 @@ class StepRecord(NamedTuple):
         call = orjson.loads(head)
         if not isinstance(call, dict):
             raise ValueError(f"a step record must begin with a JSON object, got {head!r}")
-        return cls(result, call.get("h", ""), call.get("a", ""))
+        return cls(result, call.get("h", ""), call.get("a", ""), call.get("m"))

@@ -6,7 +6,6 @@ its record will return: validated against the declared type or, without one, red
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -17,14 +16,17 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, get_type_hints
 
 import orjson
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from ....queues import Redaction, contains_mask, unwrap_secrets
-from ....queues.transport import bytes_as_json
+from ....queues import Redaction
+from ....queues.plain_json import is_exact, plain_json
 from ...errors import ResultMismatch, UnserialisableResult
 from ...errors.validation import first_problem
+from ...resume_warning import warn_once
+from ..json_types import JsonType, type_name
+from ..value_loss import Misread, find_misread, is_equal, warn_of_losses
 
 __all__ = [
     "Codec",
@@ -33,9 +35,6 @@ __all__ = [
     "digests_of",
     "fingerprint",
     "is_async",
-    "make_codec",
-    "type_name",
-    "type_problem",
 ]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
@@ -45,18 +44,19 @@ _UNCHANGED = frozenset((str, int, bool, type(None)))  # by JSON; a float may be 
 class Codec:
     """Codec for results of one declared type.
 
-    secrets: store secrets in clear, for the records of a task, which only that task reads; otherwise Pydantic masks
-    them.
+    Args:
+        secrets: store secrets in clear, for the records of a task, which only that task reads; otherwise Pydantic
+            masks them.
+        untyped: why nothing is known of the results' type, for a warning, where the function may have meant one.
+
+    Attributes:
+        problem: why no result of the type can be read back, None if it can.
     """
 
-    def __init__(self, declared: Any, *, secrets: bool = False) -> None:
-        self._declared = declared
-        self._secrets = secrets
-        self._adapter: TypeAdapter[Any] | None = None
-        self._from_json: Callable[[bytes], Any] = from_json
-        if declared is not Any and declared is not inspect.Signature.empty:
-            self._adapter = _adapter(declared)
-            self._from_json = self._adapter.validator.validate_json
+    def __init__(self, declared: Any, *, secrets: bool = False, untyped: str | None = None) -> None:
+        self._secrets, self._untyped = secrets, untyped
+        self._type = None if declared is Any or declared is inspect.Signature.empty else JsonType(declared)
+        self.problem = None if self._type is None else self._type.problem
 
     def encode(self, what: str, name: str, value: Any) -> tuple[bytes, Any]:
         """Return the result as JSON, and as its record will return it.
@@ -65,16 +65,16 @@ class Codec:
 
         Raises `UnserialisableResult`.
         """
+        data, checked = self.write(what, name, value)
+        return data, self.read_back(what, name, data, checked)
+
+    def write(self, what: str, name: str, value: Any) -> tuple[bytes, Any]:
+        """Return the result as JSON, and validated. Raises `UnserialisableResult`."""
         try:
-            if self._adapter is not None:
-                checked = self._adapter.validator.validate_python(value)
-                data = self._adapter.serializer.to_json(checked)
-                if self._secrets and contains_mask(data):
-                    whole, _ = unwrap_secrets(checked, self._adapter.dump_python(checked, mode="json"))
-                    data = to_json(whole, inf_nan_mode="strings")
-                return data, checked
-            data = to_json(value, inf_nan_mode="strings")
-            return data, value if type(value) in _UNCHANGED else from_json(data)
+            if self._type is None:
+                return plain_json(value), value
+            checked = self._type.validate(value)
+            return self._type.write(checked, secrets=self._secrets), checked
         except ValidationError as error:
             raise UnserialisableResult(f"{what} {name!r}", _unawaited(value) or first_problem(error)) from None
         except PydanticSerializationError as error:
@@ -83,29 +83,87 @@ class Codec:
         except (ValueError, RecursionError) as error:
             raise UnserialisableResult(f"{what} {name!r}", str(error)) from None
 
+    def read_back(self, what: str, name: str, data: bytes, checked: Any) -> Any:
+        """Return a result that `write` returned as its record will return it.
+
+        Raises:
+            UnserialisableResult: it cannot be read back, or is read back as another member of a union.
+            ResumeWarning: it lacks something, and warnings are errors.
+        """
+        if self._type is None:
+            return self._read_plain(what, name, data, checked)
+        if self._type.is_closed(data):
+            return checked
+        try:
+            decoded = self._type.read(data)
+        except ValidationError as error:
+            problem = f"its JSON does not fit {self.type_name}: {first_problem(error)}; {_REMEDY}"
+            raise UnserialisableResult(f"{what} {name!r}", problem, data) from None
+        if self._type.unions:
+            misread = find_misread(f"{what} {name!r}", checked, decoded)
+            if misread is not None:
+                raise UnserialisableResult(f"{what} {name!r}", str(misread), data, misread)
+        elif self._type.has_models:
+            warn_of_losses(f"{what} {name!r}", checked, decoded)
+        return decoded
+
+    def _read_plain(self, what: str, name: str, data: bytes, value: Any) -> Any:
+        if type(value) in _UNCHANGED and is_exact(data):
+            return value
+        try:
+            decoded = from_json(data)
+        except ValueError as error:
+            raise UnserialisableResult(f"{what} {name!r}", f"its JSON cannot be read: {error}", data) from None
+        if self._untyped is not None and not (is_equal(decoded, value) or _differs_in_tuples(decoded, value)):
+            kind = type_name(type(value))
+            warn_once(f"{what} {name!r}: its result, a {kind}, was replaced by its JSON data, because {self._untyped}")
+        return decoded
+
+    @property
+    def type_name(self) -> str:
+        """Name of the declared type, for errors."""
+        return "JSON" if self._type is None else type_name(self._type.declared)
+
     def schema(self) -> dict[str, Any] | None:
         """Return the JSON schema of the results; None without a declared type, or for a type without a schema."""
-        try:
-            return None if self._adapter is None else self._adapter.json_schema(mode="serialization")
-        except PydanticUserError:
-            return None
+        return None if self._type is None else self._type.schema()
 
     def decode(self, data: bytes) -> Any:
-        """Return a result in its declared type. Raises `pydantic.ValidationError`."""
-        return self._from_json(data)
+        """Return a result in its declared type. Raises `pydantic.ValidationError`, `ValueError`."""
+        return from_json(data) if self._type is None else self._type.read(data)
 
-    def decode_record(self, step: str, data: bytes) -> Any:
-        """Return the recorded result of a step in its declared type. Raises `ResultMismatch`."""
+    def decode_record(self, step: str, data: bytes, misread: Misread | None = None) -> Any:
+        """Return the recorded result of a step in its declared type.
+
+        misread: what the run that recorded it found out about the result.
+
+        Raises `ResultMismatch`.
+        """
         try:
-            return self._from_json(data)
-        except ValidationError as error:
-            declared = self._declared
-            name = declared.__qualname__ if isinstance(declared, type) else str(declared)
+            value = self.decode(data)
+        except ValueError as error:
+            problem = first_problem(error) if isinstance(error, ValidationError) else str(error)
             raise ResultMismatch(
-                f"the recorded result of step {step!r} does not fit {name}, which its function declares now: "
-                f"{first_problem(error)}; declare a type that accepts it (a default for a new field, a validator for a "
-                "changed one) and replay the task, give the step another name, or replay with --fresh"
+                f"the recorded result of step {step!r} does not fit {self.type_name}, which its function declares "
+                f"now: {problem}; {_REMEDY} and replay the task, give the step another name, or replay with --fresh"
             ) from None
+        if misread is not None and misread.persists(value):
+            raise ResultMismatch(f"the recorded result of step {step!r}: {misread}, and replay the task")
+        return value
+
+
+def _differs_in_tuples(decoded: Any, value: Any) -> bool:
+    """Return whether data was replaced where JSON has no other form: tuples, and text with lone surrogates."""
+    if isinstance(decoded, str):
+        return isinstance(value, str)
+    if isinstance(decoded, list) and isinstance(value, list | tuple):
+        return all(map(_differs_in_tuples, decoded, value))
+    if isinstance(decoded, dict) and isinstance(value, dict) and decoded.keys() == value.keys():
+        return all(map(_differs_in_tuples, decoded.values(), value.values()))
+    return is_equal(decoded, value)
+
+
+_REMEDY: Final = "declare a type that accepts it (a default for a new field, a validator for a changed one)"
 
 
 def _unawaited(value: Any) -> str | None:
@@ -116,58 +174,7 @@ def _unawaited(value: Any) -> str | None:
     return "it is a coroutine; write 'await' before the call that returned it"
 
 
-class BytesCodec(Codec):
-    """Codec for results that are declared as `bytes`: text as a JSON string, any other as `{"base64": ...}`."""
-
-    def encode(self, what: str, name: str, value: Any) -> tuple[bytes, Any]:
-        """See `Codec`."""
-        try:
-            return super().encode(what, name, value)
-        except UnserialisableResult:
-            if not isinstance(value, bytes | bytearray | memoryview):
-                raise
-            data = bytes(value)
-            return bytes_as_json(data), data
-
-    def decode(self, data: bytes) -> Any:
-        """See `Codec`."""
-        return base64.b64decode(from_json(data)["base64"]) if data[:1] == b"{" else super().decode(data)
-
-    def decode_record(self, step: str, data: bytes) -> Any:
-        """See `Codec`."""
-        try:
-            return self.decode(data)
-        except (ValidationError, LookupError, TypeError, ValueError):
-            return super().decode_record(step, data)  # raises
-
-
-def make_codec(declared: Any, *, secrets: bool = False) -> Codec:
-    """Return the codec for results of a declared type."""
-    return (BytesCodec if declared is bytes else Codec)(declared, secrets=secrets)
-
-
-def type_problem(declared: Any, error: PydanticUserError) -> str:
-    """Return why pydantic refuses a type, with the remedy."""
-    if error.code != "schema-for-unknown-type":
-        return error.message
-    return f"{type_name(declared)} has no JSON form; use a dataclass, a pydantic model or plain data"
-
-
-def type_name(declared: Any) -> str:
-    """Return a type as error texts name it."""
-    return declared.__name__ if isinstance(declared, type) else str(declared).replace("typing.", "")
-
-
-def _adapter(declared: Any) -> TypeAdapter[Any]:
-    """Return the adapter of a type. It stores infinities and NaN as strings, unless the type has a configuration."""
-    try:
-        return TypeAdapter(declared, config=_CONFIG)
-    except PydanticUserError:
-        return TypeAdapter(declared)
-
-
-_CONFIG = ConfigDict(ser_json_inf_nan="strings")
-_ANY = Codec(Any)
+_NONE: Final = object()
 _by_code: dict[CodeType, tuple[Any, dict[str, Any], Codec]] = {}
 """Codec by code object, with the annotation and module it was made for: functions from one factory share their code."""
 
@@ -182,11 +189,13 @@ def codec_of(fn: Callable[..., Any]) -> Codec:
         code = fn.__code__
     else:
         plain = inspect.unwrap(getattr(fn, "func", fn))
+        if not hasattr(plain, "__code__") and not hasattr(plain, "__func__"):
+            plain = type(plain).__call__  # of a callable object
         plain = getattr(plain, "__func__", plain)
         code = getattr(plain, "__code__", None)
     if code is None:
-        return _ANY
-    declared = plain.__annotations__.get("return", Any)
+        return Codec(Any, untyped=f"{_shown(fn)} has no annotations that Perdure can read")
+    declared = plain.__annotations__.get("return", _NONE)
     known = _by_code.get(code)
     if known is None or known[0] is not declared or known[1] is not plain.__globals__:
         known = _by_code[code] = (declared, plain.__globals__, _codec_for(plain, declared))
@@ -201,20 +210,27 @@ def is_async(fn: Callable[..., Any]) -> bool:
 
 
 def _codec_for(fn: Callable[..., Any], declared: Any) -> Codec:
+    if declared is _NONE:
+        return Codec(Any, untyped=f"{_shown(fn)} declares no type of its result")
     if isinstance(declared, str):
         try:
             declared = get_type_hints(fn, include_extras=True)["return"]
-        except (NameError, TypeError, AttributeError):
-            return _ANY
+        except (NameError, TypeError, AttributeError) as error:
+            problem = f"the annotations of {_shown(fn)} cannot be resolved: {error}"
+            return Codec(Any, untyped=f"{problem}; import the type where the module is loaded")
     try:
-        return _shared(declared)
+        return _shared(declared, repr(declared))
     except (TypeError, PydanticUserError):
-        return _ANY
+        return Codec(Any, untyped=f"Pydantic has no schema for {type_name(declared)}, which {_shown(fn)} declares")
+
+
+def _shown(fn: Any) -> str:
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 
 @lru_cache(maxsize=1024)
-def _shared(declared: Any) -> Codec:
-    return make_codec(declared, secrets=True)
+def _shared(declared: Any, text: str) -> Codec:  # unions with other orders of members are equal
+    return Codec(declared, secrets=True)
 
 
 _SHOWN: Final = 200

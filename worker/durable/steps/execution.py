@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import orjson
@@ -17,12 +18,21 @@ from ....deadletter import Evidence, backoff
 from ....queues import Entry, Kind, PayloadTooLarge, retry_while_unavailable
 from ....queues.runtime import RUNTIME
 from ....queues.transport import REFERENCE
-from ...errors import Reschedule, StepDefinitionError, StepExited, StepInDoubt, StepMismatch, StepTimeout
-from ...journal import StepRecord, gap_before
+from ...errors import (
+    Reschedule,
+    StepDefinitionError,
+    StepExited,
+    StepInDoubt,
+    StepMismatch,
+    StepTimeout,
+    UnserialisableResult,
+)
+from ...journal import MISREAD, StepRecord, gap_before
 from ...journal.handoff.calls import is_note
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
 from ...log import log_wait, logger
 from ..run import Run
+from ..value_loss import Misread
 from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
 from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_place
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
@@ -32,6 +42,10 @@ from .options import AlreadyDone, StepOptions, check_name
 from .tool_calls import LoggedCall
 
 __all__ = ["run_step"]
+
+
+_MARKS: Final = (REFERENCE, MISREAD)
+"""First bytes of recorded results that are no JSON."""
 
 
 async def run_step(
@@ -70,9 +84,7 @@ async def run_step(
         if run.around_step is None:
             run.active = RUNTIME.monotonic()
             key, result = known
-            if result[:1] == REFERENCE:
-                result = await read_step_result(run, key, result)
-            return codec.decode_record(key, result)
+            return codec.decode_record(key, result) if result[:1] not in _MARKS else await _read(run, codec, *known)
         match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
@@ -100,9 +112,7 @@ async def _perform(
     key, result, former = match
     if result is not None:
         run.touch()
-        if result[:1] == REFERENCE:
-            result = await read_step_result(run, key, result)
-        return codec.decode_record(key, result)
+        return await _read(run, codec, key, result)
     digest, shown = arguments[0], arguments_text(arguments[1], run.redact)
     if former is not None:
         await _allow_mismatch(run, key, former, shown, options)
@@ -124,11 +134,8 @@ async def _perform(
             CURRENT_STEP.reset(token)
             if call is not None:
                 call.attempt = step.attempt
-        data, value = codec.encode("step", key, value)
-        record = StepRecord.encode_call(data, digest, shown)
-        if len(record) > run.payload_limit:
-            reference = await store_step_result(run, key, data, value, len(record))
-            record = StepRecord.encode_call(reference, digest, shown)
+        data, checked = codec.write("step", key, value)
+        record, value, misfit = await _record(run, codec, key, data, checked, (digest, shown))
         workspace = run.workspace
         files = None if workspace is None else await workspace.find_change()
         entries = _entries(run, step, record, data, tool)
@@ -141,7 +148,47 @@ async def _perform(
         run.step_recorded(stored=stored)
     finally:
         run.step_ended(key)
+    if misfit is not None:
+        codec.decode_record(key, data, misfit.misread)  # raises what each later run raises
+        raise misfit
     return value
+
+
+async def _read(run: Run, codec: Codec, key: str, result: bytes) -> Any:
+    """Return the recorded result of a step. Raises `ResultMismatch`, `LargeValueLost`, `DecryptionError`."""
+    misread = None
+    if result[:1] == MISREAD:
+        record = StepRecord.decode(result[1:])
+        result, misread = record.result, Misread.decode(record.misread)
+    if result[:1] == REFERENCE:
+        result = await read_step_result(run, key, result)
+    return codec.decode_record(key, result, misread)
+
+
+async def _record(
+    run: Run, codec: Codec, key: str, data: bytes, checked: Any, call: tuple[str, str]
+) -> tuple[bytes, Any, UnserialisableResult | None]:
+    """Return the record of a result, what it returns, and why it returns nothing.
+
+    The work of a result that cannot be read back is paid for: its record keeps it for corrected code.
+
+    Args:
+        data, checked: the result as JSON, and validated. A large one is read back in a thread.
+        call: digest and text of the arguments.
+    """
+    record, misfit, value = StepRecord.encode_call(data, *call), None, None
+    large = len(record) > run.payload_limit
+    try:
+        if large:
+            value = await asyncio.to_thread(codec.read_back, "step", key, data, checked)
+        else:
+            value = codec.read_back("step", key, data, checked)
+    except UnserialisableResult as error:
+        misfit = error
+    if large or misfit is not None:
+        stored = await store_step_result(run, key, data, checked, len(record)) if large else data
+        record = StepRecord(stored, *call, None if misfit is None else misfit.misread).encode()
+    return record, value, misfit
 
 
 def _codec(run: Run, name: str, fn: Callable[..., Any], called: Callable[..., Any]) -> Codec:
@@ -149,6 +196,8 @@ def _codec(run: Run, name: str, fn: Callable[..., Any], called: Callable[..., An
     if not callable(fn):
         raise StepDefinitionError(f"step {name!r} must have a function, got {fn!r}: pass it and its arguments")
     codec = codec_of(fn)
+    if codec.problem is not None:
+        raise StepDefinitionError(f"step {name!r}: its result cannot be read back from JSON: {codec.problem}")
     run.codec = (called, codec)
     return codec
 
@@ -346,5 +395,13 @@ async def _call_within(
 
 
 async def _in_thread(run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    value = await run.threads.run(fn, args, kwargs)
+    value = await run.threads.run(partial(_call_to_its_end, fn), args, kwargs)
+    if isinstance(value, AsyncIterator):
+        return [item async for item in value]
     return await value if isinstance(value, Awaitable) else value
+
+
+def _call_to_its_end(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function; an iterator that it returns is read into a list, while it may block and its time-out holds."""
+    value = fn(*args, **kwargs)
+    return list(value) if isinstance(value, Iterator) else value
