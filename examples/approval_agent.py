@@ -6,7 +6,8 @@
     perdure task result case-1
 
 The model is a script, so that the example needs no network; examples/llm_agent.py calls a real one. Kill the worker
-while it refunds: the next worker finds the refund by its idempotency key, and does not pay again.
+while it refunds: the next worker finds the refund by its idempotency key, and does not pay again. `--from` is what the
+sender says: rights on Redis, or your own web service, decide who may send.
 """
 
 from __future__ import annotations
@@ -21,22 +22,28 @@ from perdure.context import Message, ToolCall
 LEDGER = Path(os.environ.get("LEDGER", "refunds.txt"))
 """The account of the payment provider: one line for each refund."""
 
+ORDERS = {"A7": ("one lamp", 30), "B9": ("two chairs", 120)}
+
 app = App("complaints")
 
 
 def model(messages: list[Message]) -> Message:
-    """Return the next message of the scripted model: look the order up, refund it, answer."""
+    """Return the next message of the scripted model: look the order up, refund its price, answer."""
     results = [message.content for message in messages if message.role == "tool"]
     if not results:
-        return Message(role="assistant", tool_calls=(ToolCall(id="1", name="look_up", arguments={"order": "A7"}),))
-    if len(results) == 1:
-        arguments = {"order": "A7", "amount": 30}
+        return Message(role="assistant", tool_calls=(ToolCall(id="1", name="look_up", arguments={}),))
+    if len(results) == 1 and results[0].endswith("euros"):
+        arguments = {"amount": int(results[0].split()[-2])}
         return Message(role="assistant", tool_calls=(ToolCall(id="2", name="refund", arguments=arguments),))
     return Message(role="assistant", content=f"Your refund: {results[-1]}.")
 
 
 def look_up(order: str) -> str:
-    return f"order {order}: one lamp, 30 euros"
+    """Describe an order. An error is a result: it is recorded, so a resumed model reads it again."""
+    if order not in ORDERS:
+        return f"none, there is no order {order}"
+    article, price = ORDERS[order]
+    return f"order {order}: {article}, {price} euros"
 
 
 def refund(order: str, amount: int) -> str:
@@ -53,13 +60,15 @@ def find_refund(order: str, amount: int) -> AlreadyDone[str] | None:
     return AlreadyDone(f"{amount} euros") if made else None
 
 
-async def call_tool(ctx: Context, call: ToolCall) -> str:
+async def call_tool(ctx: Context, order: str, call: ToolCall) -> str:
+    """Call a tool for the order of the task: the model does not choose whose order it reads or refunds."""
     if call.name == "look_up":
-        return await ctx.options(call=call.id).tool("look_up", look_up, **call.arguments)
-    answer = await ctx.ask("finance", f"Refund {call.arguments}?", wait=86_400)  # no slot is taken meanwhile
+        return await ctx.options(call=call.id).tool("look_up", look_up, order)
+    amount = int(call.arguments["amount"])
+    answer = await ctx.ask("finance", f"Refund {amount} euros for order {order}?", wait=86_400)  # takes no slot
     if answer is None or answer.content != "yes":
         return "refused by finance"
-    return await ctx.options(call=call.id, risky=True, verify=find_refund).tool("refund", refund, **call.arguments)
+    return await ctx.options(call=call.id, risky=True, verify=find_refund).tool("refund", refund, order, amount)
 
 
 @app.task
@@ -71,5 +80,5 @@ async def complaint(ctx: Context, order: str, text: str) -> str:
         if not answer.tool_calls:
             return answer.content
         for call in answer.tool_calls:
-            result = await call_tool(ctx, call)
+            result = await call_tool(ctx, order, call)
             messages.append(await ctx.add_message("tool", result, tool_call_id=call.id))

@@ -4,7 +4,7 @@
     python examples/chat.py ada            # type a line, read the answer; the same session when it is started again
 
 A message that arrives while no worker runs is answered by the next worker. No task exists between two messages. The
-model is a function here.
+model is a function here. Its call is a step: what it has answered is recorded, and not paid for again after a crash.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ def model(conversation: list[Message]) -> str:
 class Chat(Agent[AgentState]):
     """Answers each message from the conversation so far, which the session keeps in `state.messages`."""
 
+    acknowledge_resume = False  # else the answer after a crash begins with a note about the crash
+
     async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
         return [PlanStep(key="answer", title="answer the message")]
 
     async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
-        return model(state.messages)
+        return await ctx.step("model", model, state.messages)
 
     async def finish(self, ctx: Context, state: AgentState) -> str:
         return str(state.results["answer"])
@@ -41,9 +43,14 @@ class Chat(Agent[AgentState]):
 async def main(user: str) -> None:
     async with app:
         session = app.session(Chat, user)
-        while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
-            turn = await session.send(line, sender=user)
-            print(await turn.result())
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            if not line.strip():
+                continue
+            turn = await session.send(line.strip(), sender=user)
+            try:
+                print(await turn.result(timeout=120))
+            except TimeoutError as error:  # the message is kept, and its answer is in the history
+                print(error, file=sys.stderr)
 
 
 if __name__ == "__main__":

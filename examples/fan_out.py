@@ -24,7 +24,7 @@ app = App("words")
 
 def count(path: str) -> dict[str, int]:
     words = Path(path).read_text("utf-8").lower().split()
-    return dict(Counter(word for word in words if word.isalpha()).most_common(100))
+    return dict(Counter(word for word in words if word.isalpha()))
 
 
 @app.task(retry=Retry(max_attempts=3), timeout=60)
@@ -33,8 +33,8 @@ async def count_words(ctx: Context, path: str) -> dict[str, int]:
 
 
 def task_id(path: Path) -> str:
-    """Return an id that changes with the content of the file."""
-    return "words-" + hashlib.sha256(path.name.encode() + path.read_bytes()).hexdigest()[:16]
+    """Return an id made of all arguments, here the path, and of the content, so that a changed file is a new task."""
+    return "words-" + hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:16]
 
 
 async def fan_out(paths: Iterable[Path]) -> tuple[Counter[str], list[str]]:
@@ -42,7 +42,7 @@ async def fan_out(paths: Iterable[Path]) -> tuple[Counter[str], list[str]]:
     total: Counter[str] = Counter()
     failed: list[str] = []
     async with app:
-        handles = [await count_words.options(task_id=task_id(path)).enqueue(str(path.absolute())) for path in paths]
+        handles = [await count_words.options(task_id=task_id(path)).enqueue(str(path)) for path in paths]
         for next_result in asyncio.as_completed([handle.result(timeout=300) for handle in handles]):
             try:
                 total.update(await next_result)
@@ -51,9 +51,14 @@ async def fan_out(paths: Iterable[Path]) -> tuple[Counter[str], list[str]]:
     return total, failed
 
 
+def files_of(arguments: list[str]) -> list[Path]:
+    """Return the files and the Markdown files of the folders, each once, by the path that links lead to."""
+    found = [path for name in arguments for path in (Path(name), *Path(name).rglob("*.md"))]
+    return sorted({path.resolve() for path in found if path.is_file()})
+
+
 def main(arguments: list[str]) -> None:
-    paths = [path for name in arguments for path in sorted(Path(name).rglob("*.md"))]
-    paths += [Path(name) for name in arguments if Path(name).is_file()]
+    paths = files_of(arguments)
     total, failed = asyncio.run(fan_out(paths))
     print(f"{len(paths)} files:", ", ".join(f"{word} {times}" for word, times in total.most_common(5)))
     for problem in failed:

@@ -4,7 +4,9 @@
     perdure enqueue nightly --queue nightly --args '{"folder": "/var/log"}' --id nightly-$(date +%F)
     perdure task show nightly-$(date +%F)
 
-The second command is for cron: the id of the night makes it safe to send twice.
+In a crontab, a % is written \\%. The id of the night makes it safe to send twice:
+
+    0 2 * * * perdure enqueue nightly --queue nightly --args '{"folder": "/var/log"}' --id nightly-$(date +\\%F)
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from perdure import App, Context, Retry
+from perdure import App, Context, Retry, current_step
 from pydantic import BaseModel
 
 AT_ONCE = 4
 """Files that are read at the same time."""
+
+TRIES = 3
+"""Tries to read a file before it is left out."""
 
 app = App("nightly")
 
@@ -34,22 +39,23 @@ class Report(BaseModel):
 
 
 def list_files(folder: str) -> list[str]:
-    return sorted(str(path) for path in Path(folder).glob("*.log"))
+    return sorted(str(path) for path in Path(folder).glob("*.log") if not path.is_dir())
 
 
-def read_file(path: str) -> tuple[int, int]:
-    """Return the number of lines, and of those with an error. A slow disk is read here."""
-    time.sleep(float(os.environ.get("SECONDS_PER_FILE", "0")))
-    lines = Path(path).read_text("utf-8", "replace").splitlines()
-    return len(lines), sum("ERROR" in line for line in lines)
+def read_file(path: str) -> tuple[int, int] | None:
+    """Return the number of lines, and of those with an error; None if it cannot be read.
 
-
-async def read_or_skip(ctx: Context, path: str) -> tuple[int, int] | None:
-    """Read a file in a step, which is recorded; after three tries the file is left out."""
+    The last error is caught here, inside the step: so it is recorded that the file is left out. A handler that catches
+    the error of a step would try again after a crash, and might take another path.
+    """
+    time.sleep(float(os.environ.get("SECONDS_PER_FILE", "0")))  # a slow disk
     try:
-        return await ctx.options(timeout=60, retry=Retry(max_attempts=3, base=0.1)).step("read", read_file, path)
+        lines = Path(path).read_text("utf-8", "replace").splitlines()
     except OSError:
+        if current_step().attempt < TRIES:
+            raise
         return None
+    return len(lines), sum("ERROR" in line for line in lines)
 
 
 def batches(files: Sequence[str]) -> list[Sequence[str]]:
@@ -60,8 +66,9 @@ def batches(files: Sequence[str]) -> list[Sequence[str]]:
 async def nightly(ctx: Context, folder: str) -> Report:
     files = await ctx.step("list", list_files, folder)  # recorded: files that arrive later belong to the next night
     report = Report(files=len(files))
+    reading = ctx.options(retry=Retry(max_attempts=TRIES, base=0.1))
     for batch in batches(files):
-        found = await asyncio.gather(*(read_or_skip(ctx, path) for path in batch))
+        found = await asyncio.gather(*(reading.step("read", read_file, path) for path in batch))
         for path, counted in zip(batch, found, strict=True):
             if counted is None:
                 report.unreadable.append(path)

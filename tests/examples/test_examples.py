@@ -1,24 +1,30 @@
-"""The five programs of examples/, run by real workers, one of which is killed where the program says so."""
+"""Five programs of examples/, run by real workers, some of which are killed; each trap that one of them had is here."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import anyio
 import pytest
-from perdure import Producer, State
+from perdure import Producer, State, TaskHandle
 
 from tests.support.command_line import BOUND, Running, call
 from tests.support.paths import ROOT
-from tests.support.workers import wait_until
+from tests.support.workers import wait_until, work_off
 
 EXAMPLES = ROOT / "examples"
 
@@ -51,19 +57,35 @@ def program(name: str, *arguments: str, stdin: str = "") -> str:
     return done.stdout
 
 
+def load(name: str) -> ModuleType:
+    """Import a program, to call it in this process."""
+    spec = importlib.util.spec_from_file_location(f"example_{Path(name).stem}", EXAMPLES / name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@asynccontextmanager
+async def complaint(order: str, task_id: str) -> AsyncIterator[TaskHandle[Any]]:
+    async with Producer() as producer:
+        arguments = {"order": order, "text": "it arrived broken"}
+        yield await producer.enqueue("complaint", arguments, queue="complaints", task_id=task_id)
+
+
+async def is_waiting(handle: TaskHandle[Any]) -> bool:
+    return await handle.status() is State.WAITING
+
+
 async def test_a_worker_killed_in_a_tool_refunds_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = tmp_path / "ledger"
     monkeypatch.setenv("LEDGER", str(ledger))
     monkeypatch.setenv("CONFIRMED_AFTER", "3600")
-    async with Producer() as producer:
-        arguments = {"order": "A7", "text": "it arrived broken"}
-        handle = await producer.enqueue("complaint", arguments, queue="complaints", task_id="case-1")
-
-        async def waits() -> bool:
-            return await handle.status() is State.WAITING
-
+    async with complaint("A7", "case-1") as handle:
         with worker("approval_agent.py", tmp_path) as killed:
-            await wait_until(waits, "the wait for finance")
+            await wait_until(lambda: is_waiting(handle), "the wait for finance")
             await handle.send("yes", sender="finance")
             await wait_until(anyio.Path(ledger).exists, "the refund")
             killed.process.kill()
@@ -72,12 +94,28 @@ async def test_a_worker_killed_in_a_tool_refunds_once(tmp_path: Path, monkeypatc
     assert ledger.read_text() == "case-1:refund A7 30\n"
 
 
+async def test_the_order_of_the_complaint_is_refunded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEDGER", str(tmp_path / "ledger"))
+    monkeypatch.setenv("CONFIRMED_AFTER", "0")
+    with worker("approval_agent.py", tmp_path):
+        async with complaint("B9", "case-2") as handle:
+            await wait_until(lambda: is_waiting(handle), "the wait for finance")
+            events = [event async for event in handle.events(follow=False)]
+            assert any("Refund 120 euros for order B9?" in str(event.data) for event in events)
+            await handle.send("yes", sender="finance")
+            assert await handle.result(timeout=BOUND) == "Your refund: 120 euros."
+        async with complaint("C1", "case-3") as handle:
+            assert await handle.result(timeout=BOUND) == "Your refund: none, there is no order C1."
+    assert (tmp_path / "ledger").read_text() == "case-2:refund B9 120\n"
+
+
 async def test_a_batch_resumes_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
     for number in range(10):
         (folder / f"{number}.log").write_text("started\nERROR full\n")
-    (folder / "x.log").symlink_to("missing")
+    (folder / "00.log").symlink_to("missing")  # the first one
+    (folder / "rotated.log").mkdir()
     async with Producer() as producer:
         handle = await producer.enqueue("nightly", {"folder": str(folder)}, queue="nightly")
         monkeypatch.setenv("SECONDS_PER_FILE", "0.2")
@@ -90,21 +128,53 @@ async def test_a_batch_resumes_in_the_middle(tmp_path: Path, monkeypatch: pytest
             await wait_until(half_done, "five steps")
             killed.process.kill()
         monkeypatch.setenv("SECONDS_PER_FILE", "0")
+        (folder / "missing").write_text("arrived too late: that the file is left out is recorded\n")
         with worker("nightly_batch.py", tmp_path):
             report = await handle.result(timeout=BOUND)
         events = [event async for event in handle.events(follow=False)]
-    assert report == {"files": 11, "lines": 20, "errors": 10, "unreadable": [str(folder / "x.log")]}
+    assert report == {"files": 11, "lines": 20, "errors": 10, "unreadable": [str(folder / "00.log")]}
     steps = [event.step for event in events if event.type == "step_completed"]
-    assert len(steps) == len(set(steps)) == 11  # the list and ten files: none was recorded twice
+    assert len(steps) == len(set(steps)) == 12  # the list and eleven files: none was recorded twice
+
+
+def test_the_line_for_cron_enqueues_each_night_once(tmp_path: Path) -> None:
+    """cron replaces each % without a backslash by the end of the line, crontab(5)."""
+    lines = [line.strip() for line in (load("nightly_batch.py").__doc__ or "").splitlines()]
+    _, command = next(line for line in lines if re.match(r"([\d*]+ ){5}", line)).split(" * * * ")
+    as_cron_runs_it = re.split(r"(?<!\\)%", command)[0].replace(r"\%", "%")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    before = datetime.now().astimezone().date()
+    for _ in range(2):
+        done = subprocess.run(
+            ["/bin/sh", "-c", as_cron_runs_it],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=BOUND,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    ids = {task["id"] for task in call("task", "list", "--json").json}
+    assert ids <= {f"nightly-{before + timedelta(days=days)}" for days in (0, 1)}
+    assert ids
+
+
+@contextmanager
+def web_service() -> Iterator[str]:
+    """The URL of the running example."""
+    service = subprocess.Popen([sys.executable, EXAMPLES / "web_job.py", "0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert service.stdout is not None
+        yield service.stdout.readline().strip()
+    finally:
+        service.terminate()
+        service.communicate()
 
 
 def test_a_web_service_shows_the_progress_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECONDS_PER_MONTH", "0.15")
-    service = subprocess.Popen([sys.executable, EXAMPLES / "web_job.py", "0"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert service.stdout is not None
-        url = service.stdout.readline().strip()
-        assert fetch(url, {"month": 1}) == {"error": "'year'"}
+    with web_service() as url:
         assert fetch(f"{url}/none") == {"error": "no such report"}
         assert fetch(url, {"year": 2026, "id": "r1"}) == fetch(url, {"year": 2026, "id": "r1"}) == {"id": "r1"}
         assert fetch(f"{url}/r1") == {"state": "queued"}
@@ -115,9 +185,45 @@ def test_a_web_service_shows_the_progress_of_its_job(tmp_path: Path, monkeypatch
         with worker("web_job.py", tmp_path):
             shown = poll(f"{url}/r1", lambda shown: shown["state"] == "succeeded")
         assert shown["result"]["Dec"] == 202612
-    finally:
-        service.terminate()
-        service.communicate()
+
+
+def test_a_web_service_says_what_the_client_did_wrong() -> None:
+    with web_service() as url:
+        assert status(url, {"year": 2026, "id": "r1"}) == 202
+        assert status(url, {"year": 2027, "id": "r1"}) == 409
+        wrong: list[object] = [
+            {"month": 1},
+            {"year": "x"},
+            {"year": 2026, "id": "a b"},
+            {"year": 2026, "id": 1},
+            [],
+            None,
+        ]
+        assert [status(url, body) for body in wrong] == [400] * len(wrong)
+        assert [status(url, body) for body in (b"", b"{", b"\xff")] == [400] * 3
+        assert (status(f"{url}/a%20b"), status(f"{url}/none")) == (400, 404)
+
+
+def test_a_web_service_without_redis_asks_its_clients_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://127.0.0.1:9")  # discard: nothing listens there
+    with web_service() as url:
+        assert status(url, {"year": 2026}) == 503
+        assert status(f"{url}/r1") == 503
+
+
+_NO_BODY = object()
+
+
+def status(url: str, body: object = _NO_BODY) -> int:
+    """The status of a POST with this body, or of a GET without one."""
+    data = None if body is _NO_BODY else body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, data, timeout=BOUND) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            assert "error" in json.load(error)
+            return error.code
 
 
 def fetch(url: str, body: dict[str, object] | None = None) -> Any:
@@ -155,6 +261,47 @@ def test_a_fan_out_counts_each_file_once(tmp_path: Path) -> None:
     assert sorted(task["state"] for task in listed) == ["dead"] + ["succeeded"] * 6
 
 
+def test_equal_files_and_files_that_are_named_twice_count_as_what_they_are(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder / "folder.md").mkdir(parents=True)
+        (tmp_path / folder / "same.md").write_text("lease\n")
+    (tmp_path / "a" / "link.md").symlink_to("same.md")
+    with worker("fan_out.py", tmp_path):
+        arguments = [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "b" / "same.md")]
+        assert program("fan_out.py", *arguments) == "2 files: lease 2\n"
+
+
+def test_all_words_of_a_file_are_counted(tmp_path: Path) -> None:
+    words = [first + second for first in "abcdefghijkl" for second in "abcdefghijkl"]
+    (tmp_path / "long.md").write_text(" ".join(words))
+    assert load("fan_out.py").count(str(tmp_path / "long.md")) == dict.fromkeys(words, 1)
+
+
+async def test_a_chat_does_not_ask_its_model_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn fails after the model has answered; its next attempt takes the answer from the record."""
+    chat, asked = load("chat.py"), 0
+    model, act = chat.model, chat.Chat.kind.act
+
+    def counting(conversation: list[Any]) -> str:
+        nonlocal asked
+        asked += 1
+        return str(model(conversation))
+
+    async def failing_once(self: Any, ctx: Any, state: Any, step: Any) -> str:
+        answer = await act(self, ctx, state, step)
+        if ctx.attempt == 1:
+            raise ConnectionError("after the answer")
+        return str(answer)
+
+    monkeypatch.setattr(chat, "model", counting)
+    monkeypatch.setattr(chat.Chat.kind, "act", failing_once)
+    async with chat.app:
+        turn = await chat.app.session(chat.Chat, "ada").send("Hello")
+        await work_off(chat.app)
+        assert await turn.result(timeout=BOUND) == "You have said 1 things, the first was 'Hello'."
+    assert asked == 1
+
+
 def test_a_chat_remembers_what_was_said_before_its_worker_was_killed(tmp_path: Path) -> None:
     with worker("chat.py", tmp_path) as killed:
         first = program("chat.py", "ada", stdin="Hello\nWhat is a lease?\n")
@@ -174,4 +321,4 @@ def test_a_chat_remembers_what_was_said_before_its_worker_was_killed(tmp_path: P
 def test_the_page_of_the_examples_has_their_lines(name: str) -> None:
     lines = len((EXAMPLES / name).read_text("utf-8").splitlines())
     assert f"[{name}]({name}) | {lines} |" in (EXAMPLES / "README.md").read_text("utf-8")
-    assert lines <= 80
+    assert lines <= 90
