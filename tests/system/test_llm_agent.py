@@ -15,13 +15,15 @@ from types import ModuleType
 
 import anyio
 import anyio.to_thread
+import perdure
 import pytest
-from perdure import Producer, Settings
+from perdure import Producer, Settings, TaskFailed
 
+from tests.support.command_line import process
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes import worker_processes
 from tests.support.servers.local_model import LocalModel, Messages, Reply
-from tests.support.workers import BOUND, bounded
+from tests.support.workers import BOUND, bounded, work_off
 
 PROGRAM = PROGRAMS / "llm_replica.py"
 EXAMPLE = ROOT / "examples" / "llm_agent.py"
@@ -42,8 +44,8 @@ def example() -> ModuleType:
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalModel]:
     """A local model whose script the test sets."""
     async with LocalModel(lambda messages: Reply("Yes.")).serving() as server:
-        monkeypatch.setenv("PERDURE_LLM_URL", server.url)
-        monkeypatch.setenv("PERDURE_LLM_MODEL", "local")
+        monkeypatch.setenv("LLM_URL", server.url)
+        monkeypatch.setenv("LLM_MODEL", "local")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield server
 
@@ -56,7 +58,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 async def test_a_streamed_answer_is_joined(
     example: ModuleType, server: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PERDURE_LLM_KEY", "key-of-a-test")
+    monkeypatch.setenv("LLM_KEY", "key-of-a-test")
     calls = [("read_file", '{"path": "é.txt"}'), ("list_files", "{}")]
     server.script = lambda messages: Reply("Let me see whether …", calls)
     answer = await anyio.to_thread.run_sync(example.complete, HELLO, example.TOOLS.values())
@@ -83,12 +85,12 @@ async def test_an_answer_without_streaming_is_read(example: ModuleType, server: 
 @pytest.mark.parametrize(
     ("reply", "error", "reported"),
     [
-        (Reply("A long answer", cut=3), "Unavailable", "cut off"),
-        (Reply(""), "Unavailable", "answer is empty"),
-        (Reply("busy", status=503), "Unavailable", "503 .*busy"),
-        (Reply("slow down", status=429), "Unavailable", "429"),
-        (Reply("no such model", status=404), "Refused", "404 .*no such model"),
-        (Reply("who are you", status=401), "Refused", "401"),
+        (Reply("A long answer", cut=3), "EndpointUnavailable", "cut off"),
+        (Reply(""), "EndpointUnavailable", "answer is empty"),
+        (Reply("busy", status=503), "EndpointUnavailable", "503 .*busy"),
+        (Reply("slow down", status=429), "EndpointUnavailable", "429"),
+        (Reply("no such model", status=404), "RequestRejected", "404 .*no such model"),
+        (Reply("who are you", status=401), "RequestRejected", "401"),
     ],
 )
 async def test_errors_are_retryable_or_final(
@@ -100,11 +102,11 @@ async def test_errors_are_retryable_or_final(
 
 
 def test_a_missing_or_unconfigured_endpoint_raises(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(example.Refused, match=r"PERDURE_LLM_URL=http.* PERDURE_LLM_MODEL="):
+    with pytest.raises(example.RequestRejected, match=r"LLM_URL=http.* LLM_MODEL="):
         example.complete(HELLO)
-    monkeypatch.setenv("PERDURE_LLM_URL", "http://127.0.0.1:9/v1")  # discard: nothing listens there
-    monkeypatch.setenv("PERDURE_LLM_MODEL", "local")
-    with pytest.raises(example.Unavailable, match=r"127\.0\.0\.1:9"):
+    monkeypatch.setenv("LLM_URL", "http://127.0.0.1:9/v1")  # discard: nothing listens there
+    monkeypatch.setenv("LLM_MODEL", "local")
+    with pytest.raises(example.EndpointUnavailable, match=r"127\.0\.0\.1:9"):
         example.complete(HELLO)
 
 
@@ -117,7 +119,7 @@ def test_calls_without_index_and_errors_in_the_stream(example: ModuleType) -> No
     delta = {"tool_calls": [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]}
     stream = [json.dumps({"choices": [{"delta": delta, "finish_reason": "tool_calls"}]})]
     assert [call.id for call in example.collect(stream).message.tool_calls] == ["a", "b"]
-    with pytest.raises(example.Unavailable, match="overloaded"):
+    with pytest.raises(example.EndpointUnavailable, match="overloaded"):
         example.collect(['{"error": {"message": "overloaded"}}'])
 
 
@@ -130,6 +132,33 @@ def test_tools_stay_in_their_folder(example: ModuleType, tmp_path: Path) -> None
     assert example.with_error_text(example.read_file)(folder, "none").startswith("error: ")
     assert example.search_files(folder, "leases") == "a.txt:1: Leases pass."
     assert example.list_files(folder, "*.txt") == "a.txt"
+
+
+def test_names_of_the_example_are_not_those_of_perdure(example: ModuleType) -> None:
+    assert not [name for name in perdure.__all__ if getattr(example, name, None) not in (None, getattr(perdure, name))]
+    assert not re.findall(r"PERDURE_\w+", EXAMPLE.read_text("utf-8"))
+
+
+@pytest.mark.integration
+@pytest.mark.processes
+async def test_a_question_that_used_all_its_calls_can_be_given_more(
+    example: ModuleType, server: LocalModel, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_REDIS_URL", str(settings.redis_url))
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+    server.script = lambda messages: Reply(calls=[("list_files", "{}")]) if len(server.asked) < 3 else Reply("Three.")
+    async with example.app:
+        handle = await example.ask.enqueue("How many calls?", max_calls=2)
+        await work_off(example.app)
+        with pytest.raises(TaskFailed, match="no answer after 2 calls"):
+            await handle.result(timeout=BOUND)
+        more = json.dumps({"question": "How many calls?", "max_calls": 3})
+        command = ("dlq", "replay", handle.id, "--edit-args", more)
+        replayed = await anyio.to_thread.run_sync(process, *command)
+        assert replayed.code == 0, replayed.err
+        await work_off(example.app)
+        assert await handle.result(timeout=BOUND) == "Three."
+    assert len(server.asked) == 3  # the two recorded answers were not paid for again
 
 
 # kills
@@ -185,9 +214,9 @@ async def test_three_kills_repeat_no_answer_and_no_tool_call(
     before_a_byte = server.hold(says("next: 05.txt"))
     in_the_stream = server.hold(says(f"next: {READS:02}.txt"), after=4)
     environment = {
-        "PERDURE_LLM_URL": server.url,
-        "PERDURE_LLM_MODEL": "local",
-        "PERDURE_LLM_WINDOW": "4000",
+        "LLM_URL": server.url,
+        "LLM_MODEL": "local",
+        "LLM_WINDOW": "4000",
         "NO_PROXY": "127.0.0.1",
     }
     short = settings.model_copy(update={"lease": 0.5})
