@@ -10,7 +10,7 @@ import typer
 from . import results
 from .bars import bars_of
 from .chart import chart
-from .page_text import GUARANTEES, HOW_TO_READ, INEQUALITIES, LIMITS, SECTIONS, TITLE, facts
+from .page_text import GUARANTEES, HOW_TO_READ, INEQUALITIES, LIMITS, OLDER_TREE, SECTIONS, TITLE, facts
 from .results import Data
 from .tables import cell_table, guarantee_table, overview, settings_table
 from .target_table import reached
@@ -43,7 +43,7 @@ def _there(**files: Path) -> list[tuple[str, Path]]:
 
 
 def _page(data: Data, runs: dict[str, Data]) -> list[str]:
-    parts = [TITLE, "## Known inequalities\n", INEQUALITIES, "## Conditions\n", facts(data), HOW_TO_READ]
+    parts = [TITLE, OLDER_TREE, "## Known inequalities\n", INEQUALITIES, "## Conditions\n", facts(data), HOW_TO_READ]
     parts += ["## Perdure's targets\n", *reached(runs)]
     lines = {line["key"]: line for line in data["lines"]}
     for title, keys, promises, text in SECTIONS:
