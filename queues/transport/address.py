@@ -4,21 +4,25 @@
     redis+cluster://[user:password@]host:port[,host:port...]            a Redis Cluster, by any of its nodes
     redis+sentinel://[user:password@]host:port[,...]/service[/db]       the primary that these sentinels name
     rediss://, rediss+cluster://, rediss+sentinel://                    the same with TLS
-    unix:///path/to.sock                                                one server on a unix socket
+    unix:///path/to.sock, unix:/path/to.sock                            one server on a unix socket
     embedded:[/data/dir]                                                the embedded server, which Perdure starts
 
 Queries: with TLS `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`, `ssl_check_hostname`;
 with Sentinel `sentinel_username`, `sentinel_password`. User and password are those of the servers that hold the data.
+
+This is the only parser of addresses: all clients are made from `Address.options` and `Address.sentinel_options`.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import BadAddress
 
@@ -34,6 +38,19 @@ _KNOWN: Final = (
 _NODE = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]\s]+))(?::(?P<port>\d+))?")
 _PARAMETER = re.compile(r"[?&][^=&?]*=")
 _FOR_SENTINELS: Final = ("sentinel_username", "sentinel_password")
+_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_PLACES: Final = ("host", "port", "path")
+_FIXED: Final = (
+    "decode_responses",
+    "encoding",
+    "encoding_errors",
+    "max_connections",
+    "protocol",
+    "retry_on_timeout",
+    "socket_timeout",
+    "timeout",
+)
+"""Options of other clients of the same URL, which Perdure sets by itself."""
 
 
 class Node(NamedTuple):
@@ -71,9 +88,13 @@ class Address:
         if scheme == "embedded":
             path = rest.removeprefix("//")
             return cls(directory=(Path(unquote(path)).expanduser() if path else data_dir()).absolute())
+        if scheme == "unix" and rest.startswith("/") and not rest.startswith("//"):
+            text = f"unix://{rest}"
         address = cls(text)
         if scheme != "unix" and _has_plain_password(text):
             raise BadAddress(f"{address.shown!r}: write '/' and '#' of a password as %2F and %23")
+        if "#" in text:
+            raise BadAddress(f"{address.shown!r}: write '#' as %23")
         if scheme in _ONE_SERVER:
             _check_one_server(address)
         elif scheme in (*_CLUSTER, *_SENTINEL):
@@ -118,8 +139,7 @@ class Address:
     @property
     def user(self) -> str:
         """The name of the ACL user; empty for the default user."""
-        user = "" if self.embedded else unquote(_Parts.of(self.url).credentials.partition(":")[0].rstrip("@"))
-        user = self.query.get("username", user)
+        user = "" if self.embedded else _Parts.of(self.url).user or self.query.get("username", "")
         return "" if user == "default" else user
 
     @property
@@ -127,23 +147,38 @@ class Address:
         """The query parameters of the URL."""
         return {} if self.embedded else dict(parse_qsl(_Parts.of(self.url).query))
 
-    def url_of(self, node: Node) -> str:
-        """Return the plain URL of one server: a node of the cluster, or the primary that a sentinel named."""
+    def options(self, node: Node | None = None) -> dict[str, Any]:
+        """Return the options of a connection, by the names of the client library.
+
+        Args:
+            node: a node of the cluster; by default the server of the address, the first of several.
+        """
         parts = _Parts.of(self.url)
-        database = parts.path.strip("/").partition("/")[2] if self.service is not None else ""
-        query = urlencode({name: value for name, value in self.query.items() if name not in _FOR_SENTINELS})
-        return f"{self._plain_scheme}://{parts.credentials}{node}/{database}" + (f"?{query}" if query else "")
+        options = _options(self.query)
+        credentials = {"username": parts.user, "password": parts.password}
+        options |= {name: value for name, value in credentials.items() if value}
+        if self.scheme == "unix":
+            return options | {"path": unquote(parts.path)}
+        if node is None:
+            node = self.nodes[0] if self.nodes else _one_node(parts.hosts)
+        database = parts.path.strip("/")
+        if self.service is not None:
+            database = database.partition("/")[2]
+        return {"db": int(database or 0)} | options | {"host": node.host, "port": node.port}
 
-    def url_of_sentinel(self, node: Node) -> str:
-        """Return the plain URL of one sentinel, with the user and password of sentinels."""
-        about_tls = {name: value for name, value in self.query.items() if name.startswith("ssl_")}
-        own = {name.removeprefix("sentinel_"): self.query[name] for name in _FOR_SENTINELS if name in self.query}
-        query = urlencode(about_tls | own)
-        return f"{self._plain_scheme}://{node}/" + (f"?{query}" if query else "")
+    def sentinel_options(self, node: Node) -> dict[str, Any]:
+        """Return the options of a connection to one sentinel, with the user and password of sentinels."""
+        query = self.query
+        options = _options({name: value for name, value in query.items() if name.startswith("ssl_")})
+        options |= {name.removeprefix("sentinel_"): query[name] for name in _FOR_SENTINELS if name in query}
+        return options | {"host": node.host, "port": node.port}
 
-    @property
-    def _plain_scheme(self) -> str:
-        return "rediss" if self.encrypted else "redis"
+    def check_files(self) -> None:
+        """Check that the files of the query exist. Raises `BadAddress`."""
+        for name in _FILES:
+            file = self.query.get(name)
+            if file is not None and not Path(file).is_file():
+                raise BadAddress(f"{self.shown}: the file of {name} does not exist: {file}")
 
     @property
     def shown(self) -> str:
@@ -184,20 +219,99 @@ def _mask_passwords(url: str) -> str:
 
 
 class _Parts(NamedTuple):
-    """The parts of a URL with a list of hosts, which urllib cannot parse; `credentials` include the @."""
+    """The parts of a URL with a list of hosts, which urllib cannot parse; all but user and password as written."""
 
-    credentials: str
+    user: str
+    password: str
     hosts: str
     path: str
     query: str
 
     @classmethod
     def of(cls, url: str) -> _Parts:
-        rest = url.partition("://")[2].partition("#")[0]
-        rest, _, query = rest.partition("?")
+        rest, _, query = url.partition("://")[2].partition("?")
         authority, slash, path = rest.partition("/")
-        credentials, at, hosts = authority.rpartition("@")
-        return cls(credentials + at, hosts, slash + path, query)
+        credentials, _, hosts = authority.rpartition("@")
+        user, _, password = credentials.partition(":")
+        return cls(unquote(user), unquote(password), hosts, slash + path, query)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("must be a number")
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in ("true", "yes", "on", "1"):
+        return True
+    if text.lower() in ("false", "no", "off", "0"):
+        return False
+    raise ValueError("must be true or false")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ValueError("must be a number of seconds")
+    return seconds
+
+
+def _requirement(text: str) -> str:
+    if text not in ("none", "optional", "required"):
+        raise ValueError("must be none, optional or required")
+    return text
+
+
+def _tls_version(text: str) -> ssl.TLSVersion:
+    try:
+        return ssl.TLSVersion(int(text))
+    except ValueError:
+        raise ValueError("must be the number of a TLS version, such as 771 for 1.2") from None
+
+
+def _verify_flags(text: str) -> list[ssl.VerifyFlags]:
+    names = text.replace("[", "").replace("]", "").split(",")
+    try:
+        return [ssl.VerifyFlags[name.strip()] for name in names]
+    except KeyError:
+        raise ValueError(f"must be names of ssl.VerifyFlags: {', '.join(ssl.VerifyFlags.__members__)}") from None
+
+
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "db": _number,
+    "username": str,
+    "password": str,
+    "client_name": str,
+    "socket_connect_timeout": _seconds,
+    "socket_keepalive": _flag,
+    "health_check_interval": _seconds,
+    "ssl_ca_certs": str,
+    "ssl_ca_path": str,
+    "ssl_ca_data": str,
+    "ssl_certfile": str,
+    "ssl_keyfile": str,
+    "ssl_password": str,
+    "ssl_cert_reqs": _requirement,
+    "ssl_check_hostname": _flag,
+    "ssl_min_version": _tls_version,
+    "ssl_ciphers": str,
+    "ssl_include_verify_flags": _verify_flags,
+    "ssl_exclude_verify_flags": _verify_flags,
+}
+"""Options of the query that a connection gets, and what parses them."""
+
+
+def _options(query: Mapping[str, str]) -> dict[str, Any]:
+    return {name: _PARSERS[name](value) for name, value in query.items() if name in _PARSERS}
+
+
+def _one_node(hosts: str) -> Node:
+    """Parse host:port, of which both may be missing. Raises `ValueError`."""
+    return _node(f"localhost{hosts}" if not hosts or hosts.startswith(":") else hosts, 6379)
 
 
 def _node(text: str, default_port: int) -> Node:
@@ -214,21 +328,29 @@ def _node(text: str, default_port: int) -> Node:
 
 
 def _check_one_server(address: Address) -> None:
-    try:
-        parts = urlsplit(address.url)
-        hosts = parts.netloc.rpartition("@")[2]
-        if parts.scheme != "unix" and "," not in hosts:
-            _ = parts.port
-    except ValueError as error:
-        raise BadAddress(f"{address.shown!r}: {error}") from None
-    if parts.scheme == "unix":
+    parts = _Parts.of(address.url)
+    if address.scheme == "unix":
+        if "://" not in address.url and address.url != "unix:":
+            raise BadAddress(f"{address.shown!r}: the path must be absolute: write unix:///path/to.sock")
         if not parts.path:
             raise BadAddress(f"{address.shown!r} names no socket: write unix:///path/to.sock")
+        if parts.hosts:
+            raise BadAddress(f"{address.shown!r}: the path must be absolute: write unix:///path/to.sock")
+        if "\0" in unquote(parts.path):
+            raise BadAddress(f"{address.shown!r}: the path must not contain a null byte")
         return
-    if "," in hosts:
+    if "://" not in address.url:
+        raise BadAddress(f"{address.shown!r} names no host: write {address.scheme}://host:6379")
+    try:
+        if "," not in parts.hosts:
+            _ = urlsplit(address.url).port
+            _ = _one_node(parts.hosts)
+    except ValueError as error:
+        raise BadAddress(f"{address.shown!r}: {error}") from None
+    if "," in parts.hosts:
         raise BadAddress(
-            f"{address.shown!r} names several hosts: write {parts.scheme}+cluster:// for a Redis Cluster, "
-            f"or {parts.scheme}+sentinel://.../service for sentinels"
+            f"{address.shown!r} names several hosts: write {address.scheme}+cluster:// for a Redis Cluster, "
+            f"or {address.scheme}+sentinel://.../service for sentinels"
         )
     _check_number(address, parts.path.strip("/"))
 
@@ -258,19 +380,29 @@ def _check_several(address: Address) -> None:
 
 def _check_number(address: Address, database: str) -> None:
     database = address.query.get("db", database)
-    if database and not database.isdigit():
+    if database and not (database.isascii() and database.isdigit()):
         raise BadAddress(f"{address.shown!r}: the database must be a number, got {database!r}")
 
 
 def _check_query(address: Address) -> None:
-    query = address.query
-    if query.get("protocol", "2") != "2":
-        raise BadAddress(f"{address.shown!r}: protocol must be 2 (RESP2), got {query['protocol']!r}; leave it out")
-    for name in query:
+    given = parse_qsl(_Parts.of(address.url).query, keep_blank_values=True)
+    names = [name for name, _ in given]
+    for name, value in given:
+        if name in _PLACES:
+            raise BadAddress(f"{address.shown!r}: {name} cannot be an option; write it before the '?': {_KNOWN}")
+        if name not in _PARSERS and name not in _FIXED and name not in _FOR_SENTINELS:
+            known = ", ".join(sorted([*_PARSERS, *_FOR_SENTINELS]))
+            raise BadAddress(f"{address.shown!r}: unknown option {name!r}; known are {known}")
+        if names.count(name) > 1:
+            raise BadAddress(f"{address.shown!r}: {name} is given more than once")
         if name.startswith("ssl_") and not address.encrypted:
             raise BadAddress(f"{address.shown!r}: {name} needs TLS, so the scheme must begin with rediss")
         if name in _FOR_SENTINELS and address.service is None:
             raise BadAddress(f"{address.shown!r}: {name} is for redis+sentinel:// and rediss+sentinel:// only")
-    required = query.get("ssl_cert_reqs", "required")
-    if required not in ("none", "optional", "required"):
-        raise BadAddress(f"{address.shown!r}: ssl_cert_reqs must be none, optional or required, got {required!r}")
+        if name == "protocol" and value not in ("", "2"):
+            raise BadAddress(f"{address.shown!r}: protocol must be 2 (RESP2), got {value!r}; leave it out")
+        if value and name in _PARSERS:
+            try:
+                _PARSERS[name](value)
+            except ValueError as error:
+                raise BadAddress(f"{address.shown!r}: {name} {error}, got {value!r}") from None

@@ -30,10 +30,10 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from ..errors import BadAddress, QueueError, Refused, ServerFull, Unavailable
+from ..errors import Refused, ServerFull, Unavailable
 from ..runtime import RUNTIME
 from .address import Address, Node
-from .sentinel import Sentinels, followed_async, followed_sync
+from .sentinel import followed_async, followed_sync
 
 __all__ = [
     "COMMAND_TIMEOUT",
@@ -56,40 +56,30 @@ COMMAND_TIMEOUT: Final = 10.0
 _NO_RETRY: Final = AsyncRetry(NoBackoff(), 0, supported_errors=())
 """Disables retries, and reconnections, which would race with the reader of a subscription."""
 
-_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
+def _options(
+    address: Address, socket: Path | None, node: Node | None, timeout: float | None, retry: Retry | AsyncRetry
+) -> dict[str, Any]:
+    """Return the options of a connection. Its timeout is no option of the URL: it would cut blocking reads.
 
-def _url(address: Address, socket: Path | None, node: Node | None) -> str:
-    """Return the plain URL to connect to. node: the node of a cluster."""
-    if socket is not None:
-        return f"unix://{socket}"
-    for name in _FILES:
-        file = address.query.get(name)
-        if file is not None and not Path(file).is_file():
-            raise BadAddress(f"{address.shown}: the file of {name} does not exist: {file}")
-    if node is None and not address.nodes:
-        return address.url
-    return address.url_of(node or address.nodes[0])
-
-
-def _options(parsed: dict[str, Any], timeout: float | None, retry: Retry | AsyncRetry) -> dict[str, Any]:
-    """Return the options of the URL, overridden where it must not decide: its timeout would cut blocking reads."""
+    Args:
+        socket: socket of the embedded server. node: node of a cluster.
+    """
+    options = {"path": str(socket)} if socket is not None else address.options(node)
     fixed = {"socket_timeout": timeout, "decode_responses": False, "protocol": 2, "retry": retry}
-    return {"socket_connect_timeout": CONNECT_TIMEOUT} | parsed | fixed
-
-
-def _sentinels(address: Address) -> Sentinels:
-    """Return the sentinels of an address."""
-    urls = [address.url_of_sentinel(node) for node in address.nodes]
-    return Sentinels(address.service or "", list(zip(address.nodes, urls, strict=True)))
+    return {"socket_connect_timeout": CONNECT_TIMEOUT} | options | fixed
 
 
 def _pool_options(address: Address, socket: Path | None, timeout: float | None, node: Node | None) -> dict[str, Any]:
-    url = _url(address, socket, node)
-    options = _options(dict(redis.asyncio.connection.parse_url(url)), timeout, _NO_RETRY)
+    options = _options(address, socket, node, timeout, _NO_RETRY)
     if address.service is not None:
-        options |= followed_async(_sentinels(address), encrypted=address.encrypted)
-    return options
+        return options | followed_async(address)
+    kind: type[AbstractConnection] = redis.asyncio.Connection
+    if "path" in options:
+        kind = redis.asyncio.UnixDomainSocketConnection
+    elif address.encrypted:
+        kind = redis.asyncio.SSLConnection
+    return options | {"connection_class": kind}
 
 
 def async_client(
@@ -101,10 +91,8 @@ def async_client(
     node: Node | None = None,
 ) -> redis.asyncio.Redis:
     """Return a client with its own pool, which returns replies as the server sends them."""
-    with _bad_address(address):
-        options: dict[str, Any] = _pool_options(address, socket, timeout, node) | {"max_connections": connections}
-        options["timeout"] = None
-        pool = redis.asyncio.BlockingConnectionPool(**options)
+    options: dict[str, Any] = _pool_options(address, socket, timeout, node) | {"max_connections": connections}
+    pool = redis.asyncio.BlockingConnectionPool(timeout=None, **options)
     client = redis.asyncio.Redis.from_pool(pool)
     client.response_callbacks.clear()
     return client
@@ -112,9 +100,9 @@ def async_client(
 
 def pipelined_connection(address: Address, socket: Path | None, node: Node | None = None) -> AbstractConnection:
     """Return one connection, not yet connected, without timeouts."""
-    with _bad_address(address):
-        pool = redis.asyncio.ConnectionPool(**_pool_options(address, socket, None, node))
-        connection: AbstractConnection = pool.make_connection()
+    connection: AbstractConnection = redis.asyncio.ConnectionPool(
+        **_pool_options(address, socket, None, node)
+    ).make_connection()
     return connection
 
 
@@ -122,28 +110,20 @@ def sync_client(
     address: Address, socket: Path | None, *, timeout: float | None = COMMAND_TIMEOUT, node: Node | None = None
 ) -> redis.Redis:
     """Return a synchronous client, which returns replies as the server sends them."""
-    with _bad_address(address):
-        url = _url(address, socket, node)
-        options = _options(dict(redis.connection.parse_url(url)), timeout, Retry(NoBackoff(), 0))
-        if timeout is not None:
-            options["socket_connect_timeout"] = min(timeout, options["socket_connect_timeout"])
-        if address.service is not None:
-            options |= followed_sync(_sentinels(address), encrypted=address.encrypted)
-        if RUNTIME.sync_connection is not None:
-            options["connection_class"] = RUNTIME.sync_connection
-        client = redis.Redis.from_pool(redis.ConnectionPool(**options))
+    options = _options(address, socket, node, timeout, Retry(NoBackoff(), 0))
+    if timeout is not None:
+        options["socket_connect_timeout"] = min(timeout, options["socket_connect_timeout"])
+    if address.service is not None:
+        options |= followed_sync(address)
+    elif "path" in options:
+        options["connection_class"] = redis.UnixDomainSocketConnection
+    elif address.encrypted:
+        options["connection_class"] = redis.SSLConnection
+    if RUNTIME.sync_connection is not None:
+        options["connection_class"] = RUNTIME.sync_connection
+    client = redis.Redis.from_pool(redis.ConnectionPool(**options))
     client.response_callbacks.clear()
     return client
-
-
-@contextmanager
-def _bad_address(address: Address) -> Iterator[None]:
-    try:
-        yield
-    except QueueError:
-        raise
-    except (ValueError, TypeError, RedisError) as error:
-        raise BadAddress(f"{address.shown}: {error}") from None
 
 
 _CREDENTIALS = (AuthenticationError, AuthorizationError, NoPermissionError)

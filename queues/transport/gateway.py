@@ -128,9 +128,10 @@ class Gateway:
         return gateway
 
     async def open(self) -> None:
-        """Connect and check the server. Raises `Unavailable` or `Refused`."""
+        """Connect and check the server. Raises `Unavailable`, `Refused` or `BadAddress`."""
         self.caller = ThreadsafeCaller()
         try:
+            self.address.check_files()
             if self.clustered:
                 self._connection = self._cluster = ClusterConnection(self.address, self._dial)
                 await self._repeat(self._cluster.open)

@@ -145,11 +145,13 @@ class PipelinedConnection:
             self._transport = _Transport(
                 self._connection, self._timeout, self._limits.unanswered, self._flush, self._on_lost
             )
-        except (RedisError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - commands would wait for ever for a connection
             await self._connection.disconnect(nowait=True)
-            self._fail_outbox(
-                ReplyTimeout(f"no connection within {self._timeout:g} s") if isinstance(error, TimeoutError) else error
-            )
+            if isinstance(error, TimeoutError):
+                error = ReplyTimeout(f"no connection within {self._timeout:g} s")
+            elif not isinstance(error, (RedisError, OSError)):  # such as a host name that cannot be encoded
+                error = ConnectionLost(f"{type(error).__name__}: {error}")
+            self._fail_outbox(error)
         except asyncio.CancelledError:
             await self._connection.disconnect(nowait=True)
             raise

@@ -13,11 +13,12 @@ the former primary. Their users see a lost connection, and look the primary up a
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -32,7 +33,7 @@ from redis.retry import Retry
 
 from ..errors import Refused
 from ..runtime import RUNTIME
-from .address import Node
+from .address import Address, Node
 
 __all__ = [
     "FailoverListener",
@@ -43,6 +44,8 @@ __all__ = [
     "followed_async",
     "followed_sync",
 ]
+
+_logger = logging.getLogger(__name__)
 
 _POLL: Final = 1.0
 """Seconds between checks whether there is still a connection to abort."""
@@ -69,10 +72,10 @@ class Connection(Protocol):
 class FailoverListener:
     """A subscription to the failovers of one service, with the connections that lead to its primary."""
 
-    def __init__(self, service: str, urls: Sequence[str]) -> None:
-        """urls: the URLs of the sentinels."""
+    def __init__(self, service: str, sentinels: Sequence[Mapping[str, Any]]) -> None:
+        """sentinels: options of a connection to each of the sentinels."""
         self._service = service
-        self._urls = list(urls)
+        self._sentinels = list(sentinels)
         self._lock = threading.Lock()
         self._aborts: WeakKeyDictionary[Connection, Callable[[], object]] = WeakKeyDictionary()
         self._former: Node | None = None
@@ -94,10 +97,13 @@ class FailoverListener:
 
     def _listen(self) -> None:
         while self._is_wanted():
-            urls = random.sample(self._urls, len(self._urls))
-            for url in urls:
-                with suppress(redis.RedisError, OSError):
-                    self._subscribe(url)
+            for sentinel in random.sample(self._sentinels, len(self._sentinels)):
+                try:
+                    self._subscribe(sentinel)
+                except (redis.RedisError, OSError):
+                    pass  # another sentinel is asked
+                except Exception:
+                    _logger.exception("could not follow the failovers of %r; trying again", self._service)
                 if not self._is_wanted():
                     return
                 time.sleep(_RECONNECT_DELAY)
@@ -107,11 +113,10 @@ class FailoverListener:
             self._listening = bool(self._aborts)
             return self._listening
 
-    def _subscribe(self, url: str) -> None:
+    def _subscribe(self, sentinel: Mapping[str, Any]) -> None:
         """Subscribe to one sentinel, as long as it answers and there are connections to watch."""
-        options = {"socket_timeout": _SUBSCRIBE_TIMEOUT, "socket_connect_timeout": _SUBSCRIBE_TIMEOUT, "protocol": 2}
         with (
-            redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **options) as client,
+            _client(sentinel, _SUBSCRIBE_TIMEOUT) as client,
             client.pubsub(ignore_subscribe_messages=True) as subscription,
         ):
             subscription.subscribe(_CHANNEL)
@@ -137,13 +142,28 @@ class FailoverListener:
 
 
 _LOCK = threading.Lock()
-_LISTENERS: dict[tuple[str, tuple[str, ...]], FailoverListener] = {}
+_LISTENERS: dict[Address, FailoverListener] = {}
 
 
-def failover_listener(service: str, urls: Sequence[str]) -> FailoverListener:
+def failover_listener(address: Address) -> FailoverListener:
     """Return the process's listener for a service and its sentinels."""
     with _LOCK:
-        return _LISTENERS.setdefault((service, tuple(urls)), FailoverListener(service, urls))
+        if address not in _LISTENERS:
+            options = [_options(address, node) for node in address.nodes]
+            _LISTENERS[address] = FailoverListener(address.service or "", options)
+        return _LISTENERS[address]
+
+
+def _options(address: Address, node: Node) -> dict[str, Any]:
+    """Return the options of a connection to one sentinel."""
+    kind = redis.SSLConnection if address.encrypted else redis.Connection
+    return {**address.sentinel_options(node), "connection_class": kind}
+
+
+def _client(options: Mapping[str, Any], timeout: float) -> redis.Redis:
+    """Return a client of one sentinel. timeout: seconds to connect, and for a reply."""
+    limits: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    return redis.Redis.from_pool(redis.ConnectionPool(**options, **limits, protocol=2, retry=Retry(NoBackoff(), 0)))
 
 
 def abort_transport(loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport) -> Callable[[], object]:
@@ -161,13 +181,12 @@ _QUERY_TIMEOUT: Final = 1.0
 
 
 class Sentinels:
-    """The sentinels that monitor one service."""
+    """The sentinels that monitor the service of an address."""
 
-    def __init__(self, service: str, sentinels: list[tuple[Node, str]]) -> None:
-        """sentinels: pairs of node and plain URL."""
-        self.service = service
-        self.failover_listener = failover_listener(service, [url for _, url in sentinels])
-        self._sentinels = sentinels
+    def __init__(self, address: Address) -> None:
+        self.service = address.service or ""
+        self.failover_listener = failover_listener(address)
+        self._sentinels = [(node, _options(address, node)) for node in address.nodes]
 
     def locate(self) -> Node:
         """Return the node of the primary. Blocks for up to _QUERY_TIMEOUT seconds per silent sentinel.
@@ -176,9 +195,9 @@ class Sentinels:
         """
         silent: list[str] = []
         for sentinel in list(self._sentinels):
-            node, url = sentinel
+            node, options = sentinel
             try:
-                found = self._ask(url)
+                found = self._ask(options)
             except (AuthenticationError, NoPermissionError) as error:
                 raise Refused(
                     f"the sentinel {node} refused the credentials ({error}): "
@@ -201,19 +220,13 @@ class Sentinels:
             raise ConnectionLost(f"no sentinel knows the primary of {self.service!r}; {'; '.join(silent)}")
         raise Refused(f"the sentinels do not monitor {self.service!r}: check the service name after the last host")
 
-    def _ask(self, url: str) -> Node | None:
-        with redis.Redis.from_url(
-            url,
-            socket_timeout=_QUERY_TIMEOUT,
-            socket_connect_timeout=_QUERY_TIMEOUT,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-        ) as client:
+    def _ask(self, options: Mapping[str, Any]) -> Node | None:
+        with _client(options, _QUERY_TIMEOUT) as client:
             client.response_callbacks.clear()
             reply: Any = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
         return None if reply is None else Node(reply[0].decode(), int(reply[1]))
 
-    def _prefer(self, sentinel: tuple[Node, str]) -> None:
+    def _prefer(self, sentinel: tuple[Node, dict[str, Any]]) -> None:
         self._sentinels = [sentinel, *(other for other in self._sentinels if other is not sentinel)]
 
     def rotate(self) -> None:
@@ -283,14 +296,13 @@ class _SyncSentinelTlsConnection(_SyncSentinelConnection, redis.SSLConnection):
     """A connection to the primary with TLS."""
 
 
-def followed_async(sentinels: Sentinels, *, encrypted: bool) -> dict[str, Any]:
-    """Return options that make a pool of the asynchronous client connect to the primary."""
-    return {"connection_class": _SentinelTlsConnection if encrypted else _SentinelConnection, "sentinels": sentinels}
+def followed_async(address: Address) -> dict[str, Any]:
+    """Return options that make a pool of the asynchronous client connect to the primary of a service."""
+    kind = _SentinelTlsConnection if address.encrypted else _SentinelConnection
+    return {"connection_class": kind, "sentinels": Sentinels(address)}
 
 
-def followed_sync(sentinels: Sentinels, *, encrypted: bool) -> dict[str, Any]:
-    """Return options that make a pool of the synchronous client connect to the primary."""
-    return {
-        "connection_class": _SyncSentinelTlsConnection if encrypted else _SyncSentinelConnection,
-        "sentinels": sentinels,
-    }
+def followed_sync(address: Address) -> dict[str, Any]:
+    """Return options that make a pool of the synchronous client connect to the primary of a service."""
+    kind = _SyncSentinelTlsConnection if address.encrypted else _SyncSentinelConnection
+    return {"connection_class": kind, "sentinels": Sentinels(address)}

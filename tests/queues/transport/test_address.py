@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from perdure.queues import (
     check_name,
 )
 from perdure.queues.transport.address import Node
+from perdure.queues.transport.clients import pipelined_connection, sync_client
 
 DATA = Path("/data")
 
@@ -46,6 +48,64 @@ def test_a_valid_url_is_kept_unchanged(url: str) -> None:
     address = parse(url)
     assert (address.url, address.directory, address.embedded) == (url, None, False)
     assert parse(f"  {url}\n") == address
+
+
+@pytest.mark.parametrize("text", ["unix:/run/redis.sock?db=1", "unix:///run/redis.sock?db=1"])
+def test_a_socket_may_be_written_with_one_slash_or_three(text: str) -> None:
+    address = parse(text)
+    assert (address.url, address.options()) == (
+        "unix:///run/redis.sock?db=1",
+        {"db": 1, "path": "/run/redis.sock"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("redis://", {"host": "localhost", "port": 6379, "db": 0}),
+        ("redis://:6380", {"host": "localhost", "port": 6380, "db": 0}),
+        ("redis://[::1]/2", {"host": "::1", "port": 6379, "db": 2}),
+        (
+            "redis://u%40:p%3A%2F@host:1/?db=3&client_name=a%20b&socket_timeout=1&max_connections=2",
+            {"host": "host", "port": 1, "db": 3, "username": "u@", "password": "p:/", "client_name": "a b"},
+        ),
+        ("redis://:p@host?username=u", {"host": "host", "port": 6379, "db": 0, "username": "u", "password": "p"}),
+        ("unix://u:p@/a%20b.sock", {"path": "/a b.sock", "username": "u", "password": "p"}),
+        (
+            "rediss://host?ssl_cert_reqs=none&ssl_check_hostname=false&ssl_min_version=771&ssl_ca_certs=/a.pem",
+            {
+                "host": "host",
+                "port": 6379,
+                "db": 0,
+                "ssl_cert_reqs": "none",
+                "ssl_check_hostname": False,
+                "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+                "ssl_ca_certs": "/a.pem",
+            },
+        ),
+    ],
+)
+def test_the_options_of_a_connection_are_read_from_the_url(url: str, options: dict[str, object]) -> None:
+    assert parse(url).options() == options
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:p@localhost:6380/2?client_name=me",
+        "rediss://localhost?ssl_ca_certs=/ca.pem&ssl_check_hostname=no",
+        "unix:/run/redis.sock",
+        "unix://u:p@/run/redis.sock?db=1",
+    ],
+)
+def test_both_clients_connect_alike(url: str) -> None:
+    address = parse(url)
+    names = ("host", "port", "path", "db", "username", "password", "client_name", "ca_certs", "check_hostname")
+    asynchronous = pipelined_connection(address, None)
+    with sync_client(address, None) as client:
+        synchronous = client.connection_pool.make_connection()
+    told = [[getattr(connection, name, None) for name in names] for connection in (asynchronous, synchronous)]
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +149,29 @@ def test_a_relative_directory_is_resolved_at_once(tmp_path: Path, monkeypatch: p
         ("localhost:6379", "unknown scheme 'localhost'"),
         ("http://host", "unknown scheme 'http'"),
         ("Redis://host", "unknown scheme 'Redis'"),
+        ("redis:host", r"names no host: write redis://host:6379"),
+        ("redis:/0", "names no host"),
+        ("unix:", "names no socket"),
+        ("unix:redis.sock", "must be absolute"),
+        ("unix://redis.sock", "names no socket"),
+        ("unix://run/redis.sock", "must be absolute"),
+        ("unix:///run/a%00b", "null byte"),
+        ("unix:///run/redis#1.sock", "write '#' as %23"),
+        ("redis://host?host=other", "host cannot be an option"),
+        ("redis://host?port=1", "port cannot be an option"),
+        ("redis+cluster://host?port=", "port cannot be an option"),
+        ("unix:///run/redis.sock?path=/other", "path cannot be an option"),
+        ("redis://host?event_dispatcher=x", "unknown option 'event_dispatcher'; known are .*client_name"),
+        ("redis://host?maint_notifications_config=x", "unknown option 'maint_notifications_config'"),
+        ("redis://host?redis_connect_func=x", "unknown option 'redis_connect_func'"),
+        ("redis+sentinel://host/jobs?credential_provider=x", "unknown option 'credential_provider'"),
+        ("redis://host?retry", "unknown option 'retry'"),
+        ("redis://host?db=1&db=2", "db is given more than once"),
+        ("redis://host?socket_keepalive=maybe", "socket_keepalive must be true or false, got 'maybe'"),
+        ("redis://host?socket_connect_timeout=soon", "socket_connect_timeout must be a number of seconds"),
+        ("unix:///run/redis.sock?db=x", "db must be a number"),
+        ("rediss://host?ssl_min_version=99", "ssl_min_version must be the number of a TLS version, such as 771"),
+        ("rediss://host?ssl_include_verify_flags=X", "ssl_include_verify_flags must be names of ssl.VerifyFlags"),
         ("redis://host:port", "Port could not be cast"),
         ("redis://host:99999", "Port out of range"),
         ("redis://host/zero", "database must be a number"),
@@ -161,8 +244,14 @@ def test_the_nodes_of_a_cluster_are_parsed() -> None:
     address = parse("rediss+cluster://user:s3%40cret@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&db=0")
     assert (address.clustered, address.encrypted, address.service) == (True, True, None)
     assert address.nodes == (Node("one", 7000), Node("two", 6379), Node("::1", 7001))
-    url = address.url_of(Node("::1", 7001))
-    assert url == "rediss://user:s3%40cret@[::1]:7001/?ssl_ca_certs=%2Fa+b.pem&db=0"
+    assert address.options(Node("::1", 7001)) == {
+        "host": "::1",
+        "port": 7001,
+        "db": 0,
+        "username": "user",
+        "password": "s3@cret",
+        "ssl_ca_certs": "/a b.pem",
+    }
     assert address.shown == "rediss+cluster://user:***@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&db=0"
 
 
@@ -170,8 +259,13 @@ def test_sentinels_have_separate_credentials() -> None:
     address = parse("redis+sentinel://user:data@one,two:26380/jobs/2?sentinel_username=u&sentinel_password=watch&db=2")
     assert (address.clustered, address.encrypted, address.service) == (False, False, "jobs")
     assert address.nodes == (Node("one", 26379), Node("two", 26380))
-    assert address.url_of(Node("primary", 6379)) == "redis://user:data@primary:6379/2?db=2"
-    assert address.url_of_sentinel(Node("one", 26379)) == "redis://one:26379/?username=u&password=watch"
+    assert address.options() == {"host": "one", "port": 26379, "db": 2, "username": "user", "password": "data"}
+    assert address.sentinel_options(Node("one", 26379)) == {
+        "host": "one",
+        "port": 26379,
+        "username": "u",
+        "password": "watch",
+    }
     assert "data" not in address.shown
     assert "watch" not in address.shown
 
