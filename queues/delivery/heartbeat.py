@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import redis
 from redis.exceptions import NoScriptError, RedisError
 
-from ..errors import LeaseLost, QueueError
+from ..errors import LeaseLost, QueueError, Unavailable
 from ..keys import GROUP, RELEASED, Partition
 from ..runtime import RUNTIME
 from ..transport import Address, Argument, Gateway, is_read_only, queue_script, sync_client, translated
@@ -18,6 +20,8 @@ from .leases import NOT_STARTED, Delivery, Leases, RunStatus
 from .touch import OnTouch, Touch, ignore_touch
 
 __all__ = ["LeaseHeartbeat", "renew_lease", "renewal"]
+
+_logger = logging.getLogger(__name__)
 
 _RENEW = queue_script("renew_leases")
 
@@ -60,6 +64,8 @@ class LeaseHeartbeat:
         should_renew: Called before each renewal. While it returns False, nothing is renewed, and other workers claim
             the deliveries after the lease.
         on_touch: Called with the touch of each renewal (see touch.py).
+        idle_key: Returns a key to read where there is nothing to renew, so that `reached_since` is known; None: read
+            nothing.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class LeaseHeartbeat:
         on_error: Callable[[QueueError | None], None],
         should_renew: Callable[[], bool] = lambda: True,
         on_touch: OnTouch = ignore_touch,
+        idle_key: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._address = address
         self._socket = socket
@@ -82,11 +89,19 @@ class LeaseHeartbeat:
         self._on_error = on_error
         self._should_renew = should_renew
         self._on_touch = on_touch
+        self._idle_key = idle_key
+        self._renewed = RUNTIME.monotonic()
         self._stop = RUNTIME.event()
         self._woken = RUNTIME.event()
-        self._thread = RUNTIME.thread(self._run, "perdure heartbeat")
+        self._thread = RUNTIME.thread(self._run_thread, "perdure heartbeat")
+        self.ended = False
+        """Whether the thread has ended without a request."""
+        self.reached_since: float | None = None
+        """Start of the current series of rounds that reached Redis, on the monotonic clock; None if the last one did
+        not, or if it is not known."""
 
     def start(self) -> None:
+        self._renewed = RUNTIME.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
@@ -112,35 +127,69 @@ class LeaseHeartbeat:
         self._woken.clear()
         return not self._stop.is_set()
 
+    @property
+    def overdue(self) -> float:
+        """Seconds since the last complete renewal; 0 if there is nothing to renew.
+
+        The time in which `should_renew` is False does not count.
+        """
+        return RUNTIME.monotonic() - self._renewed if len(self._leases) else 0.0
+
+    def _run_thread(self) -> None:
+        try:
+            self._run()
+        finally:
+            self.ended = not self._stop.is_set()
+
     def _run(self) -> None:
+        """Renew until `stop`. Any error is reported, and the next round comes after a part of the interval."""
         interval = self._interval
-        connection = _open_connection(self._address, self._socket, interval)
+        connection: _RenewalConnection | None = None
         failed = paused = False
         try:
             while self._wait(interval / 4 if failed or paused else interval):
-                if interval != self._interval:
-                    connection.close()
-                    interval = self._interval
-                    connection = _open_connection(self._address, self._socket, interval)
-                paused = not self._should_renew()
-                if paused:
-                    continue
                 try:
-                    self._renew_all(connection)
-                except QueueError as error:
-                    failed = True
-                    self._on_error(error)
+                    if connection is not None and interval != self._interval:
+                        connection.close()
+                        connection = None
+                    if connection is None:
+                        interval = self._interval
+                        connection = _open_connection(self._address, self._socket, interval)
+                    paused = not self._should_renew()
+                    if paused:
+                        self._renewed = RUNTIME.monotonic()
+                    else:
+                        self._renew_all(connection)
+                except Exception as error:
+                    failed, self.reached_since = True, None
+                    if isinstance(error, QueueError):
+                        self._report(error)
+                        continue
+                    _logger.exception("could not renew leases; trying again")
+                    _discard(connection)
+                    connection = None
+                    self._report(Unavailable(f"{type(error).__name__}: {error}"))
                 else:
-                    if failed:
-                        self._on_error(None)
-                    failed = False
+                    if failed and not paused:
+                        failed = False
+                        self._report(None)
         finally:
-            connection.close()
+            _discard(connection)
+
+    def _report(self, error: QueueError | None) -> None:
+        try:
+            self._on_error(error)
+        except Exception:
+            _logger.exception("could not report the state of lease renewal")
 
     def _renew_all(self, connection: _RenewalConnection) -> None:
         """Renew all leases. An unavailable node of a cluster does not affect leases on other nodes."""
-        failure: QueueError | None = None
+        failure: Exception | None = None
         by_partition = self._leases.by_partition()
+        if not by_partition:
+            self._renewed = RUNTIME.monotonic()
+            self._read_idle_key(connection)
+            return
         # A node that did not answer lately comes last, and is called once only: its time-out takes time.
         for partition in sorted(by_partition, key=lambda partition: connection.is_suspect(partition.ready)):
             held = by_partition[partition]
@@ -148,23 +197,39 @@ class LeaseHeartbeat:
                 if failure is not None and connection.is_suspect(partition.ready):
                     break
                 batch = held[start : start + _BATCH]
-                held_here = [(one.delivery, one.id, one.status()) for one in batch]
+                held_here = [(holder.delivery, holder.id, _status(holder)) for holder in batch]
                 try:
                     lost, cancelled = self._call(
                         connection, partition, *renewal(partition, self._lease, self._worker, held_here)
                     )
-                except QueueError as error:
+                except Exception as error:  # noqa: BLE001 - raised below: other partitions come first
                     failure = error
                     continue
                 for position in lost:
                     # A delivery that was settled since the table was read is not lost.
                     if self._leases.holds(partition, batch[position].delivery.entry):
-                        batch[position].on_lost()
+                        _notify(batch[position], batch[position].on_lost)
                 for position in cancelled:
-                    batch[position].on_cancel()
+                    _notify(batch[position], batch[position].on_cancel)
         connection.refresh()
         if failure is not None:
             raise failure
+        self._renewed = RUNTIME.monotonic()
+        self.reached_since = self.reached_since or self._renewed
+
+    def _read_idle_key(self, connection: _RenewalConnection) -> None:
+        """Find out whether this thread reaches Redis. No lease depends on it, so an error is not reported."""
+        key = self._idle_key()
+        if key is None:
+            self.reached_since = None
+            return
+        try:
+            with translated(self._address.shown):
+                connection.execute(key, "EXISTS", key)
+        except QueueError:
+            self.reached_since = None
+        else:
+            self.reached_since = self.reached_since or RUNTIME.monotonic()
 
     def _call(
         self, connection: _RenewalConnection, partition: Partition, keys: list[str], args: list[Argument]
@@ -178,6 +243,30 @@ class LeaseHeartbeat:
         touched, lost, cancelled = reply
         self._on_touch(partition, Touch.of(touched, sent))
         return lost, cancelled
+
+
+def _status(holder: Any) -> RunStatus:
+    """Return what a run does. An error of one run must not end the leases of all."""
+    try:
+        status: RunStatus = holder.status()
+    except Exception:
+        _logger.exception("could not read the state of task %s", holder.id)
+        return NOT_STARTED
+    return status
+
+
+def _notify(holder: Any, call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception:
+        _logger.exception("could not notify the run of task %s", holder.id)
+
+
+def _discard(connection: _RenewalConnection | None) -> None:
+    """Close a connection."""
+    if connection is not None:
+        with suppress(Exception):
+            connection.close()
 
 
 class _RenewalConnection(Protocol):

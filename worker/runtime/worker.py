@@ -41,6 +41,7 @@ from .executor import Executor
 from .health import Health, Report
 from .health.deadlines import RunDeadlines
 from .health.loop_watchdog import LoopWatchdog
+from .health.redis_contact import RedisContact
 from .intake import Intake
 from .maintenance import AssignmentWatcher, CancelListener, ClockMonitor, Janitor, Promoter, Registration, VersionWaker
 from .maintenance.registration import describe
@@ -132,7 +133,10 @@ class Worker:
             on_check=self._send_alive,
             describe_current=self._executor.describe_current,
         )
-        self._health = Health(self.id, self.settings, self._watchdog, self._executor, self._slots, self._gate)
+        self._contact = RedisContact(self._gateway, self._namespace, self._leases, lambda: self._shared.renewal_lease)
+        self._health = Health(
+            self.id, self.settings, self._watchdog, self._executor, self._slots, self._gate, self._contact
+        )
         self._stop, self._stop_now = anyio.Event(), anyio.Event()
         self._stack, self._joined = AsyncExitStack(), False
 
@@ -216,9 +220,11 @@ class Worker:
             self._leases,
             self._shared.renewal_lease,
             self._on_renewal,
-            self._watchdog.should_renew,
+            lambda: self._watchdog.should_renew() and not self._contact.cut_off,
             clock.observe,
+            self._contact.idle_key,
         )
+        self._contact.heartbeat = self._heartbeat
         await self._registration.announce()
         self._heartbeat.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heartbeat.stop)
@@ -291,14 +297,14 @@ class Worker:
                 interval=self.timings.clean_interval,
                 lock_ttl=self.timings.clean_lock,
             )
-            cancels = CancelListener(self.app.producer, self.id, self._heartbeat.renew_now)
-            for one in (self._assignment_watcher, self._registration, self._deadlines, self._webhooks, cancels):
-                background.start_soon(one.run)
+            for duty in (self._assignment_watcher, self._registration, self._contact, self._deadlines, self._webhooks):
+                background.start_soon(duty.run)
+            background.start_soon(CancelListener(self.app.producer, self.id, self._heartbeat.renew_now).run)
             self._quarantine.open(background, self._gateway, self.queues, self.concurrency, self._gate.run_here)
             if not self._gate.dedicated:
                 wake = VersionWaker(self._gateway, self._assignment, self.app.tasks.versions, self._slots, intake.claim)
-                for duty in (self._promoter, janitor, wake):
-                    background.start_soon(duty.run)
+                for one in (self._promoter, janitor, wake):
+                    background.start_soon(one.run)
             try:
                 if burst:
                     await Burst(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from perdure.queues import (
@@ -18,6 +19,7 @@ from perdure.queues import (
     Producer,
     QueueError,
 )
+from perdure.queues.delivery import heartbeat
 from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
 from perdure.queues.keys import GROUP
 
@@ -280,6 +282,44 @@ async def test_heartbeats_keep_leases_and_report_lost_ones(
     await lost.wait()
     assert kept.times == 0
     assert {entry: idle < LONG_AGO / 2 for entry, _, idle, _ in await pending(gateway, partition)}[mine.entry]
+
+
+async def test_an_error_at_any_place_delays_the_heartbeats_only(
+    gateway: Gateway,
+    partition: Partition,
+    producer: Producer,
+    beats: list[LeaseHeartbeat],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs_server(gateway, "the beat has a connection of its own")
+    await producer.enqueue_many("t", [{}] * 3, queue="default")
+    broken, mine, stolen = await read(await worker(gateway, partition), 3)
+    await take_over(gateway, stolen)
+    await age(gateway, mine)
+    leases, lost = Leases(), Heard()
+    troubles: list[QueueError | None] = []
+
+    def fail() -> None:
+        raise RuntimeError("an error of the run")
+
+    hold(leases, broken, "z", fail)
+    await take_over(gateway, broken)
+    hold(leases, mine, "x", lambda: None)
+    hold(leases, stolen, "y", lost)
+    open_really = heartbeat._open_connection
+    errors = [OSError("no file"), ValueError("no address")]
+
+    def open_connection(*args: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return open_really(*args)
+
+    monkeypatch.setattr(heartbeat, "_open_connection", open_connection)
+    beat = begin(beats, gateway, leases, troubles.append)
+    await lost.wait()
+    assert {entry: idle < LONG_AGO / 2 for entry, _, idle, _ in await pending(gateway, partition)}[mine.entry]
+    assert [str(trouble) for trouble in troubles[:2]] == ["ValueError: no address", "OSError: no file"]
+    assert not beat.ended
 
 
 async def test_heartbeats_continue_while_the_event_loop_is_blocked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import signal
 import threading
 import time
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Settings, Unavailable, Worker
-from perdure.queues import Namespace, list_workers
+from perdure.queues import LeaseHeartbeat, Namespace, list_workers
+from perdure.queues.delivery import heartbeat
 from perdure.worker.runtime.health.probe_server import ProbeServer
 from perdure.worker.runtime.health.report import CombinedReport, IncoherentRun, Level, Report
 
@@ -345,3 +347,60 @@ async def test_a_blocked_loop_fails_livez_with_its_reason(app: App) -> None:
             assert alive["said"].startswith("the event loop has not answered for ")
             await until_failing(worker)
             assert (await asyncio.to_thread(asker.ask, "/livez"))[0] == 200
+
+
+# the thread that renews leases
+
+
+async def until_probes(worker: Worker, livez: int, readyz: int) -> dict[str, str]:
+    """Wait for these answers of the probe server; return the failing levels."""
+    with ProbeServer(worker.health, "127.0.0.1", 0) as server:
+
+        async def so() -> bool:
+            asker = Asker(server.address)
+            return [(await asyncio.to_thread(asker.ask, path))[0] for path in ("/livez", "/readyz")] == [livez, readyz]
+
+        await wait_until(so, f"/livez answers {livez} and /readyz {readyz}")
+    return failing(worker)
+
+
+async def test_a_worker_whose_renewal_thread_has_ended_is_not_live(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    def end(beat: object) -> None:
+        """End at once."""
+
+    monkeypatch.setattr(LeaseHeartbeat, "_run", end)
+    async with running_worker(app) as worker:
+        failed = await until_probes(worker, 503, 503)
+        assert failed == {
+            "alive": "the thread that renews leases has ended",
+            "connected": "the thread that renews leases has ended",
+        }
+
+
+async def test_a_worker_that_renews_no_lease_is_not_ready_and_then_not_live(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = asyncio.Event()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await finish.wait()
+
+    def fail(*args: object) -> None:
+        raise ValueError("no address")
+
+    monkeypatch.setattr(heartbeat, "_open_connection", fail)
+    async with running_worker(app) as worker:
+        await until_probes(worker, 200, 200)
+        handle = await job.enqueue()
+        failed = await until_probes(worker, 200, 503)
+        assert failed["connected"].endswith("ValueError: no address")
+        failed = await until_probes(worker, 503, 503)
+        assert re.match(r"no lease has been renewed for [0-9.]+ s ValueError: no address", failed["alive"])
+        monkeypatch.undo()
+        await until_probes(worker, 200, 200)
+        finish.set()
+        await bounded(handle.result())

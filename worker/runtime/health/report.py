@@ -1,6 +1,6 @@
 """The health report of a worker, on four levels.
 
-    alive        the event loop answers
+    alive        the event loop answers and reaches Redis, and so does the thread that renews leases
     connected    Redis answers, and leases are renewed
     consuming    the worker reads messages, or all slots are in use
     progress     the running tasks make progress, or there are none
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # a supervisor reads reports only
     from ..slots import Slots
     from .deadlines import RunDeadlines
     from .loop_watchdog import LoopWatchdog
+    from .redis_contact import RedisContact
 
 __all__ = [
     "ALIVE",
@@ -169,10 +170,12 @@ class Health:
         executor: Executor,
         slots: Slots,
         gate: QuarantineGate,
+        contact: RedisContact,
         *,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._worker = worker
+        self._contact = contact
         self._settings = settings
         self._watchdog = watchdog
         self._executor = executor
@@ -237,19 +240,33 @@ class Health:
             yield IncoherentRun(run.id, run.envelope.task, tuple(dict.fromkeys(one.check for one in findings)))
 
     def _alive(self) -> Level:
-        if not self._watchdog.is_slow():
-            return Level(ALIVE, True, "the event loop answers")
-        return Level(
-            ALIVE,
-            False,
-            f"the event loop has not answered for {self._watchdog.lag:.1f} s",
-            "a handler blocks it (the log has the stacks): move blocking code into a step with a sync function",
-        )
+        contact = self._contact
+        if self._watchdog.is_slow():
+            return Level(
+                ALIVE,
+                False,
+                f"the event loop has not answered for {self._watchdog.lag:.1f} s",
+                "a handler blocks it (the log has the stacks): move blocking code into a step with a sync function",
+            )
+        if contact.renewal_stopped:
+            return Level(ALIVE, False, self._renewal_text(), "restart this worker; the log shows the error")
+        if contact.cut_off:
+            return Level(ALIVE, False, contact.text, "restart this worker")
+        return Level(ALIVE, True, "the event loop answers")
+
+    def _renewal_text(self) -> str:
+        heartbeat = self._contact.heartbeat
+        if heartbeat is None or heartbeat.ended:
+            return "the thread that renews leases has ended"
+        return f"no lease has been renewed for {heartbeat.overdue:.1f} s {self._renewal_error}".rstrip()
 
     def _connected(self, for_redis: bool) -> Level:
         remedy = f"check that Redis at {self._settings.address.shown} answers; the worker reconnects by itself"
         if self._renewal_error:
             return Level(CONNECTED, False, f"leases cannot be renewed: {self._renewal_error}", remedy)
+        heartbeat = self._contact.heartbeat
+        if heartbeat is not None and (heartbeat.ended or heartbeat.overdue > self._contact.lease):
+            return Level(CONNECTED, False, self._renewal_text(), "look at the log for the error")
         if for_redis:
             return Level(CONNECTED, True, "Redis answers")
         if self._answered is None:

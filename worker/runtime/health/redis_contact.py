@@ -1,0 +1,118 @@
+"""Contact to Redis: whether the event loop reaches it, and whether the thread that renews leases does.
+
+The two have connections of their own. Where the loop's connections fail and the thread's do not (a certificate that
+only one of them has read, for example), the thread would renew for ever the leases of runs that can record nothing.
+After two leases in that state, `cut_off` is True: the leases lapse, and other workers claim the tasks. While neither
+reaches Redis, it is Redis that is away, and no worker is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+
+from ....queues import Gateway, LeaseHeartbeat, Leases, Namespace, QueueError, Unavailable
+from ....queues.runtime import RUNTIME
+from ...log import logger
+
+__all__ = ["RedisContact"]
+
+_SHORTEST: Final = 3.0
+"""Seconds that the loop has to reach Redis at least, whatever the lease: it reconnects with delays of up to 1 s."""
+
+
+class RedisContact:
+    """The contacts of one worker. `run` checks that of the event loop; the others may be called from any thread."""
+
+    def __init__(self, gateway: Gateway, namespace: Namespace, leases: Leases[Any], lease: Callable[[], float]) -> None:
+        """lease: returns the lease in seconds."""
+        self._gateway = gateway
+        self._leases = leases
+        self._lease = lease
+        self._idle_key = namespace.queues
+        self._failing_since: float | None = None
+        self._reached_since: float | None = None
+        self._reported = False
+        self.error = ""
+        """The last error of the event loop's connection; empty while it works."""
+        self.heartbeat: LeaseHeartbeat | None = None
+
+    async def run(self) -> None:
+        """Read a key once per third of the lease."""
+        while True:
+            began = RUNTIME.monotonic()
+            try:
+                await self._read()
+            except Unavailable as error:
+                self.error, self._reached_since = str(error), None
+                if self._failing_since is None:
+                    self._failing_since = began
+                if self.cut_off and not self._reported:
+                    self._reported = True
+                    logger.error("leases are no longer renewed, other workers claim the tasks: {}", self.text)
+            else:
+                if self._reported:
+                    logger.warning("the event loop reaches Redis again, and leases are renewed again")
+                self.error, self._failing_since, self._reported = "", None, False
+                if self._reached_since is None:
+                    self._reached_since = RUNTIME.monotonic()
+            await anyio.sleep(self._lease() / 3)
+
+    async def _read(self) -> None:
+        """Raise `Unavailable` if no node that holds a task of this worker answers."""
+        keys = [partition.ready for partition in self._leases.by_partition()] if self._gateway.clustered else []
+        failure: Unavailable | None = None
+        for key in keys or [self._idle_key]:
+            try:
+                await self._gateway.command("EXISTS", key)
+            except Unavailable as error:
+                failure = error
+            except QueueError:
+                return  # Redis answered
+            else:
+                return
+        if failure is not None:
+            raise failure
+
+    @property
+    def lease(self) -> float:
+        """The lease in seconds."""
+        return self._lease()
+
+    @property
+    def limit(self) -> float:
+        """Seconds for which one of the two may fail alone."""
+        return max(2 * self._lease(), _SHORTEST)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether only the thread that renews leases has reached Redis for two leases."""
+        return self._alone(self._failing_since, None if self.heartbeat is None else self.heartbeat.reached_since)
+
+    @property
+    def renewal_stopped(self) -> bool:
+        """Whether leases have not been renewed for two leases, although the event loop reached Redis."""
+        if self.heartbeat is None:
+            return False
+        failing_since = RUNTIME.monotonic() - self.heartbeat.overdue
+        return self.heartbeat.ended or self._alone(failing_since, self._reached_since)
+
+    def _alone(self, failing_since: float | None, reached_since: float | None) -> bool:
+        if failing_since is None or reached_since is None:
+            return False
+        return RUNTIME.monotonic() - max(failing_since, reached_since) > self.limit
+
+    def idle_key(self) -> str | None:
+        """Return the key that the thread reads if it has nothing to renew; None while the loop reaches Redis."""
+        return None if self._failing_since is None else self._idle_key
+
+    @property
+    def text(self) -> str:
+        """The state of a worker that is cut off."""
+        since = self._failing_since
+        silent = 0.0 if since is None else RUNTIME.monotonic() - since
+        return (
+            f"the event loop has not reached Redis for {silent:.0f} s, the thread that renews leases has: {self.error}"
+        )
