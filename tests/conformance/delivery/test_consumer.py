@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -266,6 +267,69 @@ async def test_concurrent_claims_return_each_message_once(
     assert {one.count for one in claimed} == {2}
     owners = {entry: (owner, count) for entry, owner, _, count in await pending(gateway, partition)}
     assert owners == {one.entry: (one.worker, one.count) for one in claimed}
+
+
+async def test_a_worker_with_nothing_of_its_own_claims_by_xautoclaim(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """XAUTOCLAIM would take its own entries, too; then it uses XCLAIM. The fences are new either way."""
+    needs_one_server(gateway, "the calls of commands are counted by one server")
+    handles = await producer.enqueue_many("t", [{}] * 66, queue="default")
+    lost = await read(await worker(gateway, partition), 66)
+    for delivery in lost:
+        await age(gateway, delivery)
+    leases = Leases()
+    b = await worker(gateway, partition, name="b", leases=leases)
+    await gateway.command("CONFIG", "RESETSTAT")
+    cursor, claimed = await b.claim(partition, "0-0", 64)
+    assert (await calls(gateway, "xautoclaim"), await calls(gateway, "xclaim")) == (1, 0)
+    for delivery, handle in zip(claimed, handles, strict=False):
+        leases.hold(Held(delivery, handle.id))
+    cursor, rest = await b.claim(partition, cursor, 64)
+    assert (await calls(gateway, "xautoclaim"), await calls(gateway, "xclaim")) == (1, 2)
+    assert cursor == "0-0"
+    assert ids([*claimed, *rest]) == [handle.id for handle in handles]
+    owners = [(entry, owner, count) for entry, owner, _, count in await pending(gateway, partition)]
+    assert owners == [(delivery.entry, "b", 2) for delivery in lost]
+    assert [(one.entry, one.worker, one.count) for one in [*claimed, *rest]] == owners
+    assert len({one.fence for one in [*claimed, *rest, *lost]}) == 132
+
+
+async def calls(gateway: Gateway, command: str) -> int:
+    """Return how often the server has executed a command since its last CONFIG RESETSTAT."""
+    info: bytes = await gateway.command("INFO", "commandstats")
+    found = re.search(rf"^cmdstat_{command}:calls=(\d+)", info.decode(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["xautoclaim", "xclaim"])
+async def test_tasks_between_deleted_and_running_ones_are_claimed(
+    gateway: Gateway, partition: Partition, producer: Producer, own: bool
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 40, queue="default")
+    leases = Leases()
+    b = await worker(gateway, partition, name="b", leases=leases)
+    if own:
+        leases.hold(Held(await read_one(b), handles[0].id))
+    lost = await read(await worker(gateway, partition), 40)
+    expired = [delivery for number, delivery in enumerate(lost) if number % 3]
+    for delivery in expired:
+        await age(gateway, delivery)
+    deleted = expired[::4]
+    await gateway.command("XDEL", partition.ready, *(delivery.entry for delivery in deleted))
+    claimed, cursor = list[Delivery](), ""
+    while cursor != "0-0":
+        cursor, more = await b.claim(partition, cursor or "0-0", 5)
+        for delivery in more:
+            leases.hold(Held(delivery, "x"))
+        claimed += more
+    left = [delivery.entry for delivery in expired if delivery not in deleted]
+    assert [(one.entry, one.count) for one in claimed] == [(entry, 2) for entry in left]
+    owners = {entry: (owner, count) for entry, owner, _, count in await pending(gateway, partition)}
+    assert {entry for entry, (owner, _) in owners.items() if owner == "a"} == {one.entry for one in lost} - {
+        one.entry for one in expired
+    }
+    assert not owners.keys() & {delivery.entry for delivery in deleted}
 
 
 async def test_a_claim_stops_at_its_limit_and_continues_at_the_cursor(

@@ -11,6 +11,7 @@ import pytest
 from perdure import App, Context, Retry, Settings, State, Unavailable, Worker
 from perdure.queues import BlockingConnection, Consumer, Partition, list_workers
 from perdure.queues.errors import NotOpen
+from perdure.queues.keys import GROUP
 from perdure.worker.runtime.options import WorkerTimings
 from perdure.worker.runtime.reclaim import START, ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
@@ -46,6 +47,44 @@ async def patient(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     monkeypatch.setattr(Worker, "timings", WorkerTimings(sweep_interval=LONG_LEASE))
     async with App("work", settings=settings.model_copy(update={"lease": LONG_LEASE})) as app:
         yield app
+
+
+# recovery
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("how", ["at its start", "by a sweep"])
+async def test_a_worker_claims_the_tasks_of_a_lost_one_by_xautoclaim(settings: Settings, how: str) -> None:
+    lease = 60.0 if how == "at its start" else 1.0
+    async with App("work", settings=settings.model_copy(update={"lease": lease})) as app:
+        runs: list[str] = []
+        finish = asyncio.Event()
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            runs.append(ctx.task_id)
+            await finish.wait()
+
+        async def all_run() -> bool:
+            return len(runs) == 64
+
+        handles = await job.enqueue_many([{}] * 64)
+        async with attended(app.producer.gateway, partition_of(app), lease):
+            entries = [await take_and_die(app) for _ in handles]
+            if how == "by a sweep":  # the leases expire after the worker has started
+                stream = partition_of(app).ready
+                await redis_command(app, "XCLAIM", stream, GROUP, "dead-worker", 0, *entries, "JUSTID")
+            await redis_command(app, "CONFIG", "RESETSTAT")
+            async with running_worker(app, concurrency=64) as worker:
+                await wait_until(all_run, "all tasks run again")
+                claimed = [(entry, owner, count) for entry, owner, _, count in await pending(app)]
+                finish.set()
+                for handle in handles:
+                    await bounded(handle.result())
+        assert claimed == [(entry, worker.id, 2) for entry in entries]
+        assert sorted(runs) == sorted(handle.id for handle in handles)
+        assert {(await handle.record()).crashes for handle in handles} == {1}
+        assert b"cmdstat_xautoclaim:" in await redis_command(app, "INFO", "commandstats")
 
 
 # start
