@@ -174,9 +174,11 @@ class Arguments:
         """Decode the arguments of a message, by name. Raises `InvalidArguments`."""
         try:
             decoded: dict[str, Any] = self._type.read(data, by_alias=True)
-        except (ValidationError, RecursionError) as error:
-            problem = _problem(error) if isinstance(error, ValidationError) else "nested too deeply"
-            raise InvalidArguments(self._name, problem) from None
+        except RecursionError:
+            raise InvalidArguments(self._name, "nested too deeply", malformed=True) from None
+        except ValidationError as error:
+            malformed = any(not found["loc"] for found in error.errors(include_url=False, include_input=False))
+            raise InvalidArguments(self._name, _problem(error), malformed=malformed) from None
         return decoded
 
 

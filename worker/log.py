@@ -25,7 +25,7 @@ from loguru import logger as _logger
 if TYPE_CHECKING:
     from loguru import Message, Record
 
-__all__ = ["add_to_json", "configure_logging", "log_wait", "logger", "use_stdlib_logging"]
+__all__ = ["FirstOfEach", "add_to_json", "configure_logging", "log_wait", "logger", "use_stdlib_logging"]
 
 
 def _make_printable(record: Record) -> None:
@@ -65,6 +65,23 @@ def _log_wait(what: str, on_wait: Callable[[], None] | None, error: Exception) -
     logger.warning(f"could not reach Redis for {what}: {error}; trying again")
     if on_wait is not None:
         on_wait()
+
+
+class FirstOfEach:
+    """Names whose first event is worth a line. The others come in thousands, and are for DEBUG.
+
+    A message may have any name, so only the first thousand are kept; the events of further ones are for DEBUG, too.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, ...]] = set()
+
+    def is_first(self, *name: str) -> bool:
+        """Whether this is the first event of the name."""
+        if name in self._known or len(self._known) >= _NAMES:
+            return False
+        self._known.add(name)
+        return True
 
 
 def configure_logging(level: str = "INFO", *, json: bool = False) -> None:
@@ -111,6 +128,7 @@ def add_to_json(**fields: str) -> None:
 
 
 _LIBRARY: Final = "perdure"
+_NAMES: Final = 1_000
 _DEFAULT_HANDLER: Final = 0
 """Loguru's id of the handler that it adds itself."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from ..catalog import CatalogTask
 from ..keys import is_reserved
@@ -22,6 +22,7 @@ __all__ = [
     "heard_at",
     "how_to_start",
     "next_worker",
+    "returned_by",
     "serving_workers",
     "unless_served",
     "unsettled_crashes",
@@ -69,6 +70,28 @@ def next_worker(facts: Facts) -> tuple[str, str, str | None]:
         return "busy", f"{used} of the {workers} of queue {queue!r} {verb} in use{ahead}", None
     workers = times(number, "worker serves", "workers serve")
     return "ready", f"{workers} queue {queue!r} and will take it{ahead}", None
+
+
+def returned_by(facts: Facts, event: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """Return the cause, why workers returned a task, and the remedy. event: data of the last return."""
+    error = str((facts.record.error or {}).get("error")).rpartition(".")[2]
+    needs = _OTHER_CODE.get(error)
+    if needs is None:
+        return "returned", f"its worker could not run it ({error_text(facts)}); a worker takes it again", None
+    cause, worker = needs
+    returns, most = event.get("returns"), event.get("max_returns")
+    number, last = "its next delivery", ""
+    if isinstance(returns, int) and isinstance(most, int):
+        number, last = f"delivery {returns + 1} of {most + 1}", f"; else delivery {most + 1} makes it a dead letter"
+    text = f"it is waiting for a worker {worker}, and went back to its queue ({error_text(facts)}); {number} starts"
+    return cause, text, f"deploy a worker {worker}{last}"
+
+
+_OTHER_CODE: Final = {
+    "InvalidArguments": ("invalid_arguments", "whose code accepts its arguments"),
+    "UnknownTask": ("unknown_task", "that has its task"),
+}
+"""Cause, and what the worker needs, by the error of a task that is for other code."""
 
 
 def how_to_start(facts: Facts) -> str:

@@ -16,7 +16,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "timeout": f"raise the task's timeout or split it into steps, then run: {_REPLAY}",
     "unreadable": f"find the producer of the message; {_REPLAY} --fresh drops a checkpoint that cannot be read",
     "newer_version": f"deploy workers of the newer version, then run: {_REPLAY}",
-    "invalid_arguments": f"run: {_REPLAY} --edit-args JSON",
+    "invalid_arguments": (
+        f"deploy a worker whose code accepts its arguments, then run: {_REPLAY}; or run: {_REPLAY} --edit-args JSON"
+    ),
     "unknown_task": f"deploy a worker that has the task, then run: {_REPLAY}",
     "unserialisable_result": (
         f"return JSON data of the declared type and size, or raise the limit that the error names, then run: {_REPLAY}"

@@ -20,6 +20,7 @@ from .findings import (
     heard_at,
     how_to_start,
     next_worker,
+    returned_by,
     serving_workers,
     unless_served,
     unsettled_crashes,
@@ -162,7 +163,7 @@ def _scheduled(facts: Facts) -> _Said:
     event = next((one for one in facts.events if one.type in _DELAYS), None)
     cause = "delay" if event is None else _DELAYS[event.type]
     error = error_text(facts)
-    step = failed_step(facts)
+    step, remedy = failed_step(facts), None
     match cause:
         case "retry":
             limit = attempt_limit(facts)
@@ -172,13 +173,13 @@ def _scheduled(facts: Facts) -> _Said:
         case "snooze":
             text = "its handler asked to run again later; it runs again"
         case "returned":
-            text = f"its worker could not run it ({error}); a worker takes it again"
+            data = event.data if event is not None and isinstance(event.data, dict) else {}
+            cause, text, remedy = returned_by(facts, data)
         case "crash_backoff":
             text = f"it crashed {times(record.crashes, 'time', 'times')}; it runs again"
         case _:
             text = "it was enqueued with a delay; it is due"
     since = record.enqueued_at if event is None else event.at
-    remedy = None
     if record.due_at is not None and record.due_at <= now:
         when = f"now (overdue by {span(now - record.due_at)})"
         if facts.workers is not None and not serving_workers(facts):

@@ -69,6 +69,8 @@ SILENT = replace(RUNNING, idle_ms=11_000, alive_at=NOW - 11_000)
 FAILED = record(State.SCHEDULED, attempts=2, due_at=NOW + 40_000, error=ERROR)
 STEP_FAILED = event("step_failed", 9, {"attempt": 1} | ERROR, "fetch")
 WAITING = record(State.WAITING, waits="approval", due_at=NOW + 3_600_000)
+UNFIT = {"error": "perdure.worker.errors.InvalidArguments", "message": "task 'report': month: Field required"}
+UNKNOWN = {"error": "perdure.worker.errors.UnknownTask", "message": "no handler"}
 DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at=NOW - 5_000)
 
 
@@ -124,6 +126,16 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
         ),
         (explain(FAILED, event("snoozed", 8, ERROR)), "snooze", "asked to run again later; it runs again in 40 s"),
         (explain(FAILED, event("returned", 8, ERROR)), "returned", "its worker could not run it (ValueError: no such"),
+        (
+            explain(replace(FAILED, error=UNFIT), event("returned", 8, UNFIT | {"returns": 3, "max_returns": 9})),
+            "invalid_arguments",
+            "and went back to its queue (InvalidArguments: task 'report': month: Field required); delivery 4 of",
+        ),
+        (
+            explain(replace(FAILED, error=UNKNOWN), event("returned", 8, UNKNOWN)),
+            "unknown_task",
+            "that has its task, and went back to its queue (UnknownTask: no handler); its next delivery starts",
+        ),
         (
             explain(replace(FAILED, crashes=2), event("crash_backoff", 8, ERROR)),
             "crash_backoff",

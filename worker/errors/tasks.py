@@ -33,11 +33,14 @@ class TaskDefinitionError(TaskError, TypeError):
 
 
 class InvalidArguments(TaskError, ValueError):
-    """Arguments that do not fit the task's handler."""
+    """Arguments that do not fit the task's handler.
 
-    def __init__(self, task: str, problem: str) -> None:
+    malformed: they are not a JSON object, so no handler accepts them. Others may fit the handler of other code.
+    """
+
+    def __init__(self, task: str, problem: str, *, malformed: bool = False) -> None:
         super().__init__(f"task {task!r}: {problem}")
-        self.task = task
+        self.task, self.malformed = task, malformed
 
 
 class TaskTimeout(TaskError, TimeoutError):

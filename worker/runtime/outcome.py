@@ -58,12 +58,13 @@ class Success(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """The task runs again after `delay` seconds."""
+    """The task runs again after `delay` seconds. max_returns: how often it may be returned, where it was returned."""
 
     delay: float
     stop: StopReason
     counters: Counters
     error: BaseException
+    max_returns: int | None = None
 
     @property
     def event(self) -> str:

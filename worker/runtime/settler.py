@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Final
 
 import orjson
 
@@ -27,7 +28,8 @@ from ...queues import (
 )
 from ...queues.runtime import RUNTIME
 from ..durable import STOP_RULES, Run, StopReason
-from ..log import log_wait, logger
+from ..errors import InvalidArguments, UnknownTask
+from ..log import FirstOfEach, log_wait, logger
 from ..registry import Registry
 from .outcome import AwaitVersion, Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
 from .shared_settings import SharedSettings
@@ -35,6 +37,11 @@ from .shared_settings import SharedSettings
 __all__ = ["Settler"]
 
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+_OTHER_CODE: Final = (
+    "{}; such tasks go back to the queue for workers with other code, up to {} times each, then they become dead "
+    "letters; further ones are logged at DEBUG"
+)
 
 
 class Settler:
@@ -48,6 +55,7 @@ class Settler:
         self._gateway = gateway
         self._registry = registry
         self._shared = shared
+        self._returned = FirstOfEach()
 
     def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[Cancelled | None]:
         """Store the outcome and acknowledge the message. on_wait: called when Redis is unavailable.
@@ -121,10 +129,15 @@ class Settler:
             return lambda: await_version(gateway, delivery, task_id, needed, limit=limit, task=task, counters=known)
         delay, event = outcome.delay, outcome.event
         evidence = Evidence.of(outcome.error, run.redact)
-        bound.warning(
-            "{}, scheduled again in {:.1f} s: {}: {}", event.replace("_", " "), delay, evidence.error, evidence.message
-        )
         found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
+        level, what = "WARNING", event.replace("_", " ")
+        if outcome.max_returns is not None:
+            found |= {"returns": counters.requeues, "max_returns": outcome.max_returns}
+            if isinstance(outcome.error, (UnknownTask, InvalidArguments)):  # a deploy, which concerns a whole backlog
+                level = "DEBUG"
+                if self._returned.is_first(run.envelope.task, evidence.error):
+                    bound.warning(_OTHER_CODE, evidence.message, outcome.max_returns)
+        bound.log(level, "{}, scheduled again in {:.1f} s: {}: {}", what, delay, evidence.error, evidence.message)
         return lambda: reschedule(
             gateway, delivery, task_id, counters, delay=delay, event=event, data=found, entries=last
         )

@@ -29,7 +29,7 @@ from tests.support.workers import bounded, letter, redis_command, work_off
 pytestmark = pytest.mark.integration
 
 AGAIN = Retry(max_attempts=2, base=0.0)
-LIMITS = {"payload_limit": 10_000, "large_limit": 3_000_000}
+LIMITS = {"payload_limit": 10_000, "large_limit": 3_000_000, "unknown_task": Retry(max_attempts=1)}
 TEXT = "é" * 600_000
 
 

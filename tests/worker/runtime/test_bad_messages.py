@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import orjson
 import pytest
+from loguru import logger
 from perdure import App, Context, Retry, Settings, State
 from perdure.deadletter import DeadLetter, Filter, Reason, list_letters
 from perdure.queues import FORMAT_VERSION, Producer, TaskHandle
@@ -37,6 +38,14 @@ async def app(settings: Settings) -> AsyncIterator[App]:
             return "sound"
 
         yield app
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    lines: list[str] = []
+    sink = logger.add(lambda message: lines.append(str(message)), format="{level} {message}")
+    yield lines
+    logger.remove(sink)
 
 
 @pytest.fixture
@@ -150,9 +159,6 @@ async def test_unknown_envelope_fields_are_ignored(app: App) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (b"{}", "number: Field required"),
-        (b'{"number":"many"}', "number: Input should be a valid integer"),
-        (b'{"number":1,"extra":2}', "extra: Extra inputs are not permitted"),
         (b"[]", "Input should be an object"),
         (b"not json", "Invalid JSON"),
         (b"", "Invalid JSON"),
@@ -160,7 +166,7 @@ async def test_unknown_envelope_fields_are_ignored(app: App) -> None:
         (b'{"number":"\xff"}', "Invalid JSON"),
     ],
 )
-async def test_invalid_arguments_become_a_dead_letter_without_a_run(app: App, args: bytes, says: str) -> None:
+async def test_arguments_that_are_no_object_become_a_dead_letter(app: App, args: bytes, says: str) -> None:
     ran: list[int] = []
 
     @app.task(retry=Retry(max_attempts=9, base=0.0))
@@ -174,6 +180,91 @@ async def test_invalid_arguments_become_a_dead_letter_without_a_run(app: App, ar
     assert says in found.message
     assert found.args == args
     assert ran == []
+
+
+OTHER_CODE = {
+    "an argument less": ({}, "number: Field required"),
+    "another type": ({"number": "many"}, "number: Input should be a valid integer"),
+    "an argument more": ({"number": 1, "extra": 2}, "extra: Extra inputs are not permitted"),
+    "another name": ({"amount": 1}, "number: Field required; amount: Extra inputs are not permitted"),
+    "large": ({"number": "many " * 300_000}, "number: Input should be a valid integer"),
+}
+
+
+@pytest.mark.parametrize(("args", "says"), OTHER_CODE.values(), ids=OTHER_CODE.keys())
+async def test_arguments_of_other_code_are_returned_like_an_unknown_task(
+    app: App, producer: Producer, args: dict[str, Any], says: str
+) -> None:
+    ran: list[int] = []
+
+    @app.task(retry=Retry(max_attempts=9, base=0.0))
+    async def square(ctx: Context, number: int) -> None:
+        ran.append(number)
+
+    handle = await producer.enqueue("square", args, queue=app.name)
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.attempts, found.crashes) == (Reason.INVALID_ARGUMENTS, 0, 0)
+    assert says in found.message
+    assert ran == []
+    log = [(event.type, event.data.get("returns"), event.data.get("max_returns")) for event in await history(handle)]
+    assert log == [("returned", 1, 2), ("returned", 2, 2), ("buried", None, None)]
+
+
+async def test_a_waiting_task_whose_argument_was_renamed_waits_for_a_worker_with_its_code(
+    settings: Settings,
+) -> None:
+    changed = settings.model_copy(update={"unknown_task": Retry(max_attempts=1000, base=0.05, factor=1.0)})
+    older, newer = App("versions", settings=changed), App("versions", settings=changed)
+
+    @older.task(name="sign")
+    async def sign(ctx: Context, contract: str) -> str:
+        answer = await ctx.ask("boss", "sign")
+        return f"{contract} {answer and answer.content}"
+
+    @newer.task(name="sign")
+    async def sign_renamed(ctx: Context, paper: str) -> str:
+        raise AssertionError("arguments of other code")
+
+    async with older, newer:
+        handle = await sign.enqueue("lease")
+        async with running_worker(older):
+            await wait_until(lambda: is_in(handle, State.WAITING), "it waits")
+        await handle.send("yes", sender="boss")
+        async with running_worker(newer):
+            await wait_until(lambda: has_event(handle, "returned"), "the newer worker hands it back")
+            explained = await handle.explain()
+            assert explained is not None
+            assert explained.cause in ("invalid_arguments", "ready", "busy")
+            async with running_worker(older):
+                assert await handle.result(timeout=BOUND) == "lease yes"
+        assert (await handle.record()).attempts == 1
+
+
+async def is_in(handle: TaskHandle[Any], state: State) -> bool:
+    return await handle.status() is state
+
+
+async def has_event(handle: TaskHandle[Any], kind: str) -> bool:
+    return kind in [event.type for event in await history(handle)]
+
+
+async def test_a_backlog_of_other_code_is_logged_once_for_each_task_name(
+    app: App, producer: Producer, log: list[str]
+) -> None:
+    @app.task
+    async def square(ctx: Context, number: int) -> None: ...
+
+    for number in range(20):
+        await producer.enqueue("square", {"amount": number}, queue=app.name)
+        await producer.enqueue("cube", {"number": number}, queue=app.name)
+    await work_off(app)
+    assert len(await letters(app)) == 40
+    warnings = sorted(line for line in log if "WARNING" in line)
+    assert len(warnings) == 2
+    assert "task 'square': number: Field required" in warnings[1]
+    assert "no handler for task 'cube' on this worker" in warnings[0]
+    assert all("go back to the queue for workers with other code, up to 2 times each" in line for line in warnings)
 
 
 async def test_an_unknown_task_is_returned_with_backoff_and_then_buried(app: App, producer: Producer) -> None:

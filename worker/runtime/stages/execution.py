@@ -52,4 +52,4 @@ def hand_back(execution: Execution, policy: Any, error: PerdureError, reason: Re
     if counters.requeues >= policy.max_attempts:
         return Burial(reason, counters, error)
     delay = backoff(policy, counters.requeues)
-    return Rerun(delay, StopReason.RETURNED, counters, error)
+    return Rerun(delay, StopReason.RETURNED, counters, error, policy.max_attempts - 1)

@@ -61,7 +61,7 @@ class DecryptHistory:
 
 
 class DecodeArguments:
-    """Stage: decrypt and validate the arguments."""
+    """Stage: decrypt and validate the arguments. Those that only other code accepts go back for its workers."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -79,7 +79,7 @@ class DecodeArguments:
         except DecryptionError as error:
             return _undecryptable(execution, self._settings, error)
         except InvalidArguments as invalid:
-            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+            return _unfit(execution, self._settings, invalid)
         return None
 
     async def _decode_large(self, execution: Execution, reference: bytes) -> Outcome | None:
@@ -95,7 +95,7 @@ class DecodeArguments:
         except LargeValueLost as lost:
             return Burial(Reason.UNREADABLE, run.history.counters, lost)
         except InvalidArguments as invalid:
-            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+            return _unfit(execution, self._settings, invalid)
         run.touch()
         return None
 
@@ -104,6 +104,12 @@ def _undecryptable(execution: Execution, settings: Settings, error: DecryptionEr
     if isinstance(error, KeyMissing):
         return hand_back(execution, settings.unknown_task, error, Reason.UNDECRYPTABLE)
     return Burial(Reason.UNDECRYPTABLE, execution.run.history.counters, error)
+
+
+def _unfit(execution: Execution, settings: Settings, error: InvalidArguments) -> Outcome:
+    if error.malformed:
+        return Burial(Reason.INVALID_ARGUMENTS, execution.run.history.counters, error)
+    return hand_back(execution, settings.unknown_task, error, Reason.INVALID_ARGUMENTS)
 
 
 def decode_arguments(run: Run, task: Task[Any, Any], data: bytes) -> dict[str, Any]:
