@@ -4,6 +4,9 @@
     use_stdlib_logging()                    to the standard library's logging, such as for pytest's caplog
     loguru.logger.enable("perdure")         to the loguru handlers of the program
 
+In a process that the library owns, such as a worker of `perdure worker run`, `configure_process_log` also takes what
+the app and its libraries log with the standard library, unless the app has configured that itself.
+
 Events are logged with loguru and their ids as bound fields. Findings about a server are the exception: they go to the
 standard library's logging, which shows warnings that no handler takes (queues/transport/server_check.py).
 """
@@ -13,11 +16,12 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import UTC
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from loguru import logger as _logger
@@ -25,7 +29,15 @@ from loguru import logger as _logger
 if TYPE_CHECKING:
     from loguru import Message, Record
 
-__all__ = ["FirstOfEach", "add_to_json", "configure_logging", "log_wait", "logger", "use_stdlib_logging"]
+__all__ = [
+    "FirstOfEach",
+    "add_to_json",
+    "configure_logging",
+    "configure_process_log",
+    "log_wait",
+    "logger",
+    "use_stdlib_logging",
+]
 
 
 def _make_printable(record: Record) -> None:
@@ -107,6 +119,29 @@ def configure_logging(level: str = "INFO", *, json: bool = False) -> None:
     stdlib.setLevel(_logger.level(level).no)
 
 
+def configure_process_log(
+    level: str = "INFO", *, json: bool = False, fields: Callable[[], Mapping[str, str]] = dict
+) -> None:
+    """Log all of a process that the library owns to stderr: what the library, the app and its libraries log.
+
+    An app that has given the root logger of the standard library a handler keeps its own configuration of that.
+
+    Args:
+        level, json: see `configure_logging`.
+        fields: returns what is bound to a record of the standard library, such as the id of the running task.
+    """
+    configure_logging(level, json=json)
+    root = logging.getLogger()
+    _remove_receiver(root)
+    if root.handlers:
+        return
+    _remove_receiver(logging.getLogger(_LIBRARY))  # the root logger gets its records
+    root.addHandler(_Receiver(fields))
+    if root.level == logging.WARNING:  # not set by the app
+        root.setLevel(_logger.level(level).no)
+    logging.captureWarnings(True)
+
+
 def use_stdlib_logging() -> None:
     """Log to the standard library's logging: logger `perdure`, with the bound fields as attributes of the record.
 
@@ -129,6 +164,12 @@ def add_to_json(**fields: str) -> None:
 
 _LIBRARY: Final = "perdure"
 _NAMES: Final = 1_000
+_ATTRIBUTES: Final = frozenset({*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"})
+"""Attributes that each record of the standard library has, in some version of Python."""
+
+_PASSING: Final = ContextVar("perdure_log_passing", default=False)
+"""Whether an event is being passed from loguru to the standard library, or the other way."""
+
 _DEFAULT_HANDLER: Final = 0
 """Loguru's id of the handler that it adds itself."""
 
@@ -138,13 +179,49 @@ _forwarding: list[int] = []
 
 
 class _Receiver(logging.Handler):
-    """Passes what the library logs by the standard library, such as findings about a server, to loguru."""
+    """Passes records of the standard library to loguru: those of one logger and the loggers below it."""
+
+    def __init__(self, fields: Callable[[], Mapping[str, str]] = dict) -> None:
+        """fields: returns what is bound to a record."""
+        super().__init__()
+        self._fields = fields
 
     def emit(self, record: logging.LogRecord) -> None:
+        if _PASSING.get():
+            return  # it comes from loguru, by `use_stdlib_logging`
+
         def name(event: Record) -> None:
             event["name"] = record.name
 
-        logger.patch(name).opt(exception=record.exc_info).log(record.levelname, "{}", record.getMessage())
+        try:
+            level: str | int = _logger.level(record.levelname).name
+        except ValueError:  # a level of the app
+            level = record.levelno
+        bound = _own_fields(record) | dict(self._fields())
+        if record.stack_info:
+            bound["stacks"] = record.stack_info
+        raised = record.exc_info if record.exc_info and record.exc_info[0] is not None else None
+        token = _PASSING.set(True)
+        try:
+            logger.patch(name).bind(**bound).opt(exception=raised).log(level, "{}", _text_of(record))
+        finally:
+            _PASSING.reset(token)
+
+
+def _text_of(record: logging.LogRecord) -> str:
+    try:
+        text = record.getMessage()
+    except Exception as error:  # noqa: BLE001 - arguments that do not fit the text, which logging only reports
+        return f"{record.msg} (could not format: {type(error).__name__}: {error})"
+    if record.name == "py.warnings":
+        return text.strip().partition("\n  ")[0]  # without the line of code
+    return text
+
+
+def _own_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what the caller has passed as `extra`, and the name of the logger if it is not one of the library."""
+    own = {name: value for name, value in vars(record).items() if name not in _ATTRIBUTES and name.isidentifier()}
+    return own if record.name.partition(".")[0] == _LIBRARY else {"logger": record.name} | own
 
 
 def _remove_receiver(stdlib: logging.Logger) -> None:
@@ -154,6 +231,8 @@ def _remove_receiver(stdlib: logging.Logger) -> None:
 
 
 def _forward(message: Message) -> None:
+    if _PASSING.get():
+        return  # it comes from the standard library
     record = message.record
     target = logging.getLogger(record["name"])
     level = record["level"].no
@@ -167,12 +246,16 @@ def _forward(message: Message) -> None:
         )
         for name, value in fields.items():
             entry.__dict__.setdefault(name, value)
-        target.handle(entry)
+        token = _PASSING.set(True)
+        try:
+            target.handle(entry)
+        finally:
+            _PASSING.reset(token)
 
 
 def _write_json(message: Message) -> None:
     record = message.record
-    event = {
+    event: dict[str, object] = {
         "time": record["time"].astimezone(UTC).isoformat(timespec="milliseconds"),
         "level": record["level"].name,
         "message": record["message"],
@@ -181,7 +264,11 @@ def _write_json(message: Message) -> None:
     raised = record["exception"]
     if raised is not None:  # of another logger; this one has put its traceback into the message
         event["exception"] = "".join(traceback.format_exception(raised.type, raised.value, raised.traceback))
-    line = orjson.dumps({**event, **_process_fields, **record["extra"], **event}, default=str)
+    fields = _process_fields | record["extra"]
+    try:
+        line = orjson.dumps(fields | event, default=str)
+    except TypeError:  # such as a number or a key that JSON does not have
+        line = orjson.dumps({name: _printable(str(value)) for name, value in fields.items()} | event)
     sys.stderr.write(f"{line.decode()}\n")
     sys.stderr.flush()
 

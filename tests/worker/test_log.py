@@ -15,6 +15,7 @@ from perdure import App, Context, Settings, configure_logging, use_stdlib_loggin
 from perdure.worker import log
 from perdure.worker.log import logger
 
+from tests.support.command_line import call, process
 from tests.support.workers import work_off
 
 
@@ -167,3 +168,120 @@ def test_the_level_holds_for_what_the_standard_library_is_given(capsys: pytest.C
     (line,) = capsys.readouterr().err.splitlines()
     assert "ERROR" in line
     assert line.endswith("lost")
+
+
+APP = """
+import asyncio, logging, sys, threading, warnings
+from perdure import App, Context, Retry, SyncContext, use_stdlib_logging
+
+app = App("logs")
+log = logging.getLogger("shop.orders")
+NOTICE = 25
+{setup}
+
+def in_step() -> None:
+    log.info("in a step", extra={{"order": 7}})
+
+@app.task(retry=Retry(max_attempts=1))
+async def work(ctx: Context) -> None:
+    log.info("in the handler\\nsecond line")
+    await ctx.step("buy", in_step)
+    await asyncio.to_thread(log.warning, "in a thread")
+    warnings.warn("the API is deprecated", UserWarning)
+    log.log(NOTICE, "of a level of its own")
+    log.warning("%d does not fit", "text")
+    try:
+        raise ValueError("of\\nthe app")
+    except ValueError:
+        log.exception("failed")
+
+@app.task(retry=Retry(max_attempts=1))
+def block(ctx: SyncContext) -> None:
+    log.info("in the thread of a handler")
+    ctx.step("pay", in_step)
+    logging.getLogger("other").debug("below the level")
+
+@app.task(retry=Retry(max_attempts=1))
+async def ask(ctx: Context) -> None:
+    {late}
+    log.warning("while both are configured")
+    ctx.log.warning("by the context")
+"""
+
+
+UNFIT = "TypeError: %d format: a real number is required, not str"
+
+
+def worker_log(folder: Path, *options: str, setup: str = "", late: str = "pass") -> list[str]:
+    """Return what a worker prints to stderr that runs one task of each kind."""
+    (folder / "shop.py").write_text(APP.format(setup=setup, late=late))
+    for name in ("work", "block", "ask"):
+        assert call("enqueue", name, "--queue", "logs", "--id", name).code == 0
+    done = process("worker", "run", "shop:app", "--burst", *options, cwd=folder)
+    assert done.code == 0
+    return done.err.splitlines()
+
+
+@pytest.fixture
+def of_the_test(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+    monkeypatch.setenv("PERDURE_LOG_JSON", "true")
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("of_the_test")
+@pytest.mark.parametrize("options", [("--no-supervisor",), ("--processes", "1")], ids=["plain", "supervised"])
+def test_a_worker_logs_what_the_app_logs_with_the_standard_library(tmp_path: Path, options: tuple[str, ...]) -> None:
+    events = [json.loads(line) for line in worker_log(tmp_path, *options)]
+    found = [event for event in events if event["logger"] == "shop.orders"]
+    shown = sorted((event["message"].partition("\n")[0], event["level"], event["id"]) for event in found)
+    assert shown == [
+        (f"%d does not fit (could not format: {UNFIT})", "WARNING", "work"),
+        ("failed", "ERROR", "work"),
+        ("in a step", "INFO", "block"),
+        ("in a step", "INFO", "work"),
+        ("in a thread", "WARNING", "work"),
+        ("in the handler\\nsecond line", "INFO", "work"),
+        ("in the thread of a handler", "INFO", "block"),
+        ("of a level of its own", "Level 25", "work"),
+        ("while both are configured", "WARNING", "ask"),
+    ]
+    steps = {(event["task"], event["step"], event["order"]) for event in found if event["message"] == "in a step"}
+    assert steps == {("work", "buy", 7), ("block", "pay", 7)}
+    (failed,) = [event for event in found if event["level"] == "ERROR"]
+    assert failed["message"].startswith("failed\nTraceback (most recent call last):\n")
+    assert failed["message"].endswith("\nValueError: of\nthe app")
+    (warned,) = [event for event in events if event["logger"] == "py.warnings"]
+    assert warned["message"].endswith("UserWarning: the API is deprecated")
+    assert (warned["level"], warned["id"]) == ("WARNING", "work")
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("of_the_test")
+def test_the_level_of_the_worker_holds_for_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_LOG_LEVEL", "ERROR")
+    assert [json.loads(line)["level"] for line in worker_log(tmp_path, "--no-supervisor")] == ["ERROR"]
+    monkeypatch.setenv("PERDURE_LOG_LEVEL", "DEBUG")
+    assert call("enqueue", "block", "--queue", "logs").code == 0
+    done = process("worker", "run", "shop:app", "--burst", "--no-supervisor", cwd=tmp_path)
+    assert "below the level" in [json.loads(line)["message"] for line in done.err.splitlines()]
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("of_the_test")
+def test_an_app_that_configures_logging_keeps_its_handlers(tmp_path: Path) -> None:
+    setup = "logging.basicConfig(level=logging.INFO, format='own %(message)s', stream=sys.stderr)"
+    lines = worker_log(tmp_path, "--no-supervisor", setup=setup)
+    assert lines.count("own in a step") == 2
+    assert not [line for line in lines if line.startswith("{") and json.loads(line)["logger"] == "shop.orders"]
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("of_the_test")
+@pytest.mark.parametrize("where", ["setup", "late"])
+def test_a_worker_and_the_standard_library_do_not_pass_records_in_a_circle(tmp_path: Path, where: str) -> None:
+    lines = worker_log(tmp_path, "--no-supervisor", **{where: "use_stdlib_logging()"})
+    messages = [json.loads(line)["message"] for line in lines]
+    assert messages.count("while both are configured") == 1
+    assert messages.count("by the context") == 1

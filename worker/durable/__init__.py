@@ -38,7 +38,7 @@ from .recall import RecalledStep, recall_step
 from .run import Run
 from .shared_workspace import SharedFile, SharedWorkspace, shared_hashes
 from .steps.codec import Codec, codec_of
-from .steps.current import CURRENT_RUN, Step, StepCall, current_step
+from .steps.current import CURRENT_RUN, Step, StepCall, current_step, log_fields
 from .steps.keys import changed_scope, forget_steps
 from .steps.large import store_task_result
 from .steps.matching import reload_records
@@ -103,6 +103,7 @@ __all__ = [
     "find_misread",
     "forget_steps",
     "goal_of",
+    "log_fields",
     "log_orphans",
     "next_entries",
     "recall_step",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...log import configure_logging
+from ...log import configure_process_log
 from ..support.connection import ConnectionOptions, with_connection_options
 from ..support.errors import Misuse
 from ..support.output import AsJson, note, print_json, print_table
@@ -38,7 +38,7 @@ def bench(
 
     Example: perdure bench --tasks 20000 --payload 1000
     """
-    configure_logging("ERROR")
+    configure_process_log("ERROR")
     address = place.producer().address
     if not (yes or address.embedded):
         raise Misuse(

@@ -20,7 +20,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from ...log import configure_logging
+from ...log import configure_process_log
 from ...runtime.worker import Worker
 from ..support.errors import Failed
 from ..support.output import note
@@ -99,7 +99,7 @@ async def kill_workers(workers: WorkerProcesses, task: str, steps: int, count: i
 
 async def _work() -> None:
     """Run tasks until standard input ends."""
-    configure_logging(app.settings.log_level)
+    configure_process_log(app.settings.log_level)
     async with Worker(app, concurrency=1) as worker, anyio.create_task_group() as group:
         group.start_soon(worker.run)
         await anyio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import typer
 
-from ...log import configure_logging
+from ...log import configure_process_log
 from ...runtime.children.app_command import WORKER_COMMAND, ChildCommand
 from ...runtime.children.quarantine_pool import most_children
 from ...settings import load_settings
@@ -41,7 +41,7 @@ def run_supervisor(
         options: Further fields of `SupervisorConfig`.
     """
     settings = load_settings(**place.overrides())
-    configure_logging(settings.log_level, json=settings.log_json)
+    configure_process_log(settings.log_level, json=settings.log_json)
     config = supervisor_config(context, processes=processes, isolated=isolated, **options)
     supervisor = Supervisor(config)
     with probe.serving(supervisor.health):

@@ -21,7 +21,8 @@ import anyio
 from ....queues.explanation.texts import times
 from ....queues.runtime import RUNTIME
 from ...app import App
-from ...log import add_to_json, configure_logging, logger
+from ...durable import log_fields
+from ...log import add_to_json, configure_process_log, logger
 from ...runtime.children.app_command import app_digest, use_import_path
 from ...runtime.children.local_quarantine import LocalQuarantine
 from ...runtime.signals import stop_on_signals
@@ -188,7 +189,7 @@ def run_worker(
     use_import_path()
     app = load_app(application)
     app.configure(**place.overrides(), **settings)
-    configure_logging(app.settings.log_level, json=app.settings.log_json)
+    configure_process_log(app.settings.log_level, json=app.settings.log_json, fields=log_fields)
     _freeze_garbage_collector()
     if supervised is not None:
         supervised.wait_for_work(app)

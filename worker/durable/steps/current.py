@@ -13,7 +13,7 @@ from ..run import Run
 from .codec import Codec
 from .options import check_name
 
-__all__ = ["CURRENT_RUN", "CURRENT_STEP", "Step", "StepCall", "check_place", "current_step", "step_here"]
+__all__ = ["CURRENT_RUN", "CURRENT_STEP", "Step", "StepCall", "check_place", "current_step", "log_fields", "step_here"]
 
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
 CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
@@ -96,6 +96,15 @@ def current_step() -> Step:
 def step_here() -> Step | None:
     """Return the running step, or None."""
     return CURRENT_STEP.get()
+
+
+def log_fields() -> dict[str, str]:
+    """Return the name and id of the running task and the key of the running step, for lines of a log."""
+    run, step = CURRENT_RUN.get(), CURRENT_STEP.get()
+    if run is None:
+        return {}
+    found = {"task": run.envelope.task, "id": run.id}
+    return found if step is None else found | {"step": step.key}
 
 
 @dataclass(slots=True)
