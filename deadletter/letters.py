@@ -70,6 +70,11 @@ class DeadLetter:
             return b"(encrypted, and the envelope with the name of the task cannot be read)"
         return shown_arguments(self.cipher, self.task, self.args, self.secrets)
 
+    @property
+    def app(self) -> str | None:
+        """Name of the app whose workers run it; None if any app with a task of this name may."""
+        return self.envelope.app if self.envelope else None
+
     def summary(self) -> dict[str, Any]:
         """Return the letter as plain data; times as ISO 8601, bytes that are not UTF-8 as base64."""
         return {
@@ -77,6 +82,7 @@ class DeadLetter:
             "queue": self.partition.queue,
             "partition": self.partition.index,
             "task": self.task,
+            "app": self.app,
             "reason": str(self.reason),
             "error": self.error,
             "message": self.message,
@@ -115,6 +121,7 @@ class Filter:
     error: str | None = None
     key: str | None = None
     tags: tuple[str, ...] = ()
+    app: str | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
         """Return whether a letter matches."""
@@ -122,6 +129,7 @@ class Filter:
         return (
             (self.reason is None or letter.reason == self.reason)
             and self.task in (None, letter.task)
+            and self.app in (None, letter.app)
             and (self.since is None or letter.died_at >= self.since)
             and (self.until is None or letter.died_at <= self.until)
             and self.key in (None, key)

@@ -46,6 +46,8 @@ class Reason(StrEnum):
     """Its arguments do not match its handler."""
     UNKNOWN_TASK = "unknown_task"
     """No worker that took it has a handler of its name."""
+    WRONG_APP = "wrong_app"
+    """It belongs to an app of which no worker took it, and workers of another app serve its queue."""
     UNSERIALISABLE_RESULT = "unserialisable_result"
     """Its result cannot be stored as JSON, or is over the size limit."""
     UNDECRYPTABLE = "undecryptable"

@@ -98,18 +98,27 @@ class Catalog:
                 self.tasks.append(task)
         self.tasks.sort(key=lambda task: (task.name, task.app))
 
-    def named(self, name: str) -> list[CatalogTask]:
-        """Return the tasks of a name, at most one of each app."""
-        return [task for task in self.tasks if task.name == name]
+    def named(self, name: str, app: str | None = None) -> list[CatalogTask]:
+        """Return the tasks of a name, at most one of each app. app: only that of this app."""
+        return [task for task in self.tasks if task.name == name and app in (None, task.app)]
 
-    def find(self, name: str) -> CatalogTask:
-        """Return the only task of a name. Raises `CatalogError` if no app, or more than one, has it."""
-        found = self.named(name)
+    def find(self, name: str, *, app: str | None = None, queue: str | None = None) -> CatalogTask:
+        """Return the only task of a name, of an app or a queue if they are named.
+
+        Raises:
+            CatalogError: No app, or more than one, has it.
+        """
+        listed = self.named(name, app)
+        found = [task for task in listed if queue in (None, task.queue)]
         if len(found) == 1:
             return found[0]
         if found:
-            listed = ", ".join(f"queue {task.queue!r} (app {task.app!r})" for task in found)
-            raise CatalogError(f"task {name!r} is in several apps: name one of the queues: {listed}")
+            places = ", ".join(f"app {task.app!r} (queue {task.queue!r})" for task in found)
+            other = " or one of the queues" if len({task.queue for task in found}) > 1 else ""
+            raise CatalogError(f"task {name!r} is in several apps: name one of the apps{other}: {places}")
+        if app is not None and self.tasks:
+            apps = ", ".join(sorted({repr(task.app) for task in self.named(name)})) or "none"
+            raise CatalogError(f"app {app!r} has published no task {name!r}; apps that have one: {apps}")
         if not self.tasks:
             raise CatalogError(
                 f"could not find the queue of task {name!r}: no worker has published its tasks yet; name the queue, by "

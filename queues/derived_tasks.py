@@ -181,14 +181,19 @@ async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) 
                 message = pairs(found[0][1]) if found else {}
                 fields |= {name: message.get(name.encode(), fields[name]) for name in ("env", "args")}
         if fields["args"] is not None and (fields["env"] or fields["task"]):
-            stored = fields["env"] or Envelope(id=task_id, task=(fields["task"] or b"").decode()).encode()
+            stored = fields["env"] or _envelope(task_id, fields["task"], fields["app"]).encode()
             envelope = Envelope.decode(stored)
             arguments = await read_arguments(gateway, partition, task_id, envelope.task, fields["args"])
             return TaskInput(partition, envelope, arguments, stored, fields["edited"] is not None)
     raise UnreadableEnvelope(f"could not read the message of task {task_id}: it was not in any place")
 
 
-_FIELDS: Final = ("state", "entry", "dead", "env", "args", "task", "edited")
+_FIELDS: Final = ("state", "entry", "dead", "env", "args", "task", "app", "edited")
+
+
+def _envelope(task_id: str, task: bytes, app: bytes | None) -> Envelope:
+    """Return the envelope of which a record has kept only the names."""
+    return Envelope(id=task_id, task=task.decode(), app=None if app is None else app.decode())
 
 
 async def find_conflicts(
@@ -219,8 +224,8 @@ async def _conflict(
     try:
         stored = await read_task_input(gateway, partition, message.id)
         wanted = Envelope.decode(message.envelope)
-        if stored.envelope.task != wanted.task:
-            return f"as a task {stored.envelope.task!r}, not {wanted.task!r}"
+        if (other := _other_task(stored.envelope, wanted)) is not None:
+            return other
         arguments = message.plain_arguments(gateway.encryptor.of(partition, message.id), wanted.task)
         if stored.edited or stored.arguments == arguments:
             return None
@@ -235,6 +240,15 @@ async def _conflict(
         return None
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
     return f"with other arguments ({', '.join(names[:_SHOWN_NAMES])}{more})"
+
+
+def _other_task(stored: Envelope, wanted: Envelope) -> str | None:
+    """Return that a stored task has another name or app, or None."""
+    if stored.task != wanted.task:
+        return f"as a task {stored.task!r}, not {wanted.task!r}"
+    if None not in (stored.app, wanted.app) and stored.app != wanted.app:
+        return f"as a task of app {stored.app!r}, not {wanted.app!r}"
+    return None
 
 
 _SHOWN_NAMES: Final = 5

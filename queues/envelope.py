@@ -120,6 +120,7 @@ _Mark = Annotated[tuple[str, ...], Field(max_length=DEEPEST)]
 class Envelope(BaseModel):
     """A task on the wire: id, name, headers for tracing and routing, options.
 
+    app: name of the app whose workers run the task; None if any app with a task of this name may.
     secrets: paths of secret values in the arguments, see security/secret_arguments.py. tenant: whose task it is, if the
     deployment has tenants. requires: oldest data format that a worker must know to run the task; older workers park it.
     key: the ordering key that the producer named. tags: words by which people find the task.
@@ -131,6 +132,7 @@ class Envelope(BaseModel):
     v: int = FORMAT_VERSION
     id: Annotated[str, Field(pattern=_TASK_ID)]
     task: Annotated[str, Field(min_length=1, max_length=256)]
+    app: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     options: Options = _NO_OPTIONS
     secrets: Annotated[tuple[_Mark, ...], Field(max_length=MOST_SECRET_PATHS)] = ()
@@ -141,12 +143,14 @@ class Envelope(BaseModel):
 
     @property
     def plain(self) -> bool:
-        """Whether it holds only the id and the name of the task."""
+        """Whether it holds only the id, and the names of the task and its app."""
         special = self.headers or self.secrets or self.tenant or self.requires or self.tags
         return not special and self.key is None and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {"v": self.v, "id": self.id, "task": self.task}
+        if self.app is not None:
+            fields["app"] = self.app
         if self.headers:
             fields["headers"] = self.headers
         if self.options is not _NO_OPTIONS:
@@ -312,7 +316,7 @@ _PLACEHOLDER = "0"
 
 
 class EnvelopeTemplate:
-    """An encoded envelope without its id. Raises `ValueError` for an invalid task, headers, options or tags."""
+    """An encoded envelope without its id. Raises `ValueError` for an invalid task, headers, options, tags or app."""
 
     __slots__ = ("_after", "_before")
 
@@ -322,13 +326,15 @@ class EnvelopeTemplate:
         headers: Mapping[str, str] | None = None,
         options: Options | None = None,
         tags: Collection[str] = (),
+        *,
+        app: str | None = None,
     ) -> None:
         given: dict[str, Any] = {} if options is None else {"options": options}
         if isinstance(tags, str):
             raise ValueError(f"tags must be a list of texts, got {tags!r}")
         try:
             given["tags"] = tuple(dict.fromkeys(tags))
-            blank = Envelope(id=_PLACEHOLDER, task=task, headers=dict(headers or {}), **given)
+            blank = Envelope(id=_PLACEHOLDER, task=task, app=app, headers=dict(headers or {}), **given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None

@@ -46,6 +46,7 @@ class WorkerInfo:
         lease: Seconds after which it claims the tasks of a silent worker; None from earlier versions.
         health: Its health report as plain data, empty if it does not report one.
         catalog: Version of its entry in the catalog, empty if it does not report one.
+        aliases: Former names of its app.
     """
 
     id: str
@@ -64,11 +65,16 @@ class WorkerInfo:
     lease: float | None = None
     health: Mapping[str, Any] = field(default_factory=dict)
     catalog: str = ""
+    aliases: tuple[str, ...] = ()
 
     @property
     def presumed_dead(self) -> bool:
         """Whether it has missed two registrations: it died, is stuck, or cannot reach Redis."""
         return self.seen > _MISSED * self.interval
+
+    def runs(self, app: str | None) -> bool:
+        """Return whether it runs tasks of an app. None: the producer named no app."""
+        return app is None or app == self.app or app in self.aliases
 
     def summary(self) -> dict[str, Any]:
         """Return the worker as plain data, its start as ISO 8601."""
@@ -146,6 +152,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes]
     "lease": (str, read_seconds),
     "health": (orjson.dumps, orjson.loads),
     "catalog": (str, bytes.decode),
+    "aliases": (orjson.dumps, orjson.loads),
 }
 """Encoder and decoder of each field of the hash."""
 
@@ -176,6 +183,7 @@ def _read(registered: bytes | list[bytes] | None, now: int) -> WorkerInfo | None
         if "progress" in known:
             known["progress"] = max(0.0, (now - known["progress"]) / 1000)
         known["queues"] = tuple(known["queues"])
+        known["aliases"] = tuple(known.get("aliases", ()))
         return WorkerInfo(**known)
     except (KeyError, TypeError, ValueError):
         return None

@@ -120,6 +120,7 @@ class Producer:
         args: Mapping[str, Any] | None = None,
         *,
         queue: str | None = None,
+        app: str | None = None,
         delay: Moment = 0.0,
         key: str | None = None,
         task_id: str | None = None,
@@ -136,6 +137,7 @@ class Producer:
             args: Arguments by name, plain JSON data. A `SecretStr` is sent in full and never shown.
             queue: Default: that of the task in the catalog, which its workers publish. The arguments are then checked
                 against the task's schema.
+            app: App whose workers run the task. Default: any app that has a task of this name on the queue.
             delay: Seconds or a timedelta until the task may run, or a datetime at which it may.
             key: Tasks of one key are started in the order of their enqueues.
             task_id: An id chosen by the caller makes the call idempotent: a task that is stored already, under the
@@ -152,12 +154,12 @@ class Producer:
             Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
         if headers or tags or (timeout, max_attempts, result_ttl) != (None, None, None):
-            form = EnvelopeTemplate(task, headers, make_options(timeout, max_attempts, result_ttl), tags)
+            form = EnvelopeTemplate(task, headers, make_options(timeout, max_attempts, result_ttl), tags, app=app)
         else:
-            form = _plain(task)
+            form = _plain(task, app)
         message = form.message(*encode_arguments(args or {}), key=key, task_id=task_id)
         if queue is None:
-            listed = await self._listed(task)
+            listed = await self._listed(task, app)
             listed.check(message.arguments)
             queue = listed.queue
         return await self.send_one(message, queue=queue, delay=delay, durability=durability)
@@ -168,16 +170,20 @@ class Producer:
         many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
         queue: str | None = None,
+        app: str | None = None,
         delay: Moment = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
     ) -> list[TaskHandle[Any]]:
-        """Enqueue one task per set of arguments. All are checked before the first one is sent. queue: see `enqueue`."""
+        """Enqueue one task per set of arguments. All are checked before the first one is sent.
+
+        queue, app: see `enqueue`.
+        """
         listed = None
         if queue is None:
-            listed = await self._listed(task)
+            listed = await self._listed(task, app)
             queue = listed.queue
-        messages = _messages(_plain(task), many, key, listed)
+        messages = _messages(_plain(task, app), many, key, listed)
         return await self.send(messages, queue=queue, delay=delay, durability=durability)
 
     async def enqueue_stream(
@@ -186,19 +192,20 @@ class Producer:
         many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
         queue: str | None = None,
+        app: str | None = None,
         delay: Moment = 0.0,
         key: Key = None,
         durability: Replicated | None = None,
     ) -> AsyncIterator[TaskHandle[Any]]:
         """Enqueue one task per set of arguments, in constant memory; yield a handle per stored task.
 
-        If a set of arguments is refused, tasks before it may be stored. queue: see `enqueue`.
+        If a set of arguments is refused, tasks before it may be stored. queue, app: see `enqueue`.
         """
         listed = None
         if queue is None:
-            listed = await self._listed(task)
+            listed = await self._listed(task, app)
             queue = listed.queue
-        messages = _messages(_plain(task), many, key, listed)
+        messages = _messages(_plain(task, app), many, key, listed)
         handles: AsyncGenerator[TaskHandle[Any]] = self.send_stream(
             messages, queue=queue, delay=delay, durability=durability
         )
@@ -301,16 +308,16 @@ class Producer:
             self._catalog = (now, await read_catalog(self.gateway, self.namespace))
         return self._catalog[1]
 
-    async def _listed(self, task: str) -> CatalogTask:
+    async def _listed(self, task: str, app: str | None = None) -> CatalogTask:
         """Return a task of the catalog. One that is not in a catalog read before is looked up once more."""
         known = self._catalog
         try:
-            return (await self.catalog()).find(task)
+            return (await self.catalog()).find(task, app=app)
         except CatalogError:
             if self._catalog is not known:
                 raise
             self._catalog = None
-            return (await self.catalog()).find(task)
+            return (await self.catalog()).find(task, app=app)
 
     async def find(self, task_id: str, queue: str | None = None) -> TaskHandle[Any] | None:
         """Return the handle of a task by its id; None if no queue of the namespace has it. queue: look only there."""
@@ -371,8 +378,8 @@ def key_of(key: Key, args: Mapping[str, Any]) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _plain(task: str) -> EnvelopeTemplate:
-    return EnvelopeTemplate(task)
+def _plain(task: str, app: str | None = None) -> EnvelopeTemplate:
+    return EnvelopeTemplate(task, app=app)
 
 
 def _messages(

@@ -82,6 +82,7 @@ class Record:
     """A task at the time of the read. Times are milliseconds of Redis' clock since the epoch.
 
     Attributes:
+        app: Name of the app whose workers run it; None if any app with a task of this name may.
         args, result: As they are stored, possibly encrypted. `shown_arguments` and `shown_result` are for display.
         worker: Worker that runs it, or ran it last.
         started_at: Start of the current run. None before its first heartbeat.
@@ -132,6 +133,7 @@ class Record:
     secrets: SecretPaths = ()
     key: str | None = None
     tags: Sequence[str] = ()
+    app: str | None = None
     cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
@@ -171,6 +173,7 @@ class Record:
             "partition": self.partition,
             "state": str(self.state),
             "task": self.task,
+            "app": self.app,
             "args": _json_or_text(self.shown_arguments()),
             "headers": dict(self.headers),
             "attempts": self.attempts,
@@ -215,7 +218,7 @@ def opened_error(cipher: TaskCipher, data: bytes) -> Any:
 
 
 _FIELDS: Final = (
-    *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"at", b"finished"),
+    *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"app", b"at", b"finished"),
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker"),
     *(b"run", b"began", b"alive", b"step", b"step_at"),
     *(b"result", b"reason", b"error", b"waits", b"handed_to"),
@@ -368,6 +371,7 @@ def _record(
         unused=place.unused or _number(fields, b"unread") or 0,
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
         key=envelope.key if envelope else None,
+        app=envelope.app if envelope else _text(fields, b"app"),
         tags=envelope.tags if envelope else (),
         cipher=cipher,
     )

@@ -86,7 +86,9 @@ class AgentTask(Generic[S]):
             message = await hooked_message(
                 chain,
                 call,
-                lambda: EnvelopeTemplate(task.name, call.headers).message(arguments, secrets, task_id=task_id),
+                lambda: EnvelopeTemplate(task.name, call.headers, app=task.app.name).message(
+                    arguments, secrets, task_id=task_id
+                ),
             )
         if fresh:
             return await producer.enqueue_fresh(message, queue=task.queue, decode=task.decode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Final, Never, Protocol, Self, TypeAlias, overload
@@ -64,21 +64,27 @@ class App:
         redis_url: str | None = None,
         namespace: str | None = None,
         settings: Settings | None = None,
+        aliases: Collection[str] = (),
         middleware: Sequence[Middleware] = (),
         lifespan: Lifespan | None = None,
     ) -> None:
         """Create an app without tasks; nothing is connected yet.
 
         Args:
-            name: name of the app in logs and worker ids, and of the queue of its tasks.
+            name: name of the app in its tasks, logs and worker ids, and of the queue of its tasks. Workers run only the
+                tasks of their app.
             redis_url: else PERDURE_REDIS_URL, else the embedded server.
             namespace: prefix of all keys, else PERDURE_NAMESPACE.
             settings: all settings, in place of those of the environment.
+            aliases: former names of the app, whose tasks its workers run, too.
             middleware: hooks around enqueue, run, step and settle; the first is outermost.
             lifespan: `lifespan(app)` returns an async context manager, which is open while the app is; what it yields
                 is `ctx.resources`.
         """
         self.name = check_name("app name (also the name of its queue)", name)
+        if isinstance(aliases, str) or not isinstance(aliases, Iterable):
+            raise ConfigurationError(f"aliases of app {name!r} must be a list of names, got {aliases!r}")
+        self.aliases = frozenset(check_name("alias of an app", alias) for alias in aliases)
         self._settings = check_settings(settings)
         self._redis_url = redis_url
         self._namespace = namespace

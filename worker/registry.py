@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.errors import PydanticUserError
 
 from ..deadletter import Retry
-from ..queues import LONGEST, AppEntry, CatalogTask, Duration, EnvelopeTemplate, to_seconds
+from ..queues import LONGEST, AppEntry, CatalogTask, Duration, Envelope, EnvelopeTemplate, to_seconds
 from .agent import Coherence, check_coherence, watched
 from .arguments import CALL_OPTIONS, Arguments, type_hints
 from .durable import Codec, Durability, type_problem
@@ -36,6 +36,19 @@ class Registry(Mapping[str, Task[Any, Any]]):
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    @property
+    def app(self) -> str:
+        """The name of the app."""
+        return self._app.name
+
+    def accepts(self, app: str | None) -> bool:
+        """Return whether a task of this app may run here. None: the producer named no app."""
+        return app is None or app == self._app.name or app in self._app.aliases
+
+    def of(self, envelope: Envelope) -> Task[Any, Any] | None:
+        """Return the task that an envelope names; None if it is unknown here or belongs to another app."""
+        return self._tasks.get(envelope.task) if self.accepts(envelope.app) else None
 
     def add(
         self,
@@ -100,7 +113,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             app=self._app,
             arguments=Arguments(name, handler, call_options),
             result=result,
-            template=EnvelopeTemplate(name),
+            template=EnvelopeTemplate(name, app=self._app.name),
         )
         self._tasks[name] = task
         return task

@@ -98,6 +98,7 @@ class Session(Generic[S]):
 
         Raises:
             SessionFailed: An earlier turn is a dead letter; the message was not stored.
+            SessionOfOtherApp: Another app has a session with this agent and id.
             SessionFull: Too many messages wait for their turn.
             InvalidArguments: The inputs of the session are not valid.
             PayloadTooLarge: The message is too large.
@@ -127,6 +128,8 @@ class Session(Generic[S]):
                 self.id,
                 text,
                 queue=self._agent.queue,
+                app=task.app.name,
+                aliases=task.app.aliases,
                 sender=sender,
                 message_id=message_id,
                 inputs=(arguments, secrets),

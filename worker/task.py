@@ -40,6 +40,12 @@ class TaskOwner(Protocol):
     """Protocol of the app that a task belongs to. enqueue_chain: None without middleware for `enqueue`."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
+    def aliases(self) -> Collection[str]: ...
+
+    @property
     def producer(self) -> Producer: ...
 
     @property
@@ -154,7 +160,7 @@ class Task(Generic[P, R]):
             raise InvalidArguments(self.name, problem)
         wish = make_options(timeout, max_attempts, result_ttl)
         special = headers or tags or wish != _NO_WISH
-        form = EnvelopeTemplate(self.name, headers, wish, tags) if special else self.template
+        form = EnvelopeTemplate(self.name, headers, wish, tags, app=self.app.name) if special else self.template
         return TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags)
 
 
@@ -276,7 +282,9 @@ class TaskCall(Generic[P, R]):
 
         def build() -> TaskMessage:
             arguments, secrets = task.arguments.encode_call(args, kwargs)
-            template = EnvelopeTemplate(task.name, call.headers, limits, self.tags) if call.headers else self.template
+            template = self.template
+            if call.headers:
+                template = EnvelopeTemplate(task.name, call.headers, limits, self.tags, app=task.app.name)
             return template.message(arguments, secrets, key=key, task_id=self.task_id)
 
         return await hooked_message(chain, call, build)

@@ -150,15 +150,16 @@ _SMALL: Final = 1024
 def _kept(delivery: Delivery, envelope: Envelope) -> Sequence[Argument]:
     """Return the fields of the message that the record keeps, if sending them is cheaper than a read in the script.
 
-    An envelope with only id and name is kept as the name. The time of the enqueue is that of the message, unless the
-    task ran or waited before: then its record has it.
+    An envelope with only an id and names is kept as the names. The time of the enqueue is that of the message, unless
+    the task ran or waited before: then its record has it.
     """
     arguments = delivery.fields.get(b"args", b"")
     if len(arguments) > _SMALL or b"again" in delivery.fields:
         return ()
     at = delivery.entry.partition(b"-")[0]
     if envelope.plain:
-        return ("task", envelope.task, "args", arguments, "at", at)
+        names = ("task", envelope.task) if envelope.app is None else ("task", envelope.task, "app", envelope.app)
+        return (*names, "args", arguments, "at", at)
     return ("env", delivery.fields[b"env"], "args", arguments, "at", at)
 
 

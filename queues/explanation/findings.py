@@ -30,14 +30,20 @@ __all__ = [
 
 
 def serving_workers(facts: Facts) -> Sequence[WorkerInfo]:
-    """Return the workers of the queue that are not presumed dead."""
+    """Return the workers of the task's app and queue that are not presumed dead."""
+    return [worker for worker in _on_queue(facts) if worker.runs(facts.record.app)]
+
+
+def _on_queue(facts: Facts) -> Sequence[WorkerInfo]:
+    """Return the workers of the queue, of any app, that are not presumed dead."""
     return [one for one in facts.workers or () if not one.presumed_dead and facts.record.queue in one.queues]
 
 
 def unless_served(facts: Facts) -> str:
     if facts.workers is None or serving_workers(facts):
         return ""
-    return f"; no worker serves queue {facts.record.queue!r} now"
+    of = f" of app {facts.record.app!r}" if _on_queue(facts) else ""
+    return f"; no worker{of} serves queue {facts.record.queue!r} now"
 
 
 def next_worker(facts: Facts) -> tuple[str, str, str | None]:
@@ -46,6 +52,10 @@ def next_worker(facts: Facts) -> tuple[str, str, str | None]:
     if facts.workers is None:
         return "queued", f"no worker of queue {queue!r} has taken it yet", None
     serving = serving_workers(facts)
+    if not serving and (others := _on_queue(facts)):
+        listed, owner = ", ".join(sorted({repr(worker.app) for worker in others})), record.app
+        text = f"queue {queue!r} has workers of app {listed} only, and the task belongs to app {owner!r}"
+        return "wrong_app", text, f"start a worker of app {owner!r}: perdure worker run APP --queues {queue}"
     if not serving:
         lost = min((one.seen for one in facts.workers if queue in one.queues), default=None)
         text = f"no worker serves queue {queue!r}"
@@ -164,5 +174,6 @@ def attempt_limit(facts: Facts) -> int | None:
 
 def descriptions(facts: Facts) -> Sequence[CatalogTask]:
     """Return what apps have published about tasks of this name, those on this queue first."""
-    known = facts.catalog.named(facts.record.task) if facts.catalog is not None and facts.record.task else []
+    name, app = facts.record.task, facts.record.app
+    known = facts.catalog.named(name, app) if facts.catalog is not None and name else []
     return sorted(known, key=lambda one: one.queue != facts.record.queue)

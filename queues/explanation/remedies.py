@@ -20,6 +20,7 @@ REMEDIES: Final[Mapping[str, str]] = {
         f"deploy a worker whose code accepts its arguments, then run: {_REPLAY}; or run: {_REPLAY} --edit-args JSON"
     ),
     "unknown_task": f"deploy a worker that has the task, then run: {_REPLAY}",
+    "wrong_app": f"start a worker of app {{app}} on its queue, then run: {_REPLAY}",
     "unserialisable_result": (
         f"return JSON data of the declared type and size, or raise the limit that the error names, then run: {_REPLAY}"
     ),
@@ -28,7 +29,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "in_doubt": f"find out whether the effect of the step happened, then run: {_REPLAY}",
     "orphaned_steps": f"give the steps their former names and run: {_REPLAY}; with --fresh all steps run again",
 }
-"""Remedy by the reason of a dead letter; `{id}` is the id of the task."""
+"""Remedy by the reason of a dead letter; `{id}` is the id of the task, `{app}` the name of its app."""
 
 
 _TOO_LARGE: Final = (
@@ -37,8 +38,9 @@ _TOO_LARGE: Final = (
 )
 
 
-def remedy_for(reason: str, task_id: str, error: str = "") -> str:
-    """Return what an operator can do about a dead letter. error: name of its error."""
+def remedy_for(reason: str, task_id: str, error: str = "", app: str | None = None) -> str:
+    """Return what an operator can do about a dead letter. error: name of its error. app: app of the task."""
     if reason == "not_retryable" and error.rpartition(".")[2] == "PayloadTooLarge":
         return _TOO_LARGE.format(id=task_id)
-    return REMEDIES.get(reason, f"fix the cause of the error, then run: {_REPLAY}").format(id=task_id)
+    remedy = REMEDIES.get(reason, f"fix the cause of the error, then run: {_REPLAY}")
+    return remedy.format(id=task_id, app="of the task" if app is None else repr(app))

@@ -48,11 +48,13 @@ class Explanation:
         failed_step: Step whose error ended the last attempt, or in which the worker died.
         max_attempts, max_crashes: Limits, as far as a worker has published them.
         waits_for, waits_on, why: What a parked task waits for, from which sender, and the handler's reason.
+        app: App whose workers run it; None if any app with a task of this name may.
         successor: Task that continues its work.
     """
 
     id: str
     task: str | None
+    app: str | None
     queue: str
     state: State
     cause: str
@@ -106,6 +108,7 @@ def explain_facts(facts: Facts) -> Explanation:
     return Explanation(
         id=record.id,
         task=record.task,
+        app=record.app,
         queue=record.queue,
         state=record.state,
         cause=said.cause,
@@ -293,7 +296,7 @@ def _dead(facts: Facts) -> _Said:
     text += f" and {times(record.crashes, 'crash', 'crashes')}" if record.crashes else ""
     if facts.expires_at is not None:
         text += f"; it is deleted {at_text(facts.expires_at, now)}"
-    remedy = remedy_for(record.reason or "", record.id, str((record.error or {}).get("error")))
+    remedy = remedy_for(record.reason or "", record.id, str((record.error or {}).get("error")), record.app)
     return _Said("dead", text, remedy, record.finished_at, facts.expires_at)
 
 

@@ -58,12 +58,14 @@ class TaskFilter:
     error: str | None = None
     key: str | None = None
     tags: Collection[str] = ()
+    app: str | None = None
 
     def matches(self, record: Record) -> bool:
         """Return whether a record matches, apart from its time."""
         return (
             (not self.states or record.state in self.states)
             and self.task in (None, record.task)
+            and self.app in (None, record.app)
             and self.key in (None, record.key)
             and all(tag in record.tags for tag in self.tags)
             and (self.error is None or self.error.casefold() in _error_text(record))

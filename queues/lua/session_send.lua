@@ -2,17 +2,20 @@
 -- KEYS  session, history, due, timeline
 -- ARGV  digest of the session, digest of the message id, message, largest number of waiting messages, number of a failed
 --       turn to pass over or '', agent, id, queue, inputs or '' to keep them, paths of their secrets, number of message
---       ids that are remembered
+--       ids that are remembered, app or '' for any
 -- returns  {'sent', its number, last claimed turn, last ended turn, time of the first message}; {'full', waiting messages};
---          {'failed', failed turn, reason, time of the first message}
+--          {'failed', failed turn, reason, time of the first message}; {'app', app}: the session belongs to another app
 -- Atomic: the message is stored, its id is known, and a turn is claimed, all or none. Idempotent: after a lost reply it
 -- answers with the first number, as long as no more messages followed than it remembers ids. The task of a claimed turn is
 -- stored by the caller; until the turn has ended, the session is due, so that a worker stores the task if the caller died.
-local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended', 'failed', 'id:' .. ARGV[2])
+local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended', 'failed', 'id:' .. ARGV[2], 'app')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local born = known[1] or string.format('%.0f', now)
 local sent, turn, ended = tonumber(known[2] or 0), tonumber(known[3] or 0), tonumber(known[4] or 0)
+if known[7] and ARGV[12] ~= '' and known[7] ~= ARGV[12] then
+  return {'app', known[7]}
+end
 if known[6] then
   return {'sent', known[6], tostring(turn), tostring(ended), born}
 end
@@ -26,6 +29,9 @@ end
 sent = sent + 1
 redis.call('HSET', KEYS[1], 'm:' .. sent, now .. ' ' .. ARGV[3], 'id:' .. ARGV[2], sent, 'n:' .. sent, ARGV[2],
   'sent', sent, 'born', born, 'at', now, 'agent', ARGV[6], 'id', ARGV[7], 'queue', ARGV[8])
+if ARGV[12] ~= '' then
+  redis.call('HSET', KEYS[1], 'app', ARGV[12])
+end
 if ARGV[9] ~= '' then
   redis.call('HSET', KEYS[1], 'inputs', ARGV[9], 'secrets', ARGV[10])
 end

@@ -31,7 +31,16 @@ turn whose task is stored, begin and end let the task wait until the turn before
 
 from .address import SessionAddress, TurnId, check_session_id, parse_turn_id
 from .corrections import store_correction
-from .errors import SessionError, SessionFailed, SessionFull, SessionIdle, SessionNotFound, TurnEarly, TurnRefused
+from .errors import (
+    SessionError,
+    SessionFailed,
+    SessionFull,
+    SessionIdle,
+    SessionNotFound,
+    SessionOfOtherApp,
+    TurnEarly,
+    TurnRefused,
+)
 from .record import (
     SessionCorrection,
     SessionMessage,
@@ -65,6 +74,7 @@ __all__ = [
     "SessionIdle",
     "SessionMessage",
     "SessionNotFound",
+    "SessionOfOtherApp",
     "SessionRecord",
     "SessionTurnEnd",
     "TurnEarly",

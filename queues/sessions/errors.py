@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from ..errors import QueueError
 
-__all__ = ["SessionError", "SessionFailed", "SessionFull", "SessionIdle", "SessionNotFound", "TurnEarly", "TurnRefused"]
+__all__ = [
+    "SessionError",
+    "SessionFailed",
+    "SessionFull",
+    "SessionIdle",
+    "SessionNotFound",
+    "SessionOfOtherApp",
+    "TurnEarly",
+    "TurnRefused",
+]
 
 
 class SessionError(QueueError):
@@ -46,6 +55,17 @@ class SessionIdle(SessionError):
     def __init__(self, name: str) -> None:
         super().__init__(f"no turn of session {name} is running or stopped: there is nothing to confirm")
         self.name = name
+
+
+class SessionOfOtherApp(SessionError):
+    """The session belongs to another app, which has an agent of the same name. owner: the app of the session."""
+
+    def __init__(self, name: str, owner: str, app: str) -> None:
+        super().__init__(
+            f"session {name} belongs to app {owner!r}, not to {app!r}; nothing was stored: give the agent or the "
+            "session another name, or one of the apps another PERDURE_NAMESPACE"
+        )
+        self.name, self.owner, self.app = name, owner, app
 
 
 class TurnRefused(SessionError):

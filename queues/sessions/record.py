@@ -103,6 +103,7 @@ class SessionRecord:
     """A session at the time of the read. Times are milliseconds of Redis' clock since the epoch.
 
     Attributes:
+        app: App whose workers run the turns; None if no message named one.
         born: Time of the first message.
         at: Time of the last message, correction or end of a turn.
         sent: Messages that were sent, which is the number of the last one.
@@ -127,6 +128,7 @@ class SessionRecord:
     state: bytes | None = field(default=None, repr=False)
     state_bytes: int = 0
     corrections: bytes | None = field(default=None, repr=False)
+    app: str | None = None
     cipher: TaskCipher | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -155,6 +157,7 @@ class SessionRecord:
         """Return the record as plain data, times as ISO 8601."""
         shown: dict[str, Any] = {
             "agent": self.agent,
+            "app": self.app,
             "id": self.id,
             "queue": self.queue,
             "status": self.status,
@@ -171,7 +174,7 @@ class SessionRecord:
         return shown
 
 
-_FIELDS: Final = ("agent", "id", "queue", "born", "at", "sent", "turn", "ended", "failed")
+_FIELDS: Final = ("agent", "id", "queue", "app", "born", "at", "sent", "turn", "ended", "failed")
 
 
 def _record(
@@ -187,7 +190,7 @@ def _record(
         return None
     agent, session_id, queue = ((fields[name] or b"").decode() for name in ("agent", "id", "queue"))
     born, at, sent, turn, ended = (int(fields[name] or 0) for name in ("born", "at", "sent", "turn", "ended"))
-    failed = fields["failed"]
+    failed, app = fields["failed"], fields["app"]
     return SessionRecord(
         address,
         agent,
@@ -202,6 +205,7 @@ def _record(
         state=state,
         state_bytes=size,
         corrections=corrections,
+        app=None if app is None else app.decode(),
         cipher=address.cipher(gateway),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -20,7 +20,7 @@ from ..records import Record, State, read_record
 from ..security import MESSAGE, RESULT, SecretPaths, arguments_field
 from ..transport import Argument, Gateway, LargeValue, queue_script
 from .address import SessionAddress, TurnId
-from .errors import SessionFailed, SessionFull, TurnEarly, TurnRefused
+from .errors import SessionFailed, SessionFull, SessionOfOtherApp, TurnEarly, TurnRefused
 from .record import (
     INPUTS,
     NOTE_SENDER,
@@ -72,6 +72,8 @@ async def send_to_session(
     text: str,
     *,
     queue: str,
+    app: str | None = None,
+    aliases: Collection[str] = (),
     sender: str = "",
     message_id: str | None = None,
     inputs: tuple[bytes, SecretPaths] | None = None,
@@ -83,6 +85,8 @@ async def send_to_session(
 
     Args:
         queue: Queue of the agent.
+        app: App whose workers run the turns; None for the app of the messages before, or for any.
+        aliases: Former names of the app.
         message_id: A message that is sent again under the same id is stored once.
         inputs: JSON object of the inputs of the agent, and the paths of its secrets; None to keep those of the
             message before.
@@ -92,6 +96,7 @@ async def send_to_session(
 
     Raises:
         SessionFailed: A turn is a dead letter; the message was not stored.
+        SessionOfOtherApp: The session belongs to another app.
         SessionFull: Too many messages wait.
         PayloadTooLarge: The message is too large.
     """
@@ -115,8 +120,13 @@ async def send_to_session(
     message, passed = cipher.encrypt(MESSAGE, data), ""
     while True:
         answer, *rest = await gateway.run(
-            _SEND, address.keys, [address.digest, digest, message, MOST_WAITING, passed, *args]
+            _SEND, address.keys, [address.digest, digest, message, MOST_WAITING, passed, *args, app or ""]
         )
+        if answer == b"app":
+            if (owner := rest[0].decode()) not in aliases:
+                raise SessionOfOtherApp(f"{session_id!r} of agent {agent!r}", owner, app or "")
+            app = owner
+            continue
         if answer == b"full":
             raise SessionFull(f"{session_id!r} of agent {agent!r}", int(rest[0]))
         if answer == b"sent":
@@ -135,17 +145,18 @@ async def send_to_session(
 
 async def enqueue_turn(gateway: Gateway, address: SessionAddress, turn: TurnId) -> None:
     """Store the task of a claimed turn, unless the turn has ended or failed. Idempotent while its record exists."""
-    fields = ("born", "turn", "ended", "failed", "agent", "id", "queue", "inputs", "secrets", f"m:{turn.number}")
+    fields = ("born", "turn", "ended", "failed", "agent", "id", "queue", "app", "inputs", "secrets", f"m:{turn.number}")
     born, claimed, ended, failed, *rest = await gateway.command("HMGET", address.session, *fields)
     if failed is not None or [born, claimed] != [turn.born.encode(), b"%d" % turn.number] or claimed == ended:
         return
-    agent, session_id, queue, inputs, secrets, stored = rest
+    agent, session_id, queue, app, inputs, secrets, stored = rest
     cipher, name = address.cipher(gateway), agent.decode()
     message = decode_message(cipher, stored)
     known = {} if inputs is None else orjson.loads(cipher.decrypt(INPUTS, inputs))
     arguments = orjson.dumps({**known, "goal": message.content})
     headers = {**message.headers, "session": session_id.decode()}
-    template = EnvelopeTemplate(name, headers, Options(result_ttl=_TURN_TTL))
+    owner = None if app is None else app.decode()
+    template = EnvelopeTemplate(name, headers, Options(result_ttl=_TURN_TTL), app=owner)
     task = template.message(arguments, tuple(map(tuple, orjson.loads(secrets or b"[]"))), task_id=str(turn))
     await _store(gateway, Namespace(address.partition.namespace), queue.decode(), name, task)
 

@@ -83,6 +83,9 @@ class Gateway:
     timings: ClassVar[GatewayTimings] = GatewayTimings()
     """Waits of all gateways of this process; tests shorten them."""
 
+    log_findings: ClassVar[bool] = True
+    """Whether this process logs what its servers are not. Of the workers of a supervisor, the first one does."""
+
     def __init__(
         self,
         address: Address,
@@ -175,10 +178,10 @@ class Gateway:
     async def _check_server(self) -> None:
         cluster = self._cluster
         if cluster is None:
-            await check_servers(self.address, self.requirements, {"": self._submit})
+            await check_servers(self.address, self.requirements, {"": self._submit}, log=self.log_findings)
         else:
             primaries = {str(node): partial(cluster.submit_to, node) for node in cluster.reachable()}
-            await check_servers(self.address, self.requirements, primaries)
+            await check_servers(self.address, self.requirements, primaries, log=self.log_findings)
 
     async def _repeat(self, call: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -159,6 +159,8 @@ async def check_servers(
     address: Address,
     requirements: ServerRequirements | None,
     servers: Mapping[str, Callable[[Command], asyncio.Future[Any]]],
+    *,
+    log: bool = True,
 ) -> None:
     """Ask the server, or each primary of a cluster, and refuse or log what it is not. Raises errors of redis-py.
 
@@ -167,6 +169,7 @@ async def check_servers(
     Args:
         requirements: None checks kind and version only.
         servers: how to submit a command, by the name of the primary; one server has an empty name.
+        log: log the findings.
     """
     questions = _questions(address, requirements)
     # All are submitted before the first reply is awaited.
@@ -188,7 +191,7 @@ async def check_servers(
         elif answers[0]:
             check_kind(address, answers[0])
     for (level, text), names in found.items():
-        if (address.shown, text) not in _logged:
+        if log and (address.shown, text) not in _logged:
             _logged.add((address.shown, text))
             primaries = f" ({', '.join(names)})" if names[0] else ""
             _logger.log(level, "%s%s %s", address.shown, primaries, text)

@@ -98,7 +98,7 @@ async def test_a_name_that_is_not_in_the_catalog_needs_a_queue(
     assert late.partition.queue == "reports"
     async with Producer(namespace=namespace.name, gateway=gateway) as other:
         with pytest.raises(
-            CatalogError, match=r"in several apps.*'reports' \(app 'books'\), queue 'films' \(app 'films'"
+            CatalogError, match=r"in several apps.*app 'books' \(queue 'reports'\), app 'films' \(queue 'films'"
         ):
             await other.enqueue("report", {"root": "src"})
     named = await producer.enqueue("report", {"anything": 1}, queue="films")

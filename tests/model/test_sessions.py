@@ -13,12 +13,14 @@ from typing import Any
 
 import fakeredis
 import orjson
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perdure.queues import Gateway, Namespace, Script
 from perdure.queues.sessions import (
     SessionAddress,
     SessionCorrection,
+    SessionOfOtherApp,
     SessionTurnEnd,
     TurnId,
     TurnRefused,
@@ -88,13 +90,19 @@ class Play:
     async def send(self, text: str) -> None:
         """Send a message, again under the same id until the sender lives."""
         self.sent.append(text)
-        await send_to_session(
-            self.gateway, self.namespace, "bot", "ada", text, queue="q", message_id=text, inputs=(b"{}", ())
-        )
+        options: dict[str, Any] = {"queue": "q", "app": "own", "message_id": text, "inputs": (b"{}", ())}
+        await send_to_session(self.gateway, self.namespace, "bot", "ada", text, **options)
+
+    async def intrude(self, _: int) -> None:
+        """Send a message from an app that the session does not belong to; the message is stored nowhere."""
+        if await self.gateway.command("HEXISTS", self.address.session, "born"):
+            with pytest.raises(SessionOfOtherApp):
+                await send_to_session(self.gateway, self.namespace, "bot", "ada", "other", queue="q", app="other")
 
     async def queued(self) -> list[TurnId]:
         found = []
         for _, flat in await self.gateway.command("XRANGE", self.partition.ready, "-", "+"):
+            assert orjson.loads(flat[1])["app"] == "own"
             digest, born, number = orjson.loads(flat[1])["id"].removeprefix("turn-").replace(".", "-").split("-")
             found.append(TurnId(digest, born, int(number)))
         return found
@@ -181,7 +189,7 @@ class Play:
             await end_turn(self.gateway, self.address, turn, end)
 
 
-ACTS = st.sampled_from(["send", "run"] * 3 + ["look", "expire", "late", "forget", "clean", "correct"])
+ACTS = st.sampled_from(["send", "run"] * 3 + ["look", "expire", "late", "forget", "clean", "correct", "intrude"])
 STEPS = st.lists(st.tuples(ACTS, st.integers(0, 5), st.none() | st.integers(0, 9), st.booleans()), max_size=25)
 
 

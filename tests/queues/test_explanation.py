@@ -238,8 +238,8 @@ def test_a_crash_names_the_step_in_which_the_worker_died() -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_each_reason_of_a_dead_letter_has_a_remedy_with_its_id(reason: Reason) -> None:
-    found = explain(replace(DEAD, reason=str(reason)))
-    assert found.remedy == REMEDIES[reason].format(id="x")
+    found = explain(replace(DEAD, reason=str(reason), app="books"))
+    assert found.remedy == REMEDIES[reason].format(id="x", app="'books'")
     assert "perdure dlq replay x" in (found.remedy or "")
     assert f"({reason})" in found.sentence
 

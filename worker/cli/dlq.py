@@ -293,6 +293,7 @@ def _columns(now: int) -> Sequence[Column[DeadLetter]]:
     return (
         Column("id", lambda letter: letter.id, least=36, fold=True),
         Column("task", lambda letter: letter.task, least=8),
+        Column("app", lambda letter: letter.app or "", wide=True),
         Column("reason", lambda letter: str(letter.reason), least=8),
         Column("queue", lambda letter: letter.partition.queue, wide=True),
         Column("died", lambda letter: since(letter.died_at)),
@@ -313,8 +314,9 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     if letter is None:
         raise Failed(f"no dead letter {task_id} in namespace {producer.namespace.name!r} on {producer.address.shown}")
     steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
+    remedy = remedy_for(letter.reason, letter.id, letter.error, letter.app)
     if json:
-        print_json(letter.summary() | {"steps": steps, "remedy": remedy_for(letter.reason, letter.id, letter.error)})
+        print_json(letter.summary() | {"steps": steps, "remedy": remedy})
         return
     since = ago(await redis_now(producer))
     summary: dict[str, Any] = letter.summary()
@@ -324,11 +326,12 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
         {
             "id": letter.id,
             "task": letter.task,
+            "app": letter.app,
             "queue": letter.partition.queue,
             "partition": str(letter.partition.index),
             "reason": letter.reason,
             "error": f"{letter.error}: {letter.message}",
-            "remedy": remedy_for(letter.reason, letter.id, letter.error),
+            "remedy": remedy,
             "died": f"{timestamp(letter.died_at)} ({since(letter.died_at)})",
             "enqueued": f"{timestamp(letter.enqueued_at)} ({since(letter.enqueued_at)})",
             "attempts": str(letter.attempts),

@@ -2,7 +2,7 @@
 
 Each line of a file is a JSON object:
 
-    {"task": "audit", "args": {"root": "src"}, "queue": "audit", "delay": 60, "id": "audit-src",
+    {"task": "audit", "args": {"root": "src"}, "queue": "audit", "app": "audit", "delay": 60, "id": "audit-src",
      "key": "src", "headers": {}, "tags": []}
 
 `args` is required; the command line has the defaults for the other fields. The file is read twice, line by line, to
@@ -42,7 +42,7 @@ from ..errors.validation import first_problem
 from .support.connection import connected, warn_unserved
 from .support.errors import Failed, Misuse
 from .support.input_file import opened
-from .support.options import in_seconds, read_object, read_queue, read_task_id
+from .support.options import in_seconds, read_app, read_object, read_queue, read_task_id
 from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
 __all__ = ["Defaults", "Item", "check", "enqueue", "items", "make_message", "problem", "resolve_queue"]
@@ -64,6 +64,7 @@ class Defaults:
     catalog: Catalog
     secrets: SecretPaths = ()
     tags: Sequence[str] = ()
+    app: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class _Line(BaseModel):
     args: dict[str, Any]
     task: str | None = None
     queue: Annotated[str, AfterValidator(lambda name: check_name("queue", name))] | None = None
+    app: Annotated[str, AfterValidator(lambda name: check_name("app", name))] | None = None
     delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     id: str | None = None
     key: str | None = None
@@ -157,32 +159,30 @@ def make_message(
     key: str | None,
     headers: dict[str, str] | None = None,
     tags: Sequence[str] | None = None,
+    app: str | None = None,
 ) -> TaskMessage:
     """Return a task ready to be sent.
 
     Raises:
         ValueError: The task is invalid; see `problem` for the text.
     """
-    message = EnvelopeTemplate(task, headers, defaults.options, defaults.tags if tags is None else tags).message(
-        to_json(args), defaults.secrets, key=key, task_id=task_id
-    )
+    form = EnvelopeTemplate(task, headers, defaults.options, defaults.tags if tags is None else tags, app=app)
+    message = form.message(to_json(args), defaults.secrets, key=key, task_id=task_id)
     message.check(defaults.payload_limit, defaults.large_limit)
     return message
 
 
-def resolve_queue(task: str, queue: str | None, arguments: bytes, catalog: Catalog) -> str:
+def resolve_queue(task: str, queue: str | None, app: str | None, arguments: bytes, catalog: Catalog) -> str:
     """Return the queue of a task: the one that is named, else the catalog's.
 
     Raises:
-        CatalogError: The catalog does not know the queue, or the arguments do not fit the task that it lists there.
+        CatalogError: The catalog does not know the queue, several apps have the task there and none is named, or the
+            arguments do not fit the task that it lists.
     """
-    if queue is None:
-        listed = catalog.find(task)
+    if queue is None or any(listed.queue == queue for listed in catalog.named(task, app)):
+        listed = catalog.find(task, app=app, queue=queue)
         listed.check(arguments)
         return listed.queue
-    for listed in catalog.named(task):
-        if listed.queue == queue:
-            listed.check(arguments)
     return queue
 
 
@@ -206,8 +206,11 @@ def _item(text: bytes, defaults: Defaults) -> Item:
     if task is None:
         raise ValueError("task is missing, and the command line has no default for it")
     key = defaults.key if line.key is None else line.key
-    message = make_message(task, line.args, defaults, task_id=line.id, key=key, headers=line.headers, tags=line.tags)
-    queue = resolve_queue(task, line.queue or defaults.queue, message.arguments, defaults.catalog)
+    app = line.app or defaults.app
+    message = make_message(
+        task, line.args, defaults, task_id=line.id, key=key, headers=line.headers, tags=line.tags, app=app
+    )
+    queue = resolve_queue(task, line.queue or defaults.queue, app, message.arguments, defaults.catalog)
     return Item(queue, defaults.delay if line.delay is None else line.delay, message)
 
 
@@ -230,6 +233,12 @@ async def enqueue(
     queue: Annotated[
         str | None,
         typer.Option(metavar="QUEUE", parser=read_queue, help="Queue of the task; by default the catalog's."),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", parser=read_app, help="App whose workers run the task; by default any that has the task."
+        ),
     ] = None,
     delay: Annotated[float, in_seconds("Time before the task may run.")] = 0.0,
     file: Annotated[
@@ -279,12 +288,13 @@ async def enqueue(
     Example: perdure enqueue audit --args '{"root": "src"}' --delay 60
 
     With --file, each line is one task: {"args": {...}, "task"?, "queue"?,
-    "delay"?, "id"?, "key"?, "headers"?, "tags"?}. The command line has the
-    defaults for missing fields. All lines are checked before the first is sent.
+    "app"?, "delay"?, "id"?, "key"?, "headers"?, "tags"?}. The command line has
+    the defaults for missing fields. All lines are checked before the first is sent.
 
     Workers publish the queue and the arguments of their tasks (perdure task
     catalog), so arguments are checked, and --queue is needed only before the
-    first worker has started, or if two apps have a task of this name.
+    first worker has started. If several apps have a task of this name, --app
+    names one: workers of the others leave the task alone.
 
     Example: perdure enqueue audit --file tasks.jsonl
     """
@@ -294,7 +304,7 @@ async def enqueue(
         raise Misuse(problem(error)) from None
     secrets = tuple(tuple(name.split(".")) for name in secret or ())
     limits = producer.payload_limit, producer.large_limit
-    defaults = Defaults(task, queue, delay, key, options, *limits, await producer.catalog(), secrets, tag or ())
+    defaults = Defaults(task, queue, delay, key, options, *limits, await producer.catalog(), secrets, tag or (), app)
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
         await _send_one(producer, defaults, args, task_id, replicated, json)
@@ -322,10 +332,10 @@ async def _send_one(
         names = ", ".join(names_beside(arguments, path)) or "none"
         raise Misuse(f"--secret: no argument is called {'.'.join(path)!r}; there are {names}")
     try:
-        message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key)
+        message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key, app=defaults.app)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    queue = resolve_queue(defaults.task, defaults.queue, message.arguments, defaults.catalog)
+    queue = resolve_queue(defaults.task, defaults.queue, defaults.app, message.arguments, defaults.catalog)
     handles: list[TaskHandle[Any]] = await producer.send(
         [message], queue=queue, delay=defaults.delay, durability=durability
     )
@@ -339,7 +349,7 @@ async def _send_one(
         note(f"task {message.id} exists already on queue {queue}, and is {state}: nothing was enqueued")
     elif not json:
         note(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
-    await warn_unserved(producer, {queue})
+    await warn_unserved(producer, {queue}, defaults.app)
 
 
 async def _send_file(

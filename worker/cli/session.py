@@ -30,6 +30,7 @@ from ..session import TurnHandle
 from ..session_correction import correct_session, stored_state
 from .support.connection import connected, redis_now, warn_unserved
 from .support.errors import Failed, Misuse
+from .support.options import read_app
 from .support.output import (
     AsJson,
     ago,
@@ -112,6 +113,7 @@ def _columns(now: int) -> Sequence[Column[SessionRecord]]:
         Column("waiting", lambda one: str(one.sent - one.turn), right=True),
         Column("state", lambda one: f"{one.state_bytes:,} B", right=True),
         Column("last", lambda one: since(one.at)),
+        Column("app", lambda one: one.app or "", wide=True),
         Column("queue", lambda one: one.queue, wide=True),
         Column("first", lambda one: since(one.born), wide=True),
         Column("detail", lambda one: one.failed or "", least=6),
@@ -207,6 +209,10 @@ async def send(
             metavar="QUEUE", help="Queue of the agent. Default: that of the session, or the one in the catalog."
         ),
     ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", parser=read_app, help="App of the agent. Default: that of the session, or any."),
+    ] = None,
     skip_failed: Annotated[bool, typer.Option("--skip-failed", help="Pass over a turn that is a dead letter.")] = False,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Print the id of the turn's task, and do not wait for the answer.")
@@ -227,10 +233,11 @@ async def send(
     given = _inputs(inputs)
     found = await read_session(producer.gateway, address)
     if queue is None and found is None:
-        queue = (await producer.catalog()).find(agent).queue
+        queue = (await producer.catalog()).find(agent, app=app).queue
     queue = queue or (found.queue if found is not None else "")
     if given is not None or found is None:
-        for listed in (await producer.catalog()).named(agent):
+        owner = app or (None if found is None else found.app)
+        for listed in (await producer.catalog()).named(agent, owner):
             listed.check(orjson.dumps((given or {}) | {"goal": ""}))
     turn = await send_to_session(
         producer.gateway,
@@ -239,13 +246,14 @@ async def send(
         session_id,
         sys.stdin.read().rstrip("\n") if text == "-" else text,
         queue=queue,
+        app=app,
         sender=sender,
         message_id=message_id,
         inputs=None if given is None else (orjson.dumps(given), ()),
         skip_failed=skip_failed,
         limit=producer.payload_limit,
     )
-    await warn_unserved(producer, {queue})
+    await warn_unserved(producer, {queue}, app or (None if found is None else found.app))
     if no_wait:
         if json:
             print_json({"turn": turn.number, "task": str(turn)})

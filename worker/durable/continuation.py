@@ -99,7 +99,13 @@ async def continue_as(
         message=_shown(run, message), number=run.events,
     )  # fmt: skip
     options = own.options if name == own.task else type(own.options)()
-    kept: dict[str, Any] = {"headers": own.headers, "tenant": own.tenant, "requires": own.requires, "tags": own.tags}
+    kept: dict[str, Any] = {
+        "app": _app(run, to),
+        "headers": own.headers,
+        "tenant": own.tenant,
+        "requires": own.requires,
+        "tags": own.tags,
+    }
     envelope = Envelope(id=task_id, task=name, options=options, secrets=marks, **kept)
     plan = {
         "v": 1,
@@ -140,6 +146,14 @@ async def complete_successor(run: Run, successor: Successor) -> Successor:
     Raises `LargeValueLost`, `DecryptionError`.
     """
     return replace(successor, arguments=await read_step_result(run, HANDING, successor.arguments))
+
+
+def _app(run: Run, to: Receiver | str | None) -> str | None:
+    """Return the app of the successor: that of a registered task; None for a name that this app does not have."""
+    if to is None or isinstance(to, str):
+        return run.envelope.app if to is None or to == run.envelope.task or to in run.app_tasks else None
+    owner = getattr(getattr(to, "task", to), "app", None)  # an agent has its app through its task
+    return run.envelope.app if owner is None else str(owner.name)
 
 
 async def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -> tuple[bytes, SecretPaths]:

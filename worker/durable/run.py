@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import anyio
@@ -60,6 +60,7 @@ class Run(HandlerTask):
         "_recorder",
         "_used_messages",
         "active",
+        "app_tasks",
         "around_step",
         "checked_name",
         "closed",
@@ -100,6 +101,7 @@ class Run(HandlerTask):
         threads: Threads,
         memory: LazyMemoryStore | None = None,
         settings: Settings,
+        app_tasks: Container[str] = (),
     ) -> None:
         self.gateway = gateway
         self.delivery = delivery
@@ -110,6 +112,7 @@ class Run(HandlerTask):
         self.threads = threads
         self.memory = memory
         self.settings = settings
+        self.app_tasks = app_tasks
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None

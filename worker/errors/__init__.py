@@ -9,6 +9,7 @@ PerdureError
 │   │   └── TaskIdle            a run exceeded its idle limit
 │   ├── Incoherent              an agent failed a coherence check
 │   ├── UnknownTask             no handler is registered for the task on this worker
+│   ├── WrongApp                the task belongs to another app than this worker runs
 │   └── CrashLoop               too many deliveries ended without an outcome
 ├── StepError                   definition or call of a step
 │   ├── StepDefinitionError     a name, a function, its arguments or options cannot make a step
@@ -109,6 +110,7 @@ from .tasks import (
     TaskTimeout,
     TransferError,
     UnknownTask,
+    WrongApp,
 )
 from .workspaces import FileConflict, WorkspaceError, WorkspaceTooLarge
 
@@ -162,6 +164,7 @@ __all__ = [
     "UnserialisableResult",
     "WorkspaceError",
     "WorkspaceTooLarge",
+    "WrongApp",
 ]
 
 for _module in (tasks, steps, artifacts, workspaces, agents):

@@ -21,6 +21,7 @@ __all__ = [
     "TaskTimeout",
     "TransferError",
     "UnknownTask",
+    "WrongApp",
 ]
 
 
@@ -81,6 +82,17 @@ class UnknownTask(TaskError, LookupError):
     def __init__(self, task: str, known: list[str]) -> None:
         super().__init__(f"no handler for task {task!r} on this worker; registered: {', '.join(known) or 'none'}")
         self.task = task
+
+
+class WrongApp(TaskError, LookupError):
+    """The task belongs to another app than this worker runs. owner: the app of the task. app: that of the worker."""
+
+    def __init__(self, task: str, owner: str, app: str, queue: str) -> None:
+        super().__init__(
+            f"task {task!r} belongs to app {owner!r}, and this worker runs app {app!r}: start a worker of app "
+            f"{owner!r} on queue {queue!r}, or give one of the apps another queue or PERDURE_NAMESPACE"
+        )
+        self.task, self.owner, self.app = task, owner, app
 
 
 class CrashLoop(TaskError):

@@ -187,6 +187,7 @@ class Executor:
             threads=self.threads,
             memory=self.memory,
             settings=self._settings,
+            app_tasks=self._registry,
         )
         self._hold(run)
         if self._on_progress is not None:
@@ -221,7 +222,7 @@ class Executor:
         The outcome is that of the stop, as if the handler had obeyed. Whatever the handler still does is refused, and
         its slot stays taken, so that such handlers do not pile up. Returns what `execute` returns.
         """
-        task, stop = self._registry.get(run.envelope.task), run.abandon()
+        task, stop = self._registry.of(run.envelope), run.abandon()
         outcome: Outcome | None = None
         try:
             if task is not None and stop is not None and stop is not StopReason.LOST:

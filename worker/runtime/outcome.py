@@ -28,6 +28,7 @@ from ..errors import (
     TaskDefinitionError,
     UnserialisableResult,
     WorkspaceTooLarge,
+    WrongApp,
 )
 
 __all__ = [
@@ -70,6 +71,11 @@ class Rerun:
     def event(self) -> str:
         """The event type that says why, in the log."""
         return STOP_RULES[self.stop].event or self.stop.value
+
+    @property
+    def expected(self) -> bool:
+        """Whether it is no sign of trouble: the handler asked for it, or the task waits for a worker of its own app."""
+        return self.stop is StopReason.SNOOZED or isinstance(self.error, WrongApp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class Settler:
         delay, event = outcome.delay, outcome.event
         evidence = Evidence.of(outcome.error, run.redact)
         found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
-        level, what = "WARNING", event.replace("_", " ")
+        level, what = "DEBUG" if outcome.expected else "WARNING", event.replace("_", " ")
         if outcome.max_returns is not None:
             found |= {"returns": counters.requeues, "max_returns": outcome.max_returns}
             if isinstance(outcome.error, (UnknownTask, InvalidArguments)):  # a deploy, which concerns a whole backlog
@@ -143,7 +143,7 @@ class Settler:
         )
 
     def _result_ttl(self, run: Run) -> float:
-        task = self._registry.get(run.envelope.task)
+        task = self._registry.of(run.envelope)
         own = None if task is None else task.result_ttl
         return run.envelope.options.result_ttl or own or self._shared.result_ttl
 

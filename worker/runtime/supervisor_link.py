@@ -16,7 +16,7 @@ right after. When the supervisor ends, the worker reads the end of the file and 
     replace                  the worker is degraded (threads or handlers that do not end) and should be replaced
 
     message of the supervisor
-    work                     connect and start, in this role
+    work                     connect and start, in this role; `reports` of one worker: log findings for all workers
     isolate                  look for quarantined tasks now
     stop                     stop gracefully; sent twice: stop at once
 
@@ -54,6 +54,11 @@ class Link(Protocol):
     @property
     def starts_processes(self) -> bool:
         """Whether quarantine workers can be started, as far as is known."""
+        ...
+
+    @property
+    def reports(self) -> bool:
+        """Whether the worker logs findings that its siblings would repeat, such as settings of the server."""
         ...
 
     def send(self, what: str, **more: Any) -> None:
@@ -101,6 +106,7 @@ class SupervisorLink:
 
     def __init__(self, role: Role, pipe: ParentPipe) -> None:
         self.role: Role = role
+        self.reports = False
         self._pipe = pipe
         self._lock = threading.Lock()
         self._unsent = b""
@@ -146,6 +152,6 @@ class SupervisorLink:
         for line in self._pipe.lines():
             message = orjson.loads(line)
             if "role" in message:
-                self.role = message["role"]
+                self.role, self.reports = message["role"], message.get("reports", False)
             on_command(message["say"])
         on_gone()

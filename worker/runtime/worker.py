@@ -110,6 +110,7 @@ class Worker:
             link if isinstance(link, LocalQuarantine) else LocalQuarantine.of(app, import_path, self.queues, name)
         )
         self._link = None if link is self._quarantine else link
+        self._reports = link is None or link.reports
         self._gate = QuarantineGate(self._link or self._quarantine, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()
         self._webhooks = WebhookQueue(WebhookTarget.of(self.settings))
@@ -206,7 +207,7 @@ class Worker:
         self._registration = Registration(
             self._gateway,
             self._namespace,
-            describe(self.id, self.app.name, self.queues, self.concurrency, self.settings),
+            describe(self.id, self.app.name, self.app.aliases, self.queues, self.concurrency, self.settings),
             self._slots,
             self._executor.settled,
             self._health,
@@ -226,6 +227,8 @@ class Worker:
         )
         self._contact.heartbeat = self._heartbeat
         await self._registration.announce()
+        if self._reports:
+            await self._registration.warn_of_other_apps()
         self._heartbeat.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heartbeat.stop)
 

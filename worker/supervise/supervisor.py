@@ -150,7 +150,7 @@ class Supervisor:
         if registry.state.paused:
             first.stop()
         else:
-            first.start_work()
+            first.start_work(reports=True)
             if not await first.wait_ready():
                 return _exit_code_of(first)
             logger.info(

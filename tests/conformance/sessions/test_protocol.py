@@ -13,6 +13,7 @@ from perdure.queues.sessions import (
     SessionCorrection,
     SessionFailed,
     SessionFull,
+    SessionOfOtherApp,
     SessionTurnEnd,
     TurnEarly,
     TurnId,
@@ -54,6 +55,28 @@ async def drain(gateway: Gateway, producer: Producer, partition: Partition, turn
     for turn in turns:
         if (handle := await producer.find(str(turn))) is not None:
             await handle.cancel()
+
+
+async def test_a_session_belongs_to_the_app_of_its_messages(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition, address: SessionAddress
+) -> None:
+    first = await send(gateway, namespace, "m0")  # by a sender that names no app
+    turns = [await send(gateway, namespace, "m1", app="own"), await send(gateway, namespace, "m2")]
+    with pytest.raises(SessionOfOtherApp) as refused:
+        await send(gateway, namespace, "m3", app="other")
+    assert (refused.value.owner, refused.value.app) == ("own", "other")
+    turns.append(await send(gateway, namespace, "m3", app="renamed", aliases=["older", "own"]))
+    record = await read_session(gateway, address)
+    assert record is not None
+    assert (record.app, record.sent) == ("own", 4)
+    consumer = await worker(gateway, partition)
+    for turn in [first, *turns]:
+        delivery = await read_one(consumer)
+        assert orjson.loads(delivery.fields[b"env"]).get("app") == (None if turn is first else "own")
+        await begin_turn(gateway, address, turn, str(turn))
+        assert await end_turn(gateway, address, turn, ANSWERED)
+        await gateway.command("XDEL", partition.ready, delivery.entry)
+    await drain(gateway, producer, partition, [first, *turns])
 
 
 async def test_turns_are_claimed_one_at_a_time_in_the_order_of_the_messages(

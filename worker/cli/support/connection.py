@@ -162,12 +162,17 @@ async def known_partitions(producer: Producer, queue: str | None) -> Sequence[Pa
     return partitions
 
 
-async def warn_unserved(producer: Producer, queues: Set[str]) -> None:
-    """Warn of queues that no live worker serves, unless this user may not read the registry of workers."""
+async def warn_unserved(producer: Producer, queues: Set[str], app: str | None = None) -> None:
+    """Warn of queues that no live worker serves, unless this user may not read the registry of workers.
+
+    app: only workers of this app count.
+    """
     try:
         workers = await list_workers(producer.gateway, producer.namespace)
     except Refused:
         return
-    served = {queue for worker in workers if not worker.presumed_dead for queue in worker.queues}
+    live = [worker for worker in workers if not worker.presumed_dead and worker.runs(app)]
+    served = {queue for worker in live for queue in worker.queues}
+    of = "" if app is None else f" of app {app!r}"
     for queue in sorted(queues - served):
-        note(f"no worker serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}")
+        note(f"no worker{of} serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}")

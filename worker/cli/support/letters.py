@@ -12,7 +12,7 @@ import typer
 from ....deadletter import Filter, Reason
 from ....queues import Producer
 from .connection import redis_now
-from .options import PointInTime, QueueOption, ReasonOption, TaskNameOption, read_time, with_options
+from .options import AppOption, PointInTime, QueueOption, ReasonOption, TaskNameOption, read_time, with_options
 
 __all__ = ["LetterOptions", "selecting"]
 
@@ -22,6 +22,7 @@ _OPTIONS = {
     "queue": QueueOption,
     "reason": ReasonOption,
     "task": TaskNameOption,
+    "app": AppOption,
     "since": Annotated[
         PointInTime | None,
         typer.Option(metavar="TIME", parser=read_time, help="Only those that died since then: 2h ago, or an ISO time."),
@@ -44,6 +45,7 @@ class LetterOptions:
     queue: str | None
     reason: Reason | None
     task: str | None
+    app: str | None
     since: PointInTime | None
     until: PointInTime | None
     error: str | None
@@ -61,6 +63,7 @@ class LetterOptions:
             error=self.error,
             key=self.key,
             tags=tuple(self.tag or ()),
+            app=self.app,
         )
 
 

@@ -21,6 +21,7 @@ from ....queues import check_name
 from .errors import Failed
 
 __all__ = [
+    "AppOption",
     "InQueue",
     "OutputFile",
     "PointInTime",
@@ -34,6 +35,7 @@ __all__ = [
     "in_duration",
     "in_seconds",
     "open_output",
+    "read_app",
     "read_object",
     "read_queue",
     "read_task_id",
@@ -80,8 +82,16 @@ def read_task_id(text: str) -> str:
 
 
 def read_queue(text: str) -> str:
+    return _read_name("queue", text)
+
+
+def read_app(text: str) -> str:
+    return _read_name("app", text)
+
+
+def _read_name(kind: str, text: str) -> str:
     try:
-        return check_name("queue", text)
+        return check_name(kind, text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -196,6 +206,9 @@ QueueOption = Annotated[
     str | None, typer.Option("--queue", metavar="QUEUE", parser=read_queue, help="Only tasks of this queue.")
 ]
 TaskNameOption = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only tasks with this name.")]
+AppOption = Annotated[
+    str | None, typer.Option("--app", metavar="NAME", parser=read_app, help="Only tasks of this app.")
+]
 
 
 def read_reason(text: str) -> Reason:

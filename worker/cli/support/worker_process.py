@@ -18,6 +18,7 @@ from importlib.util import find_spec
 
 import anyio
 
+from ....queues import Gateway
 from ....queues.explanation.texts import times
 from ....queues.runtime import RUNTIME
 from ...app import App
@@ -193,6 +194,7 @@ def run_worker(
     _freeze_garbage_collector()
     if supervised is not None:
         supervised.wait_for_work(app)
+        Gateway.log_findings = supervised.link.reports
     isolated = link is not None and link.role == "isolated"
 
     def make_worker() -> Worker:

@@ -12,7 +12,7 @@ from ....queues.inspection import TaskFilter, TaskPage, page_tasks
 from ..support.connection import connected, known_partitions, redis_now
 from ..support.errors import Misuse
 from ..support.live import Watch, check_watch, show_live
-from ..support.options import QueueOption, Since, TaskNameOption, Until
+from ..support.options import AppOption, QueueOption, Since, TaskNameOption, Until
 from ..support.output import AsJson, ago, note, print_json, state_text
 from ..support.tables import Column, Wide, list_table, print_list
 
@@ -29,6 +29,7 @@ async def list_(
     queue: QueueOption = None,
     state: Annotated[list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.")] = None,
     task_name: TaskNameOption = None,
+    app: AppOption = None,
     since: Since = None,
     until: Until = None,
     error: Annotated[
@@ -63,6 +64,7 @@ async def list_(
             error,
             key,
             tag or (),
+            app,
         )
         try:
             return await page_tasks(
@@ -96,6 +98,7 @@ def task_columns(now: int) -> Sequence[Column[Record]]:
     return (
         Column("id", lambda record: record.id, least=36, fold=True),
         Column("task", lambda record: record.task or "?", least=8),
+        Column("app", lambda record: record.app or "", wide=True),
         Column("state", lambda record: state_text(record.state)),
         Column("queue", lambda record: record.queue, wide=True),
         Column("attempts", lambda record: str(record.attempts), right=True, wide=True),

@@ -56,6 +56,7 @@ async def show(producer: Producer, task_id: TaskId, *, queue: InQueue = None, js
         {
             "id": record.id,
             "task": record.task,
+            "app": record.app,
             "state": state_text(record.state),
             "since": _when(explained.since, since),
             "why": explained.sentence,

@@ -215,10 +215,10 @@ class Child:
 
     # messages to the child
 
-    def start_work(self) -> None:
-        """Send the child `work` with its role. A spare continues to wait."""
+    def start_work(self, *, reports: bool = False) -> None:
+        """Send the child `work` with its role. A spare continues to wait. reports: see `Link`."""
         if self.role != "spare":
-            self._send("work", role=self.role)
+            self._send("work", role=self.role, reports=reports)
 
     def assign(self, role: Role) -> None:
         """Give a spare its role. If it is still loading, it starts to work when it has loaded."""

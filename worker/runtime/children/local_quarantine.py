@@ -35,6 +35,7 @@ class LocalQuarantine:
     """
 
     role: Role = "worker"
+    reports = True
 
     def __init__(self, app: App, command: ChildCommand | None, most: int | None = None) -> None:
         self._app = app

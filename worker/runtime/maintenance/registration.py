@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
@@ -21,6 +21,7 @@ from ....queues import (
     SharedConfig,
     WorkerInfo,
     announce,
+    list_workers,
     publish_entry,
     withdraw,
 )
@@ -65,7 +66,9 @@ _KEPT: Final = 3600.0
 """TTL of a registration in seconds. After two intervals the worker is presumed dead; it stays listed for the rest."""
 
 
-def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int, settings: Settings) -> WorkerInfo:
+def describe(
+    worker_id: str, app: str, aliases: Collection[str], queues: tuple[str, ...], concurrency: int, settings: Settings
+) -> WorkerInfo:
     """Return the description of this process as a worker."""
     return WorkerInfo(
         id=worker_id,
@@ -79,6 +82,7 @@ def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int
         started=0,
         interval=settings.heartbeat,
         lease=settings.lease,
+        aliases=tuple(sorted(aliases)),
     )
 
 
@@ -118,6 +122,30 @@ class Registration:
         self._info = replace(self._info, started=announced.started)
         self._on_config(announced.config)
         self._health.read_succeeded()
+
+    async def warn_of_other_apps(self) -> None:
+        """Log once that workers of other apps serve a queue of this one, if they do."""
+        own, shared = self._info, dict[str, set[str]]()
+        try:
+            workers = await list_workers(self._gateway, self._namespace)
+        except Refused:  # an older rule may not let workers read the registry
+            return
+        for worker in workers:
+            if worker.presumed_dead or worker.app == own.app or worker.app in own.aliases or own.app in worker.aliases:
+                continue
+            for queue in {*worker.queues} & {*own.queues}:
+                shared.setdefault(queue, set()).add(worker.app)
+        if shared:
+            listed = "; ".join(
+                f"queue {queue!r}: app {', '.join(map(repr, sorted(apps)))}" for queue, apps in sorted(shared.items())
+            )
+            logger.warning(
+                "other apps share queues with app {!r} ({}): each hands back tasks of the other, which delays them by "
+                "seconds; give each app queues of its own (by default the queue has the app's name), or another "
+                "PERDURE_NAMESPACE",
+                own.app,
+                listed,
+            )
 
     async def run(self) -> None:
         while True:

@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
-from ....deadletter import Reason
-from ....queues import MARK, DecryptionError, KeyMissing, Redaction, arguments_field, secret_values
+from ....deadletter import Reason, backoff
+from ....queues import (
+    MARK,
+    DecryptionError,
+    KeyMissing,
+    Namespace,
+    Redaction,
+    Refused,
+    arguments_field,
+    list_workers,
+    secret_values,
+)
 from ....queues.errors import LargeValueLost
 from ....queues.transport import REFERENCE, read_arguments
-from ...durable import Run
-from ...errors import ArtifactError, ConfigurationError, InvalidArguments, UnknownTask
+from ...durable import Run, StopReason
+from ...errors import ArtifactError, ConfigurationError, InvalidArguments, UnknownTask, WrongApp
+from ...log import logger
 from ...registry import Registry
 from ...settings import Settings
 from ...task import Task
-from ..outcome import Burial, Outcome
+from ..outcome import Burial, Outcome, Rerun
 from .execution import Execution, hand_back
 
 __all__ = ["DecodeArguments", "DecryptHistory", "FindTask", "decode_arguments"]
 
 
 class FindTask:
-    """Stage: find the registered task. An unknown one goes back for other workers."""
+    """Stage: find the registered task. An unknown one, or one of another app, goes back for other workers."""
 
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
         self._settings = settings
+        self._left: set[str] = set()
 
-    def __call__(self, execution: Execution) -> Outcome | None:
-        name = execution.run.envelope.task
-        task = self._registry.get(name)
+    def __call__(self, execution: Execution) -> Outcome | Coroutine[Any, Any, Outcome | None] | None:
+        envelope = execution.run.envelope
+        task = self._registry.of(envelope)
         if task is not None:
             execution.task = task
             if task.version > 1:
@@ -38,8 +51,38 @@ class FindTask:
             if task.strict_order:
                 execution.run.keep_order()
             return None
-        error = UnknownTask(name, sorted(self._registry))
-        return hand_back(execution, self._settings.unknown_task, error, Reason.UNKNOWN_TASK)
+        policy = self._settings.unknown_task
+        if envelope.app is not None and not self._registry.accepts(envelope.app):
+            wrong = self._wrong_app(execution.run, envelope.app)
+            outcome = hand_back(execution, policy, wrong, Reason.WRONG_APP)
+            return self._unless_served(execution, outcome, wrong) if isinstance(outcome, Burial) else outcome
+        error = UnknownTask(envelope.task, sorted(self._registry))
+        return hand_back(execution, policy, error, Reason.UNKNOWN_TASK)
+
+    def _wrong_app(self, run: Run, owner: str) -> WrongApp:
+        """Return the error of a task of another app; the first one of each app is logged."""
+        error = WrongApp(run.envelope.task, owner, self._registry.app, run.delivery.partition.queue)
+        if owner not in self._left and len(self._left) < _LOGGED_APPS:
+            self._left.add(owner)
+            logger.bind(task=run.envelope.task, id=run.id).warning(
+                "left a task to workers of app {!r}: {}", owner, error
+            )
+        return error
+
+    async def _unless_served(self, execution: Execution, burial: Burial, error: WrongApp) -> Outcome:
+        """Return the burial, or another return if a live worker of the task's app serves the queue: it was unlucky."""
+        run, policy = execution.run, self._settings.unknown_task
+        place = run.delivery.partition
+        with suppress(Refused):  # an older rule may not let workers read the registry
+            for worker in await list_workers(run.gateway, Namespace(place.namespace)):
+                if worker.runs(error.owner) and place.queue in worker.queues and not worker.presumed_dead:
+                    delay = backoff(policy, burial.counters.requeues)
+                    return Rerun(delay, StopReason.RETURNED, run.history.counters, error)
+        return burial
+
+
+_LOGGED_APPS: Final = 100
+"""Other apps of which a worker logs the first task: anyone may write the name of an app into a message."""
 
 
 class DecryptHistory:

@@ -81,7 +81,7 @@ def test_a_name_in_two_apps_asks_which(deploy: Callable[[str], None]) -> None:
     deploy("films")
     answer = call("enqueue", "report", "--args", '{"root": "src"}')
     assert (answer.code, answer.out) == (2, "")
-    assert "queue 'books' (app 'books'), queue 'films' (app 'films')" in answer.err
+    assert "app 'books' (queue 'books'), app 'films' (queue 'films')" in answer.err
     assert call("enqueue", "report", "--queue", "films", "--args", '{"root": "src"}').code == 0
 
 
