@@ -112,7 +112,7 @@ from .errors import (
     UnreadableEnvelope,
     UnreadableMessage,
 )
-from .event_log import LogTail, TaskEvent, read_events, read_last_events, read_log_tail, walk_events
+from .event_log import LogTail, TaskEvent, find_event, read_events, read_last_events, read_log_tail, walk_events
 from .handle import TaskHandle, serving
 from .inbox import InboxMessage, Sent, drop_message, forward_messages, last_message, read_inbox, send_message
 from .inspection import (
@@ -310,6 +310,7 @@ __all__ = [
     "drop_message",
     "encode_arguments",
     "enqueue_successor",
+    "find_event",
     "find_task",
     "forward_messages",
     "generate_key",

@@ -25,6 +25,7 @@ __all__ = [
     "LogTail",
     "TaskEvent",
     "dismiss_finding",
+    "find_event",
     "opened_events",
     "read_events",
     "read_last_events",
@@ -118,16 +119,23 @@ async def dismiss_finding(gateway: Gateway, partition: Partition, task_id: str, 
         raise TaskEnded(task_id, answer.decode())
 
 
+async def find_event(gateway: Gateway, partition: Partition, task_id: str, number: int) -> TaskEvent | None:
+    """Return the latest event with a number, or None. The log is read from its end."""
+    before = None
+    while True:
+        page = await read_last_events(gateway, partition, task_id, _PAGE, before=before)
+        for event in page:
+            if event.number is not None and event.number <= number:
+                return event if event.number == number else None
+        if len(page) < _PAGE:
+            return None
+        before = page[-1].id
+
+
 async def _find_finding(gateway: Gateway, partition: Partition, task_id: str, number: int) -> tuple[str, str]:
     """Return the id of the event of a finding in the log, and the key of the finding. Raises `ValueError`."""
-    before, found = None, None
-    while found is None:
-        page = await read_last_events(gateway, partition, task_id, _PAGE, before=before)
-        found = next((event for event in page if event.number is not None and event.number <= number), None)
-        if len(page) < _PAGE:
-            break
-        before = page[-1].id
-    if found is not None and found.number == number and found.type == "incoherent":
+    found = await find_event(gateway, partition, task_id, number)
+    if found is not None and found.type == "incoherent":
         data = found.data
         if isinstance(data, dict) and data.get("key"):
             return found.id, str(data["key"])

@@ -254,9 +254,10 @@ class Context(TaskInfo, StepCaller):
         name: str | None = None,
         reasoning: Sequence[dict[str, Any]] = (),
     ) -> Message:
-        """Record a message of the conversation, and return it with its number. Recorded once.
+        """Record a message of the conversation, and return it as it was recorded, with its number. Recorded once.
 
-        The message becomes part of an agent's state; a function keeps its own list.
+        If an earlier run has recorded the message of this call with another text, that is returned: the state and the
+        log have it. The message becomes part of an agent's state; a function keeps its own list.
 
         Args:
             reasoning: of an assistant, the blocks that its provider returned. The result of a tool has the reasoning
@@ -272,8 +273,8 @@ class Context(TaskInfo, StepCaller):
             name=name,
             reasoning=tuple(reasoning),
         )
-        number = await log_once(self._run, MessageAdded(message=message))
-        return message.model_copy(update={"n": number})
+        number, event = await log_once(self._run, MessageAdded(message=message))
+        return event.message.model_copy(update={"n": number})
 
     async def record_event(self, event: Event) -> None:
         """Record an event of a user-defined type, see `register_event`. Recorded once.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
-from ...queues import Entry, Kind
-from ..journal import Event, StepRecord, redacted
+from ...queues import Entry, Kind, find_event, retry_while_unavailable
+from ..journal import Event, StepRecord, parse_event, redacted
 from ..journal.run_events import Orphaned
-from ..log import logger
+from ..log import log_wait, logger
 from .run import Run
 from .steps.current import check_place
 from .steps.matching import digest_of, match_call, read_recorded_steps
@@ -18,14 +19,17 @@ _MOST_ORPHANS: Final = 20
 """Keys of an `orphaned` event."""
 
 
-async def log_once(run: Run, event: Event) -> int:
+E = TypeVar("E", bound=Event)
+
+
+async def log_once(run: Run, event: E) -> tuple[int, E]:
     """Log an event unless an earlier run has logged it.
 
     Events of one type are matched by their content, then by order: see `match_call`. The event is stored with the next
     write, and always before the outcome.
 
     Returns:
-        Number of the event.
+        Number of the event, and the event as it is in the log: an earlier run may have logged another content.
 
     Raises `StepOutsideTask`, `LeaseLost`.
     """
@@ -37,13 +41,22 @@ async def log_once(run: Run, event: Event) -> int:
         key, entry = run.keys.next(name), run.next_entry(event)
     else:
         content = event if run.redact is None else redacted(event, run.redact)
-        key, recorded, _ = await match_call(run, name, digest_of(content.to_json()))
+        key, recorded, other = await match_call(run, name, digest_of(content.to_json()))
         if recorded is not None:
-            return int(recorded)
+            return int(recorded), event if other is None else await _logged(run, int(recorded), event)
         entry = run.next_entry(event)
     record = StepRecord(entry.value, digest_of(entry.log)).encode()
     await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), entry, wait=False)
-    return int(entry.value)
+    return int(entry.value), event
+
+
+async def _logged(run: Run, number: int, event: E) -> E:
+    """Return the event that the log has under a number; the given one if it has left the log."""
+    await run.flush()  # a former call of this run may have logged it
+    read = partial(find_event, run.gateway, run.delivery.partition, run.id, number)
+    found = await retry_while_unavailable(read, on_wait=log_wait(f"the log of task {run.id}", run.touch))
+    typed = None if found is None else parse_event(found)
+    return typed if isinstance(typed, type(event)) else event
 
 
 async def log_orphans(run: Run) -> str | None:

@@ -8,7 +8,19 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure import App, Context, PayloadTooLarge, Retry, Settings, Snooze
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Context,
+    PayloadTooLarge,
+    PlanStep,
+    Retry,
+    Settings,
+    Snooze,
+    TaskHandle,
+)
+from perdure.context import ToolCall
 from perdure.deadletter import Reason, Replay, replay
 from perdure.worker.journal import Unreadable, parse_event
 from perdure.worker.journal.run_events import AttemptFailed, Buried, Replayed, StepCompleted
@@ -223,3 +235,43 @@ async def test_events_written_by_scripts_are_typed(app: App) -> None:
     assert [type(event) for event in events] == logged
     assert (events[1].error, events[2].message, events[3].fresh) == ("ValueError", "no", True)  # type: ignore[attr-defined]
     await handle.cancel()
+
+
+@pytest.mark.parametrize("in_agent", [True, False])
+async def test_a_message_that_was_recorded_with_another_text_is_returned_as_recorded(app: App, in_agent: bool) -> None:
+    """The ids of a model's tool calls differ in each run; a result must answer the call that the conversation has."""
+    runs: list[int] = []
+
+    async def ask(ctx: Context) -> list[tuple[str, str | None, int | None]]:
+        runs.append(1)
+        call = ToolCall(id=f"call-{len(runs)}", name="search")
+        asked = await ctx.add_message("assistant", f"try {len(runs)}", tool_calls=[call])
+        if len(runs) < 3:
+            raise ConnectionError("down")
+        found = await ctx.add_message("tool", "3 results", tool_call_id=asked.tool_calls[0].id)
+        return [(one.content, one.tool_call_id, one.n) for one in (asked, found)]
+
+    class Asking(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="ask", title="ask")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            return await ask(ctx)
+
+        async def finish(self, ctx: Context, state: AgentState) -> list[Any]:
+            assert [(one.content, one.tool_call_id, one.n) for one in state.messages] == [
+                tuple(one) for one in state.results["ask"]
+            ]
+            return list(state.results["ask"])
+
+    retry = Retry(max_attempts=3, base=0.0)
+    handle: TaskHandle[Any]
+    if in_agent:
+        handle = await app.agent(name="ask", retry=retry)(Asking).enqueue("x")
+    else:
+        handle = await app.task(name="ask", retry=retry)(ask).enqueue()
+    await work_off(app)
+    asked, found = await bounded(handle.result())
+    assert (asked[0], found[1], len(runs)) == ("try 1", "call-1", 3)
+    added = [event for event in await history(handle) if event.type == "message_added"]
+    assert [event.number for event in added] == [asked[2], found[2]]

@@ -32,7 +32,7 @@ async def match_step(run: Run, name: str, digests: tuple[str, ...], *, rerun: bo
 
 
 async def match_call(run: Run, name: str, digest: str, started: Mapping[str, bytes] | None = None) -> Match:
-    """Return the key of a call that is not a step, and its record if there is one.
+    """Return the key of a call that is not a step, and its record if there is one; again, if it is of another content.
 
     Records of earlier versions have no digest, and are found by order. In the handler's own asyncio task, so is a call
     that fits no record: its text may differ in each run.
@@ -53,7 +53,7 @@ async def match_call(run: Run, name: str, digest: str, started: Mapping[str, byt
         if known := keys.match_next(name, digest, history):
             return (*known, None)
     key, result, former = keys.match_any(name, digests, history, run.task, started=started)
-    return key, result if former is None else former.partition(b"\n")[2], None
+    return key, result if former is None else former.partition(b"\n")[2], former
 
 
 def digest_of(data: bytes) -> str:
