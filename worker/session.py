@@ -20,6 +20,7 @@ from ..queues import (
     State,
     TaskCancelled,
     TaskFailed,
+    checkpoint_fields,
     find_task,
     read_record,
     retry_while_unavailable,
@@ -41,6 +42,7 @@ from ..queues.sessions import (
     send_to_session,
 )
 from .agent import S
+from .agent.resume_notice import NOTE
 from .agent_task import AgentTask
 from .durable import EnqueueCall
 from .errors import InvalidArguments, StateMismatch
@@ -325,6 +327,17 @@ class TurnHandle:
             raise TaskCancelled(self.task_id)
         raise TaskFailed(self.task_id, reason, {})
 
+    async def notice(self) -> str:
+        """Return the note for the user about the last interruption of the turn so far; empty if there was none.
+
+        A task that continues the turn has notes of its own. Until a day after the end of the turn.
+        """
+        producer = self._producer
+        partition = await find_task(producer.gateway, producer.namespace, self.task_id)
+        if partition is None:
+            return ""
+        return (await checkpoint_fields(producer.gateway, partition, self.task_id, NOTE)).get(NOTE, b"").decode()
+
     async def _read_task(self) -> tuple[bytes | None, str] | None:
         """Return the answer that the task of a turn has, which the history does not keep any more."""
         with suppress(Refused):  # a producer's user may not search all queues for a task
@@ -356,6 +369,13 @@ class TurnHandle:
 
     def result_sync(self, timeout: Moment | None = None) -> Any:
         """See `result`."""
+        return self._sync(lambda: self.result(timeout), "await turn.result()")
+
+    def notice_sync(self) -> str:
+        """See `notice`."""
+        return self._sync(self.notice, "await turn.notice()")
+
+    def _sync(self, function: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
         if (caller := self._producer.gateway.caller) is None:
             raise NotOpen(f"the connection to {self._producer.address.shown} is not open")
-        return caller.call(lambda: self.result(timeout), "await turn.result()")
+        return caller.call(function, instead)

@@ -43,8 +43,8 @@ class Agent(Generic[S]):
         identity: who the agent is, apart from its work, until `perdure identity set` stores another one; None for an
             agent without one.
         message_rounds: how often messages that come after the last step cause another plan; later ones stay unread.
-        acknowledge_resume: whether a note for the user about an interruption is in the brief and, in a session, at the
-            start of the answer.
+        acknowledge_resume: whether a note for the user about an interruption is at the start of a session's answer, and
+            in the brief; `TurnHandle.notice` and the event `resume_notice` have it in any case.
         resume_timeout: seconds that an agent with `on_resume="ask"` waits for a confirmation, before it continues.
         coherence: checks whether the agent still works on its goal.
     """
@@ -59,7 +59,7 @@ class Agent(Generic[S]):
     wake_when_due: ClassVar[bool] = False
     identity: ClassVar[Identity | None] = None
     message_rounds: ClassVar[int] = 3
-    acknowledge_resume: ClassVar[bool] = True
+    acknowledge_resume: ClassVar[bool] = False
     resume_timeout: ClassVar[float] = 3600.0
     coherence: ClassVar[Coherence] = Coherence()
 
@@ -106,7 +106,7 @@ class Agent(Generic[S]):
         """Return what to say to the user when the agent resumes after an interruption; None for the default text.
 
         Called once per resume, before the next step. The text is in the event `resume_notice` and in the conversation,
-        and at the start of the answer of a session's turn.
+        and with `acknowledge_resume` at the start of the answer of a session's turn.
         """
         return None
 

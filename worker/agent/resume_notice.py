@@ -1,7 +1,7 @@
 """Notice of a resume for the user: what was restored, what is lost or in doubt, what comes next. Facts of the state.
 
-The notice is an event. A turn of a session says it at the start of its answer, too, and the brief of a prompt has it
-until the first step after the resume is recorded.
+The notice is an event, and the handle of a session's turn has it. If the agent acknowledges it, the answer of the turn
+starts with it, and the brief of a prompt has it until the first step after the resume is recorded.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..log import logger
 from .agent import Agent
 from .live_state import LiveState
 
-__all__ = ["AFTER", "acknowledged", "notice_of", "notify_of_resume"]
+__all__ = ["AFTER", "NOTE", "acknowledged", "notice_of", "notify_of_resume"]
 
 _SCOPE: Final = "#resume"
 """Scope of the steps that `on_resume` calls."""
 
-_NOTE: Final = "#notice"
+NOTE: Final = "#notice"
 """Checkpoint key of the last note for the user."""
 
 _GOAL: Final = 120
@@ -64,7 +64,8 @@ async def notify_of_resume(
     A run that is killed before logs none: the next one calls `on_resume` again, with its recorded steps.
     """
     run, resumption = live.run, live.run.resumption
-    live.notice = run.history.saved.get(_NOTE, b"").decode()
+    if agent.acknowledge_resume:
+        live.notice = run.history.saved.get(NOTE, b"").decode()
     if resumption is None or not resumption.interrupted or not resumption.restored:
         return
     notice = notice_of(resumption, live.state, live.gap)
@@ -88,9 +89,9 @@ async def notify_of_resume(
         gone += mark_changed()
     if agent.acknowledge_resume:
         live.notice = note
-        if parks or live.carried is not None:
-            run.history.saved[_NOTE] = note.encode("utf-8", "replace")
-            gone.append(Entry(Kind.SAVED, _NOTE, run.history.saved[_NOTE]))
+    if (agent.acknowledge_resume and parks) or live.carried is not None:
+        run.history.saved[NOTE] = note.encode("utf-8", "replace")
+        gone.append(Entry(Kind.SAVED, NOTE, run.history.saved[NOTE]))
     if entries or gone:
         await run.recorder.put(*entries, *gone, wait=bool(turns))
 
@@ -101,7 +102,7 @@ def acknowledged(agent: Agent[Any], live: LiveState[Any], codec: Codec, result: 
     An answer that is no text, or whose declared type does not take the note, is unchanged. If the agent has added the
     answer to the conversation, it has the note there, too.
     """
-    note = live.run.history.saved.get(_NOTE, b"").decode()
+    note = live.run.history.saved.get(NOTE, b"").decode()
     if live.carried is None or not note or not agent.acknowledge_resume or type(result) is not str:
         return result
     answer = f"{note}\n\n{result}"

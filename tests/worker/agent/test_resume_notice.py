@@ -165,6 +165,7 @@ async def test_an_agent_says_it_in_its_own_words_once_per_resume(app: App) -> No
 class Answering(Stopped):
     """Answers a message; its worker is stopped in the second of three steps. A prompt is built in each step."""
 
+    acknowledge_resume: ClassVar[bool] = True
     prompts: ClassVar[list[str]] = []
 
     async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
@@ -183,7 +184,7 @@ class Apologising(Answering):
 
 
 class Silent(Answering):
-    acknowledge_resume = False
+    acknowledge_resume = Agent.acknowledge_resume
 
 
 class Yes(Answering):
@@ -234,10 +235,28 @@ async def test_the_first_answer_has_the_agents_own_words(app: App) -> None:
 
 
 @pytest.mark.parametrize("kind", [Silent, Yes])
-async def test_an_answer_stays_as_it_is_if_the_agent_says_so_or_its_type_does(app: App, kind: type[Answering]) -> None:
+async def test_an_answer_stays_as_it_is_unless_the_agent_and_its_type_allow_the_note(
+    app: App, kind: type[Answering]
+) -> None:
     (first, second), _, prompts = await answers_of(app, kind, interrupted=True)
     assert first == second
     assert any("notice to the user" in prompt for prompt in prompts) is (kind is Yes)
+
+
+@pytest.mark.parametrize("kind", [Silent, Apologising])
+async def test_the_handle_of_a_turn_has_the_note_of_its_interruption(app: App, kind: type[Answering]) -> None:
+    app.agent(kind, name="answering")
+    kind.prompts.clear()
+    session = app.session(kind, "ada")
+    first, second = await session.send("count"), await session.send("again")
+    assert await first.notice() == ""
+    async with Worker(app) as worker:
+        kind.running.append(worker)
+        await bounded(worker.run())
+    await work_off(app)
+    await bounded(second.result())
+    assert (await first.notice()).startswith("(This work" if kind is Silent else "Sorry for the delay.")
+    assert await second.notice() == ""
 
 
 async def test_an_answer_without_an_interruption_has_no_note(app: App) -> None:

@@ -244,8 +244,8 @@ async def test_a_failed_turn_stops_the_session_until_it_is_replayed(app: App) ->
         assert [one[3] for one in await contents(session)] == ["attempts_exhausted", "waiting"]
         Assistant.broken = False
         await replay_turn(app, failed)
-        note, answer = (await failed.result(30)).split("\n\n")
-        assert answer == "ada (none) said 1 things in 1 messages"
+        assert await failed.result(30) == "ada (none) said 1 things in 1 messages"
+        note = await failed.notice()
         assert note.startswith("(This work was interrupted, and resumed after a replay at ")
         assert await waiting.result(30) == "ada (none) said 2 things in 3 messages"
 
@@ -261,7 +261,7 @@ async def test_the_state_is_corrected_in_a_turn_that_stopped(app: App) -> None:
         assert (await session.correct({"user": "bob"}, by="carl")).task_id == turn.task_id
         Assistant.broken = False
         await replay_turn(app, turn)
-        assert (await turn.result(30)).endswith("\n\nbob (none) said 1 things in 2 messages")
+        assert await turn.result(30) == "bob (none) said 1 things in 2 messages"
         with pytest.raises(SessionIdle, match="no turn of session 'a' of agent 'assistant' is running"):
             await session.correct({}, confirm=True)
     assert (await session.state()).user == "bob"

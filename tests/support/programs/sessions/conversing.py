@@ -37,6 +37,7 @@ class Talker(Agent[Conversation]):
     """Takes two steps per message."""
 
     keep_messages = 20
+    acknowledge_resume = True
 
     async def plan(self, ctx: Context, state: Conversation) -> list[PlanStep]:
         return [PlanStep(key=key, title=key) for key in ("note", "count")]
