@@ -107,9 +107,10 @@ class Session(Generic[S]):
             Unavailable: Redis did not answer.
         """
         task = self._agent.task
-        arguments, secrets = task.arguments.encode_call((text,), self._inputs)
+        whole, _ = task.arguments.encode_call((text,), self._inputs)
+        arguments, secrets = task.arguments.encode_call(("",), self._inputs)  # the message is stored once
         try:
-            self._agent.state_type.kind(**task.arguments.decode(arguments))
+            self._agent.state_type.kind(**task.arguments.decode(whole))
         except ValidationError as error:
             raise InvalidArguments(task.name, first_problem(error)) from None
         producer, sent = task.app.producer, list[TurnId]()

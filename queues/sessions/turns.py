@@ -88,8 +88,8 @@ async def send_to_session(
         app: App whose workers run the turns; None for the app of the messages before, or for any.
         aliases: Former names of the app.
         message_id: A message that is sent again under the same id is stored once.
-        inputs: JSON object of the inputs of the agent, and the paths of its secrets; None to keep those of the
-            message before.
+        inputs: JSON object of the inputs of the agent without its goal, and the paths of its secrets; None to keep
+            those of the message before.
         headers: Headers of the task of its turn.
         skip_failed: Pass over a turn that is a dead letter.
         limit: Largest size of message, headers and inputs in bytes.

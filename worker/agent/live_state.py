@@ -143,7 +143,8 @@ class LiveState(RunObserver, Generic[S]):
             self.carried.apply(self.state)
         if run.resumption is not None and run.resumption.received is not None:
             seed_from_handoff(self.state, run.resumption.received)
-        started = self._first_entries(Started(goal=goal, agent=state_type.agent))
+        turn = None if self.carried is None else self.carried.turn
+        started = self._first_entries(Started(goal=goal, agent=state_type.agent, turn=turn))
         self.started = True
         await run.recorder.put(*started, wait=False)
 
@@ -159,6 +160,7 @@ class LiveState(RunObserver, Generic[S]):
                 if removed is None:
                     raise
                 del messages[removed.first_message : removed.first_message + removed.messages]
+                messages.pop()  # the event adds the message of the turn again
 
     def rollback(self) -> None:
         """Undo changes since the last checkpoint, except in ephemeral fields."""
@@ -353,6 +355,8 @@ class LiveState(RunObserver, Generic[S]):
 
     def _check_size(self, data: bytes) -> None:
         size, limit = len(data), self.run.payload_limit
+        if self.carried is not None:  # the message of the turn is the goal too, and counts once
+            size -= len(self.carried.goal.encode("utf-8", "replace"))
         if size > limit:
             raise StateTooLarge(self.run.id, self.state_type.agent, size, limit, _largest(orjson.loads(data)))
         if size > self._warn_above:

@@ -61,15 +61,19 @@ class Carried(Generic[S]):
         """The text of the message. The task may have another one, if a failover lost that and this took its number."""
         return self._message.content
 
+    @property
+    def turn(self) -> Message:
+        """The message without its text, which the event of the start has as the goal."""
+        return self._message.model_copy(update={"content": ""})
+
     def apply(self, state: S) -> None:
-        """Set the fields of a new state. Raises `StateMismatch`."""
+        """Set the fields of a new state; the event of the start adds the message. Raises `StateMismatch`."""
         names = self._state_type.fields.keys() - self._state_type.ephemeral - _OF_A_TURN
         carried = {name: value for name, value in self._stored.items() if name in names}
         for name in ("decisions", "discoveries", "messages"):  # their events are in the logs of other tasks
             if name in carried:
                 carried[name] = [{**one, "n": 0} for one in carried[name]]
         self._state_type.assign(self._task_id, state, carried)
-        state.messages.append(self._message)
 
 
 class SessionTurn(Generic[S]):
@@ -123,7 +127,7 @@ class SessionTurn(Generic[S]):
             sent = await retry_while_unavailable(store, on_wait=self._wait)
             run.history.mail = max(run.history.mail, sent.number)
         role: Any = "system" if start.note else "user"
-        message = Message(role=role, content=start.text, name=start.sender or None, n=1)
+        message = Message(role=role, content=start.text, name=start.sender or None)
         return Carried(run.id, self._state_type, stored, message)
 
     async def end(self, state: dict[str, Any] | None, result: Any) -> None:

@@ -44,7 +44,12 @@ def reduce(state: State, event: Event, number: int) -> State:
 
 
 def _started(state: State, event: Started, number: int) -> State:
-    return {} if event.goal is None else {"goal": event.goal}
+    if event.goal is None:
+        return {}
+    if event.turn is None:
+        return {"goal": event.goal}
+    message = event.turn.model_copy(update={"content": event.goal, "n": number})
+    return {"goal": event.goal, "messages": [*state["messages"], message.model_dump(mode="json")]}
 
 
 def _planned(state: State, event: Planned, number: int) -> State:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
+from .chat import Message
 from .event import Count, Event, built_in
 
 __all__ = [
@@ -44,11 +45,16 @@ __all__ = [
 
 @built_in
 class Started(Event):
-    """Start of a task's first run."""
+    """Start of a task's first run.
+
+    Attributes:
+        turn: Message of the session whose turn the task is, without its content, which is the goal.
+    """
 
     type: Literal["started"] = "started"
     goal: str | None = None
     agent: str | None = None
+    turn: Message | None = None
 
 
 @built_in

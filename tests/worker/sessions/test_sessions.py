@@ -15,6 +15,7 @@ from perdure import (
     Context,
     Ephemeral,
     InvalidArguments,
+    PayloadTooLarge,
     PlanStep,
     Retry,
     Settings,
@@ -43,7 +44,7 @@ from perdure.queues.sessions.removal import forget_task
 from perdure.worker import session_correction
 from perdure.worker.durable import CURRENT_RUN, Run
 from perdure.worker.errors import BadSnapshot, ConfigurationError, StateMismatch
-from perdure.worker.journal import CannotCorrect, encode_snapshot
+from perdure.worker.journal import CannotCorrect, encode_snapshot, state_at
 from perdure.worker.session import Session, TurnHandle
 from pydantic import Field
 
@@ -635,6 +636,21 @@ class Talkative(Agent[AgentState]):
         return " ".join(state.results["listen"]) + " " + "y" * 3_000
 
 
+class Brief(Agent[AgentState]):
+    """Answers with the last message in short, in the second attempt."""
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="listen", title="listen")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        if ctx.attempt == 1:
+            raise ConnectionError("cut off")
+        return f"{state.messages[-1].content[0]} {len(state.messages)}"
+
+    async def finish(self, ctx: Context, state: AgentState) -> str:
+        return str(state.results["listen"])
+
+
 async def test_old_messages_leave_a_session_before_its_state_is_too_large(settings: Settings) -> None:
     changed = settings.model_copy(update={"payload_limit": 20_000, "check_state": True, "lease": 30.0})
     async with App("sessions", settings=changed) as app:
@@ -650,12 +666,30 @@ async def test_old_messages_leave_a_session_before_its_state_is_too_large(settin
         assert [one.turn for one in await session_messages(session) if one.role == "user"] == [*range(1, 10)]
 
 
+async def test_a_message_counts_once_towards_its_limit(settings: Settings) -> None:
+    """Though it is the goal of its turn, and a message of the state."""
+    changed = settings.model_copy(update={"payload_limit": 20_000, "check_state": True, "lease": 30.0})
+    async with App("sessions", settings=changed) as app:
+        app.agent(Brief, retry=Retry(max_attempts=2, base=0.0))
+        session = app.session(Brief, "a")
+        turns = [await session.send(char * size) for char, size in (("a", 15_000), ("b", 3_000))]
+        with pytest.raises(PayloadTooLarge, match="the message and the inputs"):
+            await session.send("c" * 20_000)
+        await work_off(app)
+        assert [await turn.result(30) for turn in turns] == ["a 1", "b 3"]
+        handle = await app.producer.find(turns[0].task_id)
+        assert handle is not None
+        past = await state_at(app.producer.gateway, handle.partition, handle.id)
+        first = past.state["messages"][0]
+        assert (past.state["goal"], first["content"], first["n"]) == ("a" * 15_000, "a" * 15_000, 1)
+
+
 async def test_a_message_that_does_not_fit_beside_the_first_one_parks_its_turn(settings: Settings) -> None:
     changed = settings.model_copy(update={"payload_limit": 20_000, "check_state": True, "lease": 30.0})
     async with App("sessions", settings=changed) as app:
         app.agent(Talkative)
         session = app.session(Talkative, "a")
-        first, turn = await session.send("y" * 8_000), await session.send("z" * 8_000)
+        first, turn = await session.send("y" * 8_000), await session.send("z" * 12_000)
         await work_off(app)
         assert (await first.result(30)).endswith("yyy")
         handle = await app.producer.find(turn.task_id)
