@@ -34,10 +34,10 @@ class Agent(Generic[S]):
             it again, `fail` makes the task a dead letter.
         snapshot_every: events between two snapshots of the state; it bounds what a resumed run reads.
         keep_steps: closed steps, with their results, that stay in the state; None: all. Older ones are archived:
-            `ctx.recall_step` returns them, and `replan` cannot plan their keys again.
+            `ctx.recall_step` returns them, `finish` has their results, and `replan` cannot plan their keys again.
         keep_messages: messages that stay in the state; None: all. Older ones remain in the event log.
         keep_events: entries of the event log that stay at least, and at most about twice as many; None: all. With older
-            ones go the results of the steps that they archived.
+            ones go the results of the steps that they archived, if the agent defines `replan`: its steps have no end.
         save_every: seconds between two saves of a step's `progress`.
         wake_when_due: whether an idle session of the agent gets a turn when a commitment in its state falls due.
         identity: who the agent is, apart from its work, until `perdure identity set` stores another one; None for an
@@ -84,7 +84,10 @@ class Agent(Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} has no act")
 
     async def finish(self, ctx: Context, state: S) -> Any:
-        """Return the result of the task. Called when every step of the plan is closed."""
+        """Return the result of the task. Called when every step of the plan is closed.
+
+        `state.results` has the results of archived steps, too; a change of one of these is not stored.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no finish")
 
     async def remember(self, ctx: Context, state: S) -> Sequence[NewMemory | str]:

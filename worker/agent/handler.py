@@ -64,6 +64,7 @@ def make_handler(
             snapshot_every=kind.snapshot_every,
             keep_steps=kind.keep_steps,
             keep_messages=kind.keep_messages,
+            keep_events=kind.keep_events,
             check=check(),
         )
         agent = kind()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, Final, Generic
 
 import orjson
 from pydantic import ValidationError
 
-from ...queues import Entry, Kind, PayloadTooLarge
+from ...queues import Entry, Kind, PayloadTooLarge, retry_while_unavailable
 from ..durable import Run, RunObserver
 from ..errors import StateDrift, StateError, StateTooLarge
 from ..errors.validation import first_problem
@@ -25,6 +26,7 @@ from ..journal import (
     Patch,
     apply,
     archived_field,
+    archived_steps,
     diff,
     empty_state,
     encode_snapshot,
@@ -34,7 +36,7 @@ from ..journal import (
 from ..journal.agent_events import Archived, Changed, LogBase, Snapshot
 from ..journal.event_redaction import redacted
 from ..journal.run_events import Started
-from ..log import logger
+from ..log import log_wait, logger
 from .agent import S
 from .restoration import restore
 from .session_turn import Carried
@@ -83,6 +85,7 @@ class LiveState(RunObserver, Generic[S]):
         snapshot_every: int,
         keep_steps: int | None = None,
         keep_messages: int | None = None,
+        keep_events: int | None = None,
         check: bool = False,
     ) -> None:
         """Create an empty state.
@@ -90,6 +93,7 @@ class LiveState(RunObserver, Generic[S]):
         Args:
             snapshot_every: log entries between two snapshots.
             keep_steps, keep_messages: closed steps and messages that stay in the state; None: all of them.
+            keep_events: entries of the log that stay; None: all of them.
             check: whether to compare state and log at each checkpoint.
         """
         self.run = run
@@ -105,7 +109,7 @@ class LiveState(RunObserver, Generic[S]):
         self.notice = ""
         self.asked_after: After | None = None
         self._every = snapshot_every
-        self._keep_steps, self._keep_messages = keep_steps, keep_messages
+        self._keep_steps, self._keep_messages, self._keep_events = keep_steps, keep_messages, keep_events
         self._ahead: list[Entry] = []
         """Entries that are written with the next checkpoint: their events have their numbers already."""
         self._check = check
@@ -113,6 +117,8 @@ class LiveState(RunObserver, Generic[S]):
         self._blobs: set[str] = set()
         self._warn_above = _LARGE
         self._checkpointing = False
+        self._recalled: frozenset[str] = frozenset()
+        """Keys of the archived steps whose results `state` has, and the stored state does not."""
 
     async def open(self, goal: str, inputs: dict[str, Any]) -> None:
         """Restore the state that earlier runs left, or create it from the goal.
@@ -162,8 +168,35 @@ class LiveState(RunObserver, Generic[S]):
                 del messages[removed.first_message : removed.first_message + removed.messages]
                 messages.pop()  # the event adds the message of the turn again
 
+    async def recall_results(self) -> None:
+        """Add the results of archived steps to those of `state`, in the order of the plan, until the next rollback.
+
+        The stored state does not get them. Raises `DecryptionError`.
+        """
+        run, archive = self.run, self.state.archive
+        if archive.retired:
+            logger.bind(task=self.state_type.agent, id=run.id).warning(
+                "finish has no results of the first {:,} steps: keep_events, {}, has retired them; collect what it "
+                "needs in a field of the state, or set keep_events to None",
+                archive.retired,
+                self._keep_events,
+            )
+        if archive.steps == archive.retired:
+            return
+        await run.flush()
+        read = partial(archived_steps, run.gateway, run.delivery.partition, run.id)
+        found = await retry_while_unavailable(read, on_wait=log_wait(f"the archive of task {run.id}", run.touch))
+        records = {key: orjson.loads(data) for key, data in found.items()}
+        done = sorted((key for key, record in records.items() if "result" in record), key=lambda key: records[key]["at"])
+        held = self.state.results
+        complete = {key: records[key]["result"] for key in done if key not in held} | held
+        self._recalled = frozenset(complete.keys() - held.keys())
+        held.clear()
+        held.update(complete)
+
     def rollback(self) -> None:
         """Undo changes since the last checkpoint, except in ephemeral fields."""
+        self._recalled = frozenset()
         discarded, self.state = self.state, self.state_type.load(self.run.id, self.logged_state)
         for name in self.state_type.ephemeral:
             setattr(self.state, name, getattr(discarded, name))
@@ -335,13 +368,13 @@ class LiveState(RunObserver, Generic[S]):
                 if not self.state_type.apply_change(self.state, name, before.get(name), after[name])
             ]
         if touched:
-            current = orjson.loads(self.state_type.dump(self.run.id, self.state, touched))
+            current = orjson.loads(self.state_type.dump(self.run.id, self.state, touched, recalled=self._recalled))
             changed = reduce({**before, **current}, event, number)
             self.state_type.assign(self.run.id, self.state, {name: changed[name] for name in touched})
 
     def _changes(self, stored: dict[str, Any]) -> Patch:
         """Return the patch from a stored state to `state`, without secrets. Fields unknown to the class stay."""
-        data = self.state_type.dump(self.run.id, self.state)
+        data = self.state_type.dump(self.run.id, self.state, recalled=self._recalled)
         self._check_size(data)
         changed = {
             name: value for name, value in orjson.loads(data).items() if not _same(stored.get(name, _MISSING), value)

@@ -110,7 +110,7 @@ class Loop(Generic[S]):
         )
         self._run.observe(self._incoming)
         if self._agent.keep_events is not None:
-            self._run.observe(Retirement(self._live, self._agent.keep_events))
+            self._run.observe(Retirement(self._live, self._agent.keep_events, keep_results=not self._replans))
         self._corrections = Corrections(self._live, self._incoming, replicated=self._replicated)
         await confirm_resume(self._agent, self._ctx, self._live, self._on_resume, self._mark_all_changed)
         watching = in_background(self._incoming.watch(self._notifications))
@@ -260,6 +260,7 @@ class Loop(Generic[S]):
         """
         agent = self._agent
         codec = codec_of(agent.finish)
+        await self._live.recall_results()
         result = acknowledged(agent, self._live, codec, await agent.finish(self._ctx, self._state))
         data, result = codec.encode("method", "finish", result)
         check_size("what finish returned", len(data), self._run.payload_limit)

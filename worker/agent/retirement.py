@@ -1,4 +1,6 @@
-"""Retirement of the oldest events of an agent, and of the results of the steps that they archived.
+"""Retirement of the oldest events of an agent, and of the results of the steps that they archived if it replans.
+
+The plan of an agent that does not replan is finite, and `finish` has all of its results.
 
 The log starts with an event that has the whole state (`log_base`). When there have been enough events since the last
 one, another one is written, and what is before the last one goes. So a log has one to two times as many events as the
@@ -25,11 +27,15 @@ _PAYLOADS: Final = 16
 
 
 class Retirement(RunObserver):
-    """Retirement of what one run of an agent does not keep, between two steps."""
+    """Retirement of what one run of an agent does not keep, between two steps.
 
-    def __init__(self, live: LiveState[Any], keep_events: int) -> None:
+    keep_results: whether the records of archived steps stay.
+    """
+
+    def __init__(self, live: LiveState[Any], keep_events: int, *, keep_results: bool) -> None:
         self._live = live
         self._keep = keep_events
+        self._keep_results = keep_results
         self._most = _PAYLOADS * live.run.payload_limit
         self._logged = 0
         self._tried = 0
@@ -47,7 +53,7 @@ class Retirement(RunObserver):
         partition, wait = run.delivery.partition, log_wait(f"the archive of task {run.id}", run.touch)
         gone: dict[str, str] = {}
         fields: dict[str, bytes] = {}
-        if former:
+        if former and not self._keep_results:
             read = partial(archived_steps, run.gateway, partition, run.id)
             records = {
                 key: orjson.loads(one) for key, one in (await retry_while_unavailable(read, on_wait=wait)).items()

@@ -79,15 +79,20 @@ class StateType(Generic[S]):
                     "default: as an input it is set again in every run"
                 )
 
-    def dump(self, task_id: str, state: S, names: Collection[str] | None = None) -> bytes:
-        """Return the stored fields as JSON, all or those in `names`. Raises `StateUnstorable`."""
+    def dump(
+        self, task_id: str, state: S, names: Collection[str] | None = None, *, recalled: Collection[str] = ()
+    ) -> bytes:
+        """Return the stored fields as JSON, all or those in `names`, without these results. Raises `StateUnstorable`."""
         try:
-            return self._dump(state, None if names is None else set(names))
+            return self._dump(state, None if names is None else set(names), recalled)
         except (PydanticSerializationError, ValueError, RecursionError) as error:
             raise StateUnstorable(task_id, self.agent, self._unstorable(state) or str(error)) from None
 
-    def _dump(self, state: S, names: set[str] | None) -> bytes:
-        return state.model_dump_json(include=names, exclude=set(self.ephemeral), warnings="error").encode()
+    def _dump(self, state: S, names: set[str] | None, recalled: Collection[str] = ()) -> bytes:
+        exclude: dict[str, Any] = dict.fromkeys(self.ephemeral, True)
+        if recalled:
+            exclude["results"] = set(recalled)
+        return state.model_dump_json(include=names, exclude=exclude, warnings="error").encode()
 
     def _unstorable(self, state: S) -> str | None:
         """Return which field cannot be stored, and the remedy; None if each of them can."""

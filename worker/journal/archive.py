@@ -65,8 +65,8 @@ class Removed:
     """Steps and messages that leave a state, and the state without them.
 
     Attributes:
-        steps: Records of the steps by key, as JSON: the step as the plan had it, its `result` if it has one, and `n`,
-            the number of the event that archives it.
+        steps: Records of the steps by key, as JSON: the step as the plan had it, its `result` if it has one, `n`, the
+            number of the event that archives it, and `at`, the number of the steps that were archived before it.
         messages: How many messages left, and the index of the first one.
     """
 
@@ -91,11 +91,11 @@ def remove_oldest(state: State, *, steps: int | None, messages: int | None, numb
     if not gone and first == end:
         return None
     results = state["results"]
-    records = {
-        key: orjson.dumps({"step": step, "n": number} | ({"result": results[key]} if key in results else {}))
-        for key, step in gone.items()
-    }
     archive = Archive.model_validate(state["archive"])
+    records = {
+        key: orjson.dumps({"step": step, "n": number, "at": at} | ({"result": results[key]} if key in results else {}))
+        for at, (key, step) in enumerate(gone.items(), archive.steps)
+    }
     archive.steps += len(gone)
     archive.messages += end - first
     archive.ranges = _ranges(archive.ranges, list(gone))

@@ -196,7 +196,7 @@ class Archive(BaseModel):
         steps: Closed steps that left the plan with their results; `ctx.recall_step` returns each by its key.
         messages: Messages that left the conversation without a summary; the log has them.
         ranges: The steps in the order in which they left.
-        retired: The first of these steps, whose results are not kept any more.
+        retired: The first of these steps, whose records are not kept any more.
         base: Number of the last event `log_base`; 0 while the log is complete.
     """
 
@@ -212,7 +212,7 @@ class AgentState(BaseModel):
 
     Attributes:
         plan: Open steps and the latest closed ones (`Agent.keep_steps`).
-        results: Results of the steps in the plan, by key.
+        results: Results of the steps in the plan, by key; in `finish`, those of archived steps, too.
         decisions: Latest decisions; the log has all of them.
         discoveries: Latest discoveries; the log has all of them.
         commitments: What the agent promised and what it was promised. The agent adds, changes and removes them.

@@ -54,7 +54,7 @@ def test_the_oldest_closed_steps_leave_with_their_results() -> None:
         "retired": 0,
         "base": 0,
     }
-    assert orjson.loads(removed.steps["s1"]) == {"step": before["plan"][1], "n": 9, "result": 10}
+    assert orjson.loads(removed.steps["s1"]) == {"step": before["plan"][1], "n": 9, "at": 1, "result": 10}
     assert len(before["plan"]) == 7, "the given state is not changed"
     assert remove_oldest(removed.state, steps=2, messages=None) is None
 
@@ -63,7 +63,7 @@ def test_a_step_without_a_result_is_archived_without_one() -> None:
     state = state_of(1)
     state["plan"][0]["status"], state["results"] = "failed", {}
     removed = remove_oldest(state, steps=0, messages=None)
-    assert removed is not None and orjson.loads(removed.steps["s0"]) == {"step": state["plan"][0], "n": 0}
+    assert removed is not None and orjson.loads(removed.steps["s0"]) == {"step": state["plan"][0], "n": 0, "at": 0}
 
 
 def test_the_archive_has_a_bounded_number_of_ranges() -> None:
