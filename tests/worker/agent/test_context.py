@@ -543,3 +543,38 @@ async def test_the_compacted_event_changes_the_state_of_an_agent(settings: Setti
 def test_numbers_of_a_builder_are_checked(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         ContextBuilder(**given)
+
+
+async def test_a_model_function_without_a_return_annotation_is_read_like_its_answer(app: App) -> None:
+    """In the run that calls it, and in one that reads the record."""
+
+    async def model(prompt: Prompt):  # type: ignore[no-untyped-def]  # noqa: ANN202 - what is tested
+        return Message(role="assistant", content="42", tool_calls=(ToolCall(id="c1", name="count", arguments={"n": 1}),))
+
+    class Plain(Agent[AgentState]):
+        seen: list[Any]
+
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="solve", title="Solve it")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            answer: Any = await ContextBuilder(window=10_000).ask(ctx, state, model)
+            (call,) = answer.tool_calls
+            self.seen.append((answer.content, call.name, call.arguments.n, dict(answer)))
+            await ctx.add_message("assistant", answer.content, tool_calls=answer.tool_calls)
+            if len(self.seen) == 1:
+                with pytest.raises(AttributeError, match="the answer of the model has no 'text', it has role, content"):
+                    _ = answer.text
+                raise RuntimeError("cut off")
+            return str(answer.content)
+
+        async def finish(self, ctx: Context, state: AgentState) -> Any:
+            return [one.model_dump(include={"content", "tool_calls"}) for one in state.messages]
+
+    Plain.seen = []
+    handle = await app.agent(name="plain", retry=TWICE)(Plain).enqueue("x")
+    await work_off(app)
+    (message,) = await handle.result(timeout=0)
+    assert (message["content"], message["tool_calls"][0]["arguments"]) == ("42", {"n": 1})
+    assert Plain.seen[0] == Plain.seen[1]
+    assert Plain.seen[0][:3] == ("42", "count", 1)

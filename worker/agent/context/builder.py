@@ -138,6 +138,9 @@ class ContextBuilder:
     ) -> Any:
         """Call a model with the context, as a step. A recorded answer is returned without building a context.
 
+        The answer is of the type that the model function declares. Without one it is JSON data, whose objects also have
+        their keys as attributes: `answer.content`.
+
         For the other arguments and errors see `build` and `Context.step`.
         """
         await apply_recorded_summary(_run_of(ctx), state, self.keep)
@@ -150,7 +153,7 @@ class ContextBuilder:
             answer = await _run_of(ctx).threads.run(model, (prompt,), {})
             return await answer if isinstance(answer, Awaitable) else answer
 
-        return await ctx.options(timeout=timeout, retry=retry).step(name, called)
+        return _readable(await ctx.options(timeout=timeout, retry=retry).step(name, called))
 
     async def build(
         self,
@@ -243,6 +246,26 @@ class ContextBuilder:
         """Return memories for the current step that the background does not have."""
         title = next((step.title for step in state.plan if step.key == state.current), "")
         return await search(run, self.memory, title, self.memories // 2, known=background.memories)
+
+
+class _JsonObject(dict[str, Any]):
+    """JSON object whose keys are attributes, too, unless a method of dict has that name."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"the answer of the model has no {name!r}, it has {', '.join(self) or 'no fields'}; declare the return "
+                "type of the model's function to get an object of that type"
+            ) from None
+
+
+def _readable(value: Any) -> Any:
+    """Return JSON data with its objects as `_JsonObject`; any other value unchanged."""
+    if type(value) is dict:
+        return _JsonObject({name: _readable(part) for name, part in value.items()})
+    return [_readable(part) for part in value] if type(value) is list else value
 
 
 def _run_of(ctx: Context) -> Run:
