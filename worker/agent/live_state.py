@@ -187,7 +187,9 @@ class LiveState(RunObserver, Generic[S]):
         read = partial(archived_steps, run.gateway, run.delivery.partition, run.id)
         found = await retry_while_unavailable(read, on_wait=log_wait(f"the archive of task {run.id}", run.touch))
         records = {key: orjson.loads(data) for key, data in found.items()}
-        done = sorted((key for key, record in records.items() if "result" in record), key=lambda key: records[key]["at"])
+        done = sorted(
+            (key for key, record in records.items() if "result" in record), key=lambda key: records[key]["at"]
+        )
         held = self.state.results
         complete = {key: records[key]["result"] for key in done if key not in held} | held
         self._recalled = frozenset(complete.keys() - held.keys())

@@ -82,7 +82,10 @@ class StateType(Generic[S]):
     def dump(
         self, task_id: str, state: S, names: Collection[str] | None = None, *, recalled: Collection[str] = ()
     ) -> bytes:
-        """Return the stored fields as JSON, all or those in `names`, without these results. Raises `StateUnstorable`."""
+        """Return the stored fields as JSON, all or those in `names`, without recalled results.
+
+        Raises `StateUnstorable`.
+        """
         try:
             return self._dump(state, None if names is None else set(names), recalled)
         except (PydanticSerializationError, ValueError, RecursionError) as error:

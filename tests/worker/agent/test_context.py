@@ -548,8 +548,10 @@ def test_numbers_of_a_builder_are_checked(given: dict[str, Any], problem: str) -
 async def test_a_model_function_without_a_return_annotation_is_read_like_its_answer(app: App) -> None:
     """In the run that calls it, and in one that reads the record."""
 
-    async def model(prompt: Prompt):  # type: ignore[no-untyped-def]  # noqa: ANN202 - what is tested
-        return Message(role="assistant", content="42", tool_calls=(ToolCall(id="c1", name="count", arguments={"n": 1}),))
+    async def model(prompt: Prompt):  # type: ignore[no-untyped-def]
+        return Message(
+            role="assistant", content="42", tool_calls=(ToolCall(id="c1", name="count", arguments={"n": 1}),)
+        )
 
     class Plain(Agent[AgentState]):
         seen: list[Any]

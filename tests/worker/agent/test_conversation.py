@@ -450,7 +450,9 @@ def test_inbox_messages_are_cut_or_counted() -> None:
     assert [one.content[:5] for one in prompt.messages] == ["first", "long ", "last"]
     assert prompt.messages[1].content.endswith("more characters]")
     assert prompt.tokens["inbox"] <= 200
-    prompt = assemble(Layers(AgentState(), inbox=[f"message {number}" for number in range(100)]), 2000)
+    prompt = assemble(
+        Layers(AgentState(), inbox=[f"message {number}" for number in range(100)], tools=["read_inbox"]), 2000
+    )
     assert prompt.messages[0].content == "message 0"
     assert (
         prompt.messages[-1].content
@@ -462,7 +464,7 @@ def test_inbox_messages_are_cut_or_counted() -> None:
 
 def test_last_limits_the_messages() -> None:
     turns = [user(str(number)) for number in range(10)]
-    prompt = assemble(Layers(AgentState(messages=turns)), 10_000, last=3)
+    prompt = assemble(Layers(AgentState(messages=turns), tools=["search_history"]), 10_000, last=3)
     assert [one.content for one in prompt.messages] == [
         "[7 earlier messages are not shown; search_history finds them.]",
         "7",

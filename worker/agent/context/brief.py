@@ -18,13 +18,13 @@
 
 Sections without entries are left out. Every entry is one line of quoted text. A section that does not fit keeps its
 latest entries (its first ones, if they are still to be done), and a line says how many are missing, what they are in
-short, and how to get them. Steps in doubt, completed steps and what is waited for are named in any case. Of the
+short, and which of the model's tools returns them. Steps in doubt, completed steps and what is waited for are named in any case. Of the
 promises, those of the agent come first, and of these the one that is due first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final
@@ -39,8 +39,8 @@ __all__ = ["BriefText", "Interruption", "brief_text"]
 _SHORT: Final = 15
 """Most characters of a step's result if the turns hold it too: it only has to be recognized there."""
 
-_LONG: Final = (600, 150)
-"""Most characters of a step's result if the turns may not hold it, by the room in the brief."""
+_LONG: Final = (1_000_000, 600, 150)
+"""Most characters of a step's result that the turns do not hold, by the room in the brief: all of it if it fits."""
 
 _NEXT: Final = 1
 """Most later steps that are listed if nothing was interrupted: the plan was made in the turns."""
@@ -89,22 +89,27 @@ def brief_text(
     *,
     interruption: Interruption | None = None,
     full: bool = False,
+    held: Collection[str] = (),
     memories: Sequence[str] = (),
     in_flight: Sequence[str] = (),
+    tools: Collection[str] = (),
 ) -> BriefText:
     """Return the brief within a budget of tokens.
 
     Args:
         count: counts the tokens of a text.
-        full: whether results are shown at length, because the turns may not hold them.
+        full: whether the whole plan is shown, because the turns may not hold it.
+        held: keys of the steps whose results the turns hold, so that they only have to be recognized.
         memories: quoted lines.
+        tools: names of the ready-made tools that the model has; no other is named.
     """
     headline = _headline(state, interruption)
-    sections = [one for one in _sections(state, interruption, full, memories, in_flight) if one.lines or one.always]
+    found = _sections(state, interruption, full, held, memories, in_flight, tools)
+    sections = [one for one in found if one.lines or one.always]
     if not headline and not sections:
         return BriefText("")
     head = "\n\n".join(["# Brief", *([headline] if headline else [])])
-    texts, left_out = fitted(sections, budget - count(head), count)
+    texts, left_out = fitted(sections, budget - count(head), count, tools)
     return BriefText("\n\n".join([head, *texts]), left_out)
 
 
@@ -144,9 +149,18 @@ def _sections(
     state: AgentState,
     interruption: Interruption | None,
     full: bool,
+    held: Collection[str],
     memories: Sequence[str],
     in_flight: Sequence[str],
+    tools: Collection[str],
 ) -> Iterable[Section]:
+    def all_of(section: str) -> str:
+        """Return the call of the tool that returns the whole section; empty without the tool."""
+        return f'`search_history(section="{section}")` returns all' if "search_history" in tools else ""
+
+    def done_line(step: PlanStep, limit: int) -> str:
+        return _done(step, state.results.get(step.key), limit)
+
     done = [step for step in state.plan if step.status is StepStatus.DONE]
     gone = [step for step in state.plan if step.status in (StepStatus.FAILED, StepStatus.DROPPED)]
     current = _next(state)
@@ -159,34 +173,34 @@ def _sections(
             "former",
             [*doubtful, *_former(state, interruption)],
             lambda _left, _most: "",
-            _all("former"),
+            all_of("former"),
             least=len(doubtful),
             first=True,
         )
     yield Section(
         "Completed steps",
         "steps",
-        [_done(step, state.results.get(step.key), _SHORT) for step in done],
+        [done_line(step, _SHORT) for step in done],
         lambda left, most: _ranges(state, done[:left], most),
-        f"`recall_step(KEY)` returns the result of one{_retired(state)}",
+        f"`recall_step(KEY)` returns the result of one{_retired(state)}" if "recall_step" in tools else "",
         always=state.archive.steps,
         required=True,
-        footer=_CUT,
-        longer=[[_done(step, state.results.get(step.key), limit) for limit in _LONG] for step in done] if full else (),
+        footer=_CUT if "recall_step" in tools else "",
+        longer=[() if step.key in held else [done_line(step, limit) for limit in _LONG] for step in done],
     )
     yield Section(
         "Failed and dropped steps",
         "failed",
         [_gone(step) for step in gone],
         lambda left, most: _keys(state.plan, gone[:left], most),
-        _all("failed"),
+        all_of("failed"),
     )
     yield Section(
         "Later steps",
         "open",
         [f"- {_named(step)}" for step in later],
         lambda left, most: _keys(state.plan, later[-left:], most),
-        _all("open") if full else "",  # else the plan is in the turns, and these bytes are in no cache
+        all_of("open") if full else "",  # else the plan is in the turns, and these bytes are in no cache
         first=True,
         most=None if full else _NEXT,
     )
@@ -195,21 +209,21 @@ def _sections(
         "decisions",
         list(_decisions(state)),
         lambda left, most: _few([_word(one.choice) for one in state.decisions[:left]], most),
-        _all("decisions"),
+        all_of("decisions"),
     )
     yield Section(
         "Discoveries",
         "discoveries",
         list(_discoveries(state)),
         lambda left, most: _few([_word(one.fact) for one in state.discoveries[:left]], most),
-        _all("discoveries"),
+        all_of("discoveries"),
     )
     yield Section(
         "Promises",
         "promises",
         [f"- {_promised(one)}: {quoted_line(one.what)}" for one in promises],
         lambda left, most: _few([f"{_promised(one, 40)}: {_word(one.what)}" for one in promises[-left:]], most),
-        _all("promises"),
+        all_of("promises"),
         first=True,
     )
     yield Section(
@@ -217,7 +231,7 @@ def _sections(
         "questions",
         list(_questions(state)),
         lambda left, most: _few([_asked(one) for one in state.questions[-left:]], most),
-        _all("questions"),
+        all_of("questions"),
         least=int(state.waiting_for is not None),
         first=True,
     )
@@ -226,14 +240,21 @@ def _sections(
         "artifacts",
         [f"- {quoted_name(one.name)} ({one.size:,} bytes)" for one in state.artifacts],
         lambda left, most: _few([_word(one.name) for one in state.artifacts[:left]], most),
-        f"{_all('artifacts')}, `read_artifact(NAME)` the content of one",
+        ", ".join(
+            way
+            for way in (
+                all_of("artifacts"),
+                "`read_artifact(NAME)` returns the content of one" if "read_artifact" in tools else "",
+            )
+            if way
+        ),
     )
     yield Section(
         "Changed files",
         "files",
         [f"- {quoted_name(one.path)}" for one in state.files],
         lambda left, most: _few([_word(one.path) for one in state.files[:left]], most),
-        _all("files"),
+        all_of("files"),
     )
     yield Section(
         "In flight",
@@ -249,14 +270,9 @@ def _sections(
         "memories",
         list(memories),
         lambda _left, _most: "",
-        "`search_memory` finds them",
+        "`search_memory` finds them" if "search_memory" in tools else "",
         first=True,
     )
-
-
-def _all(section: str) -> str:
-    """Return the call of a tool that returns the whole section."""
-    return f'`search_history(section="{section}")` returns all'
 
 
 def _is_open(step: PlanStep) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeVar, overload, runtime_checkable
 
@@ -61,6 +61,7 @@ class ContextBuilder:
             there is one; False for none.
         memories: most memories for the goal; half as many for a step.
         last: most messages of the conversation.
+        tools: names of the ready-made tools that the model has (`AgentTools.names`): a prompt names no other.
         counter: token counter, see `default_counter`.
         summarizer: summarizes all but the last `keep` messages when the context takes `compact_at` of the window.
         retry: how often and how far apart the summarizer is called, see `compact`.
@@ -76,6 +77,7 @@ class ContextBuilder:
     budgets: Budgets = field(default_factory=Budgets)
     counter: TokenCounter = field(default_factory=default_counter)
     last: int | None = None
+    tools: Collection[str] = ()
     summarizer: Summarizer | None = None
     compact_at: float = 0.8
     keep: int = 20
@@ -90,7 +92,7 @@ class ContextBuilder:
         for name, least, number in counts:
             if not isinstance(number, int) or number < 1:
                 raise ValueError(f"{name} must be a whole number, {least} or more, got {number!r}")
-        for name, texts in (("rules", self.rules), ("profile", self.profile)):
+        for name, texts in (("rules", self.rules), ("profile", self.profile), ("tools", self.tools)):
             if isinstance(texts, str):
                 raise ValueError(f"{name} must be a list of texts, got {texts!r}")
         if not 0 < self.compact_at <= 1:
@@ -190,6 +192,7 @@ class ContextBuilder:
             step_memories=found,
             in_flight=tuple(in_flight),
             inbox=[_inbox_text(one) for one in inbox],
+            tools=self.tools,
         )
         prompt = self._assemble(run, layers)
         if self.summarizer is None or prompt.wanted < self.compact_at * self.window:
@@ -204,6 +207,7 @@ class ContextBuilder:
             counter=self.counter,
             retry=self.retry,
             on_failure=self.on_failure,
+            tools=self.tools,
         )
         return self._assemble(run, layers) if compacted else prompt
 

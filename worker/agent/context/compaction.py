@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -87,6 +87,7 @@ async def compact(
     counter: TokenCounter,
     retry: Retry | None = None,
     on_failure: Literal["error", "digest"] = "error",
+    tools: Collection[str] = (),
 ) -> bool:
     """Replace the oldest messages with their summary. Return False if that would not free enough tokens.
 
@@ -99,6 +100,7 @@ async def compact(
         retry: how often and how far apart the summarizer is called.
         on_failure: if no summary is usable, raise `CompactionFailed`, or use a digest: the start of each message, as
             many of the latest as fit the budget.
+        tools: names of the ready-made tools that the model has.
     """
     if await apply_recorded_summary(run, state, keep):
         return True
@@ -117,7 +119,7 @@ async def compact(
     run.step_began(key)
     try:
         summary = await _summary(run, summarizer, request, counter, retry or Retry(), on_failure)
-        text = f"{_heading(old, first, last)}\n{summary}"
+        text = f"{_heading(old, first, last, tools)}\n{summary}"
         event = Compacted(first=first, last=last, messages=cut, summary=text, kept=kept, step=run.keys.within)
         data = {"first": first, "summary": text, "kept": [one.model_dump(mode="json") for one in kept]}
         record = StepRecord(orjson.dumps(data)).encode()
@@ -157,7 +159,7 @@ _COVERED: Final = re.compile(r"\[Summary of (?:events \d+ to (\d+): )?(\d+) mess
 """The start of a summary: the last event and the number of messages that it covers."""
 
 
-def _heading(old: Sequence[Message], first: int, last: int) -> str:
+def _heading(old: Sequence[Message], first: int, last: int, tools: Collection[str]) -> str:
     """Return the line above a summary, which says what it covers, earlier summaries included."""
     numbered = count = 0
     for one in old:
@@ -167,7 +169,8 @@ def _heading(old: Sequence[Message], first: int, last: int) -> str:
     if not last:
         return f"[Summary of {count} messages, of which no event has a copy.]"
     kept = "kept in full in the task's event log" if numbered == len(old) else "those of events are kept in its log"
-    return f"[Summary of events {first} to {last}: {count} messages, {kept}; search_history finds them.]"
+    way = "; search_history finds them" if "search_history" in tools else ""
+    return f"[Summary of events {first} to {last}: {count} messages, {kept}{way}.]"
 
 
 def _range(old: Sequence[Message]) -> tuple[int, int]:

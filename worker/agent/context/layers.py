@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +41,7 @@ class Layers:
         step_memories: quoted lines of memories for the current step.
         in_flight: work that has not ended, such as child tasks.
         inbox: messages that arrived in the meantime, the oldest first.
+        tools: names of the ready-made tools that the model has: the prompt names no other.
     """
 
     state: AgentState
@@ -51,6 +53,7 @@ class Layers:
     step_memories: Sequence[str] = ()
     in_flight: Sequence[str] = ()
     inbox: Sequence[str] = ()
+    tools: Collection[str] = ()
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ def assemble(
     _identity(draft, layers, int(window * budgets.identity))
     _background(draft, layers)
     stable = len(draft.messages)
-    inbox = _inbox(draft, layers.inbox, int(window * budgets.inbox))
+    inbox = _inbox(draft, layers.inbox, int(window * budgets.inbox), layers.tools)
     room = int(window * (1 - budgets.reserve)) - sum(draft.tokens.values()) - draft.cost(inbox)
     goal = [_goal(layers.state)] if _is_message(layers.state) else []
     brief, turns = _brief_and_turns(draft, layers, window, budgets, room - draft.cost(goal), last)
@@ -144,7 +147,8 @@ def _background(draft: _Draft, layers: Layers) -> None:
     if found.profile:
         parts.append("# Profile\n\n" + "\n".join(found.profile))
     if found.memories and not _is_message(layers.state):
-        note = [f"- {found.left_out} more not shown: `search_memory` finds them."] if found.left_out else []
+        way = ": `search_memory` finds them" if "search_memory" in layers.tools else ""
+        note = [f"- {found.left_out} more not shown{way}."] if found.left_out else []
         parts.append("# Memories\n\n" + "\n".join([*found.memories, *note]))
     if layers.received:
         parts.append(f"# From the task that this one continues\n\n{layers.received}")
@@ -168,19 +172,21 @@ def _is_message(state: AgentState) -> bool:
 def _brief_and_turns(
     draft: _Draft, layers: Layers, window: int, budgets: Budgets, room: int, last: int | None
 ) -> tuple[BriefText, Turns]:
-    """Return the brief, and the turns that fit beside it. Results are shown at length if turns may not hold them."""
+    """Return the brief, and the turns that fit beside it. Results that these turns do not hold are shown at length."""
     state, count = layers.state, draft.counter.count
     short = int(window * budgets.brief)
 
-    def made(full: bool) -> tuple[BriefText, Turns]:
+    def made(held: Collection[str], *, full: bool) -> tuple[BriefText, Turns]:
         brief = brief_text(
             state,
             count,
             min(short, room - PER_MESSAGE),
             interruption=layers.interruption,
             full=full,
+            held=held,
             memories=(*(layers.background.memories if _is_message(state) else ()), *layers.step_memories),
             in_flight=layers.in_flight,
+            tools=layers.tools,
         )
         left = room - (PER_MESSAGE + count(brief.text) if brief.text else 0)
         if left < 0:
@@ -196,19 +202,43 @@ def _brief_and_turns(
             instructions=int(window * budgets.pinned),
             last=last,
             archived=state.archive.messages,
+            tools=layers.tools,
         )
         return brief, turns
 
     answered = any(one.role == "assistant" for one in state.messages)
     summarized = any(one.name == SUMMARY for one in state.messages)
     full = layers.interruption is not None or summarized or not answered or state.archive.messages > 0
-    brief, turns = made(full)
-    if turns.hidden and not full:
-        brief, turns = made(full=True)
+    held = frozenset() if full else _held(state, state.messages)
+    brief, turns = made(held, full=full)
+    if not full and (turns.hidden or held - _held(state, turns.messages)):
+        brief, turns = made((), full=True)
     return brief, turns
 
 
-def _inbox(draft: _Draft, texts: Sequence[str], budget: int) -> list[Message]:
+def _held(state: AgentState, messages: Sequence[Message]) -> frozenset[str]:
+    """Return the keys of the steps whose results stand in a message: a text as it is, other JSON in any spacing."""
+    texts = [message.content for message in messages]
+    condensed: list[str] = []
+    found: set[str] = set()
+    for key, result in state.results.items():
+        if isinstance(result, str):
+            is_held = any(result in text for text in texts)
+        else:
+            condensed = condensed or [_condensed(text) for text in texts]
+            part = _condensed(json.dumps(result, ensure_ascii=False, default=str))
+            is_held = any(part in text for text in condensed)
+        if is_held:
+            found.add(key)
+    return frozenset(found)
+
+
+def _condensed(text: str) -> str:
+    """Return a text without space, and with one kind of quotation marks."""
+    return "".join(text.split()).replace("'", '"')
+
+
+def _inbox(draft: _Draft, texts: Sequence[str], budget: int, tools: Collection[str]) -> list[Message]:
     """Return inbox messages, long ones cut to their share; if not all fit, the first ones and a note about the rest."""
     wanted = draft.cost(map(_user, texts))
     draft.wanted += wanted
@@ -225,5 +255,6 @@ def _inbox(draft: _Draft, texts: Sequence[str], budget: int) -> list[Message]:
         kept.append(message)
     hidden = len(texts) - len(kept)
     draft.leave_out("inbox", hidden)
-    note = f"[{hidden} more messages are not shown; read_inbox returns them.]"
+    way = "; read_inbox returns them" if "read_inbox" in tools else ""
+    note = f"[{hidden} more messages are not shown{way}.]"
     return [*kept, *([_user(note)] if hidden else [])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -105,19 +105,26 @@ class Section:
         return room
 
     def lengthen(self, room: int, count: Count) -> int:
-        """Use longer forms of shown lines, the last line first, and return the room that they leave."""
-        for at in range(len(self.lines) - 1, self.missing() - 1, -1):
-            for line in self.longer[at] if at < len(self.longer) else ():
-                more = count(line + "\n") - self.costs[at]
-                if more <= room:
-                    room -= more
-                    self.lines[at], self.costs[at] = line, self.costs[at] + more
-                    break
+        """Use longer forms of shown lines, and return the room that they leave.
+
+        The last line is first; no line has its longest form before the others have a shorter one.
+        """
+        for form in reversed(range(max(map(len, self.longer), default=0))):
+            for at in range(min(len(self.lines), len(self.longer)) - 1, self.missing() - 1, -1):
+                if form < len(self.longer[at]) and (line := self.longer[at][form]) != self.lines[at]:
+                    more = count(line + "\n") - self.costs[at]
+                    if 0 < more <= room:
+                        room -= more
+                        self.lines[at], self.costs[at] = line, self.costs[at] + more
         return room
 
 
-def fitted(sections: Sequence[Section], room: int, count: Count) -> tuple[list[str], dict[str, int]]:
+def fitted(
+    sections: Sequence[Section], room: int, count: Count, tools: Collection[str] = ()
+) -> tuple[list[str], dict[str, int]]:
     """Return the texts of the sections, and the left-out lines by kind.
+
+    tools: names of the ready-made tools that the model has.
 
     Each section gets an equal share of the room, then what others leave, in their order. What is left then is for the
     names of missing lines, and for longer forms of those that are shown. Sections of which not even the heading fits
@@ -125,8 +132,8 @@ def fitted(sections: Sequence[Section], room: int, count: Count) -> tuple[list[s
     """
     for section in sections:
         section.costs = [count(line + "\n") for line in section.lines]
-    shown, hidden = _with_heading(sections, room, count)  # without lines so far
-    last = _hidden(hidden)
+    shown, hidden = _with_heading(sections, room, count, tools)  # without lines so far
+    last = _hidden(hidden, tools)
     least = sum(section.cost(count) for section in shown) + count(last)
     share = max(0, room - least) // max(1, len(shown))
     spent = {id(section): section.fill(section.cost(count) + share, count) for section in shown}
@@ -148,26 +155,27 @@ def fitted(sections: Sequence[Section], room: int, count: Count) -> tuple[list[s
     return [*texts, last] if last else texts, {kind: number for kind, number in left_out.items() if number}
 
 
-def _hidden(sections: Sequence[Section]) -> str:
-    """Return the line about sections that are not shown; empty without any."""
+def _hidden(sections: Sequence[Section], tools: Collection[str]) -> str:
+    """Return the line about sections that are not shown, and the tools that return them; empty without any."""
     if not sections:
         return ""
     named = []
     for section in sections:
         names = section.names(len(section.lines), 0)
         named.append(f"{len(section.lines)} under {section.kind!r}{names and f' ({names})'}")
-    return (
-        f"Not shown for lack of space: {', '.join(named)}; `search_history(section=NAME)` returns those of a section, "
-        "`search_memory` memories."
-    )
+    ways = ["`search_history(section=NAME)` returns those of a section"] if "search_history" in tools else []
+    ways += ["`search_memory` finds memories"] if "search_memory" in tools else []
+    return f"Not shown for lack of space: {', '.join(named)}{'; ' if ways else ''}{', '.join(ways)}."
 
 
-def _with_heading(sections: Sequence[Section], room: int, count: Count) -> tuple[list[Section], list[Section]]:
+def _with_heading(
+    sections: Sequence[Section], room: int, count: Count, tools: Collection[str]
+) -> tuple[list[Section], list[Section]]:
     """Return the sections that can be shown at least with the number of their entries, and the others."""
     for section in sections:
         section.kept = min(section.least, len(section.lines))
     shown, hidden = list(sections), list[Section]()
-    while sum(section.cost(count) for section in shown) + count(_hidden(hidden)) > room:
+    while sum(section.cost(count) for section in shown) + count(_hidden(hidden, tools)) > room:
         last = next((one for one in reversed(shown) if not (one.required or one.least)), None)
         if last is None:
             break

@@ -14,7 +14,7 @@ prompt stays the same in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -108,6 +108,7 @@ def turns_within(
     instructions: int,
     last: int | None = None,
     archived: int = 0,
+    tools: Collection[str] = (),
 ) -> Turns:
     """Return the turns that fit: what the user said before, the summary, and the latest exchanges.
 
@@ -119,6 +120,7 @@ def turns_within(
         instructions: tokens of what the user said in messages that are hidden.
         last: most messages.
         archived: messages that have left the conversation.
+        tools: names of the ready-made tools that the model has.
     """
     whole = completed(messages)
     tokens = [message_tokens(one, counter) for one in whole]
@@ -126,7 +128,7 @@ def turns_within(
     spare = NOTE if archived else 0
     if wanted <= room - spare and (last is None or len(whole) <= last):
         head = _head(whole)
-        return Turns((*whole[:head], *_note(archived), *whole[head:]), 0, wanted)
+        return Turns((*whole[:head], *_note(archived, tools), *whole[head:]), 0, wanted)
     head, first = _head(whole), first_instructions(whole)
     if first == len(whole):  # nothing but instructions: the last ones count
         head = first = instructions = 0
@@ -149,7 +151,7 @@ def turns_within(
     if sum(costs[at:]) > room - fixed:
         kept = _clipped(pieces[at], room - fixed, counter)
     hidden = len(whole) - len(kept) - sum(one.name != SAID for one in start)
-    return Turns((*start, *_note(hidden + archived), *kept), hidden, wanted)
+    return Turns((*start, *_note(hidden + archived, tools), *kept), hidden, wanted)
 
 
 def _head(messages: Sequence[Message]) -> int:
@@ -160,8 +162,9 @@ def _head(messages: Sequence[Message]) -> int:
     return at + (at < len(messages) and messages[at].name == SUMMARY)
 
 
-def _note(hidden: int) -> list[Message]:
-    text = f"[{hidden} earlier messages are not shown; search_history finds them.]"
+def _note(hidden: int, tools: Collection[str]) -> list[Message]:
+    way = "; search_history finds them" if "search_history" in tools else ""
+    text = f"[{hidden} earlier messages are not shown{way}.]"
     return [Message(role="user", content=text)] if hidden else []
 
 

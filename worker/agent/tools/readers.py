@@ -174,7 +174,7 @@ def _left_by(resumption: Resumption | None) -> list[Any]:
 _RELATIONS: Final = {"supersedes": "instead of the older", "conflicts": "in conflict with", "same": "also known from"}
 
 
-def inbox_text(messages: Sequence[InboxMessage], limit: int) -> str:
+def inbox_text(messages: Sequence[InboxMessage], limit: int, tools: Collection[str]) -> str:
     """Return messages as text, each with its sender."""
     if not messages:
         return "There are no unread messages."
@@ -182,7 +182,8 @@ def inbox_text(messages: Sequence[InboxMessage], limit: int) -> str:
     parts = []
     for one in messages:
         text = one.content if isinstance(one.content, str) else json.dumps(one.content, ensure_ascii=False)
-        cut = "; it is cut, search_history finds the whole message" if len(text) > share else ""
+        cut = "; it is cut" if len(text) > share else ""
+        cut += ", search_history finds the whole message" if cut and "search_history" in tools else ""
         parts.append(f"message from {quoted_name(one.sender or 'unknown')}, {shown_time(one.at)}{cut}:")
         parts.append(quoted_block(text, share))
     return "\n".join(parts)

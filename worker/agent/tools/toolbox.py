@@ -82,7 +82,7 @@ class AgentTools:
             raise ArgumentsRefused(f"there is no tool {quoted_name(call.name)}; the tools are {', '.join(self.names)}")
         arguments = check_arguments(kind, call.arguments)
         if isinstance(arguments, ReadInbox):  # a recorded step of its own, which also removes the messages
-            return inbox_text(await ctx.inbox(limit=arguments.limit), self._limit)
+            return inbox_text(await ctx.inbox(limit=arguments.limit), self._limit, self.names)
         reader = Reader(ctx, state, self._subjects, self._limit)
         read = getattr(reader, kind.tool)
         text: str = await ctx.options(call=call.id, intent=False).tool(kind.tool, read, **arguments.model_dump())
