@@ -23,6 +23,7 @@ from ...deadletter import (
 )
 from ...queues import Partition, Producer, recorded_steps
 from ...queues.explanation import remedy_for
+from .support.answers import warn_of_answers
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
 from .support.letters import LetterOptions, selecting
@@ -125,12 +126,15 @@ async def replay(
     """Put dead letters back on their queues, and print the ids.
 
     Use it after you have fixed the cause. Attempts and crashes are counted
-    from zero. Recorded steps do not run again, except with --fresh.
+    from zero. Recorded steps do not run again, except with --fresh. With
+    --edit-args, the recorded answers of persons are printed as warnings.
 
     Example: perdure dlq replay --all --reason timeout --rate 5/s
     """
     how = Replay(fresh=fresh, args=_new_arguments(producer, edit_args), rate=rate)
     selected = await select(producer, wanted, ids or (), every)
+    if edit_args is not None and not fresh:
+        selected = Selection(warn_of_answers(producer, selected.letters), selected.count)
     if dry_run:
         await _print_selected(selected, json)
         return

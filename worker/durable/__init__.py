@@ -7,7 +7,7 @@
     middleware.py         hooks around enqueue, run, step and settle
     context.py            Context: the public `ctx`
     steps/                ctx.step: run once, record, return from the record
-    step_caller.py        step and tool of a context and of its options
+    step_caller.py        step, tool, inbox and ask of a context and of its options
     checkpoint_writer.py  the one writer of a run's checkpoint
     log_calls.py          ctx.decide, discover, add_message, record_event
     messaging.py          ctx.inbox, ask, send

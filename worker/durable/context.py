@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 from ...deadletter import Retry
-from ...queues import Duration, InboxMessage, Moment, Sent, TaskHandle, unknown_option
+from ...queues import Duration, Sent, TaskHandle, unknown_option
 from ..errors import StepDefinitionError, StepOutsideTask
 from ..identity import IdentityVersion
 from ..journal import Event, Message, Resumption, Role, ToolCall
@@ -17,7 +16,7 @@ from ..journal.agent_events import Decided, Discovered, MessageAdded
 from ..log import logger
 from .continuation import Receiver, continue_as
 from .log_calls import log_once
-from .messaging import ask, receive, send
+from .messaging import send
 from .progress import report_progress
 from .recall import RecalledStep, recall_step
 from .resume_info import ResumeInfo
@@ -176,6 +175,8 @@ class Context(TaskInfo, StepCaller):
     ) -> StepCaller:
         """Return `step` and `tool` with options: `await ctx.options(timeout=30).step("fetch", fetch, url)`.
 
+        `inbox` and `ask` take `durability` and `on_mismatch`.
+
         Raises `StepDefinitionError`.
 
         Args:
@@ -315,26 +316,6 @@ class Context(TaskInfo, StepCaller):
 
     # messages, see docs/how-to/messages.md
 
-    async def inbox(
-        self, wait: Moment | None = None, *, limit: int | None = None, sender: str | None = None, why: str = ""
-    ) -> list[InboxMessage]:
-        """Return the unread messages of this task, in order. Recorded once, like a step.
-
-        Args:
-            wait: seconds or a timedelta to wait for a message if the inbox is empty, or a datetime until which to
-                wait; `math.inf` for ever. The task is parked, without a worker or a lease, and a message wakes it; `[]`
-                if the time passes first.
-            limit: the largest number of messages.
-            sender: only messages of this sender; others stay unread.
-            why: reason of the wait, for operators.
-
-        Raises:
-            UnreadableMessage: a message cannot be decoded.
-        """
-        return await receive(
-            self._run, wait=wait, limit=limit, sender=sender, why=why, durability=self._options.durability
-        )
-
     async def send(self, to: str | TaskHandle[Any], content: Any, *, sender: str | None = None) -> Sent:
         """Send a message to another task: once, however often this task runs again.
 
@@ -347,13 +328,6 @@ class Context(TaskInfo, StepCaller):
             TaskNotFound, TaskEnded, InboxFull, PayloadTooLarge, StepMismatch: see there.
         """
         return await send(self._run, to, content, sender=sender, durability=self._options.durability)
-
-    async def ask(self, who: str, question: str, *, wait: Moment = math.inf) -> InboxMessage | None:
-        """Ask a person or program, and wait for its next message; None when `wait` seconds have passed.
-
-        who: the sender name of the answer (`perdure task send ID yes --from NAME`). The task is parked meanwhile.
-        """
-        return await ask(self._run, who, question, wait=wait, durability=self._options.durability)
 
 
 def current_context() -> Context:

@@ -41,9 +41,11 @@ async def log_once(run: Run, event: E) -> tuple[int, E]:
         key, entry = run.keys.next(name), run.next_entry(event)
     else:
         content = event if run.redact is None else redacted(event, run.redact)
-        key, recorded, other = await match_call(run, name, digest_of(content.to_json()))
+        key, recorded, former = await match_call(run, name, digest_of(content.to_json()))
+        if former is not None:
+            recorded = StepRecord.decode(former).result
         if recorded is not None:
-            return int(recorded), event if other is None else await _logged(run, int(recorded), event)
+            return int(recorded), event if former is None else await _logged(run, int(recorded), event)
         entry = run.next_entry(event)
     record = StepRecord(entry.value, digest_of(entry.log)).encode()
     await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), entry, wait=False)

@@ -2,6 +2,9 @@
 
 A read is recorded like a step, in the act that removes the messages from the inbox. An empty read is recorded as well:
 otherwise a resumed run could take another path. Reads and sends find their records by their arguments, then by order.
+
+A question is a read that waits and says for what: `ctx.ask`, and `ctx.inbox` with `wait` and `why`. An answer fits one
+question of one person: a recorded one is not taken for another question, which also withdraws an open one.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -32,15 +35,17 @@ from ...queues import (
     seconds_until,
     send_message,
 )
-from ..errors import StepMismatch, StepOutsideTask
-from ..journal import Event, StepRecord, redacted
+from ..errors import StepDefinitionError, StepMismatch, StepOutsideTask
+from ..journal import QUESTIONS, Event, StepRecord, redacted
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
+from ..log import logger
 from .observer import RunObserver
 from .run import Run
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import check_place
+from .steps.keys import changed_scope, forget_steps
 from .steps.matching import match_call, match_step
-from .steps.options import Durability
+from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
 from .stop_reasons import ParkReason
 
 __all__ = ["InboxOwner", "ask", "consumed", "next_entries", "receive", "send"]
@@ -59,6 +64,26 @@ class InboxOwner(RunObserver):
         return []
 
 
+class _Read(NamedTuple):
+    """One call that reads the inbox.
+
+    Attributes:
+        name: Its name among the records: that of questions, or of other reads.
+        digest: Hash by which its record is found.
+        order: The beginning that the hash of a record must have to be found by order.
+        shown: Text of a question and the person, for errors; empty for other reads.
+        waiting: Event of its wait.
+        new_only: Ignore messages from before the first call.
+    """
+
+    name: str
+    digest: str
+    order: str
+    shown: str
+    waiting: WaitStarted
+    new_only: bool
+
+
 async def receive(
     run: Run,
     *,
@@ -66,41 +91,52 @@ async def receive(
     limit: int | None,
     sender: str | None,
     why: str,
-    durability: Durability,
+    key: str | None,
+    options: StepOptions,
 ) -> list[InboxMessage]:
     """Read messages from the inbox. See `Context.inbox`."""
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be 1 or more messages, got {limit}")
     waiting = WaitStarted(what="message", on=sender or "", why=why)
     seconds = seconds_until(wait, "wait") if wait else None
-    return await _receive(run, seconds, limit, sender, waiting, durability, new_only=False)
+    if seconds is not None and (why or key is not None):
+        return await _receive(run, seconds, limit, sender, _question(run, waiting, key, new_only=False), options)
+    whose, _ = fingerprint((sender,), {})
+    read = _Read(_INBOX, f"{whose}{limit or ''}", whose, "", waiting, new_only=False)
+    return await _receive(run, seconds, limit, sender, read, options)
 
 
-async def ask(run: Run, who: str, question: str, *, wait: Moment, durability: Durability) -> InboxMessage | None:
+async def ask(
+    run: Run, who: str, question: str, *, wait: Moment, key: str | None, options: StepOptions
+) -> InboxMessage | None:
     """Wait for an answer. See `Context.ask`."""
     wait = seconds_until(wait, "wait")
     if not wait > 0:
         raise ValueError(f"wait must be more than 0 seconds, got {wait}")
     waiting = WaitStarted(what="approval", on=who, why=question)
-    found = await _receive(run, wait, 1, who, waiting, durability, new_only=True)
+    found = await _receive(run, wait, 1, who, _question(run, waiting, key, new_only=True), options)
     return found[0] if found else None
 
 
+def _question(run: Run, waiting: WaitStarted, key: str | None, *, new_only: bool) -> _Read:
+    digest, asked = fingerprint((waiting.on, waiting.why), {})
+    if key is not None:
+        check_name("key", key)
+        digest, _ = fingerprint((waiting.on,), {"key": key})
+        _, asked = fingerprint((waiting.on, waiting.why), {"key": key})
+    return _Read(QUESTIONS, digest, "", arguments_text(asked, run.redact), waiting, new_only)
+
+
 async def _receive(
-    run: Run,
-    wait: float | None,
-    limit: int | None,
-    sender: str | None,
-    waiting: WaitStarted,
-    durability: Durability,
-    *,
-    new_only: bool,
+    run: Run, wait: float | None, limit: int | None, sender: str | None, read: _Read, options: StepOptions
 ) -> list[InboxMessage]:
-    """Read messages, or park the task until one arrives. new_only: ignore messages from before the first call."""
-    check_place(run, _INBOX, own=True)
+    """Read messages, or park the task until one arrives."""
+    check_place(run, read.name, own=True)
     _check_wait(run, wait)
-    digest, _ = fingerprint((sender, limit, waiting.why if new_only else None), {})
-    key, recorded, _ = await match_call(run, _INBOX, digest, started=run.history.saved)
+    _check_options(options)
+    key, recorded, former = await match_call(run, read.name, read.digest, run.history.saved, order=read.order)
+    if former is not None:
+        recorded = None if read.shown else StepRecord.decode(former).result
     if recorded is not None:
         run.touch()
         return [InboxMessage(**one) for one in orjson.loads(recorded)]
@@ -110,24 +146,89 @@ async def _receive(
     also = [] if owner is None else owner.yield_inbox()
     if wait is None:
         found = await _unread(run, limit, sender, 0)
-        await _record(run, key, digest, found, also, waited=False, durability=durability)
+        await _record(run, key, read, found, also, waited=False, durability=options.durability)
         return found
     # A message that arrives between this call and the read may be missed; parking compares with this position again.
     last, now = await last_message(run.gateway, run.delivery.partition, run.id)
     started = _started_wait(run, key)
-    after = started["after"] if started is not None else last if new_only else 0
-    found = await _unread(run, limit, sender, after)
-    if found or (started is not None and started["until"] is not None and now >= started["until"]):
-        await _record(run, key, digest, found, also, waited=started is not None, durability=durability)
-        return found
-    if started is None:
-        started = {"until": None if wait > LONGEST else now + round(wait * 1000), "after": after, "h": digest}
-        run.history.saved[key] = orjson.dumps(started)
-        saved = Entry(Kind.SAVED, key, run.history.saved[key])
-        await run.recorder.put(saved, run.next_entry(waiting), *also, wait=True)
-    delay = LONGEST if started["until"] is None else (started["until"] - now) / 1000
-    await run.park(ParkReason(delay, waiting.what, last))
+    withdrawn = _withdrawn(run, key, read, former, started, options)
+    if withdrawn is not None:
+        last = await _ask_instead(run, key, read, withdrawn, _wait(read, wait, now, last), also)
+        started = _started_wait(run, key)
+    else:
+        after = started["after"] if started is not None else last if read.new_only else 0
+        found = await _unread(run, limit, sender, after)
+        if found or (started is not None and started["until"] is not None and now >= started["until"]):
+            await _record(run, key, read, found, also, waited=started is not None, durability=options.durability)
+            return found
+        if started is None:
+            started = _wait(read, wait, now, after)
+            left = forget_steps(_left_open(run), run.history) if read.shown else []
+            await run.recorder.put(*left, _saved(run, key, started), run.next_entry(read.waiting), *also, wait=True)
+    delay = LONGEST if started is None or started["until"] is None else (started["until"] - now) / 1000
+    await run.park(ParkReason(delay, read.waiting.what, last))
     raise AssertionError("a parked run continues")
+
+
+def _check_options(options: StepOptions) -> None:
+    plain = DEFAULT_OPTIONS[options.durability]
+    if options is not plain and options not in (plain, StepOptions(durability=plain.durability, on_mismatch="rerun")):
+        raise StepDefinitionError(
+            "options of inbox() and ask() must be durability and on_mismatch; a time-out is their wait, an id their key"
+        )
+
+
+def _withdrawn(
+    run: Run, key: str, read: _Read, former: bytes | None, started: dict[str, Any] | None, options: StepOptions
+) -> str | None:
+    """Return the text of the question that this one replaces, None if it replaces none.
+
+    It replaces an open question, and an answered one where a step with other arguments would run again. Raises
+    `StepMismatch`.
+    """
+    if not read.shown:
+        return None
+    if former is not None:
+        asked = StepRecord.decode(former).arguments
+        if options.on_mismatch != "rerun" and changed_scope(run.keys.within) not in run.history.saved:
+            raise StepMismatch(key, asked, read.shown, after_new=run.steps_recorded > 0, question=True)
+        return asked
+    return None if started is None or started["h"] == read.digest else started["a"]
+
+
+async def _ask_instead(
+    run: Run, key: str, read: _Read, former: str, started: dict[str, Any], also: Sequence[Entry]
+) -> int:
+    """Store that a question replaces another one. Return the number of the last message, which does not answer it."""
+    logger.bind(id=run.id).warning(
+        "question {} was withdrawn, the handler asks {} now: messages from before do not answer it. A question whose "
+        "text differs in each run needs a key: ctx.ask(..., key=...)",
+        former,
+        read.shown,
+    )
+    dropped = forget_steps([key, *_left_open(run)], run.history)
+    event = run.next_entry(read.waiting.model_copy(update={"withdrawn": former}))
+    await run.recorder.put(*dropped, _saved(run, key, started), event, *also, wait=True)
+    if run.recorder.mail > started["after"]:  # it came before the question was stored, so it answers the former one
+        started["after"] = run.recorder.mail
+        await run.recorder.put(_saved(run, key, started), wait=True)
+    return int(started["after"])
+
+
+def _left_open(run: Run) -> list[str]:
+    """Return the keys of questions that an earlier run asked later in the handler. This run asks them again there."""
+    return [key for key in run.history.saved if key.rpartition("/")[2].startswith(QUESTIONS)]
+
+
+def _wait(read: _Read, seconds: float, now: int, after: int) -> dict[str, Any]:
+    """Return what is stored of a wait: its end, the message to start after, its digest and its question."""
+    until = None if seconds > LONGEST else now + round(seconds * 1000)
+    return {"until": until, "after": after, "h": read.digest, "a": read.shown}
+
+
+def _saved(run: Run, key: str, started: dict[str, Any]) -> Entry:
+    data = run.history.saved[key] = orjson.dumps(started)
+    return Entry(Kind.SAVED, key, data)
 
 
 def _check_wait(run: Run, wait: float | None) -> None:
@@ -207,7 +308,7 @@ def next_entries(run: Run, first: Event, *following: Event) -> list[Entry]:
 async def _record(
     run: Run,
     key: str,
-    digest: str,
+    read: _Read,
     found: Sequence[InboxMessage],
     also: Sequence[Entry],
     *,
@@ -218,7 +319,7 @@ async def _record(
 
     also: further entries of the act.
     """
-    record = StepRecord(orjson.dumps([message.summary() for message in found]), digest)
+    record = StepRecord(orjson.dumps([message.summary() for message in found]), read.digest, read.shown)
     entries = [Entry(Kind.DONE_WITH_EVENT, key, record.encode())]
     for message in found:
         entries += consumed(run, message)
@@ -227,6 +328,7 @@ async def _record(
     stored = bool(entries[1:])
     replicated = stored and durability == "replicated"
     await run.recorder.put(*entries, *also, wait=stored, replicated=replicated, progress=stored)
+    run.history.saved.pop(key, None)
     run.touch()
     if stored:
         run.progressed()

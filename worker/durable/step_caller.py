@@ -1,11 +1,14 @@
-"""Call steps and tools: the typed methods `step` and `tool` of a context, and of `ctx.options(...)`."""
+"""Calls of steps and tools, and reads of the inbox: typed methods of a context, and of `ctx.options(...)`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
+from ...queues import InboxMessage, Moment
 from ..errors import StepDefinitionError
+from .messaging import ask, receive
 from .run import Run
 from .steps.execution import run_step
 from .steps.options import StepOptions
@@ -62,3 +65,51 @@ class StepCaller:
         if options.reasoning and options.call is not None:
             CallReasons.add(self._run, options.call, options.reasoning)
         return run_step(self._run, name, fn, args, kwargs, options, LoggedCall(name, fn, args, kwargs, options))
+
+    # messages, see docs/how-to/messages.md
+
+    async def inbox(
+        self,
+        wait: Moment | None = None,
+        *,
+        limit: int | None = None,
+        sender: str | None = None,
+        why: str = "",
+        key: str | None = None,
+    ) -> list[InboxMessage]:
+        """Return the unread messages of this task, in order. Recorded once, like a step.
+
+        Args:
+            wait: seconds or a timedelta to wait for a message if the inbox is empty, or a datetime until which to
+                wait; `math.inf` for ever. The task is parked, without a worker or a lease, and a message wakes it; `[]`
+                if the time passes first.
+            limit: the largest number of messages.
+            sender: only messages of this sender; others stay unread.
+            why: reason of the wait, for operators. With `wait` it is a question, as that of `ask`.
+            key: identifies the question in place of `why`.
+
+        Raises:
+            UnreadableMessage: a message cannot be decoded.
+            StepMismatch: see `ask`.
+        """
+        return await receive(self._run, wait=wait, limit=limit, sender=sender, why=why, key=key, options=self._options)
+
+    async def ask(
+        self, who: str, question: str, *, wait: Moment = math.inf, key: str | None = None
+    ) -> InboxMessage | None:
+        """Ask a person or program, and wait for its next message; None when `wait` seconds have passed.
+
+        An answer is for one question of one person. If a resumed run asks another one, an open question is withdrawn:
+        the new one is asked, and messages from before do not answer it. A recorded answer raises `StepMismatch`, or
+        with `ctx.options(on_mismatch="rerun")` the new question is asked.
+
+        Args:
+            who: the sender name of the answer (`perdure task send ID yes --from NAME`). The task is parked meanwhile.
+            question: its text.
+            wait: seconds, or a timedelta, or a datetime until which to wait.
+            key: identifies the question in place of its text, which then may differ in each run.
+
+        Raises:
+            StepMismatch: another question was answered here.
+        """
+        return await ask(self._run, who, question, wait=wait, key=key, options=self._options)

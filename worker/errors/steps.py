@@ -34,15 +34,29 @@ class StepOutsideTask(StepError, RuntimeError):
 
 
 class StepMismatch(StepError):
-    """A resumed run called a recorded step with arguments other than the recorded ones."""
+    """A resumed run called a recorded step with other arguments, or asked another question than the answered one."""
 
-    def __init__(self, step: str, recorded: str, asked: str, *, after_new: bool = False) -> None:
-        """after_new: a step before it was not recorded, as if Redis had lost its record."""
+    def __init__(
+        self, step: str, recorded: str, asked: str, *, after_new: bool = False, question: bool = False
+    ) -> None:
+        """Create the error.
+
+        Args:
+            after_new: A step before it was not recorded, as if Redis had lost its record.
+            question: The step is a question, `recorded` and `asked` name the person and its text.
+        """
+        what = f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}"
+        remedy = "give the step another name or a scope, use ctx.options(on_mismatch='rerun')"
+        if question:
+            what = f"question {step!r} was recorded as {recorded}, with its answer, and the handler now asks {asked}"
+            remedy = (
+                "ask again with ctx.options(on_mismatch='rerun').ask(...), give a question whose text differs in each "
+                "run a key, ctx.ask(..., key=...), put a new question into a scope"
+            )
         lost = "a step before it was not recorded, so Redis has lost data, or " if after_new else ""
         super().__init__(
-            f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}: {lost}the "
-            "handler or its inputs changed while the task was running; give the step another name or a scope, use "
-            "ctx.options(on_mismatch='rerun'), or replay the task from the dead letters with --fresh"
+            f"{what}: {lost}the handler or its inputs changed while the task was running; {remedy}, or replay the task "
+            "from the dead letters with --fresh"
         )
         self.step, self.recorded, self.asked = step, recorded, asked
 

@@ -78,7 +78,7 @@ from .state import (
     StepStatus,
     WaitingFor,
 )
-from .step_record import MISREAD, VERSION, StepRecord
+from .step_record import MISREAD, QUESTIONS, VERSION, StepRecord
 
 __all__ = [
     "ARCHIVED",
@@ -88,6 +88,7 @@ __all__ = [
     "HANDOFF_TOKENS",
     "KEPT",
     "MISREAD",
+    "QUESTIONS",
     "SNAPSHOT",
     "TOO_LARGE",
     "VERSION",

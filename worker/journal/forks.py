@@ -42,7 +42,7 @@ from .reducer import State, empty_state
 from .run_events import Forked
 from .snapshot import SNAPSHOT, encode_snapshot
 from .state import AgentState
-from .step_record import VERSION, StepRecord
+from .step_record import QUESTIONS, VERSION, StepRecord
 
 __all__ = ["BadEdit", "Fork", "Point", "Records", "edit_task", "fork"]
 
@@ -194,7 +194,7 @@ class _SourceAt:
             return True
         if self.forked and key not in self.after and self.number:
             return True
-        if key.rpartition("/")[2].startswith("#inbox"):
+        if key.rpartition("/")[2].startswith(("#inbox", QUESTIONS)):
             messages = orjson.loads(StepRecord.decode(value).result)
             return bool(messages) and all(one.get("number") in self.read for one in messages)
         return False

@@ -136,12 +136,20 @@ class Received(Event):
 
 @built_in
 class WaitStarted(Event):
-    """Start of a wait. what: kind of thing, such as "message" or "approval". on: sender that is expected."""
+    """Start of a wait.
+
+    Attributes:
+        what: Kind of thing, such as "message" or "approval".
+        on: Sender that is expected.
+        why: Reason, or the question.
+        withdrawn: Person and question that this one replaces.
+    """
 
     type: Literal["waiting"] = "waiting"
     what: str = ""
     on: str = ""
     why: str = ""
+    withdrawn: str = ""
 
 
 @built_in

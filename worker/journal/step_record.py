@@ -13,11 +13,13 @@ from typing import Final, NamedTuple
 
 import orjson
 
-__all__ = ["MISREAD", "VERSION", "StepRecord"]
+__all__ = ["MISREAD", "QUESTIONS", "VERSION", "StepRecord"]
 
 VERSION: Final = "#version"
 """Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
 
+QUESTIONS: Final = "#ask"
+"""Name of the records of questions, whose results are the messages that answered them."""
 
 MISREAD: Final = b"!"
 """Begins what `StepRecord.result_of` returns for a result that is read back as another type: the whole record."""

@@ -39,7 +39,9 @@ from ..durable import (
     Workspace,
 )
 from ..durable.checkpoint_writer import CheckpointWriter
+from ..durable.step_caller import StepCaller
 from ..durable.steps.current import check_place
+from ..durable.steps.options import StepOptions
 from ..journal import Event
 from ..settings import Settings
 from ..workspace import remove_folder
@@ -48,6 +50,20 @@ __all__ = ["UnitContext", "make_context"]
 
 _THREADS: Final = 40
 _REMEDY: Final = "run the task with the fixture 'perdure' and run_until_idle"
+
+
+class _UnitCaller(StepCaller):
+    """Steps with options, whose reads are those of the context."""
+
+    def __init__(self, ctx: UnitContext, options: StepOptions) -> None:
+        super().__init__(ctx._run, options)
+        self._ctx = ctx
+
+    async def inbox(self, *args: Any, **kwargs: Any) -> list[InboxMessage]:
+        return await self._ctx.inbox(*args, **kwargs)
+
+    async def ask(self, *args: Any, **kwargs: Any) -> InboxMessage | None:
+        return await self._ctx.ask(*args, **kwargs)
 
 
 class UnitContext(Context):
@@ -81,13 +97,23 @@ class UnitContext(Context):
         self.steps[call.key] = value
         return value
 
+    def options(self, /, *unnamed: Any, **options: Any) -> StepCaller:
+        """Return `step`, `tool`, `inbox` and `ask` with options."""
+        return _UnitCaller(self, super().options(*unnamed, **options)._options)
+
     @property
     def resumed(self) -> bool:
         """Whether there were recorded steps."""
         return bool(self._recorded)
 
     async def inbox(
-        self, wait: Moment | None = None, *, limit: int | None = None, sender: str | None = None, why: str = ""
+        self,
+        wait: Moment | None = None,
+        *,
+        limit: int | None = None,
+        sender: str | None = None,
+        why: str = "",
+        key: str | None = None,
     ) -> list[InboxMessage]:
         """Return the given messages that are unread. If there are none, the time to wait has passed at once.
 
@@ -104,7 +130,9 @@ class UnitContext(Context):
             raise Refused(f"the handler waits for ever for a message{whom}: pass make_context(inbox=[...])")
         return found
 
-    async def ask(self, who: str, question: str, *, wait: Moment = math.inf) -> InboxMessage | None:
+    async def ask(
+        self, who: str, question: str, *, wait: Moment = math.inf, key: str | None = None
+    ) -> InboxMessage | None:
         """Return the next given message, as `inbox` does; None without one, if the wait has an end."""
         found = await self.inbox(wait, limit=1, sender=who, why=question)
         return found[0] if found else None

@@ -18,6 +18,7 @@ from perdure.deadletter import DeadLetter, Replay, list_letters, replay, replay_
 from perdure.worker.cli import dlq
 
 from tests.support.command_line import COMMAND, Answer, call, process
+from tests.support.workers import work_off
 
 pytestmark = pytest.mark.integration
 
@@ -216,6 +217,42 @@ def test_edited_arguments_replace_the_old_ones(crew: Crew) -> None:
     crew.mend()
     crew.work()
     assert call("task", "result", task_id).out == "6\n"
+
+
+async def approved(ctx: Context, amount: int) -> int:
+    answer = await ctx.ask("ada", f"refund {amount}?")
+    raise ValueError(f"the bank is closed for {amount} ({answer})")
+
+
+def test_edited_arguments_of_a_task_with_answers_warn_of_them(crew: Crew, settings: Settings) -> None:
+    async def run() -> str:
+        app = App("test", settings=settings)
+        asks = app.task(retry=Retry(max_attempts=1))(approved)
+        async with app:
+            handle = await asks.enqueue(50)
+            for content in ("yes", None):
+                await work_off(app)
+                if content is not None:
+                    await handle.send(content, sender="ada")
+            return handle.id
+
+    task_id = anyio.run(run)
+    tried = call("dlq", "replay", task_id, "--edit-args", '{"amount": 5000}', "--dry-run")
+    replayed = call("dlq", "replay", task_id, "--edit-args", '{"amount": 5000}')
+    for answer in (tried, replayed):
+        assert f'perdure: warning: task {task_id} has recorded "yes" to "ada","refund 50?"\n' in answer.err
+        assert answer.out == f"{task_id}\n"
+    anyio.run(run_again, settings)
+    assert "StepMismatch" in call("dlq", "list").out
+    for how in (["--fresh", "--edit-args", "{}"], []):
+        assert "recorded" not in call("dlq", "replay", task_id, *how, "--dry-run").err
+
+
+async def run_again(settings: Settings) -> None:
+    app = App("test", settings=settings)
+    app.task(retry=Retry(max_attempts=1))(approved)
+    async with app:
+        await work_off(app)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '"a"', "NaN"])

@@ -1,6 +1,7 @@
 """Parts that several commands share.
 
     connection.py          connection options, the open Producer for a command, lookup of tasks and queues
+    answers.py             warnings of recorded answers, before arguments are replaced
     memory_store.py        options that select a memory store, and the open store for a command
     input_file.py          a file on the disk, or stdin
     options.py             other shared options, their parsers, the file of --output

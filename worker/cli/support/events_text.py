@@ -122,7 +122,8 @@ def _compacted(data: Data) -> str:
 def _waiting(data: Data) -> str:
     source = f" from {_short(data['on'])}" if data.get("on") else ""
     why = f": {_short(data['why'])}" if data.get("why") else ""
-    return f"for {_short(data.get('what') or 'something')}{source}{why}"
+    instead = f", in place of {_short(data['withdrawn'])}" if data.get("withdrawn") else ""
+    return f"for {_short(data.get('what') or 'something')}{source}{why}{instead}"
 
 
 def _received(data: Data) -> str:

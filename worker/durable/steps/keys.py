@@ -114,6 +114,13 @@ class StepKeys:
             history.pages.take(key, None)
         return key, result
 
+    def next_digest(self, name: str, done: Mapping[str, bytes], started: Mapping[str, bytes]) -> str:
+        """Return the digest of the call that the next record, or what an earlier run stored before it, is of."""
+        key = self._lowest(_SCOPE.get() + name)[1]
+        if (record := done.get(key)) is not None:
+            return StepRecord.decode(record).digest
+        return str(orjson.loads(started[key]).get("h", "")) if key in started else ""
+
     def match_any(
         self,
         name: str,

@@ -31,14 +31,18 @@ async def match_step(run: Run, name: str, digests: tuple[str, ...], *, rerun: bo
     return keys.match_any(name, digests, history, run.task, rerun=rerun)
 
 
-async def match_call(run: Run, name: str, digest: str, started: Mapping[str, bytes] | None = None) -> Match:
-    """Return the key of a call that is not a step, and its record if there is one; again, if it is of another content.
+async def match_call(
+    run: Run, name: str, digest: str, started: Mapping[str, bytes] | None = None, *, order: str | None = None
+) -> Match:
+    """Return the key of a call that is not a step, and its record if there is one.
 
-    Records of earlier versions have no digest, and are found by order. In the handler's own asyncio task, so is a call
-    that fits no record: its text may differ in each run.
+    Records of earlier versions have no digest, and are found by order. In the handler's own asyncio task, a call that
+    fits no record meets the next one: its text may differ in each run.
 
     Args:
         started: What earlier runs stored of calls without a record: JSON objects with the digest as `h`.
+        order: What the digest of the next record must begin with to be met; None for any record, also if another one,
+            which is not read yet, has the digest of the call.
 
     Raises `DecryptionError`.
     """
@@ -47,13 +51,14 @@ async def match_call(run: Run, name: str, digest: str, started: Mapping[str, byt
         return keys.next(name), None, None
     if known := keys.match_next(name, digest, history):
         return (*known, None)
-    digests, in_order = (digest, ""), asyncio.current_task() is run.task
+    digests, handler = (digest, ""), run.task
     if history.pages is not None:
-        await keys.read(name, digests, history, next_only=in_order)
+        await keys.read(name, digests, history, next_only=order is None and asyncio.current_task() is handler)
         if known := keys.match_next(name, digest, history):
             return (*known, None)
-    key, result, former = keys.match_any(name, digests, history, run.task, started=started)
-    return key, result if former is None else former.partition(b"\n")[2], former
+    if order and not (keys.next_digest(name, history.done, started or {}) or order).startswith(order):
+        handler = None
+    return keys.match_any(name, digests, history, handler, started=started)
 
 
 def digest_of(data: bytes) -> str:

@@ -20,6 +20,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def _reading(
+    method: Callable[Concatenate[StepCaller, P], Awaitable[R]],
+) -> Callable[Concatenate[SyncStepCaller, P], R]:
+    """Return the synchronous form of a read of the inbox."""
+
+    @functools.wraps(method)
+    def read(self: SyncStepCaller, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = call_in_loop(functools.partial(getattr(self._caller, method.__name__), *args, **kwargs))
+        return result
+
+    return read
+
+
 class SyncStepCaller:
     """Calls steps with the same options: a `SyncContext`, or the result of `ctx.options(...)`."""
 
@@ -45,6 +58,9 @@ class SyncStepCaller:
     def tool(self, name: str, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         """Call a tool: a step that is logged with its arguments, its result and the reasoning. See `step`."""
         return call_in_loop(lambda: self._caller.tool(name, fn, *args, **kwargs))
+
+    inbox = _reading(StepCaller.inbox)
+    ask = _reading(StepCaller.ask)
 
 
 def _options(
@@ -130,6 +146,4 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     record_event = blocking(Context.record_event)
     recall_step = blocking(Context.recall_step)
     continue_as = blocking(Context.continue_as)
-    inbox = blocking(Context.inbox)
     send = blocking(Context.send)
-    ask = blocking(Context.ask)
