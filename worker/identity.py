@@ -83,13 +83,21 @@ class IdentityVersion(BaseModel):
         return None if self.at is None else datetime.fromtimestamp(self.at / 1000, UTC)
 
 
-async def load_identity(gateway: Gateway, namespace: Namespace, agent: str) -> IdentityVersion | None:
-    """Return the stored identity of an agent, None if none is stored. Raises `IdentityError`, `DecryptionError`."""
-    key = namespace.identity(agent)
-    if (last := await gateway.command("HGET", key, "version")) is None:
-        return None
-    version = int(last)
+async def load_identity(
+    gateway: Gateway, namespace: Namespace, agent: str, version: int | None = None
+) -> IdentityVersion | None:
+    """Return a stored identity of an agent, the last one without `version`; None if it is not stored.
+
+    Raises `IdentityError`, `DecryptionError`.
+    """
+    key, former = namespace.identity(agent), version is not None
+    if version is None:
+        if (last := await gateway.command("HGET", key, "version")) is None:
+            return None
+        version = int(last)
     data, meta = await gateway.command("HMGET", key, f"v:{version}", f"m:{version}")
+    if former and data is None:
+        return None
     return _decode(_cipher(gateway, namespace, agent), agent, version, data or b"", meta or b"")
 
 

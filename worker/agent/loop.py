@@ -30,7 +30,7 @@ from ..journal.run_events import StepCompleted, StepFailed, StepStarted
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
 from .background import in_background
-from .chosen_identity import read_identity
+from .chosen_identity import ChosenIdentity
 from .coherence import CoherenceMonitor
 from .confirmation import OnResume, confirm_resume
 from .context.tokens import Estimate, message_tokens
@@ -80,6 +80,7 @@ class Loop(Generic[S]):
         self._replicated = replicated
         self._replans = type(agent).replan is not Agent.replan
         self._interrupted = False
+        self._identity: ChosenIdentity | None = None
 
     async def drive(self, goal: str, inputs: dict[str, Any]) -> Any:
         """Run the agent from the point that earlier runs reached; return the result of `finish`."""
@@ -97,7 +98,8 @@ class Loop(Generic[S]):
     async def _drive(self, goal: str) -> Any:
         """Run the agent from its restored state."""
         if self._agent.identity is not None:
-            await read_identity(self._run, self._agent.identity)
+            self._identity = ChosenIdentity(self._run, self._agent.identity, self._is_cut_off)
+            await self._identity.read()
         if self._live.gap is not None:
             await rewind(
                 self._live, *self._live.gap, replans=self._replans, retires=self._agent.keep_events is not None
@@ -149,6 +151,8 @@ class Loop(Generic[S]):
     async def _next(self) -> PlanStep | None:
         """Return the next step of the plan, after new messages; unless the run is stopped here."""
         await self._run.plan_boundary()
+        if self._identity is not None:
+            await self._identity.update()
         step = self._open_step()
         await self._corrections.apply(partial(self._mark_changed, FINISH if step is None else step.key))
         while self._incoming.has_new and await self._deliver(self._open_step()):
@@ -191,9 +195,15 @@ class Loop(Generic[S]):
 
     def _mark_all_changed(self) -> list[Entry]:
         """Let recorded inner steps of what was cut off run again with other arguments; return the entries."""
+        return [mark for scope in self._scopes() for mark in self._mark_changed(scope)]
+
+    def _scopes(self) -> list[str]:
+        """Return the scopes of the methods that may be cut off."""
         step = self._open_step()
-        scopes = [PLAN, REPLAN, FINISH if step is None else step.key]
-        return [mark for scope in scopes for mark in self._mark_changed(scope)]
+        return [PLAN, REPLAN, FINISH if step is None else step.key]
+
+    def _is_cut_off(self) -> bool:
+        return any(map(self._parts, self._scopes()))
 
     async def _plan(self) -> None:
         saved = self._run.history.saved

@@ -97,7 +97,7 @@ class TaskInfo:
 
     @property
     def identity(self) -> IdentityVersion | None:
-        """The identity of the agent, as it was stored when this run began; None for tasks without one."""
+        """The identity of the agent; it changes between two steps of the plan only. None for tasks without one."""
         found: IdentityVersion | None = self._run.identity
         return found
 

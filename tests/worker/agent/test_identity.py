@@ -9,7 +9,7 @@ from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, R
 from perdure.worker.identity import Identity, set_identity
 
 from tests.support.command_line import call
-from tests.support.workers import bounded, history, work_off
+from tests.support.workers import bounded, history, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -82,3 +82,44 @@ def test_a_person_changes_an_identity_from_the_command_line(
     assert (refused.code, "has 1" in refused.err) == (1, True)
     [version] = call("identity", "log", "clerk", "--json").json
     assert (version["by"], version["why"], version["identity"]) == ("ada", "start", OWN.model_dump(mode="json"))
+
+
+async def test_a_step_that_is_cut_off_keeps_the_identity_with_which_it_began(app: App) -> None:
+    """Its recorded steps and its question have the parameter of that version. The next step has the new one."""
+    seen: list[tuple[str, Any]] = []
+
+    class Clerk(Agent[AgentState]):
+        identity = OWN
+
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key=key, title=key) for key in ("first", "second")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            assert ctx.identity is not None
+            limit = ctx.identity.identity.parameters["limit"]
+            await ctx.step("check", lambda limit: seen.append((step.key, limit)), limit)
+            answer = await ctx.ask("ada", f"pay {limit}?")
+            return [limit, answer and answer.content]
+
+        async def finish(self, ctx: Context, state: AgentState) -> Any:
+            return state.results
+
+    async def waits(count: int) -> bool:
+        asked = [event for event in await history(handle) if event.type == "waiting"]
+        return len(asked) == count and (await handle.record()).waits is not None
+
+    clerk = app.agent(Clerk)
+    async with app, running_worker(app):
+        producer = app.producer
+        handle = await clerk.enqueue("work")
+        await wait_until(lambda: waits(1), "it asks")
+        changed = OWN.model_copy(update={"parameters": {"limit": 2}})
+        await set_identity(producer.gateway, producer.namespace, "clerk", changed, by="ada")
+        await handle.send("yes", sender="ada")
+        await wait_until(lambda: waits(2), "it asks again")
+        await handle.send("yes too", sender="ada")
+        assert await bounded(handle.result()) == {"first": [1, "yes"], "second": [2, "yes too"]}
+        events = [event.data for event in await history(handle) if event.type in ("identity_read", "waiting")]
+        await producer.gateway.command("DEL", producer.namespace.identity("clerk"))
+    assert seen == [("first", 1), ("second", 2)]
+    assert [data.get("why", data.get("number")) for data in events] == [None, "pay 1?", 1, "pay 2?"]
