@@ -101,7 +101,7 @@ async def receive(
     seconds = seconds_until(wait, "wait") if wait else None
     if seconds is not None and (why or key is not None):
         return await _receive(run, seconds, limit, sender, _question(run, waiting, key, new_only=False), options)
-    whose, _ = fingerprint((sender,), {})
+    whose = f"{fingerprint((sender,), {})[0]}:"
     read = _Read(_INBOX, f"{whose}{limit or ''}", whose, "", waiting, new_only=False)
     return await _receive(run, seconds, limit, sender, read, options)
 

@@ -41,8 +41,8 @@ async def match_call(
 
     Args:
         started: What earlier runs stored of calls without a record: JSON objects with the digest as `h`.
-        order: What the digest of the next record must begin with to be met; None for any record, also if another one,
-            which is not read yet, has the digest of the call.
+        order: What the digest of the next record must begin with to be met, up to a colon, which those of earlier
+            versions do not have; None for any record, also if another one, which is not read yet, fits the call.
 
     Raises `DecryptionError`.
     """
@@ -56,7 +56,7 @@ async def match_call(
         await keys.read(name, digests, history, next_only=order is None and asyncio.current_task() is handler)
         if known := keys.match_next(name, digest, history):
             return (*known, None)
-    if order and not (keys.next_digest(name, history.done, started or {}) or order).startswith(order):
+    if order and ":" in (met := keys.next_digest(name, history.done, started or {})) and not met.startswith(order):
         handler = None
     return keys.match_any(name, digests, history, handler, started=started)
 
