@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         StateError,
         StepInDoubt,
         StepMismatch,
+        StepStillRunning,
         StepTimeout,
         WorkspaceError,
     )
@@ -119,6 +120,7 @@ __all__ = [
     "StepCall",
     "StepInDoubt",
     "StepMismatch",
+    "StepStillRunning",
     "StepTimeout",
     "StillRunning",
     "SyncContext",
@@ -185,6 +187,7 @@ _HOMES = {
     "StepCall": ".worker.durable",
     "StepInDoubt": ".worker.errors",
     "StepMismatch": ".worker.errors",
+    "StepStillRunning": ".worker.errors",
     "StepTimeout": ".worker.errors",
     "StillRunning": ".queues",
     "SyncContext": ".worker.durable.sync",

@@ -61,6 +61,7 @@ NAMES = {
     "StepCall",
     "StepInDoubt",
     "StepMismatch",
+    "StepStillRunning",
     "StepTimeout",
     "StillRunning",
     "SyncContext",

@@ -43,6 +43,7 @@ from .steps.keys import changed_scope, forget_steps
 from .steps.large import store_task_result
 from .steps.matching import reload_records
 from .steps.options import AlreadyDone, Durability, StepOptions
+from .steps.step_thread import StepThread
 from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
 from .task_artifacts import Artifacts
@@ -84,6 +85,7 @@ __all__ = [
     "Step",
     "StepCall",
     "StepOptions",
+    "StepThread",
     "StopReason",
     "StopRule",
     "TaskMemory",

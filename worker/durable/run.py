@@ -54,6 +54,7 @@ class Run(HandlerTask):
     """
 
     __slots__ = (
+        "_holding",
         "_leaving",
         "_new_version",
         "_observers",
@@ -141,6 +142,7 @@ class Run(HandlerTask):
         self._task: asyncio.Task[object] | None = None
         self._retry_cancel: asyncio.TimerHandle | None = None
         self._cancels = 0
+        self._holding: anyio.CancelScope | None = None
         self._leaving: tuple[StopReason, StopDetail] = _SHUTDOWN
 
     @property
@@ -294,6 +296,16 @@ class Run(HandlerTask):
             self.stop_reason, self.stop_detail = why, detail
         if self._retry_cancel is None:
             self._cancel()
+        if self._holding is not None:
+            self._holding.cancel()
+
+    async def hold(self, until: Awaitable[object], seconds: float) -> bool:
+        """Wait after the end of the handler, with the lease. Return whether the time is over. A stop ends the wait."""
+        with anyio.move_on_after(seconds) as scope:
+            self._holding = scope
+            await until
+        self._holding = None
+        return scope.cancelled_caught and anyio.current_time() >= scope.deadline
 
     def abandon(self) -> StopReason | None:
         """Refuse all further writes of a handler that ignores its cancellation. Return why the run was stopped."""

@@ -19,6 +19,7 @@ PerdureError
 │   ├── ResultMismatch          a recorded result does not fit the declared type of its step
 │   ├── OrphanedSteps           a resumed run with a result did not ask for recorded steps
 │   ├── StepTimeout             a step exceeded its timeout
+│   │   └── StepStillRunning    the function of an earlier try still runs in its thread
 │   ├── StepExited              a step called sys.exit() or raised KeyboardInterrupt
 │   ├── StepInDoubt             a risky step was interrupted and its effect is unknown
 │   └── UnserialisableResult    a result is not JSON, or not of the declared type
@@ -92,6 +93,7 @@ from .steps import (
     StepMismatch,
     StepOutOfOrder,
     StepOutsideTask,
+    StepStillRunning,
     StepTimeout,
     UnserialisableResult,
 )
@@ -153,6 +155,7 @@ __all__ = [
     "StepMismatch",
     "StepOutOfOrder",
     "StepOutsideTask",
+    "StepStillRunning",
     "StepTimeout",
     "StoreUnavailable",
     "TaskDefinitionError",

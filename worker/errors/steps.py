@@ -16,6 +16,7 @@ __all__ = [
     "StepMismatch",
     "StepOutOfOrder",
     "StepOutsideTask",
+    "StepStillRunning",
     "StepTimeout",
     "UnserialisableResult",
 ]
@@ -89,6 +90,22 @@ class StepTimeout(StepError, TimeoutError):
 
     def __init__(self, step: str, seconds: float) -> None:
         super().__init__(f"step {step!r} ran longer than {seconds:g} s")
+        self.step, self.seconds = step, seconds
+
+
+class StepStillRunning(StepTimeout):
+    """A plain function still runs in the thread of an earlier try of its step, so it was not called again.
+
+    step: its key. seconds: since that try was given up.
+    """
+
+    def __init__(self, step: str, seconds: float) -> None:
+        StepError.__init__(
+            self,
+            f"step {step!r} was not called again: its function still runs in a thread, which cannot be stopped, "
+            f"{seconds:.1f} s after its step timed out or was cancelled; give the function a time-out of its own, such "
+            "as that of its client, or make it async",
+        )
         self.step, self.seconds = step, seconds
 
 

@@ -34,6 +34,7 @@ from ..log import logger
 from ..memory import LazyMemoryStore
 from ..registry import Registry
 from ..settings import Settings
+from .late_steps import await_late_steps
 from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, Success
 from .quarantine_gate import QuarantineGate
 from .session_turns import SessionMiddleware
@@ -208,6 +209,7 @@ class Executor:
             logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
             self._leases.drop(run)
+            self.threads.late.leave(run.id)
             if delivery.has_history:
                 self._gate.resolved(delivery)
                 self._gate.release(run)
@@ -285,7 +287,10 @@ class Executor:
                 outcome = await outcome
             if outcome is not None:
                 return outcome
-        return await self._call_handler(execution)
+        outcome = await self._call_handler(execution)
+        if self.threads.late:
+            await await_late_steps(execution, outcome, self._settings.idle_limit, self._slots.leave)
+        return outcome
 
     def _settle(self, execution: Execution, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[object]:
         """Store the outcome, within the settle hooks. Raises `LeaseLost`, `EntriesLost`, and what a hook raises."""

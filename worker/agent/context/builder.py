@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, overload, runtime_che
 from ....deadletter import Retry
 from ....queues import Duration
 from ...durable import CURRENT_RUN, Context, Run
+from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async
 from ...errors import StepOutsideTask
 from ...journal import After, AgentState, StepStatus
@@ -152,8 +153,7 @@ class ContextBuilder:
             prompt = await self.build(ctx, state, inbox=inbox, in_flight=in_flight)
             if is_async(model):
                 return await model(prompt)
-            answer = await _run_of(ctx).threads.run(model, (prompt,), {})
-            return await answer if isinstance(answer, Awaitable) else answer
+            return await call_in_step(_run_of(ctx), model, prompt)
 
         return _readable(await ctx.options(timeout=timeout, retry=retry).step(name, called))
 

@@ -19,6 +19,7 @@ import orjson
 from ....deadletter import Retry, backoff
 from ....queues import Entry, Kind
 from ...durable import Run
+from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async
 from ...errors import CompactionFailed
 from ...journal import AgentState, Message, StepRecord
@@ -220,7 +221,9 @@ async def _summary(
 
 
 async def _ask(run: Run, summarizer: Summarizer, request: CompactionRequest) -> Any:
-    found = summarizer(request) if is_async(summarizer) else await run.threads.run(summarizer, (request,), {})
+    if not is_async(summarizer):
+        return await call_in_step(run, summarizer, request)
+    found = summarizer(request)
     return await found if isinstance(found, Awaitable) else found
 
 

@@ -6,7 +6,9 @@
     matching.py   match a call to its record: of a step, and of what logs, sends or reads
     options.py    options of a step
     codec.py      results as JSON and back; hash of arguments
+    calls.py      call a step's function: in the event loop, or in a thread
     threads.py    bounded threads for sync functions
+    step_thread.py  one call in a thread, and the late ones, whose step was given up
 
 This module imports nothing: run.py uses keys.py and threads.py, and the other modules use run.py.
 """

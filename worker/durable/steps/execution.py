@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,6 @@ from ...errors import (
     StepExited,
     StepInDoubt,
     StepMismatch,
-    StepTimeout,
     UnserialisableResult,
 )
 from ...journal import MISREAD, StepRecord, gap_before
@@ -33,6 +32,7 @@ from ...journal.run_events import StepFailed, StepOutdated, StepStarted
 from ...log import log_wait, logger
 from ..run import Run
 from ..value_loss import Misread
+from .calls import call_function, late_call, late_result
 from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
 from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_place
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
@@ -132,6 +132,8 @@ async def _perform(
             value = await _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
         finally:
             CURRENT_STEP.reset(token)
+            if run.threads.late and outer is None and (late := run.threads.late.find(run.id, key)) is not None:
+                late.record = partial(_record_late, run, step, codec, digest, shown, tool)
             if call is not None:
                 call.attempt = step.attempt
         data, checked = codec.write("step", key, value)
@@ -214,7 +216,8 @@ async def _run_within(
     """Run a step as a part of another one, which is recorded as a whole."""
     plain, part = replace(options, risky=False, verify=None), Step(run, outer.key, replicated=False)
     named = f"{outer.key}/{name}"
-    return await _call_with_retries(part, run, fn, args, kwargs, plain, "", "", replicated=False, called=named)
+    digest = "" if is_async(fn) else fingerprint(args, kwargs)[0]
+    return await _call_with_retries(part, run, fn, args, kwargs, plain, digest, "", replicated=False, called=named)
 
 
 async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOptions, outer: Step | None) -> Match:
@@ -283,10 +286,13 @@ async def _call_with_retries(
 ) -> Any:
     """Call the function, as often as its retry allows, or take the result that `verify` finds; return it.
 
+    A plain function that an earlier try has left running in its thread is not called again: the try waits for it.
+
     called: name in errors of a step that is a part of another one, whose key it has.
     """
     while True:
-        if options.risky:
+        late = late_call(run, step, digest, called) if run.threads.late else None
+        if late is None and options.risky:
             intent = run.history.intents.get(step.key)
             if intent is not None and not is_note(intent):
                 happened = await _resolve_doubt(step, run, args, kwargs, options)
@@ -300,7 +306,12 @@ async def _call_with_retries(
                 run.history.intents[step.key] = intent
         try:
             try:
-                return await _call(step, run, fn, args, kwargs, options.timeout)
+                if late is not None:
+                    found = await late_result(run, late, digest, options.timeout)
+                    if found is not None:
+                        return found.result
+                    continue
+                return await call_function(step, run, fn, args, kwargs, options.timeout, digest, called)
             except (SystemExit, KeyboardInterrupt) as exited:  # asyncio ends the loop if a task raises them
                 raise StepExited(called or step.key, exited) from exited
         except Exception as error:
@@ -312,13 +323,17 @@ async def _call_with_retries(
             if retry is None or not again:
                 raise
             await anyio.sleep(backoff(retry, step.attempt))
-            step.attempt += 1
-            step.remembered = 0
-            if step.records_nested:
-                run.keys.restart(f"{step.key}/")
-                if run.history.pages is not None:
-                    run.history.pages.forget_ahead()
-            run.touch()
+            _begin_next_try(step, run)
+
+
+def _begin_next_try(step: Step, run: Run) -> None:
+    step.attempt += 1
+    step.remembered = 0
+    if step.records_nested:
+        run.keys.restart(f"{step.key}/")
+        if run.history.pages is not None:
+            run.history.pages.forget_ahead()
+    run.touch()
 
 
 def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error: TypeError | None = None) -> None:
@@ -360,7 +375,8 @@ async def _resolve_doubt(
 ) -> AlreadyDone[Any] | None:
     if options.verify is not None:
         try:
-            answer = await _call(step, run, options.verify, args, kwargs, options.timeout)
+            called = f"{step.key} (verify)"
+            answer = await call_function(step, run, options.verify, args, kwargs, options.timeout, "", called)
         except TypeError as error:
             _check_call(step.key, options.verify, args, kwargs, error)
             raise
@@ -372,36 +388,10 @@ async def _resolve_doubt(
     return None
 
 
-def _call(
-    step: Step,
-    run: Run,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    timeout: float | None,
-) -> Awaitable[Any]:
-    """Call an async function in the event loop, any other in a thread."""
-    if timeout is not None:
-        return _call_within(step, run, fn, args, kwargs, timeout)
-    return fn(*args, **kwargs) if is_async(fn) else _in_thread(run, fn, args, kwargs)
-
-
-async def _call_within(
-    step: Step, run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float
-) -> Any:
-    with anyio.move_on_after(timeout):
-        return await _call(step, run, fn, args, kwargs, None)
-    raise StepTimeout(step.key, timeout)
-
-
-async def _in_thread(run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    value = await run.threads.run(partial(_call_to_its_end, fn), args, kwargs)
-    if isinstance(value, AsyncIterator):
-        return [item async for item in value]
-    return await value if isinstance(value, Awaitable) else value
-
-
-def _call_to_its_end(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function; an iterator that it returns is read into a list, while it may block and its time-out holds."""
-    value = fn(*args, **kwargs)
-    return list(value) if isinstance(value, Iterator) else value
+async def _record_late(
+    run: Run, step: Step, codec: Codec, digest: str, shown: str, tool: LoggedCall | None, value: Any
+) -> None:
+    """Record the result of a late call, after the handler has ended."""
+    data, checked = codec.write("step", step.key, value)
+    record, _, _ = await _record(run, codec, step.key, data, checked, (digest, shown))
+    await run.recorder.put(*_entries(run, step, record, data, tool), wait=True, progress=True)

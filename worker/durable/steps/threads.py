@@ -1,4 +1,4 @@
-"""Threads of sync steps and handlers, and the count of those that cannot be stopped."""
+"""Threads of sync steps and handlers, and those of them that cannot be stopped."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Final, Protocol
 
 import anyio
 import anyio.to_thread
+
+from .step_thread import LateCalls, StepThread
 
 __all__ = ["CURRENT_SESSION", "ThreadCaller", "Threads"]
 
@@ -19,7 +20,7 @@ __all__ = ["CURRENT_SESSION", "ThreadCaller", "Threads"]
 class ThreadCaller(Protocol):
     """The thread of a sync handler, which calls functions of its steps itself."""
 
-    async def call(self, function: Callable[[], Any]) -> Any: ...
+    async def call(self, function: StepThread) -> Any: ...
 
 
 CURRENT_SESSION: ContextVar[ThreadCaller | None] = ContextVar("perdure_session", default=None)
@@ -65,6 +66,9 @@ class Threads:
     A thread cannot be stopped from outside. If its step timed out or was cancelled, the thread runs on until its
     function returns; it no longer counts against the limit, but is counted as lost. Handlers have no limit here: each
     has a slot of the worker, which a lost one occupies until its thread ends.
+
+    Attributes:
+        late: calls of step functions that run on.
     """
 
     def __init__(self, most: int, on_leak: Callable[[int], None] = lambda change: None) -> None:
@@ -79,16 +83,21 @@ class Threads:
         self._steps = anyio.CapacityLimiter(most)
         self._handlers = anyio.CapacityLimiter(math.inf)
         self._lost: set[_Call] = set()
+        self.late = LateCalls()
 
     @property
     def lost(self) -> int:
         """Number of threads whose results are no longer awaited."""
         return len(self._lost)
 
-    async def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def run(self, call: StepThread) -> Any:
         """Call the function of a step in a thread; return or raise its result. A cancelled call returns at once."""
-        call, session = partial(function, *args, **kwargs), CURRENT_SESSION.get()
-        return await (self.run_step(call) if session is None else session.call(call))
+        session = CURRENT_SESSION.get()
+        try:
+            return await (self.run_step(call) if session is None else session.call(call))
+        except anyio.get_cancelled_exc_class():
+            self.late.add(call)
+            raise
 
     async def run_step(self, function: Callable[[], Any]) -> Any:
         """Call the function in a thread of its own. A cancelled call returns at once."""

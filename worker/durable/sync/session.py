@@ -21,6 +21,7 @@ import anyio
 
 from ...errors import StepOutsideTask
 from ..steps.keys import StepKeys
+from ..steps.step_thread import StepThread
 from ..steps.threads import CURRENT_SESSION, Threads
 
 __all__ = ["ThreadSession", "call_in_loop", "current_session"]
@@ -84,12 +85,13 @@ class ThreadSession(Generic[C]):
         """Call the handler in a thread, and make its calls until it returns."""
         return await self._run(self._threads.run_handler(partial(self._main, function)))
 
-    async def call(self, function: Callable[[], Any]) -> Any:
+    async def call(self, function: StepThread) -> Any:
         """Call the function of a step, in the thread of the session where nothing may end the wait for it.
 
         A step with a time-out, or one of several concurrent ones, gets a thread of its own.
         """
         if asyncio.current_task() is self._task and anyio.current_effective_deadline() == math.inf:
+            function.shares_thread = True
             context = copy_context()
             self._to_thread.put(lambda: context.run(self._call, function))
             return await self._serve()
