@@ -232,8 +232,9 @@ class TaskHandle(Generic[R]):
     async def cancel(self) -> State:
         """Cancel the task: at once if no worker runs it, else as soon as its worker gets the request.
 
-        The worker is notified, and cancels the handler, which may clean up for a few seconds. If the notification is
-        lost, the worker sees the request at the next step or lease renewal.
+        The worker is notified, and cancels the handler, which may clean up for a few seconds. Its further steps are
+        refused, and the task ends as cancelled, whatever the handler returns or raises. If the notification is lost,
+        the worker sees the request at the next step or lease renewal. A handler that has returned by then succeeds.
 
         Returns:
             The state after the request: `cancelled`, `running` (the worker gets the request), or an earlier terminal

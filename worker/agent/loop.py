@@ -271,7 +271,9 @@ class Loop(Generic[S]):
         agent = self._agent
         codec = codec_of(agent.finish)
         await self._live.recall_results()
-        result = acknowledged(agent, self._live, codec, await agent.finish(self._ctx, self._state))
+        returned = await agent.finish(self._ctx, self._state)
+        await self._run.check_stopped()
+        result = acknowledged(agent, self._live, codec, returned)
         data, result = codec.encode("method", "finish", result)
         check_size("what finish returned", len(data), self._run.payload_limit)
         unread = await self._incoming.unread()
@@ -290,6 +292,7 @@ class Loop(Generic[S]):
         try:
             async with self._incoming.interruptible(risky=step.risky):
                 result = await self._hooked(step, attempt, lambda: self._act_or_verify(step, in_doubt=in_doubt))
+                await self._run.check_stopped()
         except Interrupted:
             await self._undo()
             self._interrupted = True
@@ -343,6 +346,7 @@ class Loop(Generic[S]):
     async def _failed(self, key: str, attempt: int, error: Exception) -> None:
         """Log a failed step. Raise its error if the agent keeps its plan: then the retry policy of the task decides."""
         live, run = self._live, self._run
+        await run.check_stopped()
         live.rollback()
         event = StepFailed(step=key, attempt=attempt, error=type(error).__name__, message=str(error)[:2000])
         event_entries = live.checkpoint(event)
@@ -366,9 +370,18 @@ class Loop(Generic[S]):
         return await self._run.around_step(call, lambda: self._within(step.key, act))
 
     async def _within(self, scope: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Call a method of the agent with `scope` as the prefix of its step keys."""
+        """Call a method of the agent with `scope` as the prefix of its step keys.
+
+        One that was stopped, and swallowed that, has no result: the next run calls it again.
+        """
         with self._run.keys.inside(scope):
-            return await call()
+            try:
+                result = await call()
+            except Exception:
+                await self._run.check_stopped()
+                raise
+        await self._run.check_stopped()
+        return result
 
     async def _record(self, key: str, event: Event, *entries: Entry) -> None:
         """Store a record with the state, and drop its inner steps, in one write with a snapshot if one is due.

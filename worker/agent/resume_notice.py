@@ -71,6 +71,7 @@ async def notify_of_resume(
     notice = notice_of(resumption, live.state, live.gap)
     with run.keys.inside(_SCOPE):
         said = await agent.on_resume(ctx, resumption)
+    await run.check_stopped()
     if said is not None and not isinstance(said, str):
         raise TypeError(f"on_resume must return a text or None, got {said!r}")
     gone = forget_steps(run.keys.under(f"{_SCOPE}/", run.history), run.history)

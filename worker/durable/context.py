@@ -148,7 +148,7 @@ class Context(TaskInfo, StepCaller):
 
     def shared_workspace(self, name: str) -> SharedWorkspace:
         """Return files that several tasks change, with compare-and-set."""
-        return SharedWorkspace(self._run.gateway, self._run.settings, name, by=self._run.id)
+        return SharedWorkspace(self._run.gateway, self._run.settings, name, by=self._run.id, run=self._run)
 
     @property
     def artifacts(self) -> Artifacts:

@@ -36,7 +36,7 @@ from ..journal import HANDOFF, handoff_of
 from ..journal.handoff import RECEIVED
 from ..journal.run_events import HandedOff
 from .run import Run
-from .steps.current import check_place
+from .steps.current import check_call
 from .steps.large import read_step_result, store_step_result
 
 __all__ = ["HANDING", "Receiver", "complete_successor", "continue_as", "successor_of"]
@@ -76,7 +76,7 @@ async def continue_as(
     arguments: Mapping[str, Any] | None,
 ) -> NoReturn:
     """Store the decision that another task continues the work, and end the run. See `Context.continue_as`."""
-    check_place(run, "#continue_as", own=True)
+    await check_call(run, "#continue_as", own=True)
     if to is None and queue is None:
         raise ValueError("continue_as needs to= (the successor's task or agent), queue= or both")
     own = run.envelope

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import ClassVar, Final, NoReturn
 
 import anyio
 
 __all__ = ["HandlerTask"]
+
+_QUICK_REFUSALS: Final = 20
+"""Calls of a stopped run that are refused at once. A handler that swallows more of them must not block the loop."""
 
 
 class HandlerTask:
@@ -27,21 +30,26 @@ class HandlerTask:
         "_failed",
         "_loop",
         "_quiet",
+        "_refused",
         "_retry_cancel",
         "_step_tasks",
         "_task",
         "steps_in_flight",
+        "stopped",
         "stopping",
     )
 
     steps_in_flight: dict[str, float]
     """Monotonic time at which each began, by their keys."""
     stopping: bool
-    """Whether no other step may begin."""
+    """Whether the run stops at its next step boundary."""
+    stopped: bool
+    """Whether the handler was stopped or has ended: its calls of the context are refused."""
     _cancels: int
     _failed: bool
     _loop: asyncio.AbstractEventLoop
     _quiet: anyio.Event | None
+    _refused: int
     _retry_cancel: asyncio.TimerHandle | None
     _step_tasks: dict[str, asyncio.Task[object]]
     _task: asyncio.Task[object] | None
@@ -60,6 +68,17 @@ class HandlerTask:
                     raise
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
+
+    async def check_stopped(self) -> None:
+        """Refuse a call if the run was stopped. Raises `CancelledError`, `LeaseLost`."""
+        if self.stopped:
+            await self.refuse()
+
+    async def refuse(self) -> NoReturn:
+        """Refuse a call of a run that was stopped. Raises `CancelledError`."""
+        self._refused += 1
+        await asyncio.sleep(0 if self._refused <= _QUICK_REFUSALS else self.cancel_interval)
+        raise asyncio.CancelledError("the task was stopped: its handler may clean up, without its context")
 
     async def await_steps(self) -> None:
         """Wait until the steps beside a handler that has failed are recorded; no other step begins."""

@@ -10,7 +10,7 @@ from ..journal import Event, StepRecord, parse_event, redacted
 from ..journal.run_events import Orphaned
 from ..log import log_wait, logger
 from .run import Run
-from .steps.current import check_place
+from .steps.current import check_call
 from .steps.matching import digest_of, match_call, read_recorded_steps
 
 __all__ = ["log_once", "log_orphans"]
@@ -33,7 +33,7 @@ async def log_once(run: Run, event: E) -> tuple[int, E]:
 
     Raises `StepOutsideTask`, `LeaseLost`.
     """
-    check_place(run, f"#{event.type}", own=True)
+    await check_call(run, f"#{event.type}", own=True)
     name = f"#{event.type}"
     if event.step is None and (outer := run.keys.within) is not None:
         event = event.model_copy(update={"step": outer})

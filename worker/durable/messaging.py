@@ -42,7 +42,7 @@ from ..log import logger
 from .observer import RunObserver
 from .run import Run
 from .steps.codec import arguments_text, fingerprint
-from .steps.current import check_place
+from .steps.current import check_call
 from .steps.keys import changed_scope, forget_steps
 from .steps.matching import match_call, match_step
 from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
@@ -131,7 +131,7 @@ async def _receive(
     run: Run, wait: float | None, limit: int | None, sender: str | None, read: _Read, options: StepOptions
 ) -> list[InboxMessage]:
     """Read messages, or park the task until one arrives."""
-    check_place(run, read.name, own=True)
+    await check_call(run, read.name, own=True)
     _check_wait(run, wait)
     _check_options(options)
     key, recorded, former = await match_call(run, read.name, read.digest, run.history.saved, order=read.order)
@@ -342,7 +342,7 @@ async def send(
     The id of a message has the digest of its content, and a number among equal sends. So a send that was cut off is
     repeated under the same id, whatever the order of the branches.
     """
-    check_place(run, _SEND, own=True)
+    await check_call(run, _SEND, own=True)
     task_id = to if isinstance(to, str) else to.id
     digest, called_with = fingerprint((task_id, content), {})
     shown = arguments_text(called_with, run.redact)

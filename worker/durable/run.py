@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
-from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
+from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, LeaseLost, Redaction, check_size
 from ...queues.delivery import NOT_STARTED, RunStatus
 from ...queues.runtime import RUNTIME
 from ..journal import VERSION, Event, Resumption, redacted
@@ -117,7 +117,7 @@ class Run(HandlerTask):
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None
-        self.stopping = self.closed = self._failed = False
+        self.stopping = self.stopped = self.closed = self._failed = False
         self.started = self.active = RUNTIME.monotonic()
         self.ended_at = 0.0
         self.ended_in: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class Run(HandlerTask):
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[object] | None = None
         self._retry_cancel: asyncio.TimerHandle | None = None
-        self._cancels = 0
+        self._cancels = self._refused = 0
         self._holding: anyio.CancelScope | None = None
         self._leaving: tuple[StopReason, StopDetail] = _SHUTDOWN
 
@@ -263,7 +263,7 @@ class Run(HandlerTask):
 
     def close(self) -> CheckpointWriter | None:
         """Refuse further writes into the checkpoint. Return the writer, which the caller closes, if there is one."""
-        self.closed = True
+        self.closed = self.stopped = True
         recorder, self._recorder = self._recorder, None  # they refer to each other: no cycle outlives the run
         self._observers, self.around_step, self.codec, self.context = (), None, _NO_STEP, None
         return recorder
@@ -277,7 +277,8 @@ class Run(HandlerTask):
             self._cancel()
 
     def __exit__(self, *raised: object) -> None:
-        self.closed, self.context = True, None  # it refers to the run
+        self.closed = self.stopped = True
+        self.context = None  # it refers to the run
         self._cancel_steps()
         if self._retry_cancel is not None:
             self._retry_cancel.cancel()
@@ -286,8 +287,11 @@ class Run(HandlerTask):
             task.uncancel()  # type: ignore[union-attr]
 
     def cancel(self, why: StopReason, detail: StopDetail = None) -> None:
-        """Cancel the handler. The first reason counts, unless the lease or entries are lost: no outcome is stored."""
-        first = self.stop_reason is None
+        """Cancel the handler, and refuse what it calls from now on, whether it obeys or not.
+
+        The first reason counts, unless the lease or entries are lost: no outcome is stored.
+        """
+        first, self.stopping, self.stopped = self.stop_reason is None, True, True
         if first:
             self.ended_at = RUNTIME.monotonic()
             self.ended_in = tuple(self.steps_in_flight)
@@ -309,7 +313,7 @@ class Run(HandlerTask):
 
     def abandon(self) -> StopReason | None:
         """Refuse all further writes of a handler that ignores its cancellation. Return why the run was stopped."""
-        why, self.stop_reason = self.stop_reason, StopReason.LOST
+        why, self.stop_reason, self.stopped = self.stop_reason, StopReason.LOST, True
         return why
 
     def limit(self, seconds: float) -> asyncio.TimerHandle:
@@ -372,8 +376,15 @@ class Run(HandlerTask):
             self._quiet.set()
             self._quiet = None
 
+    async def refuse(self) -> NoReturn:
+        """Refuse a call of a run that was stopped. Raises `CancelledError`, `LeaseLost`."""
+        if self.stop_reason is StopReason.LOST:
+            raise LeaseLost(self.id, "call")
+        await super().refuse()
+
     async def boundary(self) -> NoReturn:
-        """Stop the run between two steps. Called when `stopping`; does not return."""
+        """Stop the run between two steps, unless it was stopped before. Called when `stopping`; does not return."""
+        await self.check_stopped()
         await self._exit_at_boundary(*self._leaving)
 
     async def park(self, reason: ParkReason, *, grace: float | None = None) -> NoReturn:

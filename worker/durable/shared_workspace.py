@@ -22,6 +22,7 @@ from ..artifacts import Data, artifact_store
 from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge
 from ..settings import Settings
 from ..workspace.manifest import check_path
+from .handler_task import HandlerTask
 from .steps.current import Step, step_here
 
 __all__ = ["SharedFile", "SharedWorkspace", "shared_hashes"]
@@ -57,8 +58,15 @@ class SharedFile(BaseModel):
 class SharedWorkspace:
     """Files by path, with compare-and-set per file: a write can require the version that its writer has read."""
 
-    def __init__(self, gateway: Gateway, settings: Settings, name: str, *, by: str = "") -> None:
-        """Name a workspace; nothing is sent. by: writer that its files name. Raises `ValueError`."""
+    def __init__(
+        self, gateway: Gateway, settings: Settings, name: str, *, by: str = "", run: HandlerTask | None = None
+    ) -> None:
+        """Name a workspace; nothing is sent. Raises `ValueError`.
+
+        Args:
+            by: writer that its files name.
+            run: the run that writes; after it was stopped, its changes are refused.
+        """
         namespace = Namespace(settings.namespace)
         self.name = name
         self._key = namespace.workspace(name)
@@ -67,6 +75,7 @@ class SharedWorkspace:
         self._gateway = gateway
         self._settings = settings
         self._by = by
+        self._run = run
 
     async def write(self, path: str, data: Data, *, expected: int | None = None) -> SharedFile:
         """Write a file; return it with its new version.
@@ -85,7 +94,7 @@ class SharedWorkspace:
             WorkspaceError: The path is not valid.
             ArtifactTooLarge, StoreUnavailable
         """
-        self._check(path)
+        await self._check_change(path)
         store = await artifact_store(self._gateway, self._settings)
         stored = await store.save(self._what(path), data)
         file = SharedFile(path=path, hash=stored.hash, size=stored.size, by=self._by)
@@ -95,7 +104,7 @@ class SharedWorkspace:
 
     async def remove(self, path: str, *, expected: int | None = None) -> None:
         """Remove a file. One that does not exist is no error. Raises `FileConflict`, `WorkspaceError`."""
-        self._check(path)
+        await self._check_change(path)
         await self._put(path, expected, "removed", b"")
 
     async def find(self, path: str) -> SharedFile | None:
@@ -153,6 +162,11 @@ class SharedWorkspace:
             )
         done[change] += 1
         return int(number)
+
+    async def _check_change(self, path: str) -> None:
+        self._check(path)
+        if self._run is not None:
+            await self._run.check_stopped()
 
     def _check(self, path: str) -> None:
         if (problem := check_path(path)) is not None:

@@ -86,8 +86,8 @@ class StopRule:
     act: how the delivery is settled; `fail` retries or buries by the task's `Retry`; None where this run settles
     nothing. event: the event that the settlement writes. why: the word in the handoff document. after: the word in the
     next run's `Resumption`. handoff: whether the run stores a handoff document before it settles. attempt: whether the
-    run counts as an attempt. overrides: whether the reason counts whatever the handler raised. new_message: whether the
-    task's next delivery is a new stream entry, so that a lost delivery of it proves a crash since.
+    run counts as an attempt. new_message: whether the task's next delivery is a new stream entry, so that a lost
+    delivery of it proves a crash since.
     """
 
     act: SettleAct | None
@@ -96,15 +96,14 @@ class StopRule:
     after: After | None = None
     handoff: bool = False
     attempt: bool = False
-    overrides: bool = False
     new_message: bool = False
 
 
 STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
-    StopReason.LOST: StopRule(None, "crashed", "crash", "crash", overrides=True),
-    StopReason.DATA_LOST: StopRule("release", "data_lost", "crash", "crash", overrides=True),
-    StopReason.CANCELLED: StopRule("cancel", "cancelled", overrides=True),
-    StopReason.RELEASED: StopRule("release", "handed_off", "shutdown", "hand_off", handoff=True, overrides=True),
+    StopReason.LOST: StopRule(None, "crashed", "crash", "crash"),
+    StopReason.DATA_LOST: StopRule("release", "data_lost", "crash", "crash"),
+    StopReason.CANCELLED: StopRule("cancel", "cancelled"),
+    StopReason.RELEASED: StopRule("release", "handed_off", "shutdown", "hand_off", handoff=True),
     StopReason.FAILED: StopRule("fail", "attempt_failed", "failure", "failure", attempt=True, new_message=True),
     StopReason.TIMED_OUT: StopRule(
         "fail", "attempt_failed", "budget", "failure", handoff=True, attempt=True, new_message=True
@@ -112,9 +111,9 @@ STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
     StopReason.IDLE: StopRule(
         "fail", "attempt_failed", "budget", "failure", handoff=True, attempt=True, new_message=True
     ),
-    StopReason.INCOHERENT: StopRule("fail", "buried", "burial", attempt=True, overrides=True),
-    StopReason.CONTINUED: StopRule("succeed", "succeeded", "hand_off", attempt=True, overrides=True),
-    StopReason.PARKED: StopRule("park", "waiting", "waiting", "wait", handoff=True, overrides=True, new_message=True),
+    StopReason.INCOHERENT: StopRule("fail", "buried", "burial", attempt=True),
+    StopReason.CONTINUED: StopRule("succeed", "succeeded", "hand_off", attempt=True),
+    StopReason.PARKED: StopRule("park", "waiting", "waiting", "wait", handoff=True, new_message=True),
     StopReason.COMPLETED: StopRule("succeed", "succeeded", attempt=True),
     StopReason.SNOOZED: StopRule("retry", "snoozed", "waiting", "wait", handoff=True, new_message=True),
     StopReason.BURIED: StopRule("bury", "buried", "burial", handoff=True),

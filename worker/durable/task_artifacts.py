@@ -18,7 +18,7 @@ from ..journal import Artifact, StepRecord
 from ..journal.agent_events import ArtifactSaved
 from ..log import log_wait
 from .run import Run
-from .steps.current import Step, check_place, step_here
+from .steps.current import Step, check_call, step_here
 from .steps.options import Durability
 
 __all__ = ["Artifacts"]
@@ -48,7 +48,7 @@ class Artifacts:
         """
         run = self._run
         check_artifact_name(name)
-        check_place(run, f"artifacts.save({name!r})", own=True, within=True)
+        await check_call(run, f"artifacts.save({name!r})", own=True, within=True)
         step = step_here()
         key = None
         if step is None:

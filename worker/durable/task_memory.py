@@ -124,6 +124,7 @@ class TaskMemory:
 
     async def _do(self, name: str, act: Callable[..., Any], *args: Any) -> Any:
         if _step_of(self._run) is not None:
+            await self._run.check_stopped()
             return await act(*args)
         return await run_step(self._run, name, act, args, {}, DEFAULT_OPTIONS[self._durability])
 

@@ -134,6 +134,7 @@ class Workspace:
 
         Raises `WorkspaceTooLarge`, `WorkspaceError`, `StoreUnavailable`, `LeaseLost`.
         """
+        await self._run.check_stopped()
         if (change := await self.find_change()) is not None:
             await self._run.recorder.put(*self.entries(change, None), wait=True)
 

@@ -13,7 +13,17 @@ from ..run import Run
 from .codec import Codec
 from .options import check_name
 
-__all__ = ["CURRENT_RUN", "CURRENT_STEP", "Step", "StepCall", "check_place", "current_step", "log_fields", "step_here"]
+__all__ = [
+    "CURRENT_RUN",
+    "CURRENT_STEP",
+    "Step",
+    "StepCall",
+    "check_call",
+    "check_place",
+    "current_step",
+    "log_fields",
+    "step_here",
+]
 
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
 CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
@@ -124,6 +134,15 @@ class StepCall:
     tool: str | None = None
     attempt: int = 1
     recorded: bool = False
+
+
+async def check_call(run: Run, name: Any, *, own: bool = False, within: bool = False) -> None:
+    """Check a call of the context, see `check_place`; one of a stopped run is refused.
+
+    Raises `StepOutsideTask`, `CancelledError`, `LeaseLost`.
+    """
+    check_place(run, name, own=own, within=within)
+    await run.check_stopped()
 
 
 def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False) -> None:

@@ -34,7 +34,7 @@ from ..run import Run
 from ..value_loss import Misread
 from .calls import call_function, late_call, late_result
 from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
-from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_place
+from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_call
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
 from .large import read_step_result, store_step_result
 from .matching import check_order, match_step
@@ -63,8 +63,8 @@ async def run_step(
         run, name, fn, args, kwargs, options: the step.
         tool: the call, if the step is a tool call, which has an event of its own; else the event is `step_completed`.
     """
-    if CURRENT_RUN.get() is not run or run.closed:
-        check_place(run, name, within=True)
+    if CURRENT_RUN.get() is not run or run.stopped:
+        await check_call(run, name, within=True)
     if name is not run.checked_name:
         check_name("name", name)
         run.checked_name = name
@@ -318,7 +318,7 @@ async def _call_with_retries(
             if isinstance(error, TypeError):
                 _check_call(called or step.key, fn, args, kwargs, error)
             retry = options.retry
-            again = retry is not None and step.attempt < retry.max_attempts and retry.allows(error)
+            again = retry is not None and step.attempt < retry.max_attempts and not run.stopped and retry.allows(error)
             await _log_failure(step, run, error, noted=not again and options.intent and not options.risky)
             if retry is None or not again:
                 raise

@@ -53,13 +53,15 @@ class HandlerCall:
         token, run.context = CURRENT_RUN.set(run), ctx
         error: BaseException | None = None
         result: bytes | None = None
+        stop: StopReason | None = None
         try:
             with run:
                 if run.history.saved or run.history.pages is not None:
                     await restore_workspace(run)
                 value = await self._call(run, execution)
-                data, value = task.result.encode("task", task.name, value)
-                result = data if len(data) <= run.payload_limit else await _store_large(run, task, data, value)
+                if run.stop_reason is None:  # a handler that was stopped has no result, whatever it returns
+                    data, value = task.result.encode("task", task.name, value)
+                    result = data if len(data) <= run.payload_limit else await _store_large(run, task, data, value)
         except asyncio.CancelledError as cancelled:
             error = cancelled
         except LeaseLost as lost:
@@ -69,6 +71,7 @@ class HandlerCall:
         except BaseException as raised:  # noqa: BLE001 - a handler may raise anything
             error = _failure(task.name, raised)
         finally:
+            stop = run.stop_reason  # a later stop came after the end of the handler, and changes nothing
             CURRENT_RUN.reset(token)
             if limit is not None:
                 limit.cancel()
@@ -76,7 +79,7 @@ class HandlerCall:
                 await run.workspace.close()
         if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
             await run.drain_cancellation()
-        return await self._classify(execution, result, error)
+        return await self._classify(execution, stop, result, error)
 
     async def _call(self, run: Run, execution: Execution) -> Any:
         """Call the handler. If it fails, the steps that run beside it end first: the next attempt has their results."""
@@ -91,14 +94,12 @@ class HandlerCall:
                 await run.await_steps()
             raise
 
-    async def _classify(self, execution: Execution, result: bytes | None, error: BaseException | None) -> Outcome:
-        """Decide the outcome. Raises `LeaseLost`, `EntriesLost`."""
+    async def _classify(
+        self, execution: Execution, stop: StopReason | None, result: bytes | None, error: BaseException | None
+    ) -> Outcome:
+        """Decide the outcome. stop: why the handler was stopped before its end. Raises `LeaseLost`, `EntriesLost`."""
         run, task = execution.run, execution.task
-        stop = run.stop_reason
-        if stop is StopReason.LOST:
-            raise LeaseLost(run.id, "outcome")
-        if stop is StopReason.DATA_LOST and isinstance(run.stop_detail, EntriesLost):
-            raise run.stop_detail
+        _check_lost(run)
         if result is not None or stop is not StopReason.CANCELLED:
             if result is not None and run.history.records and run.observer(LiveState) is None:
                 orphaned = await log_orphans(run)  # the records of an agent are those of its plan
@@ -107,20 +108,28 @@ class HandlerCall:
                     result, error = None, OrphanedSteps(f"{orphaned}; {remedy}")
             if run.has_written:
                 await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
-            if (stop := run.stop_reason) is StopReason.LOST:
-                raise LeaseLost(run.id, "outcome")
+            _check_lost(run)
+        if result is None and run.stop_reason is StopReason.CANCELLED:
+            stop = StopReason.CANCELLED  # a failure does not outlive a cancellation, whichever came first
         if stop is StopReason.CONTINUED and (successor := successor_of(run)) is not None:
             return await transfer(self._gateway, run, successor)
         if result is not None:
             return Success(result, counters_after(StopReason.COMPLETED, run.history.counters))
-        obeyed = error is None or isinstance(error, asyncio.CancelledError)
-        if stop is not None and (obeyed or STOP_RULES[stop].overrides):
-            return outcome_of_stop(run, task, stop, self._settings)
-        if error is None or obeyed:
+        if stop is not None:
+            return outcome_of_stop(run, task, stop, self._settings, error)
+        if error is None or isinstance(error, asyncio.CancelledError):
             cause = error
             error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
             error.__cause__ = cause
         return after_error(error, task.retry, run.history.counters, run.envelope.options.max_attempts)
+
+
+def _check_lost(run: Run) -> None:
+    """Raise `LeaseLost` or `EntriesLost` if the run may not store an outcome."""
+    if run.stop_reason is StopReason.LOST:
+        raise LeaseLost(run.id, "outcome")
+    if run.stop_reason is StopReason.DATA_LOST and isinstance(run.stop_detail, EntriesLost):
+        raise run.stop_detail
 
 
 def _failure(name: str, raised: BaseException) -> BaseException:
@@ -153,8 +162,10 @@ async def _call_step(_ctx: Context, _call: StepCall, perform: Any) -> Any:
     return await perform()
 
 
-def outcome_of_stop(run: Run, task: Task[Any, Any], stop: StopReason, settings: Settings) -> Outcome:
-    """Return the outcome of a run that was stopped, and whose handler obeyed or has no say in it."""
+def outcome_of_stop(
+    run: Run, task: Task[Any, Any], stop: StopReason, settings: Settings, raised: BaseException | None = None
+) -> Outcome:
+    """Return the outcome of a run that was stopped. raised: by its handler afterwards, for the traceback."""
     counters = run.history.counters
     match STOP_RULES[stop].act:
         case "cancel":
@@ -170,6 +181,8 @@ def outcome_of_stop(run: Run, task: Task[Any, Any], stop: StopReason, settings: 
         error = TaskIdle(task.name, task.idle_timeout or settings.idle_limit, run.ended_in)
     else:
         error = TaskTimeout(task.name, time_limit_of(run, task) or settings.time_limit)
+    if isinstance(raised, Exception) and raised is not error:
+        error.__cause__ = raised
     return after_error(error, task.retry, counters, run.envelope.options.max_attempts, stop)
 
 
