@@ -9,6 +9,7 @@
     blocking      dedicated connection for blocking reads, which can be interrupted
     replication   writes that replicas confirm (WAIT)
     sentinel      connections that follow the primary; reaction to a failover
+    tls           connections that read their certificates each time they connect
     cluster       the same gateway over the nodes of a Redis Cluster
     scripts       Lua scripts, called by digest
     hash_scan     pages of the fields of a hash

@@ -34,6 +34,7 @@ from ..errors import Refused, ServerFull, Unavailable
 from ..runtime import RUNTIME
 from .address import Address, Node
 from .sentinel import followed_async, followed_sync
+from .tls import TlsConnection
 
 __all__ = [
     "COMMAND_TIMEOUT",
@@ -78,7 +79,7 @@ def _pool_options(address: Address, socket: Path | None, timeout: float | None, 
     if "path" in options:
         kind = redis.asyncio.UnixDomainSocketConnection
     elif address.encrypted:
-        kind = redis.asyncio.SSLConnection
+        kind = TlsConnection
     return options | {"connection_class": kind}
 
 

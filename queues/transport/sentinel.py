@@ -34,6 +34,7 @@ from redis.retry import Retry
 from ..errors import Refused
 from ..runtime import RUNTIME
 from .address import Address, Node
+from .tls import TlsConnection
 
 __all__ = [
     "FailoverListener",
@@ -265,7 +266,7 @@ class _SentinelConnection(redis.asyncio.Connection):
         _check_role(self._sentinels, role, self.host, int(self.port))
 
 
-class _SentinelTlsConnection(_SentinelConnection, redis.asyncio.SSLConnection):
+class _SentinelTlsConnection(_SentinelConnection, TlsConnection):
     """A connection to the primary with TLS."""
 
 
