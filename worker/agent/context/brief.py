@@ -18,8 +18,8 @@
 
 Sections without entries are left out. Every entry is one line of quoted text. A section that does not fit keeps its
 latest entries (its first ones, if they are still to be done), and a line says how many are missing, what they are in
-short, and which of the model's tools returns them. Steps in doubt, completed steps and what is waited for are named in any case. Of the
-promises, those of the agent come first, and of these the one that is due first.
+short, and which of the model's tools returns them. Steps in doubt, completed steps and what is waited for are named in
+any case. Of the promises, those of the agent come first, and of these the one that is due first.
 """
 
 from __future__ import annotations

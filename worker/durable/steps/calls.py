@@ -38,7 +38,8 @@ def call_function(
     if is_async(fn):
         found: Awaitable[Any] = fn(*args, **kwargs)
         return found
-    return _in_thread(run, StepThread(run.id, called or step.key, digest, partial(_call_to_its_end, fn, *args, **kwargs)))
+    call = partial(_call_to_its_end, fn, *args, **kwargs)
+    return _in_thread(run, StepThread(run.id, called or step.key, digest, call))
 
 
 async def _call_within(
