@@ -21,6 +21,7 @@ from .views import (
     partition_stats,
     queue_partitions,
     resumable_tasks,
+    task_logs,
 )
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "queue_partitions",
     "resumable_tasks",
     "running_tasks",
+    "task_logs",
     "trim_timeline",
 ]

@@ -12,7 +12,7 @@ import binascii
 import heapq
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Final, NamedTuple
 
 import orjson
@@ -20,6 +20,7 @@ import orjson
 from ..keys import Namespace, Partition
 from ..records import Record, State, read_records
 from ..transport import Gateway, queue_script
+from .running import PendingEntry, pending_entries, read_running
 from .views import list_tasks, queue_partitions
 
 __all__ = ["TaskFilter", "TaskPage", "page_tasks", "trim_timeline"]
@@ -71,6 +72,11 @@ class TaskFilter:
             and (self.error is None or self.error.casefold() in _error_text(record))
         )
 
+    def is_of_time(self, record: Record) -> bool:
+        """Return whether a task was enqueued within the bounds."""
+        at = record.enqueued_at or 0
+        return (self.since is None or at >= self.since) and (self.until is None or at <= self.until)
+
 
 def _error_text(record: Record) -> str:
     error = record.error or {}
@@ -79,10 +85,11 @@ def _error_text(record: Record) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskPage:
-    """Tasks of one page. cursor: continues the list; None after the last page."""
+    """Tasks of one page. cursor: continues the list; None after the last page. read: number of records it has read."""
 
     tasks: list[Record]
     cursor: str | None
+    read: int = 0
 
 
 class _Position(NamedTuple):
@@ -106,7 +113,9 @@ async def page_tasks(
     """Return tasks of one queue, or of all queues, the newest first.
 
     A page may have fewer tasks than `limit` before the list ends, because the records that it reads are bounded. Tasks
-    that are enqueued meanwhile do not move the pages that follow.
+    that are enqueued meanwhile do not move the pages that follow. If only running tasks are wanted, they are read from
+    the pending lists, so the other tasks cost nothing, and the time by which they are sorted is that since which their
+    messages are in the queue.
 
     Args:
         cursor: That of the previous page.
@@ -114,8 +123,10 @@ async def page_tasks(
     Raises:
         ValueError: The cursor is not one of a page.
     """
-    after = None if cursor is None else _decode(cursor)
     partitions = await queue_partitions(gateway, namespace, queue)
+    if wanted.states and set(wanted.states) == {State.RUNNING}:
+        return await _page_running(gateway, partitions, wanted, limit, None if cursor is None else _held(cursor))
+    after = None if cursor is None else _decode(cursor)
     readers = await asyncio.gather(*(_reader(gateway, namespace, one, wanted, after) for one in partitions))
     heads = [(_descending(reader.first), at) for at, reader in enumerate(readers) if reader.positions]
     heapq.heapify(heads)
@@ -133,7 +144,24 @@ async def page_tasks(
                 heapq.heappop(heads)
         found += [record for record in await _records(gateway, namespace, chunk) if wanted.matches(record)]
         last, read = chunk[-1], read + len(chunk)
-    return TaskPage(found, _encode(last) if heads and last is not None else None)
+    return TaskPage(found, _encode(last) if heads and last is not None else None, read)
+
+
+async def _page_running(
+    gateway: Gateway, partitions: Sequence[Partition], wanted: TaskFilter, limit: int, before: PendingEntry | None
+) -> TaskPage:
+    entries = await pending_entries(gateway, partitions, before)
+    found: list[Record] = []
+    read = 0
+    while read < min(len(entries), _MOST_READ) and len(found) < limit:
+        chunk = entries[read : read + min(_CHUNK, limit - len(found))]
+        found += [
+            record
+            for record in await read_running(gateway, partitions, chunk)
+            if wanted.matches(record) and wanted.is_of_time(record)
+        ]
+        read += len(chunk)
+    return TaskPage(found, _encode(entries[read - 1]) if read < len(entries) else None, read)
 
 
 def _descending(position: _Position) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
@@ -230,16 +258,36 @@ async def _scan(reader: _Reader, namespace: Namespace) -> None:
     reader.positions.extend(sorted((one for one in found if reader.last is None or one < reader.last), reverse=True))
 
 
-def _encode(position: _Position) -> str:
-    return base64.urlsafe_b64encode(orjson.dumps(list(position))).decode().rstrip("=")
+def _encode(position: _Position | PendingEntry) -> str:
+    """Return the cursor of a list. That of running tasks has a number in the place of an id."""
+    parts = position if isinstance(position, _Position) else astuple(position)
+    return base64.urlsafe_b64encode(orjson.dumps(list(parts))).decode().rstrip("=")
 
 
 def _decode(cursor: str) -> _Position:
+    at, place, queue, index = _parts(cursor)
+    if not isinstance(place, str):
+        raise _wrong(cursor)
+    return _Position(at, place, queue, index)
+
+
+def _held(cursor: str) -> PendingEntry:
+    at, place, queue, index = _parts(cursor)
+    if not isinstance(place, int):
+        raise _wrong(cursor)
+    return PendingEntry(at, place, queue, index)
+
+
+def _parts(cursor: str) -> tuple[int, object, str, int]:
     try:
-        at, task_id, queue, index = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        return _Position(int(at), str(task_id), str(queue), int(index))
+        at, place, queue, index = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        return int(at), place, str(queue), int(index)
     except (binascii.Error, TypeError, ValueError):
-        raise ValueError(f"cursor must be one that an earlier page ended with, got {cursor!r}") from None
+        raise _wrong(cursor) from None
+
+
+def _wrong(cursor: str) -> ValueError:
+    return ValueError(f"cursor must be one that an earlier page of the same list ended with, got {cursor!r}")
 
 
 async def trim_timeline(gateway: Gateway, partition: Partition) -> int:

@@ -26,6 +26,7 @@ __all__ = [
     "list_tasks",
     "queue_partitions",
     "resumable_tasks",
+    "task_logs",
 ]
 
 _CONCURRENT: Final = 64
@@ -285,6 +286,32 @@ async def checkpoint_fields_of_all(
                     yield partition, task_id, _decrypted(gateway, partition, task_id, saved)
             if cursor == b"0":
                 break
+
+
+async def task_logs(
+    gateway: Gateway, namespace: Namespace, queue: str | None = None
+) -> AsyncIterator[tuple[Partition, str]]:
+    """Yield partition and id of every task that has an event log.
+
+    Uses SCAN: a task that exists during the whole call is found, and may be found twice.
+    """
+    partitions = await queue_partitions(gateway, namespace, queue)
+    for pattern, only, node in _scans(gateway, namespace, queue, partitions, "log"):
+        known = {partition.log(""): partition for partition in only}
+        cursor = b"0"
+        while True:
+            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED, "TYPE", "stream")
+            cursor, keys = await gateway.command(*scan, node_of=node)
+            for key in keys:
+                head, colon, task_id = key.decode().rpartition(":")
+                if (partition := known.get(head + colon)) is not None:
+                    yield partition, task_id
+            if cursor == b"0":
+                break
+
+
+_SCANNED: Final = 5_000
+"""Keys that are looked at in one SCAN for logs, which few tasks of a large queue have."""
 
 
 async def linked_objects(gateway: Gateway, namespace: Namespace) -> AsyncIterator[str]:

@@ -140,8 +140,46 @@ async def test_a_page_reads_a_bounded_number_of_records(
 
 async def test_a_cursor_that_is_none_is_refused(gateway: Gateway, namespace: Namespace) -> None:
     for text in ("x", "", "WzFd", "bnVsbA"):
-        with pytest.raises(ValueError, match="cursor must be one that an earlier page ended with"):
+        with pytest.raises(ValueError, match="cursor must be one that an earlier page of the same list"):
             await page_tasks(gateway, namespace, ALL, limit=1, cursor=text)
+
+
+async def test_running_tasks_are_listed_exactly_whatever_the_backlog_is(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    producer: Producer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perdure.queues.inspection.running._PAGE", 2)
+    running = TaskFilter(states=[State.RUNNING])
+    assert await listed(gateway, namespace, 2, running) == [[]]
+    other = namespace.partition("other")
+    for number in range(4):
+        await enqueue(producer, f"a{number}")
+        await enqueue(producer, f"b{number}", queue="other")
+    await enqueue(producer, "settled")
+    for place, count in ((partition, 5), (other, 3)):
+        held = await worker(gateway, place)
+        for _ in range(count):
+            delivery = await read_one(held)
+            if delivery.task_id == "settled":
+                await SETTLING["succeed"](gateway, delivery, "settled")
+    await enqueue(producer, *(f"queued{number}" for number in range(20)))
+    monkeypatch.setattr("perdure.queues.inspection.timeline._MOST_READ", 3)
+    pages = await listed(gateway, namespace, 2, running)
+    assert [len(page) for page in pages] == [2, 2, 2, 1]
+    assert sorted(name for page in pages for name in page) == ["a0", "a1", "a2", "a3", "b0", "b1", "b2"]
+    assert [name for page in pages for name in page if name[0] == "a"] == ["a3", "a2", "a1", "a0"]
+    first = await page_tasks(gateway, namespace, running, limit=2)
+    await read_one(await worker(gateway, other, name="c"))  # begins meanwhile, and moves no page
+    rest = await page_tasks(gateway, namespace, running, limit=9, cursor=first.cursor)
+    assert [record.id for record in first.tasks + rest.tasks] == [name for page in pages for name in page]
+    only = await page_tasks(gateway, namespace, TaskFilter(states=[State.RUNNING], key="none"), limit=2)
+    assert (only.tasks, only.cursor is None, only.read) == ([], False, 4)
+    for wanted, cursor in ((ALL, first.cursor), (running, (await page_tasks(gateway, namespace, ALL, limit=1)).cursor)):
+        with pytest.raises(ValueError, match="cursor must be one that an earlier page of the same list"):
+            await page_tasks(gateway, namespace, wanted, limit=1, cursor=cursor)
 
 
 async def test_tasks_of_an_earlier_version_are_listed_without_a_timeline(

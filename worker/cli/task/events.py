@@ -12,7 +12,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ....queues import Gateway, Partition, Producer, State, TaskEvent, list_tasks, read_last_events, walk_events
+from ....queues import Gateway, Partition, Producer, State, TaskEvent, read_last_events, walk_events
+from ....queues.inspection import task_logs
+from ....queues.records import read_records
 from ...journal import Unreadable, parse_event
 from ..support.connection import connected, find_handle, known_partitions, redis_now
 from ..support.errors import Misuse
@@ -75,28 +77,62 @@ async def last_events(
 async def events_of_tasks(
     producer: Producer, wanted: EventFilter, *, queue: str | None, states: Sequence[State], task: str | None
 ) -> AsyncIterator[TaskEvent]:
-    """Yield the matching events of tasks, task by task, with one page of one log in memory."""
+    """Yield the matching events of tasks, task by task, with one page of one log in memory.
+
+    Tasks without events cost a share of a SCAN, and those without events since the wanted time one read of many.
+    """
+    known: set[tuple[Partition, str]] = set()  # SCAN may find a log twice
     some: list[tuple[Partition, str]] = []
-    tasks = list_tasks(producer.gateway, producer.namespace, queue=queue, states=states, task=task)
-    async for record in tasks:
-        some.append((producer.namespace.partition(record.queue, record.partition), record.id))
+    async for place in task_logs(producer.gateway, producer.namespace, queue):
+        if place in known:
+            continue
+        known.add(place)
+        some.append(place)
         if len(some) == _TASKS:
-            async for event in _events_of(producer.gateway, some, wanted):
+            async for event in _events_of(producer.gateway, some, wanted, states, task):
                 yield event
             some.clear()
-    async for event in _events_of(producer.gateway, some, wanted):
+    async for event in _events_of(producer.gateway, some, wanted, states, task):
         yield event
 
 
 async def _events_of(
-    gateway: Gateway, tasks: Sequence[tuple[Partition, str]], wanted: EventFilter
+    gateway: Gateway,
+    tasks: Sequence[tuple[Partition, str]],
+    wanted: EventFilter,
+    states: Sequence[State],
+    task: str | None,
 ) -> AsyncIterator[TaskEvent]:
-    lengths = await gateway.pipeline([("XLEN", partition.log(task_id)) for partition, task_id in tasks])
-    for (partition, task_id), length in zip(tasks, lengths, strict=True):
-        if length:
-            async for event in walk_events(gateway, partition, task_id, after=wanted.after):
-                if wanted.matches(event):
-                    yield event
+    newest = await gateway.pipeline(
+        [("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", 1) for partition, task_id in tasks]
+    )
+    recent = [
+        place
+        for place, entries in zip(tasks, newest, strict=True)
+        if entries and int(entries[0][0].partition(b"-")[0]) >= wanted.since
+    ]
+    for partition, task_id in await _of_tasks(gateway, recent, states, task):
+        async for event in walk_events(gateway, partition, task_id, after=wanted.after):
+            if wanted.matches(event):
+                yield event
+
+
+async def _of_tasks(
+    gateway: Gateway, places: Sequence[tuple[Partition, str]], states: Sequence[State], task: str | None
+) -> Sequence[tuple[Partition, str]]:
+    """Return those whose task is in one of the states and has the name."""
+    if not states and task is None:
+        return places
+    found: list[tuple[Partition, str]] = []
+    for partition in dict.fromkeys(partition for partition, _ in places):
+        ids = [task_id for where, task_id in places if where == partition]
+        records = [record for record in await read_records(gateway, partition, ids) if record is not None]
+        found += [
+            (partition, record.id)
+            for record in records
+            if (not states or record.state in states) and task in (None, record.task)
+        ]
+    return found
 
 
 async def last_of(events: AsyncIterator[TaskEvent], count: int) -> list[TaskEvent]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from ....queues import Producer, Record, State
 from ....queues.inspection import TaskFilter, TaskPage, page_tasks
+from ....queues.runtime import RUNTIME
 from ..support.connection import connected, known_partitions, redis_now
 from ..support.errors import Misuse
 from ..support.live import Watch, check_watch, show_live
@@ -20,6 +22,12 @@ if TYPE_CHECKING:  # rich is imported where a list is drawn
     from rich.console import RenderableType
 
 __all__ = ["list_", "task_columns"]
+
+_SEARCH: Final = 60.0
+"""Seconds for which a list looks for its first task."""
+
+_PATIENCE: Final = 2.0
+"""Seconds between two lines that say how far it is."""
 
 
 @connected
@@ -55,7 +63,7 @@ async def list_(
     check_watch(watch, json)
     await known_partitions(producer, queue)
 
-    async def read(now: int) -> TaskPage:
+    async def read(now: int, tell: Callable[[str], None] = lambda text: None) -> TaskPage:
         wanted = TaskFilter(
             frozenset(state or ()),
             task_name,
@@ -67,9 +75,7 @@ async def list_(
             app,
         )
         try:
-            return await page_tasks(
-                producer.gateway, producer.namespace, wanted, queue=queue, limit=limit, cursor=cursor
-            )
+            return await _first_page(producer, wanted, queue, limit, cursor, tell)
         except ValueError as refused:
             raise Misuse(f"--cursor: {refused}") from None
 
@@ -81,7 +87,7 @@ async def list_(
         await show_live(screen)
         return
     now = await redis_now(producer)
-    page = await read(now)
+    page = await read(now, note)
     if json:
         print_json([record.summary() for record in page.tasks])
     elif page.tasks:
@@ -89,7 +95,29 @@ async def list_(
     elif page.cursor is None:
         note(f"no matching tasks in namespace {producer.namespace.name!r} on {producer.address.shown}")
     if page.cursor is not None:
-        note(f"there may be more tasks: continue with --cursor {page.cursor}")
+        missed = "" if page.tasks else f"no matching tasks among the first {page.read:,}; "
+        note(f"{missed}there may be more tasks: continue with --cursor {page.cursor}")
+
+
+async def _first_page(
+    producer: Producer,
+    wanted: TaskFilter,
+    queue: str | None,
+    limit: int,
+    cursor: str | None,
+    tell: Callable[[str], None],
+) -> TaskPage:
+    """Return the first page with a task, within a time limit; the last one if none has any."""
+    read, began = 0, RUNTIME.monotonic()
+    told = began
+    while True:
+        page = await page_tasks(producer.gateway, producer.namespace, wanted, queue=queue, limit=limit, cursor=cursor)
+        read, cursor, now = read + page.read, page.cursor, RUNTIME.monotonic()
+        if page.tasks or cursor is None or now - began >= _SEARCH:
+            return replace(page, read=read)
+        if now - told >= _PATIENCE:
+            tell(f"no matching tasks among the first {read:,} yet; reading on")
+            told = now
 
 
 def task_columns(now: int) -> Sequence[Column[Record]]:

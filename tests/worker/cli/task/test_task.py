@@ -362,7 +362,25 @@ def test_list_continues_after_the_limit_with_a_cursor() -> None:
     assert call("task", "list", "--limit", "3").err == ""
     refused = call("task", "list", "--cursor", "x")
     assert (refused.code, refused.out) == (2, "")
-    assert "--cursor: cursor must be one that an earlier page ended with" in refused.err
+    assert "--cursor: cursor must be one that an earlier page of the same list ended with" in refused.err
+
+
+def test_list_reads_on_until_a_task_matches_or_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_MOST_READ", "_CHUNK"):
+        monkeypatch.setattr(f"perdure.queues.inspection.timeline.{name}", 2)
+    oldest = enqueue(*ADD, "--tag", "rare")
+    for _ in range(6):
+        enqueue(*ADD)
+    found = call("task", "list", "--tag", "rare", "--json")
+    assert ([task["id"] for task in found.json], found.err) == ([oldest], "")
+    assert "no matching tasks in namespace" in call("task", "list", "--tag", "none").err
+    monkeypatch.setattr("perdure.worker.cli.task.listing._PATIENCE", 0.0)
+    lines = call("task", "list", "--tag", "rare").err.splitlines()
+    assert lines[0] == "perdure: no matching tasks among the first 2 yet; reading on"
+    monkeypatch.setattr("perdure.worker.cli.task.listing._SEARCH", 0.0)
+    bounded = call("task", "list", "--tag", "rare")
+    assert bounded.out == ""
+    assert "no matching tasks among the first 2; there may be more tasks: continue with --cursor" in bounded.err
 
 
 def test_list_narrows_by_time_and_error(work: Any) -> None:

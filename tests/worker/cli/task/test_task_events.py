@@ -9,7 +9,7 @@ import anyio
 import orjson
 import pytest
 from perdure import App, Context, Retry, Settings, Worker
-from perdure.queues import TaskEvent
+from perdure.queues import TaskEvent, walk_events
 from perdure.worker.cli.support.events_text import describe_event
 from perdure.worker.cli.task.events import read_since
 from perdure.worker.journal import ToolCall
@@ -165,6 +165,29 @@ def test_events_of_all_tasks_and_of_some(run: Any) -> None:
     assert [line["id"] for line in latest] == sorted((line["id"] for line in every), key=place)[-3:]
     assert bad in call("task", "events", "--type", "buried").out
     assert len(call("task", "events", "--json", "--limit", "4").lines) == 4
+
+
+def test_statistics_read_only_tasks_with_events_since_then(
+    run: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        call("enqueue", "later", "--queue", "test", "--delay", "60", "--id", f"quiet{number}")
+    add(settings, "quiet0", {"type": "decided", "data": "{}"})
+    last = call("task", "events", "--stats", "--json").json
+    assert (last["tasks"], last["types"]) == (1, {"decided": 1})
+    (task_id,) = run("look")
+    read: list[str] = []
+
+    def walk(gateway: Any, partition: Any, task_id: str, *, after: str) -> Any:
+        read.append(task_id)
+        return walk_events(gateway, partition, task_id, after=after)
+
+    monkeypatch.setattr("perdure.worker.cli.task.events.walk_events", walk)
+    since = call("task", "show", task_id, "--json").json["enqueued_at"]
+    found = call("task", "events", "--queue", "test", "--since", since, "--stats", "--json").json
+    assert (found["tasks"], found["events"], read) == (1, len(TYPES), [task_id])
+    assert call("task", "events", "--state", "scheduled", "--stats", "--json").json["tasks"] == 1
+    assert call("task", "events", "--task", "look", "--stats", "--json").json["tasks"] == 1
 
 
 def place(entry: str) -> tuple[int, ...]:
