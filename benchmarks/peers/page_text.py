@@ -1,4 +1,7 @@
-"""The prose of the benchmark page. It holds for any run, except `OLDER_TREE` and `INEQUALITIES`, which describe the stored one."""
+"""The prose of the benchmark page.
+
+It holds for any run, except `OLDER_TREE` and `INEQUALITIES`, which describe the stored one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ TITLE = """# Benchmarks
 `make bench-peers` writes this page. Change `benchmarks/peers` instead of editing it.
 """
 
-OLDER_TREE = """**These figures are of an older tree**, whose revision is below; commits since then have changed Perdure's
+OLDER_TREE = """\
+**These figures are of an older tree**, whose revision is below; commits since then have changed Perdure's
 speed. The performance section of the [README](../../README.md#performance) has a newer run, of fewer benchmarks,
 with each project at its best documented setting.
 """
