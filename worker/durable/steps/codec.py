@@ -189,6 +189,8 @@ def codec_of(fn: Callable[..., Any]) -> Codec:
         code = fn.__code__
     else:
         plain = inspect.unwrap(getattr(fn, "func", fn))
+        if isinstance(plain, type):  # a call of a class returns an object of it
+            return _codec_for(plain, plain)
         if not hasattr(plain, "__code__") and not hasattr(plain, "__func__"):
             plain = type(plain).__call__  # of a callable object
         plain = getattr(plain, "__func__", plain)

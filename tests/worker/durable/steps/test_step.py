@@ -472,7 +472,8 @@ def test_a_result_of_unknown_type_that_json_changes_gets_a_warning(fn: Callable[
     codec_of(fn).encode("step", "one", ("changes", ["to", "lists"]))  # of which nothing is known either way
 
 
-def test_a_callable_object_declares_its_type_by_its_call() -> None:
+def test_a_class_and_a_callable_object_declare_their_types() -> None:
+    assert codec_of(Point).encode("step", "one", Point(x=1, at=NOON))[1] == Point(x=1, at=NOON)
     assert codec_of(Service()).encode("step", "one", [1, 2])[1] == (1, 2)
 
 
