@@ -64,7 +64,7 @@ class LeaseHeartbeat:
         should_renew: Called before each renewal. While it returns False, nothing is renewed, and other workers claim
             the deliveries after the lease.
         on_touch: Called with the touch of each renewal (see touch.py).
-        idle_key: Returns a key to read where there is nothing to renew, so that `reached_since` is known; None: read
+        idle_key: Returns a key to read where there is nothing to renew, so that `reached` is known; None: read
             nothing.
     """
 
@@ -96,9 +96,9 @@ class LeaseHeartbeat:
         self._thread = RUNTIME.thread(self._run_thread, "perdure heartbeat")
         self.ended = False
         """Whether the thread has ended without a request."""
-        self.reached_since: float | None = None
-        """Start of the current series of rounds that reached Redis, on the monotonic clock; None if the last one did
-        not, or if it is not known."""
+        self.reached: tuple[float, float] | None = None
+        """First and last time of the current series of rounds that reached Redis, on the monotonic clock; None if the
+        last round did not, or if it is not known."""
 
     def start(self) -> None:
         self._renewed = RUNTIME.monotonic()
@@ -161,7 +161,7 @@ class LeaseHeartbeat:
                     else:
                         self._renew_all(connection)
                 except Exception as error:
-                    failed, self.reached_since = True, None
+                    failed, self.reached = True, None
                     if isinstance(error, QueueError):
                         self._report(error)
                         continue
@@ -215,21 +215,25 @@ class LeaseHeartbeat:
         if failure is not None:
             raise failure
         self._renewed = RUNTIME.monotonic()
-        self.reached_since = self.reached_since or self._renewed
+        self._note_reached()
 
     def _read_idle_key(self, connection: _RenewalConnection) -> None:
         """Find out whether this thread reaches Redis. No lease depends on it, so an error is not reported."""
         key = self._idle_key()
         if key is None:
-            self.reached_since = None
+            self.reached = None
             return
         try:
             with translated(self._address.shown):
                 connection.execute(key, "EXISTS", key)
         except QueueError:
-            self.reached_since = None
+            self.reached = None
         else:
-            self.reached_since = self.reached_since or RUNTIME.monotonic()
+            self._note_reached()
+
+    def _note_reached(self) -> None:
+        now = RUNTIME.monotonic()
+        self.reached = (now if self.reached is None else self.reached[0], now)
 
     def _call(
         self, connection: _RenewalConnection, partition: Partition, keys: list[str], args: list[Argument]

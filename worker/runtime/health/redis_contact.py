@@ -33,7 +33,7 @@ class RedisContact:
         self._lease = lease
         self._idle_key = namespace.queues
         self._failing_since: float | None = None
-        self._reached_since: float | None = None
+        self._reached: tuple[float, float] | None = None
         self._reported = False
         self.error = ""
         """The last error of the event loop's connection; empty while it works."""
@@ -46,7 +46,7 @@ class RedisContact:
             try:
                 await self._read()
             except Unavailable as error:
-                self.error, self._reached_since = str(error), None
+                self.error, self._reached = str(error), None
                 if self._failing_since is None:
                     self._failing_since = began
                 if self.cut_off and not self._reported:
@@ -56,8 +56,8 @@ class RedisContact:
                 if self._reported:
                     logger.warning("the event loop reaches Redis again, and leases are renewed again")
                 self.error, self._failing_since, self._reported = "", None, False
-                if self._reached_since is None:
-                    self._reached_since = RUNTIME.monotonic()
+                now = RUNTIME.monotonic()
+                self._reached = (now if self._reached is None else self._reached[0], now)
             await anyio.sleep(self._lease() / 3)
 
     async def _read(self) -> None:
@@ -89,7 +89,7 @@ class RedisContact:
     @property
     def cut_off(self) -> bool:
         """Whether only the thread that renews leases has reached Redis for two leases."""
-        return self._alone(self._failing_since, None if self.heartbeat is None else self.heartbeat.reached_since)
+        return self._alone(self._failing_since, None if self.heartbeat is None else self.heartbeat.reached)
 
     @property
     def renewal_stopped(self) -> bool:
@@ -97,12 +97,14 @@ class RedisContact:
         if self.heartbeat is None:
             return False
         failing_since = RUNTIME.monotonic() - self.heartbeat.overdue
-        return self.heartbeat.ended or self._alone(failing_since, self._reached_since)
+        return self.heartbeat.ended or self._alone(failing_since, self._reached)
 
-    def _alone(self, failing_since: float | None, reached_since: float | None) -> bool:
-        if failing_since is None or reached_since is None:
+    def _alone(self, failing_since: float | None, reached: tuple[float, float] | None) -> bool:
+        """Return whether the other one is known to have reached Redis throughout the limit, after this one failed."""
+        if failing_since is None or reached is None:
             return False
-        return RUNTIME.monotonic() - max(failing_since, reached_since) > self.limit
+        first, last = reached
+        return last - max(failing_since, first) > self.limit
 
     def idle_key(self) -> str | None:
         """Return the key that the thread reads if it has nothing to renew; None while the loop reaches Redis."""
