@@ -1,6 +1,7 @@
 """Scan of a workspace's folder: its files, and which of them have changed since they were saved.
 
-Symbolic links, sockets and other special files are left out, and links are never followed. Empty folders are left out.
+Left out are symbolic links, which are never followed, sockets and other special files, names that a manifest cannot
+have, and empty folders. What is removed during the scan is not found.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class FolderScan:
     Attributes:
         known: Files that are saved and unchanged.
         changed: Paths of the other files.
-        skipped: Paths of links and special files, which are not saved.
+        skipped: Paths that are not saved: those of links, special files, and names that a manifest cannot have.
         signatures: Signatures of the changed files; None for one that was written just now.
     """
 
@@ -73,7 +74,7 @@ class Scanner:
 
         Raises:
             WorkspaceTooLarge: A limit is exceeded.
-            WorkspaceError: A name cannot be saved, or the folder cannot be read.
+            WorkspaceError: The folder cannot be read.
         """
         known: dict[str, SavedFile] = {}
         changed: list[str] = []
@@ -109,17 +110,20 @@ class Scanner:
         pending = [""]
         while pending:
             prefix = pending.pop()
-            with os.scandir(self._folder / prefix) as entries:
+            try:
+                entries = os.scandir(self._folder / prefix)
+            except (FileNotFoundError, NotADirectoryError):
+                if prefix:
+                    continue  # removed meanwhile, or replaced by a file
+                raise
+            with entries:
                 for entry in entries:
                     path = f"{prefix}{entry.name}"
                     if _is_ignored(path, entry.name, patterns):
                         continue
-                    if (problem := check_path(path)) is not None:
-                        raise WorkspaceError(
-                            f"{self._what}: file {path!r} cannot be saved: {problem}; rename it, or list it in "
-                            f"{IGNORE_FILE}"
-                        )
-                    if entry.is_dir(follow_symlinks=False):
+                    if check_path(path) is not None:
+                        skipped.append(path)
+                    elif entry.is_dir(follow_symlinks=False):
                         pending.append(f"{path}/")
                     elif entry.is_file(follow_symlinks=False):
                         try:
