@@ -209,6 +209,12 @@ def _waiting(facts: Facts) -> _Said:
         )
         after = f"; it becomes a dead letter {at_text(until, now)} if none starts" if until is not None else ""
         return _Said("version", text + after, "deploy workers of the newer version", since, until)
+    if what == "workspace":
+        again = f"; it tries again {in_text(until, now)}" if until is not None else ""
+        reason = f": {why}" if why else ""
+        text = f"it is waiting because the files of its workspace could not be saved{reason}{again}"
+        remedy = "do what the reason says: then it continues by itself"
+        return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
     article = "an" if what[0] in "aeiou" else "a"
     text = (
         f"it {'is' if since is None else 'has been'} waiting for {what if what == 'approval' else f'{article} {what}'}"

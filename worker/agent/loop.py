@@ -390,19 +390,21 @@ class Loop(Generic[S]):
         """
         run, live = self._run, self._live
         workspace = run.workspace
-        files = await workspace.find_change() if workspace is not None else None
+        files = await workspace.find_step_change() if workspace is not None else None
         parts = self._parts(key)
         event_entries = live.checkpoint(event)
         if not isinstance(event, Finished):
             event_entries += live.archive_due()
         dropped = forget_steps([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
         run.keys.restart(f"{key}/")  # a long run forgets the names of the steps inside
-        saved = [] if workspace is None else workspace.entries(files, key)
+        saved = [] if files is None else workspace.entries(files, key)
         snapshot = live.snapshot(more=len(parts))
         stored = (*event_entries, *saved, *entries, *dropped, *snapshot)
         await run.recorder.put(*stored, wait=True, replicated=self._replicated, progress=True)
         run.touch()
         run.step_recorded()
+        if files is not None and files.problem is not None:
+            await workspace.catch_up(files)
 
     def _parts(self, key: str) -> list[str]:
         """Return the keys of the recorded steps with this prefix."""

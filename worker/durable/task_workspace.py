@@ -6,6 +6,10 @@ before the handler is called, so what a step that was cut off has left is not in
 
 A run that dies after the files were stored and before the step is recorded leaves bytes without a link, which the
 collector removes.
+
+A step that ran is recorded, also if its files cannot be saved: with a mark, and the run saves them before it continues.
+It waits for a store that is away, and parks if a limit is exceeded. The folder of a run that ends before that is kept,
+and the next run takes it over and saves its files before it calls the handler.
 """
 
 from __future__ import annotations
@@ -14,10 +18,10 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -35,12 +39,15 @@ from ...queues import (
     retry_while_unavailable,
     walk_events,
 )
+from ...queues.runtime import RUNTIME
 from ...queues.sessions import session_data
+from ...queues.transport.backoff import Backoff
 from ..artifacts import ArtifactStore, artifact_store
-from ..errors import ArtifactError, StoreUnavailable, WorkspaceError
+from ..errors import ArtifactError, ArtifactTooLarge, StoreUnavailable, WorkspaceError, WorkspaceTooLarge
 from ..errors.validation import first_problem
-from ..journal import decode_snapshot
+from ..journal import UNSAVED, decode_snapshot
 from ..journal.agent_events import WorkspaceSaved, saved_link
+from ..journal.run_events import Waited, WaitStarted
 from ..log import log_wait, logger
 from ..settings import Settings
 from ..workspace import (
@@ -49,10 +56,13 @@ from ..workspace import (
     Scanner,
     decode_manifest,
     encode_manifest,
+    keep_folder,
     make_folder,
     remove_folder,
+    take_folder,
 )
 from .run import Run
+from .stop_reasons import ParkReason
 
 __all__ = [
     "FolderOnly",
@@ -64,6 +74,9 @@ __all__ = [
     "workspace_of",
 ]
 
+WORKSPACE_ROOM: Final = "workspace"
+"""Kind of the wait of a task whose files exceed a limit."""
+
 WORKSPACE: Final = "#workspace"
 """Checkpoint key of the manifest of a task's workspace."""
 
@@ -72,6 +85,15 @@ _AT_ONCE: Final = 8
 
 _NAMED: Final = 50
 """Changed files that an event names."""
+
+_SKIPPED: Final = 20
+"""Files that a warning names."""
+
+_SOONEST: Final = 5.0
+_LATEST: Final = 60.0
+"""Seconds after which a task whose files exceed a limit looks whether it was raised: first, and at most."""
+
+T = TypeVar("T")
 
 
 class WorkspaceLink(BaseModel):
@@ -87,12 +109,30 @@ class WorkspaceLink(BaseModel):
 
 
 class Change(NamedTuple):
-    """Files that were saved since the last change. number: order of the scans."""
+    """Files that were saved since the last change."""
 
-    number: int
     link: WorkspaceLink
     changed: tuple[str, ...]
     removed: tuple[str, ...]
+
+
+class Found(NamedTuple):
+    """Outcome of a scan whose changed files were saved, or could not be.
+
+    Attributes:
+        number: Order of the scans; 0 without a folder.
+        change: None if nothing has changed.
+        problem: Why the files could not be saved; `CancelledError` if the run was stopped meanwhile.
+    """
+
+    number: int
+    change: Change | None = None
+    problem: BaseException | None = None
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the run was stopped."""
+        return isinstance(self.problem, asyncio.CancelledError)
 
 
 class Workspace:
@@ -111,23 +151,32 @@ class Workspace:
         self._scanning = asyncio.Lock()
         self._scans = 0
         self._put = 0
-        self._warned = False
+        self._behind = 0
+        """Number of the last scan whose files could not be saved; 0 if a later one has saved them."""
+        self._warned: set[str] = set()
 
     @property
     def path(self) -> Path:
         """The folder. It exists while the run lasts. Raises `WorkspaceError`."""
         if self._folder is None:
-            settings = self._settings
-            place = Path(settings.workspaces).expanduser() if settings.workspaces else Path(tempfile.gettempdir())
-            self._folder = make_folder(place, self._run.id)
-            self._scanner = Scanner(
-                self._what,
-                self._folder,
-                most_bytes=settings.workspace_limit,
-                most_files=settings.workspace_files,
-                largest=settings.artifact_limit,
-            )
+            return self._use(make_folder(self._place, self._run.id))
         return self._folder
+
+    @property
+    def _place(self) -> Path:
+        place = self._settings.workspaces
+        return Path(place).expanduser() if place else Path(tempfile.gettempdir())
+
+    def _use(self, folder: Path) -> Path:
+        settings, self._folder = self._settings, folder
+        self._scanner = Scanner(
+            self._what,
+            folder,
+            most_bytes=settings.workspace_limit,
+            most_files=settings.workspace_files,
+            largest=settings.artifact_limit,
+        )
+        return folder
 
     async def save(self) -> None:
         """Save the changed files now; each step does so when it is recorded.
@@ -135,84 +184,194 @@ class Workspace:
         Raises `WorkspaceTooLarge`, `WorkspaceError`, `StoreUnavailable`, `LeaseLost`.
         """
         await self._run.check_stopped()
-        if (change := await self.find_change()) is not None:
-            await self._run.recorder.put(*self.entries(change, None), wait=True)
+        if entries := self.entries(await self.find_change(), None):
+            await self._run.recorder.put(*entries, wait=True)
 
-    async def find_change(self) -> Change | None:
-        """Save the files that have changed; return their link, which `entries` puts into the checkpoint.
+    async def find_step_change(self) -> Found:
+        """Save the files that a step has changed. Its record must be put whatever the outcome, with `entries`."""
+        try:
+            return await self.find_change()
+        except (Exception, asyncio.CancelledError) as problem:  # noqa: BLE001 - the step ran: its record decides
+            return Found(max(1, self._scans), problem=problem)
 
-        Raises as `save`.
-        """
+    async def find_change(self) -> Found:
+        """Save the files that have changed; `entries` puts their link into the checkpoint. Raises as `save`."""
         if self._scanner is None:
-            return None
+            return Found(0)
         async with self._scanning:
-            scan = await anyio.to_thread.run_sync(self._scanner.scan)
-            if scan.skipped and not self._warned:
-                self._warned = True
-                logger.bind(id=self._run.id).warning(
-                    "workspace: {} symbolic links or special files are not saved, such as {!r}",
-                    len(scan.skipped),
-                    scan.skipped[0],
-                )
-            saved: dict[str, SavedFile] = {}
-            store = await self._store()
-
-            async def keep(path: str) -> None:
-                try:
-                    stored = await store.save(self._file(path), self.path / path, self._run.touch)
-                except ArtifactError as error:
-                    if isinstance(error.__cause__, FileNotFoundError) and not isinstance(error, StoreUnavailable):
-                        return  # removed since the scan
-                    raise
-                saved[path] = SavedFile(stored.hash, stored.size, scan.signatures[path][1])
-
-            await _each(scan.changed, keep)
-            self._scanner.saved(scan, saved)
-            files = {**scan.known, **saved}
-            former = self._files
-            if files == former:
-                return None
-            data = encode_manifest(files)
-            stored = await store.save(f"the manifest of {self._what}", data)
-            self._files = files
             self._scans += 1
-            size = sum(file.size for file in files.values())
-            return Change(
-                self._scans,
-                WorkspaceLink(hash=stored.hash, size=stored.size, files=len(files), bytes=size),
-                tuple(sorted(path for path, file in files.items() if former.get(path) != file)),
-                tuple(sorted(former.keys() - files.keys())),
-            )
+            return Found(self._scans, await self._change(self._scanner))
 
-    def entries(self, change: Change | None, step: str | None) -> list[Entry]:
-        """Return the entries of a change. They must be put at once.
+    async def _change(self, scanner: Scanner) -> Change | None:
+        scan = await anyio.to_thread.run_sync(scanner.scan)
+        self._warn_of(scan.skipped)
+        saved: dict[str, SavedFile] = {}
+        store = await self._store()
 
-        None are needed if a later scan, which found these files too, has put its own.
-        """
-        if change is None or change.number < self._put:
-            return []
-        self._put = change.number
-        data = change.link.model_dump_json().encode()
-        self._run.history.saved[WORKSPACE] = data
-        event = WorkspaceSaved(
-            changed=change.changed[:_NAMED],
-            removed=change.removed[:_NAMED],
-            more=max(0, len(change.changed) - _NAMED) + max(0, len(change.removed) - _NAMED),
-            files=change.link.files,
-            size=change.link.bytes,
-            manifest=change.link.hash,
-            manifest_size=change.link.size,
-            step=step,
+        async def keep(path: str) -> None:
+            try:
+                stored = await store.save(self._file(path), self.path / path, self._run.touch)
+            except ArtifactError as error:
+                gone = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+                if gone and not isinstance(error, StoreUnavailable):
+                    return  # removed since the scan
+                raise
+            saved[path] = SavedFile(stored.hash, stored.size, scan.signatures[path][1])
+
+        await _each(scan.changed, keep)
+        scanner.saved(scan, saved)
+        files = {**scan.known, **saved}
+        former = self._files
+        if files == former:
+            return None
+        data = encode_manifest(files)
+        stored = await store.save(f"the manifest of {self._what}", data)
+        self._files = files
+        size = sum(file.size for file in files.values())
+        return Change(
+            WorkspaceLink(hash=stored.hash, size=stored.size, files=len(files), bytes=size),
+            tuple(sorted(path for path, file in files.items() if former.get(path) != file)),
+            tuple(sorted(former.keys() - files.keys())),
         )
-        return [Entry(Kind.SAVED, WORKSPACE, data), self._run.next_entry(event)]
+
+    def _warn_of(self, skipped: Sequence[str]) -> None:
+        """Log which files are not saved, each once."""
+        new = sorted(set(skipped) - self._warned)
+        if not new:
+            return
+        self._warned.update(new)
+        named = ", ".join(map(repr, new[:_SKIPPED])) + (", ..." if len(new) > _SKIPPED else "")
+        logger.bind(id=self._run.id).warning(
+            "workspace: these links, special files, and names that are too long, not in UTF-8, or have control "
+            "characters are not saved: {}",
+            named,
+        )
+
+    def entries(self, found: Found, step: str | None) -> list[Entry]:
+        """Return the entries of a change, or of the mark that the files of a step are not saved. They must be put.
+
+        None are needed for a change if a later scan, which found these files too, has put its own.
+        """
+        if found.problem is not None:
+            return self._mark(found.number, step, found.problem)
+        history, change, entries = self._run.history, found.change, list[Entry]()
+        if change is not None and found.number >= self._put:
+            self._put = found.number
+            data = change.link.model_dump_json().encode()
+            history.saved[WORKSPACE] = data
+            event = WorkspaceSaved(
+                changed=change.changed[:_NAMED],
+                removed=change.removed[:_NAMED],
+                more=max(0, len(change.changed) - _NAMED) + max(0, len(change.removed) - _NAMED),
+                files=change.link.files,
+                size=change.link.bytes,
+                manifest=change.link.hash,
+                manifest_size=change.link.size,
+                step=step,
+            )
+            entries = [Entry(Kind.SAVED, WORKSPACE, data), self._run.next_entry(event)]
+        if found.number > self._behind > 0:
+            self._behind = 0
+            history.saved.pop(UNSAVED, None)
+            entries.append(Entry(Kind.DROP, UNSAVED, b""))
+        return entries
+
+    # files that could not be saved
+
+    def _mark(self, number: int, step: str | None, problem: BaseException) -> list[Entry]:
+        run, folder, self._behind = self._run, self.path, number
+        keep_folder(folder, keep=True)
+        why = str(problem) or "the run was stopped meanwhile"
+        logger.bind(id=run.id).warning("step {} is recorded, and its files could not be saved yet: {}", step, why)
+        if UNSAVED in run.history.saved:  # of an earlier step
+            return []
+        return [self._saved_mark({"folder": folder.name, "host": RUNTIME.host(), "step": step, "why": why})]
+
+    def _saved_mark(self, mark: dict[str, Any]) -> Entry:
+        data = self._run.history.saved[UNSAVED] = orjson.dumps(mark)
+        return Entry(Kind.SAVED, UNSAVED, data)
+
+    async def catch_up(self, found: Found, *, nested: bool = False) -> None:
+        """Save the files of recorded steps that were not saved with them, before the handler continues.
+
+        nested: the step is a part of another one, which saves them.
+
+        Parks the task while a limit is exceeded. Raises `WorkspaceError`, `ArtifactError`, `LeaseLost`, and
+        `CancelledError` if the run was stopped.
+        """
+        if found.cut_off and found.problem is not None:
+            raise found.problem
+        if not nested:
+            await self._save_unsaved()
+
+    async def take_up(self, data: bytes) -> None:
+        """Take over the folder of an earlier run, and save its files. data: the mark. Raises as `catch_up`."""
+        mark, place = orjson.loads(data), self._place
+        folder = await anyio.to_thread.run_sync(take_folder, place, mark["folder"])
+        if folder is None:
+            lost = WorkspaceError(
+                f"{self._what}: the files of step {mark['step']!r} could not be saved ({mark['why']}), and their "
+                f"folder {mark['folder']!r} of host {mark['host']} is not in {str(place)!r} on this host: run a "
+                "worker there, or give it to this one (PERDURE_WORKSPACES), then replay the task; or start from an "
+                f"earlier step: perdure task fork {self._run.id} --at STEP"
+            )
+            if "tries" in mark and mark["host"] != RUNTIME.host():
+                await self._park(lost)
+            raise lost
+        self._use(folder)
+        self._behind = self._scans = 1
+        if (link := self._run.history.saved.get(WORKSPACE)) is not None:
+            self._files = await self._while_away(partial(self._manifest, _decode(f"task {self._run.id}", link)))
+        await self._save_unsaved()
+
+    async def _save_unsaved(self) -> None:
+        run = self._run
+        while self._behind:
+            mark = orjson.loads(run.history.saved[UNSAVED])
+            try:
+                found = await self._while_away(self.find_change)
+            except (WorkspaceTooLarge, ArtifactTooLarge) as error:
+                await self._park(error)
+            ended = [run.next_entry(Waited())] if "tries" in mark else []
+            await run.recorder.put(*self.entries(found, mark["step"]), *ended, wait=True)
+
+    async def _park(self, error: Exception) -> NoReturn:
+        """Park the task until a limit is raised, or the folder is there; it looks again from time to time."""
+        run = self._run
+        mark = orjson.loads(run.history.saved[UNSAVED])
+        tries, why = mark.get("tries", 0), str(error)
+        entries = [] if tries and mark["why"] == why else [run.next_entry(WaitStarted(what=WORKSPACE_ROOM, why=why))]
+        if entries:
+            logger.bind(task=run.envelope.task, id=run.id).error("parked until its files can be saved: {}", why)
+        await run.recorder.put(self._saved_mark(mark | {"tries": tries + 1, "why": why}), *entries, wait=True)
+        delay = min(_LATEST, _SOONEST * 2.0 ** min(tries, 10))
+        await run.park(ParkReason(delay, WORKSPACE_ROOM, max(run.history.mail, run.recorder.mail)))
+
+    async def _while_away(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an act while the artifact store is away, as a run does while Redis is."""
+        run, delays = self._run, Backoff().delays()
+        while True:
+            try:
+                return await act()
+            except StoreUnavailable as error:
+                logger.bind(id=run.id).warning("could not reach the artifact store: {}; trying again", error)
+            run.touch()
+            if run.stopping:
+                await run.boundary()
+            await anyio.sleep(next(delays))
+
+    # the start and the end of a run
 
     async def restore(self, data: bytes) -> None:
         """Fill the folder with the files of a link. Raises `WorkspaceError`, `ArtifactError`."""
         link = _decode(f"task {self._run.id}", data)
-        store = await self._store()
-        what = f"the manifest of {self._what}"
-        files = decode_manifest(self._what, await store.read(what, link.hash, link.size))
-        folder = self.path
+        await self._while_away(partial(self._restore, link))
+        logger.bind(task=self._run.envelope.task, id=self._run.id).info(
+            "restored the workspace: {} files, {:,} bytes", link.files, link.bytes
+        )
+
+    async def _restore(self, link: WorkspaceLink) -> None:
+        store, files, folder = await self._store(), await self._manifest(link), self.path
 
         async def fetch(path: str) -> None:
             file, to = files[path], folder / path
@@ -226,14 +385,16 @@ class Workspace:
         if self._scanner is not None:
             scan = await anyio.to_thread.run_sync(self._scanner.scan)
             self._scanner.saved(scan, {path: files[path] for path in scan.changed if path in files})
-        logger.bind(task=self._run.envelope.task, id=self._run.id).info(
-            "restored the workspace: {} files, {:,} bytes", link.files, link.bytes
-        )
 
-    async def close(self) -> None:
-        """Remove the folder."""
+    async def _manifest(self, link: WorkspaceLink) -> Manifest:
+        store = await self._store()
+        data = await store.read(f"the manifest of {self._what}", link.hash, link.size)
+        return decode_manifest(self._what, data)
+
+    async def close(self, *, keep: bool = False) -> None:
+        """Remove the folder. keep: not if it has files that are not saved; another run takes it over."""
         folder, self._folder, self._scanner = self._folder, None, None
-        if folder is not None:
+        if folder is not None and not (keep and self._behind):
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(remove_folder, folder)
 
@@ -255,8 +416,8 @@ class Workspace:
 class FolderOnly(Workspace):
     """A workspace whose files are not saved, for tests without a server."""
 
-    async def find_change(self) -> Change | None:
-        return None
+    async def find_change(self) -> Found:
+        return Found(0)
 
 
 def workspace_of(run: Run) -> Workspace:
@@ -273,6 +434,10 @@ async def restore_workspace(run: Run, inherited: bytes | None = None) -> None:
     inherited: link of files that the task starts with, unless earlier runs of it have saved others.
     """
     await run.history.read_unfinished(WORKSPACE)
+    await run.history.read_unfinished(UNSAVED)
+    if inherited is None and (mark := run.history.saved.get(UNSAVED)) is not None:
+        await workspace_of(run).take_up(mark)
+        return
     data = run.history.saved.get(WORKSPACE)
     if inherited is not None:
         data = inherited if data is None else None  # its own were restored before the handler was called

@@ -78,7 +78,7 @@ from .state import (
     StepStatus,
     WaitingFor,
 )
-from .step_record import MISREAD, QUESTIONS, VERSION, StepRecord
+from .step_record import MISREAD, QUESTIONS, UNSAVED, VERSION, StepRecord
 
 __all__ = [
     "ARCHIVED",
@@ -91,6 +91,7 @@ __all__ = [
     "QUESTIONS",
     "SNAPSHOT",
     "TOO_LARGE",
+    "UNSAVED",
     "VERSION",
     "After",
     "AgentState",

@@ -42,7 +42,7 @@ from .reducer import State, empty_state
 from .run_events import Forked
 from .snapshot import SNAPSHOT, encode_snapshot
 from .state import AgentState
-from .step_record import QUESTIONS, VERSION, StepRecord
+from .step_record import QUESTIONS, UNSAVED, VERSION, StepRecord
 
 __all__ = ["BadEdit", "Fork", "Point", "Records", "edit_task", "fork"]
 
@@ -119,6 +119,10 @@ async def fork(
     )
     data = to_json(arguments) if edit else origin.arguments
     check_size("the task's arguments", len(data), max(producer.large_limit, producer.payload_limit), "large_limit")
+    for mark in (await checkpoint_fields(gateway, partition, task_id, UNSAVED)).values():
+        step = orjson.loads(mark)["step"]
+        if known.whole or step in known.before:
+            raise BadHistory(task_id, f"the files of step {step!r} of task {task_id} are not saved: use a step before")
     recorded = await recorded_results(gateway, partition, task_id)
     last = await read_last_events(gateway, partition, task_id, 1)
     if last and last[0].id != known.entry:  # the source runs: its newer records are not part of the state read

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-__all__ = ["MISREAD", "QUESTIONS", "VERSION", "StepRecord"]
+__all__ = ["MISREAD", "QUESTIONS", "UNSAVED", "VERSION", "StepRecord"]
 
 VERSION: Final = "#version"
 """Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
@@ -25,6 +25,10 @@ MISREAD: Final = b"!"
 """Begins what `StepRecord.result_of` returns for a result that is read back as another type: the whole record."""
 
 _MISREAD_HEAD: Final = b'{"m":'
+
+
+UNSAVED: Final = "#unsaved"
+"""Checkpoint key of the mark that the files of a recorded step are not saved: their folder, its host, the step, why."""
 
 
 class StepRecord(NamedTuple):

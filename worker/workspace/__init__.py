@@ -4,13 +4,13 @@ The package knows nothing of tasks and steps; `ctx.workspace` is in worker/durab
 
     manifest.py  the files of a workspace by path, each with the hash of its bytes; which paths are valid
     scan.py      the files in a folder, and which of them have changed
-    folders.py   folders of running tasks, removed when their process has died
+    folders.py   folders of running tasks, removed when their process has died, unless their files are not saved
 
 A manifest is stored in the artifact store as the files are, so a checkpoint contains one small field, however many
 files there are. Files and manifest are stored first and linked in the checkpoint afterwards.
 """
 
-from .folders import make_folder, remove_folder
+from .folders import keep_folder, make_folder, remove_folder, take_folder
 from .manifest import Manifest, SavedFile, decode_manifest, encode_manifest
 from .scan import FolderScan, Scanner
 
@@ -21,6 +21,8 @@ __all__ = [
     "Scanner",
     "decode_manifest",
     "encode_manifest",
+    "keep_folder",
     "make_folder",
     "remove_folder",
+    "take_folder",
 ]

@@ -1,15 +1,18 @@
 """Folders of running tasks.
 
 A process has one folder and holds its lock; each run has a folder in it. The kernel releases the lock when the process
-dies, and the next process that needs a folder in the same place removes what the dead one left.
+dies, and the next process that needs a folder in the same place removes what the dead one left. A folder whose files
+are not saved has a mark beside it: it stays until the next run of its task takes it over, or for 30 days.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,11 +22,17 @@ from ..errors import WorkspaceError
 with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
     import fcntl
 
-__all__ = ["make_folder", "remove_folder"]
+__all__ = ["keep_folder", "make_folder", "remove_folder", "take_folder"]
 
 _PREFIX: Final = "perdure-workspaces-"
 
 _LOCK: Final = ".lock"
+
+_UNSAVED: Final = ".unsaved"
+"""End of the name of a mark: that of its folder comes first."""
+
+_KEPT_SECONDS: Final = 30 * 86_400
+"""Time for which a folder with a mark is kept, from its mark on."""
 
 _processes: dict[tuple[Path, int], tuple[Path, int]] = {}
 """Folder and lock of this process by place; a forked child has a folder of its own."""
@@ -49,8 +58,38 @@ def make_folder(place: Path, task_id: str) -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove the folder of a run. What cannot be removed stays until the process has ended."""
+    """Remove the folder of a run, and its mark. What cannot be removed stays until the process has ended."""
     shutil.rmtree(folder, ignore_errors=True)
+    keep_folder(folder, keep=False)
+
+
+def keep_folder(folder: Path, *, keep: bool) -> None:
+    """Set or remove the mark of a folder whose files are not saved. A full disk leaves it without one."""
+    mark = folder.with_name(f"{folder.name}{_UNSAVED}")
+    with suppress(OSError):
+        if keep:
+            mark.touch(mode=0o600)
+        else:
+            mark.unlink(missing_ok=True)
+
+
+def take_folder(place: Path, name: str) -> Path | None:
+    """Move the folder that another run has left, maybe of another process, to this process; None if there is none.
+
+    It keeps its name and its mark, so that it is found again if this process dies. It blocks. Raises `WorkspaceError`.
+    """
+    try:
+        folder = _own_folder(place) / name
+        former = next((path for path in place.glob(f"{_PREFIX}*/{glob.escape(name)}") if path.is_dir()), None)
+        if former is None:
+            return None
+        keep_folder(folder, keep=True)
+        if former != folder:
+            former.rename(folder)
+            keep_folder(former, keep=False)
+    except OSError as error:
+        raise WorkspaceError(f"could not take over workspace {name!r} in {str(place)!r}: {error}") from error
+    return folder
 
 
 def _own_folder(place: Path) -> Path:
@@ -80,6 +119,21 @@ def _remove_abandoned(place: Path) -> None:
         except OSError:
             continue  # alive
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_unmarked(folder)
         finally:
             os.close(lock)
+
+
+def _remove_unmarked(folder: Path) -> None:
+    """Remove the folder of a dead process, but for the folders with a recent mark."""
+    kept = set[str]()
+    for mark in folder.glob(f"*{_UNSAVED}"):
+        with suppress(OSError):
+            if time.time() - mark.stat().st_mtime < _KEPT_SECONDS:
+                kept |= {mark.name, mark.name.removesuffix(_UNSAVED)}
+    if not any((folder / name).is_dir() for name in kept):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.name not in kept and path.name != _LOCK:
+            shutil.rmtree(path, ignore_errors=True)

@@ -66,7 +66,10 @@ def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-OF_THE_LOOP = {TaskMemory: {"store"}, Workspace: {"close", "restore", "find_change", "entries"}}
+OF_THE_LOOP = {
+    TaskMemory: {"store"},
+    Workspace: {"catch_up", "close", "restore", "find_change", "find_step_change", "entries", "take_up"},
+}
 """Names without a synchronous form: an open store is used in an event loop; the worker calls those of a workspace."""
 
 

@@ -16,7 +16,7 @@ from perdure.worker.artifacts.local import LocalBackend
 from perdure.worker.durable import workspace_hashes
 from perdure.worker.journal.forks import fork
 
-from tests.support.workers import bounded, history, letter, work_off
+from tests.support.workers import bounded, history, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -188,32 +188,6 @@ async def test_links_and_ignored_files_are_not_saved(app: App, tmp_path: Path) -
         handle = await mixed.enqueue()
         await work_off(app)
         assert await bounded(handle.result()) == [".perdureignore", "build/kept"]
-
-
-@pytest.mark.parametrize(
-    ("limits", "files", "said"),
-    [
-        ({"workspace_limit": 10}, {"a.txt": "x" * 6, "b.txt": "x" * 6}, "PERDURE_WORKSPACE_LIMIT"),
-        ({"workspace_files": 1}, {"a.txt": "x", "b.txt": "x"}, "PERDURE_WORKSPACE_FILES"),
-        ({"artifact_limit": 5}, {"large.txt": "x" * 6}, "file 'large.txt' has 6 bytes, more than 5"),
-        ({}, {"a\nb": "x"}, "control character"),
-    ],
-)
-async def test_a_workspace_over_a_limit_fails_with_the_remedy(
-    app: App, limits: dict[str, int], files: dict[str, str], said: str
-) -> None:
-    limited = App("test", settings=app.settings.model_copy(update=limits))
-
-    @limited.task(retry=Retry(max_attempts=1))
-    async def heavy(ctx: Context) -> None:
-        for name, text in files.items():
-            (ctx.workspace.path / name).write_text(text)
-        await ctx.step("first", lambda: None)
-
-    async with limited:
-        handle = await heavy.enqueue()
-        await work_off(limited)
-        assert said in (await letter(limited, handle)).message
 
 
 async def test_the_collector_keeps_the_files_of_workspaces(app: App) -> None:

@@ -139,17 +139,19 @@ async def _perform(
         data, checked = codec.write("step", key, value)
         record, value, misfit = await _record(run, codec, key, data, checked, (digest, shown))
         workspace = run.workspace
-        files = None if workspace is None else await workspace.find_change()
+        files = None if workspace is None else await workspace.find_step_change()
         entries = _entries(run, step, record, data, tool)
-        if workspace is not None:
-            entries = (*entries, *workspace.entries(files, step.key))
+        if files is not None:
+            entries = (*entries, *workspace.entries(files, key))
         if outer is not None:  # for the next try of the outer step
             run.history.done[key] = entries[0].value
-        stored = options.durability != "async"
+        stored = options.durability != "async" and (files is None or not files.cut_off)
         await run.recorder.put(*entries, wait=stored, replicated=replicated, progress=True)
         run.step_recorded(stored=stored)
     finally:
         run.step_ended(key)
+    if files is not None and files.problem is not None:
+        await workspace.catch_up(files, nested=outer is not None)
     if misfit is not None:
         codec.decode_record(key, data, misfit.misread)  # raises what each later run raises
         raise misfit

@@ -76,7 +76,7 @@ class HandlerCall:
             if limit is not None:
                 limit.cancel()
             if run.workspace is not None:
-                await run.workspace.close()
+                await run.workspace.close(keep=result is None and run.stop_reason is not StopReason.CANCELLED)
         if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
             await run.drain_cancellation()
         return await self._classify(execution, stop, result, error)
