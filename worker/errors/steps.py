@@ -49,7 +49,7 @@ class StepMismatch(StepError):
         what = f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}"
         remedy = "give the step another name or a scope, use ctx.options(on_mismatch='rerun')"
         if question:
-            what = f"question {step!r} was recorded as {recorded}, with its answer, and the handler now asks {asked}"
+            what = f"question {recorded} is recorded with its answer, and the handler now asks {asked} in its place"
             remedy = (
                 "ask again with ctx.options(on_mismatch='rerun').ask(...), give a question whose text differs in each "
                 "run a key, ctx.ask(..., key=...), put a new question into a scope"

@@ -18,14 +18,13 @@ __all__ = ["MISREAD", "QUESTIONS", "UNSAVED", "VERSION", "StepRecord"]
 VERSION: Final = "#version"
 """Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
 
-QUESTIONS: Final = "#ask"
+QUESTIONS: Final = "#question"
 """Name of the records of questions, whose results are the messages that answered them."""
 
 MISREAD: Final = b"!"
 """Begins what `StepRecord.result_of` returns for a result that is read back as another type: the whole record."""
 
 _MISREAD_HEAD: Final = b'{"m":'
-
 
 UNSAVED: Final = "#unsaved"
 """Checkpoint key of the mark that the files of a recorded step are not saved: their folder, its host, the step, why."""

@@ -278,6 +278,36 @@ async def test_a_correction_withdraws_the_question_of_an_agent(app: App) -> None
         assert await bounded(handle.result()) == [5000, "yes to 5000", "really"]
 
 
+async def test_a_question_leaves_the_confirmation_of_an_agent_alone(app: App) -> None:
+    """A resume that was confirmed is not asked for again after the agent has asked something else."""
+    failures = iter(["before its first question", "before its second one"])
+
+    class Asks(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key=key, title=key) for key in ("a", "b")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            if step.key == "b":
+                for failure in failures:
+                    raise ValueError(failure)
+            answer = await ctx.ask("ada", f"{step.key}?") if step.key == "b" else None
+            return answer and answer.content
+
+        async def finish(self, ctx: Context, state: AgentState) -> Any:
+            return state.results
+
+    agent = app.agent(Asks, retry=Retry(max_attempts=3, base=0.0), on_resume="ask")
+    async with app, running_worker(app):
+        handle = await agent.enqueue("work")
+        await asked(handle)
+        await handle.correct({}, confirm=True)
+        await asked(handle, 2)
+        await handle.send("yes", sender="ada")
+        assert await bounded(handle.result()) == {"a": None, "b": "yes"}
+        assert [question["what"] for question in await questions(handle)] == ["confirmation", "approval"]
+        assert "s:#asked" in await recorded_steps(app, handle)
+
+
 async def test_other_options_of_a_question_are_refused(app: App) -> None:
     @app.task(retry=Retry(max_attempts=1))
     async def asks(ctx: Context) -> None:
