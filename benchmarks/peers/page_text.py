@@ -1,7 +1,4 @@
-"""The prose of the benchmark page.
-
-It holds for any run, except `OLDER_TREE` and `INEQUALITIES`, which describe the stored one.
-"""
+"""The prose of the benchmark page. `OLDER_TREE` and `INEQUALITIES` describe the stored run, the rest holds for any."""
 
 from __future__ import annotations
 
@@ -16,10 +13,9 @@ TITLE = """# Benchmarks
 `make bench-peers` writes this page. Change `benchmarks/peers` instead of editing it.
 """
 
-OLDER_TREE = """\
-**These figures are of an older tree**, whose revision is below; commits since then have changed Perdure's
-speed. The performance section of the [README](../../README.md#performance) has a newer run, of fewer benchmarks,
-with each project at its best documented setting.
+OLDER_TREE = """**These figures are of an older tree**, whose revision is below; commits since then have changed
+Perdure's speed. The performance section of the [README](../../README.md#performance) has a newer run, of fewer
+benchmarks, with each project at its best documented setting.
 """
 
 INEQUALITIES = """The setups of this run are not equal in these points, mostly in favour of Perdure. A later
