@@ -22,6 +22,7 @@ from perdure.worker.journal.event import BUILT_IN
 from perdure.worker.memory import errors as memory_errors
 from perdure.worker.settings import Settings
 
+from tests.project.api_page import PAGE, api_page
 from tests.support.paths import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -53,6 +54,13 @@ def assert_same(documented: Iterable[str], existing: Iterable[str]) -> None:
     }
     if found := {problem: those for problem, those in problems.items() if those}:
         pytest.fail(str(found))
+
+
+# api.md
+
+
+def test_the_page_of_the_api_has_the_signatures_and_docstrings_of_the_code() -> None:
+    assert PAGE.read_text("utf-8") == api_page(), "write it again: python -m tests.project.api_page"
 
 
 # settings.md

@@ -213,8 +213,8 @@ class AgentState(BaseModel):
     Attributes:
         plan: Open steps and the latest closed ones (`Agent.keep_steps`).
         results: Results of the steps in the plan, by key; in `finish`, those of archived steps, too.
-        decisions: Latest decisions; the log has all of them.
-        discoveries: Latest discoveries; the log has all of them.
+        decisions: Latest decisions; the log has earlier ones.
+        discoveries: Latest discoveries; the log has earlier ones.
         commitments: What the agent promised and what it was promised. The agent adds, changes and removes them.
         questions: Open questions. The agent adds them, and removes those that were answered.
         messages: Conversation since its last compaction, its latest messages (`Agent.keep_messages`).
