@@ -13,6 +13,7 @@ standard library's logging, which shows warnings that no handler takes (queues/t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import traceback
@@ -26,11 +27,14 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from loguru import logger as _logger
 
+from ..queues.runtime import RUNTIME
+
 if TYPE_CHECKING:
     from loguru import Message, Record
 
 __all__ = [
     "FirstOfEach",
+    "LineLimit",
     "add_to_json",
     "configure_logging",
     "configure_process_log",
@@ -94,6 +98,57 @@ class FirstOfEach:
             return False
         self._known.add(name)
         return True
+
+
+class LineLimit:
+    """A limit of lines about one kind of event: above ten in a second, others are for DEBUG, and a line counts them.
+
+    That line follows when fewer come, every ten seconds while many come, and with `report`.
+    """
+
+    def __init__(self, text: str) -> None:
+        """text: the line that counts them, with a place for the count and one for the seconds."""
+        self._text = text
+        self._second = 0.0
+        self._in_second = 0
+        self._left_out = self._recent = 0
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def admits(self) -> bool:
+        """Count an event of the running loop. Return whether it has a line of its own."""
+        now = RUNTIME.monotonic()
+        if now - self._second >= 1.0:
+            self._second, self._in_second = now, 0
+        self._in_second += 1
+        self._recent += 1
+        if self._timer is None:
+            if self._in_second <= _LINES:
+                return True
+            self._since, self._recent = now, 1
+            self._check_later()
+        self._left_out += 1
+        return False
+
+    def report(self) -> None:
+        """Log how many events had no line of their own since the last report."""
+        left_out, self._left_out = self._left_out, 0
+        since, self._since = self._since, RUNTIME.monotonic()
+        if left_out:
+            logger.info(self._text + "; each is logged at DEBUG", left_out, max(1.0, self._since - since))
+
+    def _check_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(1.0, self._check)
+
+    def _check(self) -> None:
+        recent, self._recent = self._recent, 0
+        if recent > _LINES:
+            self._check_later()
+            if RUNTIME.monotonic() - self._since >= _REPORT:
+                self.report()
+        else:
+            self._timer = None
+            self.report()
 
 
 def configure_logging(level: str = "INFO", *, json: bool = False) -> None:
@@ -164,6 +219,12 @@ def add_to_json(**fields: str) -> None:
 
 _LIBRARY: Final = "perdure"
 _NAMES: Final = 1_000
+_LINES: Final = 10
+"""Lines about one kind of event in a second."""
+
+_REPORT: Final = 10.0
+"""Seconds between two lines that count the others."""
+
 _ATTRIBUTES: Final = frozenset({*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"})
 """Attributes that each record of the standard library has, in some version of Python."""
 

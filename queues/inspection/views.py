@@ -223,17 +223,11 @@ async def list_tasks(
     else:
         scans = [(partition.task_keys("record"), [partition], partition.ready if gateway.clustered else None)]
     for pattern, only, node in scans:
-        cursor = "0"
-        while True:
-            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", 500, "TYPE", "hash")
-            reply = await gateway.command(*scan, node_of=node)
-            cursor = reply[0].decode()
-            for where, ids in _by_partition(only, reply[1]).items():
+        async for keys in _scan(gateway, pattern, node):
+            for where, ids in _by_partition({one.record(""): one for one in only}, keys).items():
                 for record in await read_records(gateway, where, ids):
                     if record is not None and (not states or record.state in states) and task in (None, record.task):
                         yield record
-            if cursor == "0":
-                break
 
 
 def _scans(
@@ -245,9 +239,19 @@ def _scans(
     return [(partition.task_keys(kind), [partition], partition.ready) for partition in partitions]
 
 
-def _by_partition(partitions: Sequence[Partition], keys: Sequence[bytes]) -> dict[Partition, list[str]]:
-    """Return the ids in record keys by partition, without other partitions."""
-    known = {partition.record(""): partition for partition in partitions}
+async def _scan(gateway: Gateway, pattern: str, node: str | None, kind: str = "hash") -> AsyncIterator[Sequence[bytes]]:
+    """Yield the keys of one SCAN, page by page. kind: the type of the keys in Redis."""
+    cursor = b"0"
+    while True:
+        scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE, "TYPE", kind)
+        cursor, keys = await gateway.command(*scan, node_of=node)
+        yield keys
+        if cursor == b"0":
+            return
+
+
+def _by_partition(known: Mapping[str, Partition], keys: Sequence[bytes]) -> dict[Partition, list[str]]:
+    """Return the ids in keys by partition, without other partitions. known: partitions by the start of their keys."""
     found: dict[Partition, list[str]] = {}
     for key in keys:
         head, colon, task_id = key.decode().rpartition(":")
@@ -276,16 +280,11 @@ async def checkpoint_fields_of_all(
     partitions = await queue_partitions(gateway, namespace)
     for pattern, only, node in _scans(gateway, namespace, None, partitions, "steps"):
         known = {partition.steps(""): partition for partition in only}
-        cursor = b"0"
-        while True:
-            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE, "TYPE", "hash")
-            cursor, keys = await gateway.command(*scan, node_of=node)
+        async for keys in _scan(gateway, pattern, node):
             for key, saved in (await _fields(gateway, [key.decode() for key in keys], f"s:{prefix}*")).items():
                 head, colon, task_id = key.rpartition(":")
                 if (partition := known.get(head + colon)) is not None:
                     yield partition, task_id, _decrypted(gateway, partition, task_id, saved)
-            if cursor == b"0":
-                break
 
 
 async def task_logs(
@@ -297,21 +296,10 @@ async def task_logs(
     """
     partitions = await queue_partitions(gateway, namespace, queue)
     for pattern, only, node in _scans(gateway, namespace, queue, partitions, "log"):
-        known = {partition.log(""): partition for partition in only}
-        cursor = b"0"
-        while True:
-            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED, "TYPE", "stream")
-            cursor, keys = await gateway.command(*scan, node_of=node)
-            for key in keys:
-                head, colon, task_id = key.decode().rpartition(":")
-                if (partition := known.get(head + colon)) is not None:
+        async for keys in _scan(gateway, pattern, node, "stream"):
+            for partition, ids in _by_partition({one.log(""): one for one in only}, keys).items():
+                for task_id in ids:
                     yield partition, task_id
-            if cursor == b"0":
-                break
-
-
-_SCANNED: Final = 5_000
-"""Keys that are looked at in one SCAN for logs, which few tasks of a large queue have."""
 
 
 async def linked_objects(gateway: Gateway, namespace: Namespace) -> AsyncIterator[str]:
@@ -322,16 +310,11 @@ async def linked_objects(gateway: Gateway, namespace: Namespace) -> AsyncIterato
     partitions = await queue_partitions(gateway, namespace)
     kinds: tuple[TaskKey, ...] = ("record", "steps")
     for pattern, _, node in [scan for kind in kinds for scan in _scans(gateway, namespace, None, partitions, kind)]:
-        cursor = b"0"
-        while True:
-            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE, "TYPE", "hash")
-            cursor, keys = await gateway.command(*scan, node_of=node)
+        async for keys in _scan(gateway, pattern, node):
             for fields in (await _fields(gateway, [key.decode() for key in keys], LINKS)).values():
                 for field in fields:
                     if (name := linked_object(field.decode())) is not None:
                         yield name
-            if cursor == b"0":
-                break
 
 
 async def resumable_tasks(
@@ -349,21 +332,10 @@ async def resumable_tasks(
     """
     partitions = await queue_partitions(gateway, namespace)
     for pattern, only, node in _scans(gateway, namespace, None, partitions, "steps"):
-        known = {partition.steps(""): partition for partition in only}
-        cursor = b"0"
-        while True:
-            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE, "TYPE", "hash")
-            cursor, keys = await gateway.command(*scan, node_of=node)
-            found: dict[Partition, list[str]] = {}
-            for key in keys:
-                head, colon, task_id = key.decode().rpartition(":")
-                if (partition := known.get(head + colon)) is not None:
-                    found.setdefault(partition, []).append(task_id)
-            for partition, ids in found.items():
+        async for keys in _scan(gateway, pattern, node):
+            for partition, ids in _by_partition({one.steps(""): one for one in only}, keys).items():
                 async for one in _resumable(gateway, partition, ids, saved):
                     yield one
-            if cursor == b"0":
-                break
 
 
 async def _resumable(

@@ -16,7 +16,7 @@ from perdure.worker import log
 from perdure.worker.log import logger
 
 from tests.support.command_line import call, process
-from tests.support.workers import work_off
+from tests.support.workers import take_and_die, work_off
 
 
 @pytest.fixture(autouse=True)
@@ -285,3 +285,34 @@ def test_a_worker_and_the_standard_library_do_not_pass_records_in_a_circle(tmp_p
     messages = [json.loads(line)["message"] for line in lines]
     assert messages.count("while both are configured") == 1
     assert messages.count("by the context") == 1
+
+
+@pytest.mark.integration
+async def test_the_tasks_of_a_lost_worker_have_some_lines_and_one_that_counts_the_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "_LINES", 2)
+    lines: list[tuple[str, str]] = []
+    sink = loguru.logger.add(
+        lambda message: lines.append((message.record["level"].name, message.record["message"])), level="DEBUG"
+    )
+    app = App("lost", settings=settings)
+
+    @app.task
+    async def brief(ctx: Context) -> None: ...
+
+    try:
+        async with app:
+            for _ in range(40):
+                await brief.enqueue()
+            for _ in range(40):
+                await take_and_die(app)
+            await work_off(app)
+    finally:
+        loguru.logger.remove(sink)
+    resumed = [level for level, text in lines if text.startswith("resumed: ")]
+    (summary,) = [text for level, text in lines if level == "INFO" and text.startswith("resumed ")]
+    shown = resumed.count("INFO")
+    assert 2 <= shown < 40
+    assert resumed.count("DEBUG") == 40 - shown
+    assert summary.startswith(f"resumed {40 - shown} further tasks in ")

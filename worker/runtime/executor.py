@@ -117,6 +117,7 @@ class Executor:
         own += (HandoffMiddleware(gateway), SessionMiddleware(gateway))
         self._settle_success = build_chain(middleware, "settle", self._store, shown=2, must_call=True)
         self._settle_stop = build_chain([*middleware, *own], "settle", self._store, shown=2, must_call=True)
+        self._resume = Resume(gateway)
         check, find, decode = CheckVersion(settings), FindTask(registry, settings), DecodeArguments(settings)
         self._first_stages: tuple[Stage, ...] = (check, find, decode)
         self._stages: tuple[Stage, ...] = (
@@ -129,7 +130,7 @@ class Executor:
             decode,  # later: older code may not accept the arguments of newer code
             Continue(gateway),
             gate.check,
-            Resume(gateway),
+            self._resume,
         )
         self._call_handler = HandlerCall(gateway, settings, [*middleware, *own])
         self._stopping = False
@@ -153,6 +154,7 @@ class Executor:
     def stop(self) -> None:
         """Stop every run at its next step boundary, including runs that have not started."""
         self._stopping = True
+        self._resume.lines.report()
         for run in self.runs:
             run.request_stop()
 

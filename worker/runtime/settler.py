@@ -125,7 +125,8 @@ class Settler:
         if isinstance(outcome, AwaitVersion):
             needed, limit, task = outcome.needed, outcome.limit, outcome.task
             known = None if task is None else counters
-            bound.warning("parked until a newer worker comes: {}", outcome.error)
+            first = self._returned.is_first(run.envelope.task, str(needed))
+            bound.log("WARNING" if first else "DEBUG", "parked until a newer worker comes: {}", outcome.error)
             return lambda: await_version(gateway, delivery, task_id, needed, limit=limit, task=task, counters=known)
         delay, event = outcome.delay, outcome.event
         evidence = Evidence.of(outcome.error, run.redact)

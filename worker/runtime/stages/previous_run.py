@@ -33,11 +33,11 @@ from ...journal import HANDOFF, SNAPSHOT, VERSION, Handoff, Resumption, handoff_
 from ...journal.handoff import RECEIVED, REMEDY, Why
 from ...journal.handoff.calls import TOOLS, open_calls
 from ...journal.run_events import Resumed
-from ...log import log_wait, logger
+from ...log import LineLimit, log_wait, logger
 from ..outcome import Cancelled, Outcome
 from .execution import Execution
 
-__all__ = ["LoadHistory", "Resume", "resume"]
+__all__ = ["LoadHistory", "Resume"]
 
 _READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, VERSION)
 """Saved values that are needed before the handler starts, also of a large checkpoint."""
@@ -68,18 +68,22 @@ class LoadHistory:
 
 
 class Resume:
-    """Stage: set `ctx.resumption`, and log that the run resumes."""
+    """Stage: set `ctx.resumption`, and log that the run resumes.
+
+    After the end of a worker with many tasks, its log has a line for some of them and one that counts the others.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self.lines = LineLimit("resumed {} further tasks in {:.0f} s")
 
     async def __call__(self, execution: Execution) -> Outcome | None:
-        await resume(self._gateway, execution.run)
+        await resume(self._gateway, execution.run, self.lines)
         return None
 
 
-async def resume(gateway: Gateway, run: Run) -> None:
-    """Set the run's resumption, and log it: in the event log and in the worker's log."""
+async def resume(gateway: Gateway, run: Run, lines: LineLimit) -> None:
+    """Set the run's resumption, and log it: in the event log, and in the worker's log as far as `lines` admits."""
     received, left = (_stored(run, RECEIVED), _stored(run, HANDOFF)) if run.history.saved else (None, None)
     if left is not None and left.events != run.history.events:
         left = None  # something has happened since
@@ -107,7 +111,7 @@ async def resume(gateway: Gateway, run: Run) -> None:
     if not (resumption.interrupted or resumption.restored):
         return  # the previous run failed or waited before it recorded anything, which the log says already
     summary = resumption.summary()
-    level = "INFO" if resumption.interrupted else "DEBUG"
+    level = "INFO" if resumption.interrupted and lines.admits() else "DEBUG"
     logger.bind(task=run.envelope.task, id=run.id).log(level, "resumed: {}", summary)
     event = Resumed(after=rule.after, gap=resumption.gap, restored=resumption.restored, summary=summary)
     await _log_resumed(run, event)
