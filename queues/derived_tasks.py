@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 from pydantic_core import from_json
 
-from .envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, TaskMessage
+from .envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, TaskMessage, copied_envelope
 from .errors import (
     DecryptionError,
     HandOffRefused,
@@ -288,7 +288,7 @@ async def store_fork(
     Raises:
         TaskExists: The id belongs to another task.
     """
-    envelope = orjson.dumps(orjson.loads(origin.stored) | {"id": task_id})
+    envelope = copied_envelope(orjson.loads(origin.stored), task_id)
     past = TaskPast(1, 0, None, fields.items(), (), [("*", {"type": b"forked", "n": b"1", "data": event})])
     copied: dict[str, Any] = {"envelope": envelope, "arguments": arguments, "past": past, "source": at}
     return await store_copy(gateway, namespace, origin.partition.queue, task_id, **copied)

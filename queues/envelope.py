@@ -46,6 +46,7 @@ __all__ = [
     "Options",
     "TaskMessage",
     "check_task_id",
+    "copied_envelope",
     "encode_arguments",
     "new_task_id",
     "newer_envelope",
@@ -123,7 +124,8 @@ class Envelope(BaseModel):
     app: name of the app whose workers run the task; None if any app with a task of this name may.
     secrets: paths of secret values in the arguments, see security/secret_arguments.py. tenant: whose task it is, if the
     deployment has tenants. requires: oldest data format that a worker must know to run the task; older workers park it.
-    key: the ordering key that the producer named. tags: words by which people find the task.
+    key: the ordering key that the producer named. tags: words by which people find the task. copy_of: ids of the task
+    that it is a fork or an imported copy of, of the task that this one is a copy of, and so on.
     """
 
     # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
@@ -140,11 +142,12 @@ class Envelope(BaseModel):
     requires: Annotated[int, Field(ge=0, le=_MOST_FORMATS)] = 0
     key: Annotated[str, Field(max_length=LONGEST_KEY)] | None = None
     tags: Annotated[tuple[_Tag, ...], Field(max_length=MOST_TAGS)] = ()
+    copy_of: tuple[Annotated[str, Field(pattern=_TASK_ID)], ...] = ()
 
     @property
     def plain(self) -> bool:
         """Whether it holds only the id, and the names of the task and its app."""
-        special = self.headers or self.secrets or self.tenant or self.requires or self.tags
+        special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of
         return not special and self.key is None and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
@@ -167,6 +170,8 @@ class Envelope(BaseModel):
             fields["key"] = self.key
         if self.tags:
             fields["tags"] = self.tags
+        if self.copy_of:
+            fields["copy_of"] = self.copy_of
         return orjson.dumps(fields)
 
     @classmethod
@@ -184,6 +189,18 @@ class Envelope(BaseModel):
                 "upgrade the worker, then replay"
             )
         return envelope
+
+
+_LONGEST_LINE: Final = 16
+"""Ids that a copy of a copy of a copy keeps."""
+
+
+def copied_envelope(envelope: Mapping[str, Any], task_id: str) -> bytes:
+    """Return a stored envelope for a copy of its task. A copy with the same id is the same task."""
+    if envelope["id"] == task_id:
+        return orjson.dumps(envelope)
+    former = [envelope["id"], *envelope.get("copy_of", ())]
+    return orjson.dumps({**envelope, "id": task_id, "copy_of": former[:_LONGEST_LINE]})
 
 
 def readable_envelope(data: bytes | None) -> Envelope | None:

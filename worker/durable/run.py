@@ -48,6 +48,7 @@ class Run(HandlerTask):
         version: version of the task's code with which the task's first run began.
         around_step: the middleware chain of steps, None where no middleware overrides `step`.
         codec, checked_name: the last step's function with its codec, and its name: a loop calls the same for all steps.
+        constants: the `Constants` in arguments of its steps, None before `constants_of`.
         context: the `Context` of the handler and its middleware while the handler runs, else None.
         workspace: the `Workspace` of the task, None if nothing has used it.
         identity: the `IdentityVersion` of the agent, None for tasks without one.
@@ -66,6 +67,7 @@ class Run(HandlerTask):
         "checked_name",
         "closed",
         "codec",
+        "constants",
         "context",
         "delivery",
         "ended_at",
@@ -130,6 +132,7 @@ class Run(HandlerTask):
         self._new_version = False
         self.around_step: Callable[..., Awaitable[Any]] | None = None
         self.codec: tuple[object, Any] = _NO_STEP
+        self.constants: Any = None
         self.checked_name: str | None = None
         self.context: Any = None
         self.workspace: Any = None

@@ -62,6 +62,7 @@ from ..workspace import (
     take_folder,
 )
 from .run import Run
+from .steps.constants import add_folder
 from .stop_reasons import ParkReason
 
 __all__ = [
@@ -169,6 +170,7 @@ class Workspace:
 
     def _use(self, folder: Path) -> Path:
         settings, self._folder = self._settings, folder
+        add_folder(self._run, folder)
         self._scanner = Scanner(
             self._what,
             folder,

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from ...queues import Envelope, Producer, TaskHandle, check_task_id, new_task_id
 from ...queues.derived_tasks import TaskPast, store_copy
+from ...queues.envelope import copied_envelope
 from ...queues.keys import DATA_FORMAT
 from ..artifacts import ArtifactStore
 from ..errors import TransferError
@@ -122,7 +123,7 @@ async def import_task(
         producer.namespace,
         queue,
         task_id,
-        envelope=orjson.dumps(header["envelope"] | {"id": task_id}),
+        envelope=copied_envelope(header["envelope"], task_id),
         arguments=content.arguments,
         past=past,
         source=f"import {new_task_id()}",

@@ -10,17 +10,19 @@ A manifest is stored in the artifact store as the files are, so a checkpoint con
 files there are. Files and manifest are stored first and linked in the checkpoint afterwards.
 """
 
-from .folders import keep_folder, make_folder, remove_folder, take_folder
+from .folders import FOLDER_PREFIX, folder_names, keep_folder, make_folder, remove_folder, take_folder
 from .manifest import Manifest, SavedFile, decode_manifest, encode_manifest
 from .scan import FolderScan, Scanner
 
 __all__ = [
+    "FOLDER_PREFIX",
     "FolderScan",
     "Manifest",
     "SavedFile",
     "Scanner",
     "decode_manifest",
     "encode_manifest",
+    "folder_names",
     "keep_folder",
     "make_folder",
     "remove_folder",

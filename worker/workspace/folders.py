@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -22,9 +23,9 @@ from ..errors import WorkspaceError
 with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
     import fcntl
 
-__all__ = ["keep_folder", "make_folder", "remove_folder", "take_folder"]
+__all__ = ["FOLDER_PREFIX", "folder_names", "keep_folder", "make_folder", "remove_folder", "take_folder"]
 
-_PREFIX: Final = "perdure-workspaces-"
+FOLDER_PREFIX: Final = "perdure-workspaces-"
 
 _LOCK: Final = ".lock"
 
@@ -48,13 +49,21 @@ def make_folder(place: Path, task_id: str) -> Path:
     Raises `WorkspaceError`.
     """
     try:
-        folder = _own_folder(place)
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", task_id)[:60].lstrip(".")
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
+        return Path(tempfile.mkdtemp(prefix=f"{_name(task_id)}-", dir=_own_folder(place)))
     except OSError as error:
         raise WorkspaceError(
             f"could not create a workspace in {str(place)!r}: {error}; set PERDURE_WORKSPACES to another folder"
         ) from error
+
+
+def _name(task_id: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", task_id)[:60].lstrip(".")
+
+
+def folder_names(task_ids: Iterable[str]) -> str:
+    """Return a regular expression for the names that `make_folder` gives to the folders of tasks, without the place."""
+    names = "|".join(re.escape(_name(task_id)) for task_id in task_ids)
+    return f"{FOLDER_PREFIX}[a-z0-9_]+/(?:{names})-[a-z0-9_]{{8}}(?!-[a-z0-9_]{{8}})"
 
 
 def remove_folder(folder: Path) -> None:
@@ -80,7 +89,7 @@ def take_folder(place: Path, name: str) -> Path | None:
     """
     try:
         folder = _own_folder(place) / name
-        former = next((path for path in place.glob(f"{_PREFIX}*/{glob.escape(name)}") if path.is_dir()), None)
+        former = next((path for path in place.glob(f"{FOLDER_PREFIX}*/{glob.escape(name)}") if path.is_dir()), None)
         if former is None:
             return None
         keep_folder(folder, keep=True)
@@ -97,7 +106,7 @@ def _own_folder(place: Path) -> Path:
     while key not in _processes:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_abandoned(place)
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=place))
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():  # else another process had the lock first, and took the folder for an abandoned one
@@ -109,7 +118,7 @@ def _own_folder(place: Path) -> Path:
 
 def _remove_abandoned(place: Path) -> None:
     """Remove the folders of dead processes. One without a lock file is being created."""
-    for folder in place.glob(f"{_PREFIX}*"):
+    for folder in place.glob(f"{FOLDER_PREFIX}*"):
         try:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskFailed
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskFailed
 from perdure.memory import NewMemory
 from perdure.queues import History, Producer
 from perdure.worker.durable import TaskMemory, cite_memories, cited_memories
 from perdure.worker.errors import StepOutsideTask
+from perdure.worker.journal.forks import fork
 from perdure.worker.log import logger
 from perdure.worker.memory import (
     FoundMemory,
@@ -129,6 +130,20 @@ async def test_calls_outside_steps_are_steps_themselves(app: App, place: Path) -
     assert first[1][0].memory.text == "The sky is blue"
     assert first[2] == 1
     assert await stored_memories(place) == []
+
+
+async def test_a_fork_has_the_memories_that_its_source_has_stored(app: App, place: Path) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def student(ctx: Context) -> None:
+        await ctx.memory.add("The sky is blue")
+        await ctx.ask("ada", "ok?")
+
+    source = await student.enqueue()
+    await work_off(app)
+    copy = (await fork(app.producer, source.id)).handle
+    await work_off(app)
+    assert await copy.status() is State.WAITING
+    assert [one.source for one in await stored_memories(place)] == [f"task:{source.id}"]
 
 
 async def test_a_search_covers_own_memories_or_everyones(app: App, place: Path) -> None:

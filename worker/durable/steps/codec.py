@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, Protocol, get_type_hints
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -239,8 +239,21 @@ _SHOWN: Final = 200
 """Characters of a call's arguments that its record shows."""
 
 
-def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
-    """Return the hash of a step's arguments, and the canonical JSON that it is of.
+class _Constants(Protocol):
+    """Texts that count as constants: see constants.py."""
+
+    @property
+    def texts(self) -> Sequence[bytes]: ...
+
+    def older(self) -> _Constants | None: ...
+
+    def replace(self, text: str) -> str: ...
+
+
+def fingerprint(
+    args: tuple[Any, ...], kwargs: dict[str, Any], constants: _Constants | None = None
+) -> tuple[str, bytes]:
+    """Return the hash of a step's arguments, and their canonical JSON. constants: count as equal.
 
     All values without a JSON form (a client, a connection) count as the same, so that the names of types may change.
     """
@@ -254,24 +267,39 @@ def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, byt
             data = orjson.dumps(values)  # as nearly always: the same bytes in a third of the time
         except orjson.JSONEncodeError:  # an integer of more than 64 bits
             data = to_json(values)
+    if constants is not None:
+        for text in constants.texts:
+            if text in data:
+                return _hash_with(values, constants), data
     digest = _HASH.copy()
     digest.update(data)
     return digest.hexdigest(), data
+
+
+def _hash_with(values: Any, constants: _Constants) -> str:
+    """Return the hash of arguments in which constants may occur. Their order must not depend on the constants."""
+
+    def sort_key(value: object) -> str:
+        return constants.replace(value if isinstance(value, str) else repr(value))
+
+    data = to_json(_ordered(values, sort_key), fallback=_opaque)
+    return hashlib.blake2b(constants.replace(data.decode()).encode(), digest_size=12).hexdigest()
 
 
 _HASH: Final = hashlib.blake2b(digest_size=12)
 """Hash of no data; a copy of it costs less than a new one."""
 
 
-def digests_of(args: tuple[Any, ...], kwargs: dict[str, Any], digest: str, data: bytes) -> tuple[str, ...]:
-    """Return the hashes by which records of a step's arguments are found: `fingerprint` and its earlier form.
+def digests_of(args: tuple[Any, ...], kwargs: dict[str, Any], digest: str, constants: _Constants) -> tuple[str, ...]:
+    """Return the hashes by which records of a step's arguments are found: `fingerprint`, and those of a copied task.
 
-    That has the name of its type for a value without a JSON form.
+    A copy finds what its source has recorded also where the id of the copy is in the arguments by accident.
     """
-    if _OPAQUE not in data:
-        return (digest,)
-    former = to_json(_ordered((*args, kwargs) if kwargs else args), fallback=_by_type)
-    return digest, hashlib.blake2b(former, digest_size=12).hexdigest()
+    found, older = [digest], constants.older()
+    while older is not None:
+        found.append(fingerprint(args, kwargs, older)[0])
+        older = older.older()
+    return tuple(dict.fromkeys(found))
 
 
 def arguments_text(data: bytes, redact: Redaction | None) -> str:
@@ -282,29 +310,22 @@ def arguments_text(data: bytes, redact: Redaction | None) -> str:
     return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
 
 
-def _ordered(value: Any) -> Any:
+def _ordered(value: Any, sort_key: Callable[[object], str] | None = None) -> Any:
     """Order sets and mappings the same way in every process, also inside models and dataclasses."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, list | tuple):
-        return [item if type(item) in _PLAIN else _ordered(item) for item in value]
+        return [item if type(item) in _PLAIN else _ordered(item, sort_key) for item in value]
     if isinstance(value, AbstractSet):
-        return sorted((_ordered(item) for item in value), key=repr)
+        return sorted((_ordered(item, sort_key) for item in value), key=sort_key or repr)
     if isinstance(value, BaseModel):
         value = value.model_dump()
     elif is_dataclass(value) and not isinstance(value, type):
         value = {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, dict):
-        return {key: _ordered(value[key]) for key in sorted(value, key=str)}
+        return {key: _ordered(value[key], sort_key) for key in sorted(value, key=sort_key or str)}
     return value
-
-
-_OPAQUE: Final = b'"<object>"'
 
 
 def _opaque(_: Any) -> str:
     return "<object>"
-
-
-def _by_type(value: Any) -> str:
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -34,6 +34,7 @@ from ..run import Run
 from ..value_loss import Misread
 from .calls import call_function, late_call, late_result
 from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
+from .constants import constants_of
 from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_call
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
 from .large import read_step_result, store_step_result
@@ -75,9 +76,10 @@ async def run_step(
     outer, history = CURRENT_STEP.get(), run.history
     if outer is not None and not outer.records_nested and options.nested == "run":
         return await _run_within(outer, name, run, fn, args, kwargs, options)
-    arguments = fingerprint(args, kwargs)
+    constants = constants_of(run) if run.constants is None else run.constants
+    arguments = fingerprint(args, kwargs, constants)
     if outer is not None or options.step_id is not None:
-        match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
+        match = await _match(run, name, digests_of(args, kwargs, arguments[0], constants), options, outer)
     elif not (history.done or history.intents or history.pages):
         match = (run.keys.next(name), None, None)
     elif known := run.keys.match_next(name, arguments[0], history):
@@ -87,7 +89,7 @@ async def run_step(
             return codec.decode_record(key, result) if result[:1] not in _MARKS else await _read(run, codec, *known)
         match = (*known, None)
     else:
-        match = await _match(run, name, digests_of(args, kwargs, *arguments), options, outer)
+        match = await _match(run, name, digests_of(args, kwargs, arguments[0], constants), options, outer)
     if run.around_step is None:
         return await _perform(run, match, codec, fn, args, kwargs, options, arguments, tool)
     call = StepCall(name, match[0], None if tool is None else tool.name, recorded=match[1] is not None)
@@ -218,7 +220,7 @@ async def _run_within(
     """Run a step as a part of another one, which is recorded as a whole."""
     plain, part = replace(options, risky=False, verify=None), Step(run, outer.key, replicated=False)
     named = f"{outer.key}/{name}"
-    digest = "" if is_async(fn) else fingerprint(args, kwargs)[0]
+    digest = "" if is_async(fn) else fingerprint(args, kwargs, constants_of(run))[0]
     return await _call_with_retries(part, run, fn, args, kwargs, plain, digest, "", replicated=False, called=named)
 
 
