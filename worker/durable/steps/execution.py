@@ -33,6 +33,7 @@ from ...log import log_wait, logger
 from ..run import Run
 from ..value_loss import Misread
 from .calls import call_function, late_call, late_result
+from .changed_arguments import warn_if_changed
 from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
 from .constants import constants_of
 from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_call
@@ -138,6 +139,7 @@ async def _perform(
                 late.record = partial(_record_late, run, step, codec, digest, shown, tool)
             if call is not None:
                 call.attempt = step.attempt
+        warn_if_changed(key, fn, args, kwargs, arguments[1])
         data, checked = codec.write("step", key, value)
         record, value, misfit = await _record(run, codec, key, data, checked, (digest, shown))
         workspace = run.workspace
