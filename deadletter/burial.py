@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ from ..queues import (
     load_script,
     registered_retention,
 )
+from ..queues.error_text import error_text, traceback_text
 from .policy import Reason, members_of
 
 __all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "unreadable_id"]
@@ -44,8 +44,7 @@ class Evidence:
     @classmethod
     def of(cls, error: BaseException, redact: Redaction | None = None) -> Evidence:
         """Return the evidence of an error. redact: removes secrets from message and traceback."""
-        lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return replace(cls.brief(error, redact), traceback=_cut(lines, _TRACEBACK_LIMIT, redact))
+        return replace(cls.brief(error, redact), traceback=_cut(traceback_text(error), _TRACEBACK_LIMIT, redact))
 
     @classmethod
     def brief(cls, error: BaseException, redact: Redaction | None = None) -> Evidence:
@@ -69,10 +68,7 @@ def _message_of(error: BaseException) -> str:
         texts = [f"{_name_of(member)}: {_message_of(member)}" for member in members[:_MEMBERS]]
         more = f"; and {len(members) - _MEMBERS:,} more" if len(members) > _MEMBERS else ""
         return f"{error.message} ({'; '.join(texts)}{more})"
-    try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - whatever a foreign __str__ raises, the task must be buried
-        return f"<no message: str() raised {type(broken).__name__}>"
+    return error_text(error)
 
 
 def _cut(text: str, limit: int, redact: Redaction | None) -> str:

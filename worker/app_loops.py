@@ -12,6 +12,7 @@ from typing import Any, Final
 import anyio
 
 from ..queues import Producer
+from ..queues.error_text import error_text
 from ..queues.errors import EventLoopError, NotOpen
 from .errors import LifespanError
 
@@ -129,4 +130,4 @@ async def open_lifespan(app: str, lifespan: Callable[[], Any]) -> AsyncIterator[
 
 
 def _problem(app: str, act: str, error: Exception) -> str:
-    return f"could not {act} the lifespan of app {app!r}: {type(error).__name__}: {error}"
+    return f"could not {act} the lifespan of app {app!r}: {type(error).__name__}: {error_text(error)}"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from loguru import logger as _logger
 
+from ..queues.error_text import traceback_text
 from ..queues.runtime import RUNTIME
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _make_printable(record: Record) -> None:
         record["message"] += f"\n{stacks}"
     raised = record["exception"]
     if raised is not None and raised.type is not None:
-        lines = "".join(traceback.format_exception(raised.type, raised.value, raised.traceback))
+        lines = "" if raised.value is None else traceback_text(raised.value)
         record["message"] += "\n" + "\n".join(map(_printable, lines.rstrip().split("\n")))
         record["exception"] = None
 
@@ -324,7 +324,7 @@ def _write_json(message: Message) -> None:
     }
     raised = record["exception"]
     if raised is not None:  # of another logger; this one has put its traceback into the message
-        event["exception"] = "".join(traceback.format_exception(raised.type, raised.value, raised.traceback))
+        event["exception"] = "" if raised.value is None else traceback_text(raised.value)
     fields = _process_fields | record["extra"]
     try:
         line = orjson.dumps(fields | event, default=str)

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, TypeAlias
 import orjson
 
 from ...queues import EntriesLost, Entry, InboxMessage, Kind, LeaseLost, PayloadTooLarge, check_size
+from ...queues.error_text import error_text
 from ...queues.pubsub import TaskNotifications
 from ..durable import (
     AlreadyDone,
@@ -348,7 +349,7 @@ class Loop(Generic[S]):
         live, run = self._live, self._run
         await run.check_stopped()
         live.rollback()
-        event = StepFailed(step=key, attempt=attempt, error=type(error).__name__, message=str(error)[:2000])
+        event = StepFailed(step=key, attempt=attempt, error=type(error).__name__, message=error_text(error)[:2000])
         event_entries = live.checkpoint(event)
         await run.recorder.put(*event_entries, *live.snapshot(), wait=False)
         if not self._replans:

@@ -7,7 +7,17 @@ from typing import ClassVar, Final, NoReturn
 
 import anyio
 
-__all__ = ["HandlerTask"]
+__all__ = ["GENERATOR_EXIT", "HandlerTask", "is_closing"]
+
+GENERATOR_EXIT: Final = "raised GeneratorExit, which only the close() of a generator may raise"
+
+
+def is_closing() -> bool:
+    """Return whether the running coroutine is closed after its event loop, which raises GeneratorExit in it."""
+    try:
+        return asyncio.current_task() is None
+    except RuntimeError:  # no event loop runs
+        return True
 
 _QUICK_REFUSALS: Final = 20
 """Calls of a stopped run that are refused at once. A handler that swallows more of them must not block the loop."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...queues import PerdureError
+from ...queues.error_text import error_text
 
 __all__ = [
     "OrphanedSteps",
@@ -117,8 +118,8 @@ class StepExited(StepError):
 
     def __init__(self, step: str, raised: BaseException) -> None:
         super().__init__(
-            f"step {step!r} raised {raised!r}, which would end the worker: raise an exception in its place, or run the "
-            "program in a process of its own"
+            f"step {step!r} raised {type(raised).__name__}({error_text(raised)}), which would end the worker: raise an "
+            "exception in its place, or run the program in a process of its own"
         )
         self.step, self.raised = step, raised
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import anyio.to_thread
 
+from ...queues.error_text import error_text
 from ..errors import ConfigurationError
 from .errors import EmbedderFailed
 from .static_embedder import WordLlamaEmbedder
@@ -51,6 +52,14 @@ class Embedder(Protocol):
         ...
 
 
+def _embed(embedder: Embedder, texts: list[str]) -> Any:
+    """Call `embed` in a thread."""
+    try:
+        return embedder.embed(texts)
+    except GeneratorExit as error:  # thrown into a coroutine, it would close it
+        raise RuntimeError("it raised GeneratorExit, which only the close() of a generator may raise") from error
+
+
 async def embed(embedder: Embedder, texts: list[str]) -> list[Vector | None]:
     """Return one vector of length 1 per text; None if the embedder returned a vector of zeros.
 
@@ -60,12 +69,12 @@ async def embed(embedder: Embedder, texts: list[str]) -> list[Vector | None]:
         if inspect.iscoroutinefunction(embedder.embed):
             found: Any = await embedder.embed(texts)
         else:
-            found = await anyio.to_thread.run_sync(embedder.embed, texts, abandon_on_cancel=True)
+            found = await anyio.to_thread.run_sync(_embed, embedder, texts, abandon_on_cancel=True)
             if inspect.isawaitable(found):
                 found = await found
         vectors = [[float(number) for number in vector] for vector in found]
     except Exception as error:  # a user's embedder may raise anything
-        raise EmbedderFailed(embedder.name, f"{type(error).__name__}: {error}") from error
+        raise EmbedderFailed(embedder.name, f"{type(error).__name__}: {error_text(error)}") from error
     if len(vectors) != len(texts):
         raise EmbedderFailed(embedder.name, f"returned {len(vectors)} vectors for {len(texts)} texts")
     return [_unit(embedder, vector) for vector in vectors]

@@ -30,6 +30,7 @@ from ...queues import (
 )
 from ...queues.runtime import RUNTIME
 from ..durable import STOP_RULES, Context, Middleware, Run, RunObserver, StopReason, Threads, build_chain
+from ..durable.handler_task import is_closing
 from ..log import logger
 from ..memory import LazyMemoryStore
 from ..registry import Registry
@@ -207,8 +208,8 @@ class Executor:
         except EntriesLost as lost:
             outcome = None
             await self._release_incomplete(run, lost, self._slots.stay)
-        except Exception:  # noqa: BLE001 - the worker continues after any failure here; the lease brings the task back
-            logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
+        except BaseException as error:  # noqa: BLE001 - the worker continues; the lease brings the task back
+            _log_failure(error, run)
         finally:
             self._leases.drop(run)
             self.threads.late.leave(run.id)
@@ -240,8 +241,8 @@ class Executor:
         except EntriesLost as lost:
             outcome = None
             await self._release_incomplete(run, lost, run.touch)
-        except Exception:  # noqa: BLE001 - a settle hook may raise anything; the lease brings the task back
-            logger.bind(task=run.envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
+        except BaseException as error:  # noqa: BLE001 - a settle hook may raise anything
+            _log_failure(error, run)
         finally:
             self._leases.drop(run)
             if run.delivery.has_history:
@@ -356,6 +357,14 @@ class Executor:
         except Exception:  # noqa: BLE001 - the worker continues; the lease brings the message back
             logger.exception("could not settle an unreadable message; it is left for recovery")
         return None
+
+
+def _log_failure(error: BaseException, run: Run) -> None:
+    """Log what a hook or the worker raised. Raises what ends this coroutine from outside: a cancellation, its close."""
+    if isinstance(error, asyncio.CancelledError) or (isinstance(error, GeneratorExit) and is_closing()):
+        raise error
+    bound = logger.bind(task=run.envelope.task, id=run.id)
+    bound.opt(exception=error).error("the worker failed; the task is left for recovery")
 
 
 class _FirstResult(RunObserver):

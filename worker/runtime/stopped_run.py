@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from ...deadletter import Evidence, Reason
 from ...queues import EntriesLost, Entry, Gateway, Kind, LeaseLost, LogTail, QueueError, read_log_tail
+from ...queues.error_text import error_text
 from ..durable import STOP_RULES, CallNext, Context, Middleware, Run, Settlement, goal_of
 from ..journal import HANDOFF, Handoff, handoff_of
 from ..journal.handoff import AwaitedAnswer, Why, burial_notes
@@ -88,7 +89,7 @@ def _stop(run: Run, outcome: Outcome) -> _Stop | None:
             message = Evidence.of(error, run.redact).message
             return _Stop(rule.why, waiting=AwaitedAnswer(what=f"{delay:g} s to pass", why=message))
         case Rerun(error=error):
-            return _Stop(rule.why, str(error))
+            return _Stop(rule.why, error_text(error))
         case Park(parked=parked):
             return _Stop(rule.why, waiting=AwaitedAnswer(what=f"a {parked.waits}"))
         case Burial(reason=reason, error=error):

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from ...queues import Duration, Gateway, Namespace, State, TaskFailed, queue_partitions, to_seconds
+from ...queues.error_text import error_text
 from ..app import App
 from ..durable import CallNext, Context, Middleware, Settlement
 from ..runtime.worker import Worker
@@ -108,13 +109,13 @@ class _Outcomes(Middleware):
         if settlement.state is not State.QUEUED:  # released, when the time was up
             self._running.pop(ctx.task_id, None)
         error = settlement.error
-        shown = {} if error is None else {"error": type(error).__name__, "message": str(error)}
+        shown = {} if error is None else {"error": type(error).__name__, "message": error_text(error)}
         if settlement.state is State.DEAD and self.failed is None:
             self.failed = TaskFailed(ctx.task_id, settlement.reason or "", {"task": ctx.task, **shown})
             self.error = error
         elif settlement.state is State.SCHEDULED and error is not None:
             what = f"task {ctx.task!r} {ctx.task_id} waits {settlement.delay:g} s for its retry"
-            self._retries[ctx.task_id] = f"{what} after {type(error).__name__}: {error}"
+            self._retries[ctx.task_id] = f"{what} after {type(error).__name__}: {error_text(error)}"
 
     def unfinished(self) -> str:
         """Return what the worker was waiting for."""

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from ....queues import Entry, Kind
+from ....queues.error_text import error_text
 from ...durable import Run, cite_memories
 from ...journal.quoting import quoted_line, quoted_name
 from ...log import logger
@@ -110,7 +111,7 @@ async def search(
         found = list(await _search(run, memory, query, limit))
         lines = [line for line in dict.fromkeys(map(_line, found)) if line not in known]
     except Exception as error:  # noqa: BLE001 - a store of the user may raise anything
-        problem = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {error_text(error)}"
         logger.bind(task=run.envelope.task, id=run.id).warning("memories could not be searched: {}", problem)
         return [], problem
     await cite_memories(run, (one for one in found if not isinstance(one, str)))

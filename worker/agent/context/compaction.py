@@ -18,6 +18,7 @@ import orjson
 
 from ....deadletter import Retry, backoff
 from ....queues import Entry, Kind
+from ....queues.error_text import error_text
 from ...durable import Run
 from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async
@@ -205,7 +206,7 @@ async def _summary(
         try:
             found = await _ask(run, summarizer, request)
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-            problem = f"the summarizer raised {type(error).__name__}: {error}"
+            problem = f"the summarizer raised {type(error).__name__}: {error_text(error)}"
             if not retry.allows(error):
                 break
             continue

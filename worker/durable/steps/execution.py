@@ -21,6 +21,7 @@ from ....queues.transport import REFERENCE
 from ...errors import (
     Reschedule,
     StepDefinitionError,
+    StepError,
     StepExited,
     StepInDoubt,
     StepMismatch,
@@ -30,6 +31,7 @@ from ...journal import MISREAD, StepRecord, gap_before
 from ...journal.handoff.calls import is_note
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
 from ...log import log_wait, logger
+from ..handler_task import GENERATOR_EXIT, is_closing
 from ..run import Run
 from ..value_loss import Misread
 from .calls import call_function, late_call, late_result
@@ -94,9 +96,12 @@ async def run_step(
     if run.around_step is None:
         return await _perform(run, match, codec, fn, args, kwargs, options, arguments, tool)
     call = StepCall(name, match[0], None if tool is None else tool.name, recorded=match[1] is not None)
-    return await run.around_step(
-        call, partial(_perform, run, match, codec, fn, args, kwargs, options, arguments, tool, call)
-    )
+    try:
+        return await run.around_step(
+            call, partial(_perform, run, match, codec, fn, args, kwargs, options, arguments, tool, call)
+        )
+    except _EXITS as error:  # of a hook
+        raise _as_failure(match[0], error) from error
 
 
 async def _perform(
@@ -318,8 +323,8 @@ async def _call_with_retries(
                         return found.result
                     continue
                 return await call_function(step, run, fn, args, kwargs, options.timeout, digest, called)
-            except (SystemExit, KeyboardInterrupt) as exited:  # asyncio ends the loop if a task raises them
-                raise StepExited(called or step.key, exited) from exited
+            except _EXITS as error:
+                raise _as_failure(called or step.key, error) from error
         except Exception as error:
             if isinstance(error, TypeError):
                 _check_call(called or step.key, fn, args, kwargs, error)
@@ -340,6 +345,22 @@ def _begin_next_try(step: Step, run: Run) -> None:
         if run.history.pages is not None:
             run.history.pages.forget_ahead()
     run.touch()
+
+
+_EXITS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
+
+
+def _as_failure(key: str, error: BaseException) -> BaseException:
+    """Return the error of a step for one that asyncio would not treat as its failure.
+
+    If a task raises SystemExit or KeyboardInterrupt, asyncio ends the loop. Raises a GeneratorExit with which this
+    coroutine is closed.
+    """
+    if not isinstance(error, GeneratorExit):
+        return StepExited(key, error)
+    if is_closing():
+        raise error
+    return StepError(f"step {key!r} {GENERATOR_EXIT}")
 
 
 def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error: TypeError | None = None) -> None:
@@ -380,12 +401,14 @@ async def _resolve_doubt(
     step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions
 ) -> AlreadyDone[Any] | None:
     if options.verify is not None:
+        called = f"{step.key} (verify)"
         try:
-            called = f"{step.key} (verify)"
             answer = await call_function(step, run, options.verify, args, kwargs, options.timeout, "", called)
         except TypeError as error:
             _check_call(step.key, options.verify, args, kwargs, error)
             raise
+        except _EXITS as error:
+            raise _as_failure(called, error) from error
         if answer is not None and not isinstance(answer, AlreadyDone):
             raise TypeError(f"verify of step {step.key!r} must return AlreadyDone(result) or None, got {answer!r}")
         return answer

@@ -6,15 +6,14 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from ....queues.runtime import RUNTIME
 from ...errors import StepError
 from ...log import logger
+from ..handler_task import GENERATOR_EXIT
 
-__all__ = ["GENERATOR_EXIT", "LateCalls", "StepThread"]
-
-GENERATOR_EXIT: Final = "raised GeneratorExit, which only the close() of a generator may raise"
+__all__ = ["LateCalls", "StepThread"]
 
 
 class StepThread:

@@ -25,6 +25,7 @@ from ...durable import (
     store_task_result,
     successor_of,
 )
+from ...durable.handler_task import GENERATOR_EXIT, is_closing
 from ...errors import OrphanedSteps, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
 from ...settings import Settings
 from ...task import Task
@@ -136,13 +137,9 @@ def _failure(name: str, raised: BaseException) -> BaseException:
     """Return the error of a handler. Raises a GeneratorExit with which this coroutine is closed, after its loop."""
     if not isinstance(raised, GeneratorExit):
         return raised
-    try:
-        closed = asyncio.current_task() is None
-    except RuntimeError:  # no event loop runs
-        closed = True
-    if closed:
+    if is_closing():
         raise raised
-    error = TaskError(f"task {name!r} raised GeneratorExit, which only the close() of a generator may raise")
+    error = TaskError(f"task {name!r} {GENERATOR_EXIT}")
     error.__cause__ = raised
     return error
 
