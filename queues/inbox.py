@@ -30,8 +30,8 @@ from pydantic_core import PydanticSerializationError
 from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id
 from .errors import DecryptionError, InboxError, InboxFull, TaskEnded, TaskNotFound
 from .inspection import find_task
+from .json_form import as_json
 from .keys import Namespace, Partition
-from .plain_json import plain_json
 from .records import State
 from .security import MESSAGE, TaskCipher
 from .transport import Gateway, queue_script
@@ -167,7 +167,7 @@ async def send_message(
 def _encode(message_id: str, sender: str, content: Any, limit: int, kind: str) -> bytes:
     try:
         fields = {"id": message_id, "sender": sender, "content": content} | ({"kind": kind} if kind else {})
-        data = plain_json(fields)
+        data = as_json(fields)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise TypeError(f"message content must be JSON-serialisable: {error}") from None
     check_size("the message", len(data) + _OVERHEAD, limit)

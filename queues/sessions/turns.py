@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import orjson
-from pydantic_core import to_json
-
 from ..derived_tasks import MOST_HAND_OFFS
 from ..enqueueing import BatchEnqueuer
 from ..envelope import DEFAULT_PAYLOAD_LIMIT, EnvelopeTemplate, Options, TaskMessage, check_size, new_task_id
 from ..inspection import find_task
+from ..json_form import as_json, without_surrogates
 from ..keys import Namespace
 from ..partitions import PartitionRouter
 from ..records import Record, State, read_record
@@ -105,7 +104,8 @@ async def send_to_session(
     if sender.startswith("~"):
         raise ValueError(f"sender must not start with '~', got {sender!r}")
     address, cipher = (found := SessionAddress.of(namespace, agent, session_id)), found.cipher(gateway)
-    data = to_json({"sender": sender, "content": text, **({"headers": dict(headers)} if headers else {})})
+    text = without_surrogates(text)
+    data = as_json({"sender": sender, "content": text, **({"headers": dict(headers)} if headers else {})})
     given, secrets = inputs or (b"", ())
     check_size("the message and the inputs", len(data) + len(given), limit)
     digest = hashlib.blake2b((message_id or new_task_id()).encode(), digest_size=12).hexdigest()
@@ -260,7 +260,7 @@ async def end_turn(
     wake_at, note = "", b""
     if end.wake is not None:
         wake_at = str(end.wake[0])
-        note = cipher.encrypt(MESSAGE, to_json({"sender": NOTE_SENDER, "content": end.wake[1]}))
+        note = cipher.encrypt(MESSAGE, as_json({"sender": NOTE_SENDER, "content": end.wake[1]}))
     args: list[Argument] = [
         address.digest,
         turn.born,

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from ...queues import EntriesLost, Entry, Kind, LeaseLost, PayloadTooLarge, check_size
+from ...queues.json_form import as_json
 from ..durable import RunObserver
 from ..journal import PlanStep
 from ..log import logger
@@ -43,8 +44,8 @@ class Autosave(RunObserver):
             self._run.unobserve(self)
 
     async def on_checkpoint(self) -> None:
-        """Save the step's progress if it has changed. Raises `PayloadTooLarge`, `LeaseLost`, `TypeError`."""
-        data = orjson.dumps(self._step.progress)
+        """Save the step's progress if it has changed. Raises `PayloadTooLarge`, `LeaseLost`, `ValueError`."""
+        data = as_json(self._step.progress)
         if data == self._saved:
             return
         check_size(f"the progress of step {self._step.key!r}", len(data), self._run.payload_limit)
@@ -60,7 +61,7 @@ class Autosave(RunObserver):
                 await self.on_checkpoint()
             except (LeaseLost, EntriesLost):
                 return  # the run is cancelled
-            except (PayloadTooLarge, TypeError) as error:
+            except (PayloadTooLarge, ValueError) as error:
                 logger.bind(id=self._run.id).warning(
                     "could not save the progress of step {}: {}", self._step.key, error
                 )

@@ -41,7 +41,7 @@ __all__ = [
 class PlannedStep(BaseModel):
     """Step as a plan lists it."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="strings")
 
     key: str
     title: str

@@ -17,7 +17,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 class ToolCall(BaseModel):
     """Tool call that a model requested. id: the provider's id, which the message with the result repeats."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
     id: str
     name: str
@@ -35,7 +35,7 @@ class Message(BaseModel):
         n: Number of its event, once it is in a state; of a summary, the first event that it replaces.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
     role: Role
     content: str = ""

@@ -12,6 +12,10 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticSerializationError
+
+from ...queues import lost_number
+from ...queues.json_form import as_json, has_surrogates, without_surrogates
 
 __all__ = ["BUILT_IN", "Count", "Event", "built_in"]
 
@@ -55,7 +59,15 @@ class Event(BaseModel):
 
     def to_json(self) -> bytes:
         """Return the event's data as JSON: all fields but its type, without those that have their default."""
-        return self.model_dump_json(exclude={"type"}, exclude_defaults=True).encode()
+        try:
+            data = self.model_dump_json(exclude={"type"}, exclude_defaults=True).encode()
+        except PydanticSerializationError as error:
+            if not has_surrogates(error):
+                raise
+            return without_surrogates(self).to_json()
+        if lost_number(dict(self), data) is not None:  # of a model in it, which has a configuration of its own
+            return as_json(self.model_dump(mode="json", exclude={"type"}, exclude_defaults=True))
+        return data
 
     def as_read(self, data: bytes) -> Self:
         """Return the event as readers of the log will see it, given its JSON: dates as text, tuples as lists."""

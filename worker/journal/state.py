@@ -82,7 +82,7 @@ class PlanStep(BaseModel):
         arguments: For the agent's own use.
     """
 
-    model_config = ConfigDict(extra="allow", validate_assignment=True)
+    model_config = ConfigDict(extra="allow", validate_assignment=True, ser_json_inf_nan="strings")
 
     key: str
     title: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 import pytest
@@ -22,9 +23,9 @@ from perdure import (
 )
 from perdure.context import ToolCall
 from perdure.deadletter import Reason, Replay, replay
-from perdure.worker.journal import Unreadable, parse_event
+from perdure.worker.journal import Event, Unreadable, parse_event, register_event
 from perdure.worker.journal.run_events import AttemptFailed, Buried, Replayed, StepCompleted
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from tests.support.stored_data import everything
 from tests.support.workers import bounded, history, letter, recorded_steps, work_off
@@ -275,3 +276,48 @@ async def test_a_message_that_was_recorded_with_another_text_is_returned_as_reco
     assert (asked[0], found[1], len(runs)) == ("try 1", "call-1", 3)
     added = [event for event in await history(handle) if event.type == "message_added"]
     assert [event.number for event in added] == [asked[2], found[2]]
+
+
+class Reading(BaseModel):
+    value: float
+    note: str = ""
+
+
+@register_event
+class Measured(Event):
+    """Event of an application, with a model whose own configuration makes null of NaN."""
+
+    type: Literal["measured"] = "measured"
+    reading: Reading
+
+
+async def test_what_utf_8_and_json_lack_is_stored_by_every_call_and_read_the_same(app: App) -> None:
+    """Half of a character is U+FFFD, a number that is not finite has its name; nothing is lost, in either attempt."""
+    half, seen = "a\ud83d", list[Any]()
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def tell(ctx: Context) -> list[Any]:
+        await ctx.decide(half, reasoning=half, alternatives=[half])
+        await ctx.discover(half, source=half)
+        call = ToolCall(id="c", name=half, arguments={half: [float("nan"), float("inf")]})
+        added = await ctx.add_message("assistant", half, tool_calls=[call], reasoning=[{"score": float("nan")}])
+        await ctx.record_event(Measured(reading=Reading.model_construct(value=float("nan"), note=half)))
+        await ctx.send(ctx.task_id, {half: float("nan")})
+        (received,) = await ctx.inbox()
+        seen.append([added.model_dump(exclude={"tool_calls"}), added.tool_calls[0].name, received.content])
+        if ctx.attempt == 1:
+            raise ConnectionError("cut off")
+        return [added.content, received.content]
+
+    handle = await tell.enqueue()
+    await work_off(app)
+    assert await bounded(handle.result()) == ["a\ufffd", {"a\ufffd": "NaN"}]
+    assert repr(seen[0]) == repr(seen[1])
+    assert repr(seen[0]).isascii() is False
+    assert "\ud83d" not in repr(seen)
+    events = {event.type: event.data for event in await history(handle)}
+    assert events["decided"] == {"choice": "a\ufffd", "reasoning": "a\ufffd", "alternatives": ["a\ufffd"]}
+    assert events["message_added"]["message"]["tool_calls"][0]["arguments"] == {"a\ufffd": ["NaN", "Infinity"]}
+    assert events["measured"]["reading"] == {"value": "NaN", "note": "a\ufffd"}
+    measured = next(parse_event(event) for event in await history(handle) if event.type == "measured")
+    assert isinstance(measured, Measured) and math.isnan(measured.reading.value)
