@@ -38,7 +38,7 @@ from .context.tokens import Estimate, message_tokens
 from .correcting import Corrections
 from .incoming import Incoming, Interrupted, OnMessage
 from .live_state import LiveState
-from .planning import listed_steps, planned_steps, without_archived
+from .planning import checked_steps, listed_steps, planned_steps, without_archived
 from .resume_notice import acknowledged
 from .retirement import Retirement
 from .rewind import FINISH, PLAN, REPLAN, rewind
@@ -375,7 +375,7 @@ class Loop(Generic[S]):
 
         One that was stopped, and swallowed that, has no result: the next run calls it again.
         """
-        with self._run.keys.inside(scope):
+        with self._run.keys.inside(scope), checked_steps():
             try:
                 result = await call()
             except Exception:

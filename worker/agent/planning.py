@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from pydantic import ValidationError
+
 from ...queues import retry_while_unavailable
 from ..durable import Run
+from ..errors import StepDefinitionError
+from ..errors.validation import first_problem
 from ..journal import AgentState, PlanStep, archived_keys
 from ..journal.agent_events import PlannedStep
 from ..log import log_wait
 
-__all__ = ["listed_steps", "planned_steps", "without_archived"]
+__all__ = ["checked_steps", "listed_steps", "planned_steps", "without_archived"]
 
 _OUTCOME_FIELDS: Final = {"status", "attempts", "error"}
 """Fields of a step that the loop sets, not the plan."""
@@ -30,19 +35,40 @@ async def without_archived(run: Run, state: AgentState, steps: Sequence[PlanStep
     return [step for step in steps if step.key not in gone]
 
 
+@contextmanager
+def checked_steps() -> Iterator[None]:
+    """Raise `StepDefinitionError` where the block makes a step with missing or wrong fields: no attempt could do it."""
+    try:
+        yield
+    except ValidationError as error:
+        if error.title != PlanStep.__name__:
+            raise
+        found = error.errors(include_url=False)[0]
+        given = found["input"] if found["type"] == "missing" else None
+        named = f"PlanStep {given['key']!r}" if isinstance(given, Mapping) and "key" in given else "a PlanStep"
+        if found["type"] == "missing":
+            problem = f"has no {found['loc'][0]}; pass {found['loc'][0]}="
+        else:
+            problem = f"is not valid: {first_problem(error)}"
+        raise StepDefinitionError(f"{named} {problem}") from error
+
+
 def listed_steps(what: str, steps: object) -> list[PlanStep]:
-    """Return the steps that a method of an agent returned as a list. Raises `TypeError` if they are not `PlanStep`s."""
+    """Return the steps that a method of an agent returned as a list.
+
+    Raises `StepDefinitionError` if they are not `PlanStep`s.
+    """
     if not isinstance(steps, Iterable) or isinstance(steps, (PlanStep, Mapping, str)):
-        raise TypeError(f"{what} must return a list of PlanStep, got {steps!r}")
+        raise StepDefinitionError(f"{what} must return a list of PlanStep, got {steps!r}")
     listed = list(steps)
     for step in listed:
         if not isinstance(step, PlanStep):
-            raise TypeError(f"{what} must return a list of PlanStep, got an item {step!r}")
+            raise StepDefinitionError(f"{what} must return a list of PlanStep, got an item {step!r}")
     return listed
 
 
 def planned_steps(what: str, steps: Sequence[PlanStep]) -> tuple[PlannedStep, ...]:
-    """Return the steps as logged. Raises `TypeError` or `ValueError` if they are not a valid plan."""
+    """Return the steps as logged. Raises `ValueError` if they are not a valid plan."""
     listed = listed_steps(what, steps)
     for step in listed:
         if not step.key or len(step.key) > 200 or "/" in step.key or "#" in step.key:

@@ -286,11 +286,37 @@ async def test_a_plan_that_is_no_list_is_refused(app: App, plan: Any) -> None:
         async def plan(self, ctx: Context, state: Counting) -> Any:
             return plan
 
-    handle = await app.agent(name="count", retry=Retry(max_attempts=1))(Planless).enqueue("count", words=["one"])
+    handle = await app.agent(name="count", retry=AGAIN)(Planless).enqueue("count", words=["one"])
     await work_off(app)
     found = await letter(app, handle)
-    assert found.error == "TypeError"
+    assert (found.reason, found.attempts) == (Reason.NOT_RETRYABLE, 1)
+    assert found.error == "perdure.worker.errors.StepDefinitionError"
     assert found.message.startswith(f"plan must return a list of PlanStep, got {plan!r}"[:60])
+
+
+@pytest.mark.parametrize("method", ["plan", "replan", "act"])
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"key": "a"}, "PlanStep 'a' has no title; pass title="),
+        ({"title": "a"}, "a PlanStep has no key; pass key="),
+        ({"key": "a", "title": 7}, "a PlanStep is not valid: title: Input should be a valid string"),
+    ],
+)
+async def test_a_step_without_a_title_is_refused_at_once(
+    app: App, counter: type[Counter], method: str, fields: dict[str, Any], problem: str
+) -> None:
+    """No other attempt could make it."""
+
+    async def broken(self: Counter, ctx: Context, state: Counting, *step: PlanStep) -> Any:
+        return [PlanStep(**fields)]
+
+    setattr(counter, method, broken)
+    handle = await app.agent(name="count", retry=AGAIN)(counter).enqueue("count", words=["one"])
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.attempts) == (Reason.NOT_RETRYABLE, 1)
+    assert found.message.startswith(problem)
 
 
 def test_the_coherence_of_an_agent_is_a_coherence(app: App) -> None:
