@@ -61,7 +61,8 @@ class Settings(ConnectionSettings):
         restart_delays: Delays before a crashed worker is restarted: after the first crash in the window, the second...
         memory: Memory store: a file or a postgresql:// URL; empty for memory.sqlite3 in data_dir.
         embedder: Embedder of memories: wordllama, or module:attribute; empty for search by words only.
-        check_state: Compare the state of an agent with the reduction of its log after each step.
+        check_state: Compare the state of an agent with the reduction of its log, and with what a later run reads, after
+            each step.
         webhook_url: URL for events of runs that were resumed, buried, or wait for a person; empty for none.
         webhook_secret: Key of the signature.
         webhook_timeout: Timeout of one request.

@@ -231,15 +231,25 @@ class LiveState(RunObserver, Generic[S]):
         number = self.number + 1
         reduced = reduce(self.logged_state, event, number)
         self._apply(self.logged_state, reduced, event, number)
-        event = event.model_copy(update={"changes": self._changes(reduced)})
+        stored, changed = self._changed(reduced)
+        changed, read = self.state_type.read_back(self.run.id, self.state, stored, changed, self._recalled)
+        event = event.model_copy(update={"changes": self._patch(reduced, changed)})
         self._checkpointing = True
         try:
             entry = self.run.next_entry(event)
         finally:
             self._checkpointing = False
-        if self._check and (changes := self._changes(self.logged_state)):
-            raise StateDrift(self.run.id, self.number, [str(one["path"]) for one in changes[:10]])
+        self.state_type.put(self.state, read)
+        if self._check:
+            self._check_drift()
         return entry
+
+    def _check_drift(self) -> None:
+        """Raise `StateDrift` if the state differs from the log, or from what a later run reads of it."""
+        places = [str(one["path"]) for one in self._changes(self.logged_state)]
+        places = places or [f"/{name}" for name in self.state_type.differing(self.run.id, self.state, self._recalled)]
+        if places:
+            raise StateDrift(self.run.id, self.number, places[:10])
 
     def archive(self, *, steps: int | None, messages: int | None) -> list[Entry]:
         """Return entries that move closed steps and messages out of the state, but for the latest so many of each.
@@ -370,17 +380,24 @@ class LiveState(RunObserver, Generic[S]):
                 if not self.state_type.apply_change(self.state, name, before.get(name), after[name])
             ]
         if touched:
-            current = orjson.loads(self.state_type.dump(self.run.id, self.state, touched, recalled=self._recalled))
+            data = self.state_type.dump(self.run.id, self.state, touched, recalled=self._recalled)
+            current = self.state_type.parsed(self.run.id, self.state, data)
             changed = reduce({**before, **current}, event, number)
             self.state_type.assign(self.run.id, self.state, {name: changed[name] for name in touched})
 
-    def _changes(self, stored: dict[str, Any]) -> Patch:
-        """Return the patch from a stored state to `state`, without secrets. Fields unknown to the class stay."""
+    def _changed(self, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return `state` as JSON, and the fields of it that a stored state has differently."""
         data = self.state_type.dump(self.run.id, self.state, recalled=self._recalled)
         self._check_size(data)
-        changed = {
-            name: value for name, value in orjson.loads(data).items() if not _same(stored.get(name, _MISSING), value)
-        }
+        current: dict[str, Any] = self.state_type.parsed(self.run.id, self.state, data)
+        return current, {name: value for name, value in current.items() if not _same(stored.get(name, _MISSING), value)}
+
+    def _changes(self, stored: dict[str, Any]) -> Patch:
+        """Return the patch from a stored state to `state`, without secrets. Fields unknown to the class stay."""
+        return self._patch(stored, self._changed(stored)[1])
+
+    def _patch(self, stored: dict[str, Any], changed: dict[str, Any]) -> Patch:
+        """Return the patch of changed fields, without secrets."""
         changes = diff(stored, {**stored, **changed})
         redact = self.run.redact
         if redact is None or not changes:

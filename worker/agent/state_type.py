@@ -2,24 +2,33 @@
 
 An event changes a field at the cost of what is new: items at the end of a list, steps of the plan one at a time, new
 keys of an object.
+
+What is stored is read back before it is written, unless the type of the field is closed under JSON, and the state holds
+what was read: a resumed run sees the same. Models are stored by the names of their fields, without computed fields, and
+are read by these names, whatever their aliases are.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
+from itertools import zip_longest
 from typing import Any, Final, Generic
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticSerializationError, PydanticSerializationUnexpectedValue
+from pydantic_core import PydanticSerializationError, PydanticSerializationUnexpectedValue, from_json
 
-from ...queues import has_secret
+from ...queues import has_secret, lost_number
+from ...queues.json_form import as_json, has_surrogates, without_surrogates
 from ..durable import type_name
+from ..durable.closed_types import has_functions, has_models, is_closed, is_same, losses, unreadable_part
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..errors.validation import first_problem
 from ..journal import AgentState, Ephemeral, PlanStep
+from ..resume_warning import warn_once
 from .agent import S
 
 __all__ = ["StateType"]
@@ -28,6 +37,15 @@ _MISSING: Final = object()
 
 _RESERVED: Final = frozenset({"ctx", "self", "goal", "key", "fresh"})
 """Names of parameters of `AgentTask.enqueue` and of handlers, which inputs must not have."""
+
+_BY_NAME: Final[dict[str, Any]] = {"by_alias": False, "round_trip": True, "warnings": "error"}
+"""Options of the dump: keys are the names of the fields, and computed fields are left out."""
+
+_REPLACED: Final = "\ufffd".encode()
+"""Character in place of half a surrogate pair: what is read then differs from what was stored."""
+
+_LARGE_NUMBER: Final = re.compile(rb"\de\+?(?:1[89]|[2-9]\d|\d{3})")
+"""A number of JSON that may have been an integer of more than 64 bits, which is read as a float."""
 
 Read = Callable[[Any], Any]
 
@@ -46,9 +64,20 @@ class StateType(Generic[S]):
         self.fields: Final[dict[str, FieldInfo]] = dict(kind.model_fields)
         self.ephemeral = frozenset(name for name, field in self.fields.items() if Ephemeral in field.metadata)
         self._adapters: dict[str, TypeAdapter[Any]] = {}
+        self._closed: dict[str, bool] = {}
+        self._functions: dict[str, bool] = {}
+        rules = kind.__pydantic_decorators__
+        self._has_rules = kind.model_config != AgentState.model_config or any(
+            (rules.validators, rules.field_validators, rules.root_validators, rules.model_validators)
+        )
+        """Whether the class itself checks or changes values of fields when it is read."""
         own = [name for name in self.fields if name not in AgentState.model_fields]
         self.inputs = tuple([name for name in own if name not in self.ephemeral or self._is_enqueueable(name)])
         self._check()
+        stored = [name for name in own if name not in self.ephemeral]
+        self._own_configurations = {name for name in stored if has_models(self._adapter(name).core_schema)}
+        """Own fields with models, whose configurations may make null of NaN and infinities. Other fields have models
+        only until they are read back."""
 
     def _is_enqueueable(self, name: str) -> bool:
         """Return whether values of an ephemeral field's type can be enqueued."""
@@ -73,6 +102,13 @@ class StateType(Generic[S]):
                     raise TaskDefinitionError(f"{what.format(name)} is ephemeral and must have a default")
                 if name in AgentState.model_fields:
                     raise TaskDefinitionError(f"{what.format(name)} is a field of AgentState and cannot be ephemeral")
+            elif field.exclude:
+                raise TaskDefinitionError(
+                    f"{what.format(name)} is excluded from what is stored; make it Annotated[..., Ephemeral] with a "
+                    "default"
+                )
+            elif (problem := unreadable_part(self._adapter(name).core_schema)) is not None:
+                raise TaskDefinitionError(f"{what.format(name)} could not be read by a later run: {problem}")
             elif has_secret(self._adapter(name).core_schema):
                 raise TaskDefinitionError(
                     f"{what.format(name)} is a secret and must not be stored; make it Annotated[..., Ephemeral] with a "
@@ -92,10 +128,129 @@ class StateType(Generic[S]):
             raise StateUnstorable(task_id, self.agent, self._unstorable(state) or str(error)) from None
 
     def _dump(self, state: S, names: set[str] | None, recalled: Collection[str] = ()) -> bytes:
+        exclude = self._excluded(recalled)
+        try:
+            return state.model_dump_json(include=names, exclude=exclude, **_BY_NAME).encode()
+        except PydanticSerializationError as error:
+            if not has_surrogates(error):
+                raise
+        stored = self.fields.keys() - self.ephemeral if names is None else names
+        clean = state.model_copy(update={name: without_surrogates(getattr(state, name)) for name in stored})
+        return clean.model_dump_json(include=names, exclude=exclude, **_BY_NAME).encode()
+
+    def _excluded(self, recalled: Collection[str]) -> dict[str, Any]:
         exclude: dict[str, Any] = dict.fromkeys(self.ephemeral, True)
-        if recalled:
-            exclude["results"] = set(recalled)
-        return state.model_dump_json(include=names, exclude=exclude, warnings="error").encode()
+        return exclude | {"results": set(recalled)} if recalled else exclude
+
+    def read_back(
+        self, task_id: str, state: S, stored: dict[str, Any], names: Collection[str], recalled: Collection[str] = ()
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return fields as JSON as it is stored, and what is read of it where that may differ from the state.
+
+        Args:
+            stored: all fields as JSON.
+            names: the fields that changed.
+            recalled: keys of results that are not stored.
+
+        Raises `StateUnstorable` if a field cannot be read.
+        """
+        written, doubtful = {name: stored[name] for name in names}, list[str]()
+        for name in names:
+            data = orjson.dumps(written[name])
+            if _LARGE_NUMBER.search(data) and (number := _large_integer(self._dump(state, {name}, recalled))):
+                raise StateUnstorable(task_id, self.agent, _too_large(name, number))
+            if not self._is_closed(name) or _REPLACED in data:
+                written[name] = self._with_all_numbers(state, name, written[name])
+                doubtful.append(name)
+        if not doubtful:
+            return written, {}
+        read = self._reread(task_id, stored, {name: written[name] for name in doubtful})
+        if changing := {name for name in doubtful if self._has_rules or self._has_functions(name)}:
+            copy = state.model_copy(update={name: read[name] for name in changing})
+            again = self.parsed(task_id, copy, self._dump(copy, changing, recalled))
+            changed = {name: again[name] for name in changing if again[name] != written[name]}
+            for name, value in (self._reread(task_id, stored | written, changed) if changed else {}).items():
+                if not is_same(value, read[name]):
+                    problem = f"field {name!r}: its validators change again what they have returned; let them return it"
+                    raise StateUnstorable(task_id, self.agent, problem)
+            written |= changed
+        for name in read.keys() - AgentState.model_fields.keys():
+            for loss in losses(getattr(state, name), read[name]):
+                warn_once(f"agent {self.agent!r}: a later run reads field {name!r} of its state differently: {loss}")
+        return written, read
+
+    def _reread(self, task_id: str, stored: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+        """Return fields as a later run reads them from JSON. stored: all fields. Raises `StateUnstorable`."""
+        try:
+            if self._has_rules:
+                loaded = self._validate(stored | fields)
+                return {name: getattr(loaded, name) for name in fields}
+            return {name: self._read(name, orjson.dumps(value)) for name, value in fields.items()}
+        except ValidationError as error:
+            problem = f"it could not be read by a later run: {self._misfit(fields) or first_problem(error)}"
+            raise StateUnstorable(task_id, self.agent, problem) from None
+
+    def parsed(self, task_id: str, state: S, data: bytes) -> dict[str, Any]:
+        """Return dumped fields as JSON data, with all numbers. Raises `StateUnstorable` if one has too many digits."""
+        try:
+            fields: dict[str, Any] = orjson.loads(data)
+        except ValueError as error:
+            for name in self.fields.keys() - self.ephemeral:
+                if (number := _large_integer(self._dump(state, {name}))) is not None:
+                    raise StateUnstorable(task_id, self.agent, _too_large(name, number)) from None
+            raise StateUnstorable(task_id, self.agent, str(error)) from None
+        for name in self._own_configurations & fields.keys():
+            fields[name] = self._with_all_numbers(state, name, fields[name])
+        return fields
+
+    def _with_all_numbers(self, state: S, name: str, stored: Any) -> Any:
+        """Return a field as JSON with NaN and infinities of models, whose own configuration makes null of them."""
+        if lost_number({"": getattr(state, name)}, b'{"":%b}' % orjson.dumps(stored)) is None:
+            return stored
+        dumped = state.model_dump(mode="json", include={name}, **_BY_NAME)
+        return orjson.loads(as_json(without_surrogates(dumped)))[name]
+
+    def put(self, state: S, read: dict[str, Any]) -> None:
+        """Set fields to what was read of them. Lists and dicts are changed in place, as are steps of the plan."""
+        for name, new in read.items():
+            held = getattr(state, name)
+            if (settled := _settled(held, new)) is not held:
+                setattr(state, name, settled)
+
+    def differing(self, task_id: str, state: S, recalled: Collection[str] = ()) -> list[str]:
+        """Return the fields that a later run would read differently. Raises `StateUnstorable`."""
+        stored = self.parsed(task_id, state, self.dump(task_id, state, recalled=recalled))
+        _, read = self.read_back(task_id, state, stored, stored.keys(), recalled)
+        live = {name: getattr(state, name) for name in read}
+        if recalled and "results" in live:
+            live["results"] = {key: result for key, result in state.results.items() if key not in recalled}
+        return [name for name, new in read.items() if not is_same(live[name], new)]
+
+    def _misfit(self, fields: dict[str, Any]) -> str | None:
+        """Return the first field that its type does not read, and why."""
+        for name, value in fields.items():
+            try:
+                self._read(name, orjson.dumps(value))
+            except ValidationError as error:
+                return f"field {name!r}: {first_problem(error)}"
+        return None
+
+    def _has_functions(self, name: str) -> bool:
+        if name not in self._functions:
+            self._functions[name] = has_functions(self._adapter(name).core_schema)
+        return self._functions[name]
+
+    def _is_closed(self, name: str) -> bool:
+        if name not in self._closed:
+            self._closed[name] = not self._has_rules and is_closed(self._adapter(name).core_schema)
+        return self._closed[name]
+
+    def _read(self, name: str, data: bytes) -> Any:
+        return self._adapter(name).validate_json(data, by_name=True)
+
+    def _validate(self, stored: dict[str, Any]) -> S:
+        known = {name: value for name, value in stored.items() if name in self.fields and name not in self.ephemeral}
+        return self.kind.model_validate_json(orjson.dumps(known), by_name=True)
 
     def _unstorable(self, state: S) -> str | None:
         """Return which field cannot be stored, and the remedy; None if each of them can."""
@@ -124,9 +279,8 @@ class StateType(Generic[S]):
 
         Raises `StateMismatch`.
         """
-        known = {name: value for name, value in stored.items() if name in self.fields and name not in self.ephemeral}
         try:
-            return self.kind.model_validate_json(orjson.dumps(known))
+            return self._validate(stored)
         except ValidationError as error:
             raise StateMismatch(task_id, self.agent, first_problem(error)) from None
 
@@ -135,9 +289,7 @@ class StateType(Generic[S]):
         if name not in self.fields:
             return True
         try:
-            return _apply_change(
-                state, name, before, after, lambda part: self._adapter(name).validate_json(orjson.dumps(part))
-            )
+            return _apply_change(state, name, before, after, lambda part: self._read(name, orjson.dumps(part)))
         except ValidationError:
             return False
 
@@ -151,7 +303,7 @@ class StateType(Generic[S]):
             if name not in self.fields or name in self.ephemeral:
                 continue
             try:
-                made[name] = self._adapter(name).validate_json(orjson.dumps(value))
+                made[name] = self._read(name, orjson.dumps(value))
             except ValidationError as error:
                 raise StateMismatch(task_id, self.agent, f"{name}: {first_problem(error)}") from None
         for name, new in made.items():
@@ -228,3 +380,46 @@ def _add(held: dict[str, Any], before: dict[str, Any], after: dict[str, Any], re
         return False
     held.update(read({name: value for name, value in after.items() if before.get(name, _MISSING) is not value}))
     return True
+
+
+def _settled(held: Any, new: Any) -> Any:
+    """Return `new`, in the list, dict or step of the plan that is held in its place."""
+    if isinstance(held, PlanStep) and isinstance(new, PlanStep):  # its progress is stored apart
+        held.__dict__.update({name: _settled(held.__dict__.get(name), part) for name, part in new.__dict__.items()})
+        held.__pydantic_extra__ = new.__pydantic_extra__
+        return held
+    if type(held) is not type(new):
+        return new
+    if isinstance(held, list):
+        steps = {step.key: step for step in held if isinstance(step, PlanStep)}
+        held[:] = [
+            _settled(steps.get(part.key) if isinstance(part, PlanStep) else old, part)
+            for old, part in zip_longest(held[: len(new)], new)
+        ]
+        return held
+    if isinstance(held, dict):
+        parts = {key: _settled(held.get(key), part) for key, part in new.items()}
+        held.clear()
+        held.update(parts)
+        return held
+    return new
+
+
+def _too_large(name: str, number: str) -> str:
+    return f"field {name!r}: an integer must have at most 64 bits, got {number}; store it as text"
+
+
+def _large_integer(data: bytes) -> str | None:
+    """Return the beginning of an integer of more than 64 bits in JSON, None if there is none."""
+    try:
+        found = _first_large(from_json(data))
+    except ValueError as error:  # of more digits than Python reads
+        return str(error)
+    return None if found is None else f"{str(found)[:30]}..."
+
+
+def _first_large(value: Any) -> int | None:
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**64 else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for part in parts if (found := _first_large(part)) is not None), None)

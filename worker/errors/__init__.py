@@ -41,8 +41,8 @@ PerdureError
 │   ├── StateMismatch           the stored state does not fit the agent's class
 │   ├── StateTooLarge           the state exceeds the size limit
 │   ├── StateBusy               a worker has the task, or it has ended
-│   ├── StateUnstorable         a field has no JSON form or has the wrong type
-│   └── StateDrift              the state differs from the reduction of its log
+│   ├── StateUnstorable         a field has no JSON form, or cannot be read back
+│   └── StateDrift              the state differs from its log, or from what a later run reads
 ├── IdentityError               the identity of an agent is too large or cannot be read
 │   └── IdentityConflict        it has another version than the caller expected
 ├── BadHandoff                  a stored handoff document cannot be read

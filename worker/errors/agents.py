@@ -106,14 +106,14 @@ class StateBusy(StateError):
 
 
 class StateUnstorable(StateError, TypeError):
-    """A field of an agent's state has no JSON form, or a value of the wrong type."""
+    """A field of an agent's state has no JSON form or a value of the wrong type, or a later run could not read it."""
 
     def __init__(self, task_id: str, agent: str, problem: str) -> None:
         super().__init__(f"the state of agent {agent!r}, task {task_id}, cannot be stored: {problem}")
 
 
 class StateDrift(StateError):
-    """The state of an agent differs from the reduction of its event log: a change was not logged."""
+    """The state of an agent differs from the reduction of its event log, or from what a later run reads."""
 
     def __init__(self, task_id: str, number: int, differences: Sequence[str]) -> None:
         """number: the first event after which they differ. differences: paths of the differing values."""
