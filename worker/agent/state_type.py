@@ -21,7 +21,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, PydanticSerializationUnexpectedValue, from_json
 
-from ...queues import has_secret, lost_number
+from ...queues import has_secret
 from ...queues.json_form import as_json, has_surrogates, without_surrogates
 from ..durable import type_name
 from ..durable.closed_types import has_functions, has_models, is_closed, is_same, losses, unreadable_part
@@ -40,6 +40,9 @@ _RESERVED: Final = frozenset({"ctx", "self", "goal", "key", "fresh"})
 
 _BY_NAME: Final[dict[str, Any]] = {"by_alias": False, "round_trip": True, "warnings": "error"}
 """Options of the dump: keys are the names of the fields, and computed fields are left out."""
+
+_OWN_MODELS: Final = AgentState.model_fields.keys() - {"context", "results"}
+"""Fields of models whose configuration keeps all numbers."""
 
 _REPLACED: Final = "\ufffd".encode()
 """Character in place of half a surrogate pair: what is read then differs from what was stored."""
@@ -75,9 +78,9 @@ class StateType(Generic[S]):
         self.inputs = tuple([name for name in own if name not in self.ephemeral or self._is_enqueueable(name)])
         self._check()
         stored = [name for name in own if name not in self.ephemeral]
-        self._own_configurations = {name for name in stored if has_models(self._adapter(name).core_schema)}
-        """Own fields with models, whose configurations may make null of NaN and infinities. Other fields have models
-        only until they are read back."""
+        self._own_models = {name for name in stored if has_models(self._adapter(name).core_schema)}
+        """Own fields with models and dataclasses, whose configurations may make null of NaN and infinities. Other
+        fields have such values only until they are read back."""
 
     def _is_enqueueable(self, name: str) -> bool:
         """Return whether values of an ephemeral field's type can be enqueued."""
@@ -174,7 +177,7 @@ class StateType(Generic[S]):
                     problem = f"field {name!r}: its validators change again what they have returned; let them return it"
                     raise StateUnstorable(task_id, self.agent, problem)
             written |= changed
-        for name in read.keys() - AgentState.model_fields.keys():
+        for name in self._own_models & read.keys():
             for loss in losses(getattr(state, name), read[name]):
                 warn_once(f"agent {self.agent!r}: a later run reads field {name!r} of its state differently: {loss}")
         return written, read
@@ -199,16 +202,20 @@ class StateType(Generic[S]):
                 if (number := _large_integer(self._dump(state, {name}))) is not None:
                     raise StateUnstorable(task_id, self.agent, _too_large(name, number)) from None
             raise StateUnstorable(task_id, self.agent, str(error)) from None
-        for name in self._own_configurations & fields.keys():
+        for name in self._own_models & fields.keys():
             fields[name] = self._with_all_numbers(state, name, fields[name])
         return fields
 
     def _with_all_numbers(self, state: S, name: str, stored: Any) -> Any:
         """Return a field as JSON with NaN and infinities of models, whose own configuration makes null of them."""
-        if lost_number({"": getattr(state, name)}, b'{"":%b}' % orjson.dumps(stored)) is None:
+        if name in _OWN_MODELS or b"null" not in orjson.dumps(stored):
             return stored
-        dumped = state.model_dump(mode="json", include={name}, **_BY_NAME)
-        return orjson.loads(as_json(without_surrogates(dumped)))[name]
+        try:
+            dumped = state.model_dump(mode="json", include={name}, **_BY_NAME)
+        except UnicodeEncodeError:  # half of a surrogate pair in a key
+            clean = state.model_copy(update={name: without_surrogates(getattr(state, name))})
+            dumped = clean.model_dump(mode="json", include={name}, **_BY_NAME)
+        return orjson.loads(as_json(dumped))[name]
 
     def put(self, state: S, read: dict[str, Any]) -> None:
         """Set fields to what was read of them. Lists and dicts are changed in place, as are steps of the plan."""

@@ -79,8 +79,8 @@ def has_functions(schema: CoreSchema) -> bool:
 
 
 def has_models(schema: CoreSchema) -> bool:
-    """Return whether values of a type have models in them, each with a configuration of its own."""
-    return any(part["type"] == "model" for part in _parts(schema, of_functions=True))
+    """Return whether values of a type have models or dataclasses in them."""
+    return any(part["type"] in ("model", "dataclass") for part in _parts(schema, of_functions=True))
 
 
 def unreadable_part(schema: CoreSchema) -> str | None:
