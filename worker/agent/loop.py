@@ -24,7 +24,8 @@ from ..durable import (
     reload_records,
     store_findings,
 )
-from ..errors import Reschedule, RetryLater, StateError, StateTooLarge, StepInDoubt
+from ..durable.closed_types import large_integer
+from ..errors import Reschedule, RetryLater, StateError, StateTooLarge, StepInDoubt, UnserialisableResult
 from ..journal import Event, PlanStep, StepRecord, StepStatus
 from ..journal.agent_events import Changed, Finished, LeftUnread, Planned
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
@@ -307,6 +308,9 @@ class Loop(Generic[S]):
             raise
         data, _ = codec_of(self._agent.act).encode("step", step.key, result)
         check_size(f"the result of step {step.key!r}", len(data), self._run.payload_limit)
+        if (number := large_integer(data)) is not None:
+            problem = f"an integer must have at most 64 bits, got {number}; return it as text"
+            raise UnserialisableResult(f"step {step.key!r}", problem)
         event = StepCompleted(step=step.key, attempt=attempt, result=orjson.loads(data))
         due = [Entry(Kind.SAVED, REPLAN, b"1")] if self._replans else []
         await self._record(step.key, event, *due)

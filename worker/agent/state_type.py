@@ -19,12 +19,20 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticSerializationError, PydanticSerializationUnexpectedValue, from_json
+from pydantic_core import PydanticSerializationError, PydanticSerializationUnexpectedValue
 
 from ...queues import has_secret
 from ...queues.json_form import as_json, has_surrogates, without_surrogates
 from ..durable import type_name
-from ..durable.closed_types import has_functions, has_models, is_closed, is_same, losses, unreadable_part
+from ..durable.closed_types import (
+    has_functions,
+    has_models,
+    is_closed,
+    is_same,
+    large_integer,
+    losses,
+    unreadable_part,
+)
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..errors.validation import first_problem
 from ..journal import AgentState, Ephemeral, PlanStep
@@ -160,7 +168,7 @@ class StateType(Generic[S]):
         written, doubtful = {name: stored[name] for name in names}, list[str]()
         for name in names:
             data = orjson.dumps(written[name])
-            if _LARGE_NUMBER.search(data) and (number := _large_integer(self._dump(state, {name}, recalled))):
+            if _LARGE_NUMBER.search(data) and (number := large_integer(self._dump(state, {name}, recalled))):
                 raise StateUnstorable(task_id, self.agent, _too_large(name, number))
             if not self._is_closed(name) or _REPLACED in data:
                 written[name] = self._with_all_numbers(state, name, written[name])
@@ -199,7 +207,7 @@ class StateType(Generic[S]):
             fields: dict[str, Any] = orjson.loads(data)
         except ValueError as error:
             for name in self.fields.keys() - self.ephemeral:
-                if (number := _large_integer(self._dump(state, {name}))) is not None:
+                if (number := large_integer(self._dump(state, {name}))) is not None:
                     raise StateUnstorable(task_id, self.agent, _too_large(name, number)) from None
             raise StateUnstorable(task_id, self.agent, str(error)) from None
         for name in self._own_models & fields.keys():
@@ -414,19 +422,3 @@ def _settled(held: Any, new: Any) -> Any:
 
 def _too_large(name: str, number: str) -> str:
     return f"field {name!r}: an integer must have at most 64 bits, got {number}; store it as text"
-
-
-def _large_integer(data: bytes) -> str | None:
-    """Return the beginning of an integer of more than 64 bits in JSON, None if there is none."""
-    try:
-        found = _first_large(from_json(data))
-    except ValueError as error:  # of more digits than Python reads
-        return str(error)
-    return None if found is None else f"{str(found)[:30]}..."
-
-
-def _first_large(value: Any) -> int | None:
-    if isinstance(value, int):
-        return None if -(2**63) <= value < 2**64 else value
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((found for part in parts if (found := _first_large(part)) is not None), None)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from pydantic import BaseModel
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, from_json
 
-__all__ = ["has_functions", "has_models", "is_closed", "is_same", "losses", "unreadable_part"]
+__all__ = ["has_functions", "has_models", "is_closed", "is_same", "large_integer", "losses", "unreadable_part"]
 
 _PLAIN: Final = frozenset({"str", "int", "float", "bool", "none"})
 """Schemas of plain values. NaN and infinities are stored by name, and a declared float reads them back."""
@@ -198,3 +199,28 @@ def _is_same(value: Any, read: Any) -> bool:  # noqa: PLR0911 - one for each kin
     if isinstance(value, float) and math.isnan(value):
         return math.isnan(read)
     return bool(value == read)
+
+
+_DIGITS: Final = re.compile(rb"\d{19}")
+"""Digits that an integer of more than 64 bits has at least."""
+
+
+def large_integer(data: bytes) -> str | None:
+    """Return the beginning of an integer of more than 64 bits in JSON, None if there is none.
+
+    Such a number is read as a float, and one of more than 4,300 digits not at all.
+    """
+    if _DIGITS.search(data) is None:
+        return None
+    try:
+        found = _first_large(from_json(data))
+    except ValueError as error:  # of more digits than Python reads
+        return str(error)
+    return None if found is None else f"{str(found)[:30]}..."
+
+
+def _first_large(value: Any) -> int | None:
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**64 else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for part in parts if (found := _first_large(part)) is not None), None)

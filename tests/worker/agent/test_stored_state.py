@@ -351,6 +351,22 @@ async def test_an_input_that_cannot_be_read_is_refused_before_the_agent_plans(ap
     assert (await letter(app, handle)).error.endswith(StateUnstorable.__name__)
 
 
+@pytest.mark.parametrize("digits", [25, 4_500])
+async def test_a_result_with_an_integer_that_cannot_be_read_is_refused(app: App, digits: int) -> None:
+    class Counting(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="count", title="count")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> list[int]:
+            return [10**digits]
+
+        async def finish(self, ctx: Context, state: AgentState) -> None: ...
+
+    handle = await app.agent(Counting, name="counting").enqueue("x")
+    await work_off(app)
+    assert (await letter(app, handle)).reason == Reason.UNSERIALISABLE_RESULT
+
+
 class Lower(AgentState):
     held: str | None = None
 

@@ -623,6 +623,17 @@ async def session_messages(session: Session[Any]) -> list[SessionMessage]:
     return [one async for one in session.history()]
 
 
+async def test_half_a_character_in_a_message_stops_no_session(app: App) -> None:
+    session = app.session(Assistant, "a", user="ada")
+    turns = [await session.send("half \ud83d"), await session.send("next")]
+    await work_off(app)
+    assert [await turn.result(30) for turn in turns] == [
+        f"ada (none) said {n} things in {2 * n - 1} messages" for n in (1, 2)
+    ]
+    assert (await session.state()).said == ["half \ufffd", "next"]
+    assert (await session_messages(session))[0].content == "half \ufffd"
+
+
 class Talkative(Agent[AgentState]):
     """Answers at length."""
 
