@@ -27,7 +27,7 @@ from ..queues import (
     seconds_until,
 )
 from ..queues.errors import NotOpen
-from ..queues.json_form import without_surrogates
+from ..queues.json_form import encodable
 from ..queues.runtime import RUNTIME
 from ..queues.sessions import (
     SessionAddress,
@@ -107,7 +107,7 @@ class Session(Generic[S]):
             PayloadTooLarge: The message is too large.
             Unavailable: Redis did not answer.
         """
-        task, text = self._agent.task, without_surrogates(text)
+        task, text = self._agent.task, encodable(text)
         whole, _ = task.arguments.encode_call((text,), self._inputs)
         arguments, secrets = task.arguments.encode_call(("",), self._inputs)  # the message is stored once
         try:

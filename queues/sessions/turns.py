@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import orjson
+
 from ..derived_tasks import MOST_HAND_OFFS
 from ..enqueueing import BatchEnqueuer
 from ..envelope import DEFAULT_PAYLOAD_LIMIT, EnvelopeTemplate, Options, TaskMessage, check_size, new_task_id
 from ..inspection import find_task
-from ..json_form import as_json, without_surrogates
+from ..json_form import as_json, encodable
 from ..keys import Namespace
 from ..partitions import PartitionRouter
 from ..records import Record, State, read_record
@@ -104,7 +105,7 @@ async def send_to_session(
     if sender.startswith("~"):
         raise ValueError(f"sender must not start with '~', got {sender!r}")
     address, cipher = (found := SessionAddress.of(namespace, agent, session_id)), found.cipher(gateway)
-    text = without_surrogates(text)
+    text = encodable(text)
     data = as_json({"sender": sender, "content": text, **({"headers": dict(headers)} if headers else {})})
     given, secrets = inputs or (b"", ())
     check_size("the message and the inputs", len(data) + len(given), limit)

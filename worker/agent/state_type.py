@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, PydanticSerializationUnexpectedValue
 
 from ...queues import has_secret
-from ...queues.json_form import as_json, has_surrogates, without_surrogates
+from ...queues.json_form import as_json, encodable, is_encodable_otherwise
 from ..durable import type_name
 from ..durable.closed_types import (
     has_functions,
@@ -143,10 +143,10 @@ class StateType(Generic[S]):
         try:
             return state.model_dump_json(include=names, exclude=exclude, **_BY_NAME).encode()
         except PydanticSerializationError as error:
-            if not has_surrogates(error):
+            if not is_encodable_otherwise(error):
                 raise
         stored = self.fields.keys() - self.ephemeral if names is None else names
-        clean = state.model_copy(update={name: without_surrogates(getattr(state, name)) for name in stored})
+        clean = state.model_copy(update={name: encodable(getattr(state, name)) for name in stored})
         return clean.model_dump_json(include=names, exclude=exclude, **_BY_NAME).encode()
 
     def _excluded(self, recalled: Collection[str]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class StateType(Generic[S]):
         try:
             dumped = state.model_dump(mode="json", include={name}, **_BY_NAME)
         except UnicodeEncodeError:  # half of a surrogate pair in a key
-            clean = state.model_copy(update={name: without_surrogates(getattr(state, name))})
+            clean = state.model_copy(update={name: encodable(getattr(state, name))})
             dumped = clean.model_dump(mode="json", include={name}, **_BY_NAME)
         return orjson.loads(as_json(dumped))[name]
 
@@ -261,11 +261,21 @@ class StateType(Generic[S]):
         return self._closed[name]
 
     def _read(self, name: str, data: bytes) -> Any:
-        return self._adapter(name).validate_json(data, by_name=True)
+        try:
+            return self._adapter(name).validate_json(data, by_name=True)
+        except ValidationError as error:
+            if not _is_too_deep(error):
+                raise
+        return self._adapter(name).validate_python(orjson.loads(data), by_name=True)
 
     def _validate(self, stored: dict[str, Any]) -> S:
         known = {name: value for name, value in stored.items() if name in self.fields and name not in self.ephemeral}
-        return self.kind.model_validate_json(orjson.dumps(known), by_name=True)
+        try:
+            return self.kind.model_validate_json(orjson.dumps(known), by_name=True)
+        except ValidationError as error:
+            if not _is_too_deep(error):
+                raise
+        return self.kind.model_validate(known, by_name=True)
 
     def _unstorable(self, state: S) -> str | None:
         """Return which field cannot be stored, and the remedy; None if each of them can."""
@@ -418,6 +428,11 @@ def _settled(held: Any, new: Any) -> Any:
         held.update(parts)
         return held
     return new
+
+
+def _is_too_deep(error: ValidationError) -> bool:
+    """Return whether the parser of pydantic refused JSON that orjson reads: it takes some 200 levels."""
+    return any("recursion limit" in found["msg"] for found in error.errors(include_url=False, include_input=False))
 
 
 def _too_large(name: str, number: str) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from ...queues import Entry, Kind, find_event, retry_while_unavailable
-from ...queues.json_form import without_surrogates
+from ...queues.json_form import encodable
 from ..journal import Event, StepRecord, parse_event, redacted
 from ..journal.run_events import Orphaned
 from ..log import log_wait, logger
@@ -46,13 +46,11 @@ async def log_once(run: Run, event: E) -> tuple[int, E]:
         if former is not None:
             recorded = StepRecord.decode(former).result
         if recorded is not None:
-            return int(recorded), without_surrogates(event) if former is None else await _logged(
-                run, int(recorded), event
-            )
+            return int(recorded), encodable(event) if former is None else await _logged(run, int(recorded), event)
         entry = run.next_entry(event)
     record = StepRecord(entry.value, digest_of(entry.log)).encode()
     await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), entry, wait=False)
-    return int(entry.value), without_surrogates(event)
+    return int(entry.value), encodable(event)
 
 
 async def _logged(run: Run, number: int, event: E) -> E:

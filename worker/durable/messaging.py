@@ -35,7 +35,7 @@ from ...queues import (
     seconds_until,
     send_message,
 )
-from ...queues.json_form import without_surrogates
+from ...queues.json_form import encodable
 from ..errors import StepDefinitionError, StepMismatch, StepOutsideTask
 from ..journal import QUESTIONS, Event, StepRecord, redacted
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
@@ -344,7 +344,7 @@ async def send(
     repeated under the same id, whatever the order of the branches.
     """
     await check_call(run, _SEND, own=True)
-    task_id, content = to if isinstance(to, str) else to.id, without_surrogates(content)
+    task_id, content = to if isinstance(to, str) else to.id, encodable(content)
     digest, called_with = fingerprint((task_id, content), {})
     shown = arguments_text(called_with, run.redact)
     message = run.keys.next(f"{_SEND}:{digest}")

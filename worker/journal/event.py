@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticSerializationError
 
 from ...queues import lost_number
-from ...queues.json_form import as_json, has_surrogates, without_surrogates
+from ...queues.json_form import as_json, encodable, is_encodable_otherwise
 
 __all__ = ["BUILT_IN", "Count", "Event", "built_in"]
 
@@ -62,9 +62,9 @@ class Event(BaseModel):
         try:
             data = self.model_dump_json(exclude={"type"}, exclude_defaults=True).encode()
         except PydanticSerializationError as error:
-            if not has_surrogates(error):
+            if not is_encodable_otherwise(error):
                 raise
-            return without_surrogates(self).to_json()
+            return encodable(self).to_json()
         if lost_number(dict(self), data) is not None:  # of a model in it, which has a configuration of its own
             return as_json(self.model_dump(mode="json", exclude={"type"}, exclude_defaults=True))
         return data

@@ -44,6 +44,13 @@ async def app(settings: Settings) -> AsyncIterator[App]:
         yield app
 
 
+def nested(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
 class Kind(enum.Enum):
     A = "a"
 
@@ -155,6 +162,8 @@ VALUES: list[tuple[Any, Any, Any]] = [
     (str, HALF, "a\ufffd"),
     (dict[str, Any], {HALF: [Cat(name=HALF)]}, {"a\ufffd": [{"name": "a\ufffd"}]}),
     (int, 2**64 - 1, 2**64 - 1),
+    (dict[str, Any], nested(230), nested(230)),
+    (dict[str, Any], nested(400), None),
 ]
 
 

@@ -304,6 +304,10 @@ async def test_what_utf_8_and_json_lack_is_stored_by_every_call_and_read_the_sam
         await ctx.record_event(Measured(reading=Reading.model_construct(value=float("nan"), note=half)))
         await ctx.send(ctx.task_id, {half: float("nan")})
         (received,) = await ctx.inbox()
+        deep: Any = half
+        for _ in range(400):
+            deep = {"a": deep}
+        await ctx.add_message("assistant", tool_calls=[ToolCall(id="d", name="deep", arguments=deep)])
         seen.append([added.model_dump(exclude={"tool_calls"}), added.tool_calls[0].name, received.content])
         if ctx.attempt == 1:
             raise ConnectionError("cut off")
@@ -315,7 +319,7 @@ async def test_what_utf_8_and_json_lack_is_stored_by_every_call_and_read_the_sam
     assert repr(seen[0]) == repr(seen[1])
     assert repr(seen[0]).isascii() is False
     assert "\ud83d" not in repr(seen)
-    events = {event.type: event.data for event in await history(handle)}
+    events = {event.type: event.data for event in reversed(await history(handle))}
     assert events["decided"] == {"choice": "a\ufffd", "reasoning": "a\ufffd", "alternatives": ["a\ufffd"]}
     assert events["message_added"]["message"]["tool_calls"][0]["arguments"] == {"a\ufffd": ["NaN", "Infinity"]}
     assert events["measured"]["reading"] == {"value": "NaN", "note": "a\ufffd"}
