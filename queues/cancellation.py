@@ -45,7 +45,7 @@ async def cancel_task(gateway: Gateway, partition: Partition, task_id: str, *, r
         args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits)
         answer = await gateway.run(_CANCEL, [*keys, *_versions(partition, waits.decode())], args)
     if answer == b"missing":
-        raise TaskNotFound(task_id, f"queue {partition.queue!r}")
+        raise TaskNotFound(task_id, f"queue {partition.queue!r} on {gateway.address.shown}")
     if answer == b"cancelled" and task_id.startswith("turn-"):
         await _end_turn(gateway, partition, task_id)
     return State.RUNNING if answer == b"requested" else State(answer.decode())

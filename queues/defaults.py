@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +21,16 @@ from .keys import check_name
 from .security import Encryptor, make_encryptor
 from .transport import Address, Gateway, Replication, ServerRequirements
 
-__all__ = ["LONGEST", "ConnectionSettings", "Seconds", "check_no_url", "nearest", "read_settings", "unknown_option"]
+__all__ = [
+    "LONGEST",
+    "ConnectionSettings",
+    "Seconds",
+    "check_no_url",
+    "nearest",
+    "read_settings",
+    "unknown_option",
+    "unknown_variables",
+]
 
 LONGEST: Final = 1e10
 """Upper limit of a duration in seconds (three centuries); a script would fail halfway on one that Redis cannot count"""
@@ -167,6 +176,38 @@ def nearest(name: str, known: Collection[str]) -> str:
     """Return a question for the end of a sentence about an unknown name; empty without a similar one."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+_PREFIX: Final = "PERDURE_"
+_FOREIGN: Final = ("PERDURE_TEST_", "PERDURE_LLM_", "PERDURE_SUPERVISED", "PERDURE_IMPORT_PATH")
+"""Beginnings of variables that are no settings: of tests, of examples, and those by which Perdure starts a process."""
+
+_CLOSE: Final = 0.8
+"""Similarity (0 to 1) of a name to a setting of the connection from which on that one must be meant."""
+
+_reported: set[str] = set()
+"""Variables that this process has reported."""
+
+
+def unknown_variables() -> Iterator[str]:
+    """Yield a text for each PERDURE_* variable that no setting has, with the nearest name; once per process.
+
+    A process that has not loaded the settings of workers does not know their names: only what looks like a setting of
+    the connection is reported there.
+    """
+    kinds: list[type[ConnectionSettings]] = [ConnectionSettings]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    known = [name.upper() for name in dict.fromkeys(name for kind in kinds for name in kind.model_fields)]
+    for variable, value in sorted(os.environ.items()):
+        name = variable.removeprefix(_PREFIX)
+        if not value or name == variable or variable in _reported or name in known or variable.startswith(_FOREIGN):
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE if len(kinds) == 1 else 0.6)
+        if near or len(kinds) > 1:
+            _reported.add(variable)
+            hint = f"; did you mean {_PREFIX}{near[0]}?" if near else "; help(perdure.Settings) lists them"
+            yield f"the environment variable {variable} is not a setting of Perdure{hint}"
 
 
 def unknown_option(

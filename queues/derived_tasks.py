@@ -174,7 +174,7 @@ async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) 
     for _ in range(_READS):
         fields: dict[str, Any] = dict(zip(_FIELDS, await gateway.command("HMGET", record, *_FIELDS), strict=True))
         if not any(fields.values()):
-            raise TaskNotFound(task_id, f"queue {partition.queue!r}")
+            raise TaskNotFound(task_id, f"queue {partition.queue!r} on {gateway.address.shown}")
         for place, stream in (("entry", partition.ready), ("dead", partition.dead)):
             if (entry := fields[place]) is not None:
                 found = await gateway.command("XRANGE", stream, entry, entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -29,7 +30,7 @@ def to_seconds(duration: Duration, what: str = "a duration") -> float:
     given: object = duration
     if not isinstance(given, (int, float)):
         raise TypeError(f"{what} must be seconds or a timedelta, got {given!r}")
-    return duration
+    return _number(duration, what)
 
 
 def seconds_until(moment: Moment, what: str = "a time") -> float:
@@ -42,12 +43,19 @@ def seconds_until(moment: Moment, what: str = "a time") -> float:
         return moment.total_seconds()
     given: object = moment
     if isinstance(given, (int, float)):
-        return given
+        return _number(given, what)
     if not isinstance(given, datetime):
         raise TypeError(f"{what} must be seconds, a timedelta or a datetime, got {given!r}")
     if given.utcoffset() is None:
         raise ValueError(f"{what} must have a time zone, got {given}: use datetime.now(UTC)")
     return max(_LEAST, (given - datetime.fromtimestamp(RUNTIME.wall_clock(), UTC)).total_seconds())
+
+
+def _number(seconds: float, what: str) -> float:
+    """Return the seconds. Raises `ValueError` for NaN, which no comparison refuses."""
+    if math.isnan(seconds):
+        raise ValueError(f"{what} must be a number of seconds, got {seconds}")
+    return seconds
 
 
 def shown_time(at: float) -> str:

@@ -134,7 +134,7 @@ class BatchEnqueuer:
             reset = partial(self._replace, keys, args)
             answer = await store_with_upload(self._gateway, partition, message.large, reset)
         if answer not in (b"stored", b"closed"):
-            raise StillRunning(message.id, answer.decode())
+            raise StillRunning(message.id, answer.decode(), self._gateway.address.shown)
         return answer == b"stored"
 
     async def _replace(self, keys: Sequence[str], args: Sequence[Argument], uploads: Sequence[str]) -> Any:

@@ -102,7 +102,14 @@ class Unavailable(QueueError):
     """Redis is unreachable, the connection broke before the reply, or the server's memory or disk is full.
 
     The server may or may not have executed the command.
+
+    Attributes:
+        problem: The text without the remedy.
     """
+
+    def __init__(self, problem: str = "", remedy: str = "") -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem = problem
 
 
 class NotOpen(Unavailable):
@@ -286,9 +293,11 @@ class EntriesLost(QueueError):
 class StillRunning(QueueError):
     """A task cannot be restarted because it has not ended: it is queued, scheduled or running."""
 
-    def __init__(self, task_id: str, state: str) -> None:
+    def __init__(self, task_id: str, state: str, server: str = "") -> None:
+        """server: address of the server that has the task."""
         super().__init__(
-            f"task {task_id} is {state} and can be restarted only after its end: wait for it, or cancel it"
+            f"task {task_id} is {state}{server and f' on {server}'} and can be restarted only after its end: wait for "
+            "it, or cancel it"
         )
         self.task_id = task_id
         self.state = state

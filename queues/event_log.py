@@ -114,7 +114,7 @@ async def dismiss_finding(gateway: Gateway, partition: Partition, task_id: str, 
         log = orjson.dumps({"event": number, "finding": key})
         answer = await gateway.run(_DISMISS, keys, [log, entry, replays or b""])
     if answer == b"missing":
-        raise TaskNotFound(task_id, f"queue {partition.queue!r}")
+        raise TaskNotFound(task_id, f"queue {partition.queue!r} on {gateway.address.shown}")
     if answer != b"dismissed":
         raise TaskEnded(task_id, answer.decode())
 

@@ -100,7 +100,7 @@ class TaskHandle(Generic[R]):
         """Return the record. Raises `TaskNotFound` if there is no record, or not any more."""
         record = await read_record(self._gateway, self.partition, self.id)
         if record is None:
-            raise TaskNotFound(self.id, f"queue {self.partition.queue!r}")
+            raise TaskNotFound(self.id, self._where)
         return record
 
     async def progress(self) -> Progress | None:
@@ -114,8 +114,12 @@ class TaskHandle(Generic[R]):
         """Return why the task is in its state, and what happens next. Raises `TaskNotFound`."""
         explained = await explain_task(self._gateway, self.partition, self.id)
         if explained is None:
-            raise TaskNotFound(self.id, f"queue {self.partition.queue!r}")
+            raise TaskNotFound(self.id, self._where)
         return explained
+
+    @property
+    def _where(self) -> str:
+        return f"queue {self.partition.queue!r} on {self._gateway.address.shown}"
 
     async def status(self) -> State:
         """Return the current state."""
@@ -164,7 +168,7 @@ class TaskHandle(Generic[R]):
         )
 
     async def _explain_wait(self, timeout: float) -> str:
-        """Return that the task has no result yet, and why."""
+        """Return that the task has no result yet, why, and which server was asked."""
         name, why = "", "Redis does not answer"
         with anyio.move_on_after(_FIRST_READ):
             try:
@@ -172,7 +176,7 @@ class TaskHandle(Generic[R]):
                 name, why = f" ({explained.task})", explained.sentence
             except QueueError as error:
                 why = str(error)
-        return f"task {self.id}{name} did not end within {timeout:g} s: {why}"
+        return f"task {self.id}{name} did not end within {timeout:g} s: {why}; server: {self._gateway.address.shown}"
 
     async def successor(self) -> TaskHandle[R] | None:
         """Return the task that continues this one, or None. Raises `TaskNotFound`."""
@@ -185,7 +189,8 @@ class TaskHandle(Generic[R]):
         namespace = Namespace(self.partition.namespace)
         found = await retry_while_unavailable(lambda: find_task(self._gateway, namespace, task_id))
         if found is None:
-            raise TaskNotFound(task_id, f"namespace {namespace.name!r}, as successor of task {self.id}")
+            where = f"namespace {namespace.name!r} on {self._gateway.address.shown}"
+            raise TaskNotFound(task_id, f"{where}, as successor of task {self.id}")
         following = TaskHandle(
             task_id,
             found,

@@ -161,7 +161,7 @@ async def send_message(
                 break
         task_id = rest[0].decode()
         known = await find_task(gateway, Namespace(known.namespace), task_id)
-    raise TaskNotFound(task_id, f"namespace {partition.namespace!r}")
+    raise TaskNotFound(task_id, f"namespace {partition.namespace!r} on {gateway.address.shown}")
 
 
 def _encode(message_id: str, sender: str, content: Any, limit: int, kind: str) -> bytes:

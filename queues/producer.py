@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from functools import lru_cache
@@ -11,7 +12,7 @@ from typing import Any, Final, Self, TypeVar
 from pydantic_core import from_json
 
 from .catalog import Catalog, CatalogTask, read_catalog
-from .defaults import LONGEST, ConnectionSettings, read_settings
+from .defaults import LONGEST, ConnectionSettings, read_settings, unknown_variables
 from .derived_tasks import check_conflicts, find_conflicts
 from .durations import Duration, Moment, seconds_until, to_seconds
 from .enqueueing import BatchEnqueuer
@@ -42,6 +43,8 @@ U = TypeVar("U")
 
 Key = str | Callable[[Mapping[str, Any]], str] | None
 """Ordering key of tasks: one for a whole call, or a function of each task's arguments; None for no order."""
+
+_logger = logging.getLogger(__name__)
 
 _CATALOG_AGE: Final = 10.0
 """Seconds for which a producer uses the catalog that it has read."""
@@ -98,6 +101,8 @@ class Producer:
             requirements=requirements or settings.requirements,
         )
         self._owns_gateway = gateway is None
+        for problem in unknown_variables() if Gateway.log_findings else ():
+            _logger.warning(problem)
         self.notifications = TaskNotifications(self.gateway)
         self._routers: dict[str, PartitionRouter] = {}
         self._catalog: tuple[float, Catalog] | None = None

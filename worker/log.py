@@ -78,7 +78,7 @@ def log_wait(what: str, on_wait: Callable[[], None] | None = None) -> Callable[[
 
 
 def _log_wait(what: str, on_wait: Callable[[], None] | None, error: Exception) -> None:
-    logger.warning(f"could not reach Redis for {what}: {error}; trying again")
+    logger.warning(f"could not reach Redis for {what}: {getattr(error, 'problem', error)}; trying again")
     if on_wait is not None:
         on_wait()
 

@@ -82,7 +82,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         given = {"timeout": timeout, "idle_timeout": idle_timeout, "result_ttl": result_ttl}
         try:
             times = {what: None if one is None else to_seconds(one, what) for what, one in given.items()}
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise TaskDefinitionError(f"task {name!r}: {error}") from None
         for what, seconds in times.items():
             if what == "idle_timeout" and seconds == math.inf:

@@ -317,8 +317,8 @@ class TurnHandle:
         except TimeoutError:
             waited = RUNTIME.monotonic() - started
             raise TimeoutError(
-                f"turn {self.number} of the session did not end within {waited:.0f} s; "
-                f"'perdure task why {self.task_id}' says what it waits for"
+                f"turn {self.number} of the session did not end within {waited:.0f} s; 'perdure task why "
+                f"{self.task_id}' says what it waits for; server: {producer.address.shown}"
             ) from None
         found = await retry_while_unavailable(lambda: read_turn(producer.gateway, self._address, self.number))
         found = found or await retry_while_unavailable(self._read_task)

@@ -235,7 +235,10 @@ class TaskCall(Generic[P, R]):
             problem = f"got an unexpected keyword argument {next(iter(unknown))!r}{self.task.arguments.hint(unknown)}"
             raise InvalidArguments(self.task.name, problem)
         if self.task_id is not None:
-            raise ValueError("task_id must not be set for many tasks")
+            raise ValueError(
+                "task_id must not be set for many tasks; enqueue each with an id of its own: "
+                f"{self.task.name}.options(task_id=...).enqueue(...)"
+            )
         form, encode, key = self.template, self.task.arguments.encode_call, self.key
         if (chain := self.task.app.enqueue_chain) is not None:
             return self._all_hooked(chain, many)

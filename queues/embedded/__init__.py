@@ -27,6 +27,7 @@ its path without the package: it must import the standard library only.
 from __future__ import annotations
 
 from .control import ServerStatus, start, status, stop
+from .files import FULL_DISK, full_disk
 from .server import EmbeddedServer
 
-__all__ = ["EmbeddedServer", "ServerStatus", "start", "status", "stop"]
+__all__ = ["FULL_DISK", "EmbeddedServer", "ServerStatus", "full_disk", "start", "status", "stop"]

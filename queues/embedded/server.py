@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import EmbeddedServerError
-from .files import POLL, DataDirectory, exclusive, is_free, is_ready, shared, socket_path
+from .files import POLL, DataDirectory, exclusive, full_disk, is_free, is_ready, shared, socket_path
 from .launch import STOPPED_WITHIN, launch, log_since, log_size, read_record
 
 __all__ = ["READY_WITHIN", "EmbeddedServer"]
@@ -55,6 +55,11 @@ class EmbeddedServer:
                 with exclusive(self._directory.startup_lock, READY_WITHIN + STOPPED_WITHIN):
                     self._hold_share()
                     self._socket = _running_server(self._directory, self._ready_within)
+            except EmbeddedServerError as error:
+                self._drop_share()
+                if (full := full_disk(self._directory.path)) is None:
+                    raise
+                raise EmbeddedServerError(f"{full}: free space there; {error}") from error
             except BaseException:
                 self._drop_share()
                 raise

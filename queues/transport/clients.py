@@ -30,6 +30,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from ..embedded import FULL_DISK, full_disk
 from ..errors import Refused, ServerFull, Unavailable
 from ..runtime import RUNTIME
 from .address import Address, Node
@@ -39,6 +40,7 @@ from .tls import TlsConnection
 __all__ = [
     "COMMAND_TIMEOUT",
     "CONNECT_TIMEOUT",
+    "START_REMEDY",
     "async_client",
     "is_missing_group",
     "is_read_only",
@@ -142,7 +144,7 @@ def translated(shown: str) -> Iterator[None]:
             raise Refused(f"{shown} refused the credentials: {error.__cause__}") from error
         if isinstance(error.__cause__, Refused):
             raise Refused(str(error.__cause__)) from error
-        raise Unavailable(f"cannot reach Redis at {shown}: {_reason(error)}") from error
+        raise _unreachable(shown, _reason(error)) from error
     except AskError as error:  # also MOVED; a cluster connection follows both
         raise Refused(f"{shown} is a node of a Redis Cluster: write redis+cluster:// or rediss+cluster://") from error
     except RedisError as error:
@@ -150,9 +152,39 @@ def translated(shown: str) -> Iterator[None]:
             raise ServerFull(shown, _MAXMEMORY if "maxmemory" in str(error) else str(error)) from error
         transient = isinstance(error, (TryAgainError, ClusterDownError))
         if transient or any(prefix in str(error) for prefix in _TRANSIENT):
-            raise Unavailable(f"Redis at {shown} cannot serve now: {error}") from error
+            if any(sign in str(error) for sign in FULL_DISK):
+                raise Unavailable(
+                    f"the disk of Redis at {shown} is full ({str(error).rstrip('.')})",
+                    "free space on its disk; until then it stores nothing new",
+                ) from error
+            raise Unavailable(f"Redis at {shown} cannot serve now: {str(error).rstrip('.')}", _remedy(error)) from error
         raise Refused(f"{shown} refused a command: {error}") from error
 
+
+START_REMEDY: Final = "start the server, or name another one with PERDURE_REDIS_URL (or --redis-url of a command)"
+
+
+def _unreachable(shown: str, reason: str) -> Unavailable:
+    """Return the error of a server that does not answer; of an embedded one, a full disk may be the cause."""
+    embedded = shown.removeprefix("embedded:")
+    if embedded == shown:
+        return Unavailable(f"cannot reach Redis at {shown}: {reason}", START_REMEDY)
+    if (full := full_disk(Path(embedded))) is not None:
+        return Unavailable(f"cannot reach Redis at {shown}: {full}", "free space there: then it continues")
+    return Unavailable(f"cannot reach Redis at {shown}: {reason}", f"see its log, {embedded}/redis.log")
+
+
+def _remedy(error: RedisError) -> str:
+    """Return what to do about a server that refuses to serve for now."""
+    return next((remedy for prefix, remedy in _REMEDIES.items() if prefix in str(error)), "try again in a while")
+
+
+_REMEDIES: Final = {
+    "MISCONF ": "see the server's log: it cannot write its data to its disk",
+    "NOREPLICAS ": "start its replicas, or lower its min-replicas-to-write",
+    "BUSY Redis": "end the script of another program with SCRIPT KILL",
+    "LOADING ": "wait until it has loaded its data",
+}
 
 _MAXMEMORY: Final = "it uses more than its maxmemory, and its maxmemory-policy forbids evictions"
 
@@ -174,7 +206,7 @@ def was_not_executed(error: BaseException | None) -> bool:
 
 def _reason(error: BaseException) -> str:
     text = str(error) or type(error).__name__
-    return re.sub(r"^Error (?:-?\d+ )?(?:while )?connecting to \S+ ", "", text)
+    return re.sub(r"^Error (?:-?\d+ )?(?:while )?connecting to \S+ ", "", text).rstrip(".")
 
 
 def is_missing_group(error: Refused) -> bool:

@@ -13,7 +13,7 @@ memory. Writes that replicas must confirm have a separate connection (replicatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from .backoff import Backoff
 from .blocking import BlockingConnection
 from .clients import (
     COMMAND_TIMEOUT,
+    START_REMEDY,
     async_client,
     is_read_only,
     pipelined_connection,
@@ -42,6 +43,7 @@ from .clients import (
     was_not_executed,
 )
 from .cluster import ClusterConnection
+from .foreign_server import recognise
 from .pipelining import Argument, ClientAdapter, Command, CommandConnection, PipelinedConnection
 from .replication import Replication, Replicator
 from .scripts import Script, loaded_scripts
@@ -67,6 +69,7 @@ class GatewayTimings:
         block: that one blocking read waits on the server.
         read_margin: after `block` at which the connection of a blocking read counts as lost.
         silence: without a notification after which the server gets a PING.
+        suspicious: that connecting may take before another protocol is suspected.
         ping: for the reply to that PING.
     """
 
@@ -74,6 +77,7 @@ class GatewayTimings:
     block: float = 5.0
     read_margin: float = 10.0
     silence: float = 10.0
+    suspicious: float = 1.0
     ping: float = 5.0
 
 
@@ -134,18 +138,34 @@ class Gateway:
         """Connect and check the server. Raises `Unavailable`, `Refused` or `BadAddress`."""
         self.caller = ThreadsafeCaller()
         try:
-            self.address.check_files()
-            if self.clustered:
-                self._connection = self._cluster = ClusterConnection(self.address, self._dial)
-                await self._repeat(self._cluster.open)
-            else:
-                await self._ensure_embedded()
-                self._client = async_client(self.address, self.socket)
-                self._connection = self._dial(None)
-            await self._repeat(self._check_server)
+            await self._recognised(self._connect())
         except BaseException:
             await self.close()
             raise
+
+    async def _connect(self) -> None:
+        self.address.check_files()
+        if self.clustered:
+            self._connection = self._cluster = ClusterConnection(self.address, self._dial)
+            await self._repeat(self._cluster.open)
+        else:
+            await self._ensure_embedded()
+            self._client = async_client(self.address, self.socket)
+            self._connection = self._dial(None)
+        await self._repeat(self._check_server)
+
+    async def _recognised(self, connect: Coroutine[Any, Any, None]) -> None:
+        """Connect. If that takes long or fails, find out whether the server speaks another protocol (`Refused`)."""
+        connecting = asyncio.ensure_future(connect)
+        try:
+            await asyncio.wait({connecting}, timeout=self.timings.suspicious)
+            failed = connecting.done() and isinstance(connecting.exception(), (Unavailable, Refused))
+            if (failed or not connecting.done()) and (found := await recognise(self.address)) is not None:
+                raise Refused(found)
+            await connecting
+        finally:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -379,7 +399,7 @@ class Gateway:
         if self._cluster is None:
             with translated(self.address.shown):
                 return await _connected(self._client_or_fail().pubsub())
-        lost: QueueError = Unavailable(f"no node of {self.address.shown} is known")
+        lost: QueueError = Unavailable(f"no node of {self.address.shown} is known", START_REMEDY)
         for node in self._cluster.reachable():
             try:
                 with translated(self.address.shown):

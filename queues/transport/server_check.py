@@ -39,7 +39,10 @@ _FORKS: Final = ("valkey", "dragonfly", "garnet", "kvrocks")
 _EVICTION: Final = "set its maxmemory-policy to noeviction"
 _ALWAYS: Final = "set appendfsync always, or wait for replicas with durability='replicated'"
 _REFUSAL: Final = "PERDURE_REQUIRE_DURABLE=1 refuses such a server"
-_ASSUMED: Final = "is used, because PERDURE_REDIS_URL is not set: only processes on this host share it"
+_ASSUMED: Final = (
+    "is used, because PERDURE_REDIS_URL is not set: only processes on this host share it; set PERDURE_REDIS_URL "
+    "('embedded:' if this server is meant)"
+)
 
 _logger = logging.getLogger(__name__)
 _logged: set[tuple[str, str]] = set()
@@ -176,7 +179,7 @@ async def check_servers(
     asked = {name: asyncio.gather(*map(ask, questions), return_exceptions=True) for name, ask in servers.items()}
     found: dict[tuple[int, str], list[str]] = defaultdict(list)
     if requirements is not None and address.assumed:
-        found[logging.INFO, _ASSUMED] = [""]
+        found[logging.WARNING, _ASSUMED] = [""]
     for name, replies in asked.items():
         try:
             async with asyncio.timeout(_NODE_TIMEOUT if name else None):

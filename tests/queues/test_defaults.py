@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from difflib import get_close_matches
 from pathlib import Path
 
 import pytest
 from perdure.queues import Address, ConfigurationError, ConnectionSettings, Producer, read_settings
-from perdure.worker.settings import load_settings
+from perdure.worker.settings import Settings, load_settings
 
 DATA = Path("/data")
 
@@ -81,3 +85,30 @@ def test_a_url_is_not_quoted_in_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConfigurationError, match="PERDURE_NAMESPACE") as raised:
         Producer()
     assert "topsecret" not in str(raised.value)
+
+
+def unknown(names: dict[str, str], program: str = "") -> list[str]:
+    """Return what a program reports that creates a producer twice in an environment with these variables."""
+    program += "\nfrom perdure.queues import Producer\nProducer()\nProducer()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **names}, capture_output=True, text=True, check=True
+    )
+    return done.stderr.splitlines()
+
+
+def test_a_variable_that_is_no_setting_is_reported_once_with_the_nearest_name() -> None:
+    foreign = {"PERDURE_TEST_REDIS_URL": "x", "PERDURE_LLM_URL": "x", "PERDURE_LEASE": "30", "PERDURE_NOTHING": ""}
+    named = {"PERDURE_REDISURL": "redis://x", "PERDURE_LEAS": "3", "PERDURE_XYZ": "1"}
+    text = "the environment variable {} is not a setting of Perdure; did you mean {}?"
+    assert unknown(foreign | named) == [text.format("PERDURE_REDISURL", "PERDURE_REDIS_URL")]
+    assert unknown(foreign | named, "from perdure import Settings") == [
+        text.format("PERDURE_LEAS", "PERDURE_LEASE"),
+        text.format("PERDURE_REDISURL", "PERDURE_REDIS_URL"),
+        "the environment variable PERDURE_XYZ is not a setting of Perdure; help(perdure.Settings) lists them",
+    ]
+
+
+def test_no_setting_of_a_worker_looks_like_a_misspelt_one_of_the_connection() -> None:
+    own = ConnectionSettings.model_fields
+    others = [name for name in Settings.model_fields if name not in own]
+    assert not [name for name in others if get_close_matches(name.upper(), map(str.upper, own), n=1, cutoff=0.8)]

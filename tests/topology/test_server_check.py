@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,10 +109,31 @@ async def test_the_embedded_server_is_logged_once_where_no_server_is_configured(
         async with Producer():
             pass
     (record,) = logged.records
-    assert (record.levelno, record.getMessage()) == (
-        logging.INFO,
-        f"embedded:{tmp_path} is used, because PERDURE_REDIS_URL is not set: only processes on this host share it",
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"embedded:{tmp_path} is used, because PERDURE_REDIS_URL is not set: only processes on this host share it; set "
+        "PERDURE_REDIS_URL ('embedded:' if this server is meant)"
     )
+    monkeypatch.setenv("PERDURE_REDIS_URL", "embedded:")
+    async with Producer():
+        assert len(logged.records) == 1
+
+
+def test_a_program_that_configures_no_logging_sees_it_once(tmp_path: Path) -> None:
+    program = """
+import asyncio
+from perdure import App
+app = App("web")
+@app.task
+async def send(ctx, number: int) -> None: ...
+for number in range(2):
+    send.enqueue_sync(number)
+"""
+    unset = {name: value for name, value in os.environ.items() if name != "PERDURE_REDIS_URL"}
+    environment = unset | {"PERDURE_DATA_DIR": str(tmp_path / "data")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"embedded:{tmp_path / 'data'} is used, because PERDURE_REDIS_URL is not set")
 
 
 @pytest.mark.parametrize(

@@ -364,7 +364,7 @@ async def send(
         namespace = Namespace(run.delivery.partition.namespace)
         partition = await find_task(run.gateway, namespace, task_id)
         if partition is None:
-            raise TaskNotFound(task_id, f"any queue of namespace {namespace.name!r}")
+            raise TaskNotFound(task_id, f"any queue of namespace {namespace.name!r} on {run.gateway.address.shown}")
         own = {"sender": run.id if sender is None else sender, "message_id": f"{run.id}:{message}"}
         sent = await send_message(run.gateway, partition, task_id, content, **own, limit=run.payload_limit)
         value = StepRecord(orjson.dumps(list(sent)), digest, shown).encode()

@@ -109,7 +109,7 @@ async def fork(
     new_id = new_task_id() if new_id is None else check_task_id(new_id)
     handle = await producer.find(task_id, queue)
     if handle is None:
-        raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r}")
+        raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r} on {producer.address.shown}")
     gateway, partition = producer.gateway, handle.partition
     origin = await read_task_input(gateway, partition, task_id)
     known = await _as_of(producer, partition, task_id, at, lenient=lenient)

@@ -82,7 +82,8 @@ class Intake:
             except QueueError as error:
                 self.reading = False
                 self.error = str(error)
-                logger.warning("could not read messages: {}; retrying", error)
+                problem = error.problem if isinstance(error, Unavailable) else str(error).rstrip(".")
+                logger.warning("could not read messages: {}; retrying", problem)
                 await anyio.sleep(next(delays))
                 await self._recover_own(list(self._consumer.partitions))
 

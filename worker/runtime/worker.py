@@ -98,7 +98,10 @@ class Worker:
         self.settings = app.settings
         self.queues = tuple(queues or app.tasks.queues)
         if not self.queues:
-            raise ConfigurationError(f"app {app.name!r} has no tasks, so there is no queue to work on")
+            raise ConfigurationError(
+                f"app {app.name!r} has no tasks, so there is no queue to work on; import the modules that define them "
+                "with @app.task where the app is imported from, or name the queues"
+            )
         self.id = f"{name or app.name}-{RUNTIME.host()}-{RUNTIME.pid()}-{RUNTIME.token(3)}"
         self.concurrency = concurrency
         self._partitions = partitions or self.settings.partitions
@@ -247,7 +250,7 @@ class Worker:
         with anyio.CancelScope(shield=True):
             try:
                 if not await self._redis_answers():
-                    raise Unavailable(f"{self.settings.address.shown} does not answer")
+                    raise Unavailable(f"Redis at {self.settings.address.shown} does not answer")
                 await self._assignment.leave()
                 await self._consumer.leave()
                 await self._registration.withdraw()

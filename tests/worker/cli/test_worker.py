@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
+from perdure import App, Context, Settings, Worker
 from perdure.queues import Producer, count_crash, spread
 
 from tests.support.command_line import BOUND, IGNORING_SIGINT, Answer, Running, call, process
@@ -378,6 +380,36 @@ def test_the_first_lines_show_that_no_redis_url_is_set(folder: Path) -> None:
         'from perdure import App, Context\napp = App("local")\n@app.task\nasync def idle(ctx: Context) -> None: ...\n'
     )
     answer = process("worker", "run", "local:app", "--no-supervisor", "--burst")
-    first, started, *_ = answer.err.splitlines()
-    assert f"embedded:{folder / 'data'} is used, because PERDURE_REDIS_URL is not set" in first
+    started, *_ = answer.err.splitlines()
     assert f"at embedded:{folder / 'data'} (only processes on this host share it; PERDURE_REDIS_URL names" in started
+    assert "is used, because" not in answer.err
+
+
+def test_an_unknown_variable_is_reported_once(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_LEAS", "3")
+    monkeypatch.setenv("PERDURE_TEST_LEAS", "3")
+    problem = "the environment variable PERDURE_LEAS is not a setting of Perdure; did you mean PERDURE_LEASE?"
+    answer = process("worker", "run", "tasks:app", "--no-supervisor", "--burst", *url)
+    assert len([line for line in answer.err.splitlines() if "LEAS" in line]) == 1
+    assert f"WARNING {problem}" in answer.err
+    listed = process("task", "list", *url)
+    assert listed.err.startswith(f"perdure: {problem}\n")
+
+
+async def test_a_finding_is_logged_by_one_worker_of_a_supervisor(
+    url: tuple[str, str], folder: Path, settings: Settings
+) -> None:
+    app = App("other", settings=settings)
+
+    @app.task(queue="audit")
+    async def idle(ctx: Context) -> None: ...
+
+    async with Worker(app):
+        answer = await anyio.to_thread.run_sync(
+            lambda: process("worker", "run", "tasks:app", "--burst", "--processes", "2", *url)
+        )
+    assert answer.code == 0
+    lines = answer.err.splitlines()
+    assert len([line for line in lines if re.search(r"INFO +worker audit-\S+ started", line)]) == 2
+    assert len([line for line in lines if "has no append-only file" in line]) == 1
+    assert len([line for line in lines if "other apps share queues with app 'audit'" in line]) == 1

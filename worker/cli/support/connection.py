@@ -13,6 +13,7 @@ import anyio
 import typer
 
 from ....queues import Partition, Producer, Refused, TaskHandle, TaskNotFound, list_workers, queue_partitions
+from ....queues.defaults import unknown_variables
 from ....queues.inspection import find_tasks
 from ...artifacts import keep_large_values
 from ...settings import load_settings
@@ -80,6 +81,8 @@ class ConnectionOptions:
     def producer(self) -> Producer:
         """Return a producer that is not open yet."""
         settings = load_settings(**self.overrides())
+        for problem in unknown_variables():
+            note(problem)
         producer = Producer(
             address=settings.address,
             namespace=settings.namespace,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import typer
 
-from ....queues import BadAddress, CatalogError, InvalidKey, PerdureError, Refused, TaskFailed, Unavailable
+from ....queues import BadAddress, CatalogError, InvalidKey, PerdureError, Refused, TaskFailed
 from ...errors import ConfigurationError
 from .output import note
 
@@ -35,7 +35,6 @@ class Misuse(Failed):
 
 
 _REMEDIES: tuple[tuple[type[PerdureError], str, str], ...] = (
-    (Unavailable, "cannot reach", "start the server, or give another one with --redis-url or PERDURE_REDIS_URL"),
     (Refused, "credentials", "check the user and the password: redis://user:password@host:6379/0"),
     (TaskFailed, "", "see 'perdure dlq show'; 'perdure dlq replay' puts it back on its queue"),
 )

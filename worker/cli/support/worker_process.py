@@ -190,6 +190,8 @@ def run_worker(
     use_import_path()
     app = load_app(application)
     app.configure(**place.overrides(), **settings)
+    if app.settings.address.assumed:  # the worker's first line in the log says so
+        app.configure(redis_url="embedded:")
     configure_process_log(app.settings.log_level, json=app.settings.log_json, fields=log_fields)
     _freeze_garbage_collector()
     if supervised is not None:

@@ -64,6 +64,8 @@ def use_import_path(environment: MutableMapping[str, str] = os.environ) -> None:
 
 def app_digest(app: App) -> str:
     """Return a digest of an app's name, tasks and settings: equal where two processes run the same app."""
-    found = [(name, getattr(app.settings, name)) for name in sorted(type(app.settings).model_fields)]
+    settings, address = app.settings, app.settings.address
+    found = [(name, getattr(settings, name)) for name in sorted(type(settings).model_fields) if name != "redis_url"]
+    found.append(("redis_url", address.url or str(address.directory)))
     values = [(name, one.get_secret_value() if isinstance(one, SecretStr) else one) for name, one in found]
     return hashlib.sha256(repr((app.name, sorted(app.tasks), values)).encode()).hexdigest()
