@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .defaults import Seconds
 from .durations import Duration, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
+from .json_form import encodable, named_numbers
 from .keys import DATA_FORMAT
 from .partitions import spread
-from .plain_json import encodable
 from .runtime import RUNTIME
 from .security import (
     DEEPEST,
@@ -261,8 +261,9 @@ def _dump(arguments: dict[str, Any], mask: Callable[[Any], str]) -> bytes:
     try:
         data = orjson.dumps(arguments, default=mask)
     except TypeError:
-        return orjson.dumps(encodable(arguments), default=mask)
-    return orjson.dumps(encodable(arguments), default=mask) if b"null" in data else data  # as which it writes NaN
+        arguments = encodable(arguments)
+        data = orjson.dumps(arguments, default=mask)
+    return orjson.dumps(named_numbers(arguments), default=mask) if b"null" in data else data  # as which it writes NaN
 
 
 def plain_data(data: bytes) -> Any:

@@ -13,17 +13,33 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
-__all__ = ["as_json", "encodable", "is_encodable_otherwise"]
+__all__ = [
+    "as_json",
+    "encodable",
+    "is_encodable_otherwise",
+    "is_exact",
+    "large_integer",
+    "lost_number",
+    "named_numbers",
+]
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+_REPLACED: Final = "\ufffd".encode()
+
+_NAMES: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+_MAX_DIGITS: Final = 4_300
+"""Digits of the largest integer that is read back: `sys.int_info.default_max_str_digits`."""
 
 _DEEPEST: Final = 200
 """Levels that stay of a value that cannot be encoded. Encoders take some 250, and some functions of Python need several
@@ -38,6 +54,11 @@ def as_json(value: Any) -> bytes:
         if not is_encodable_otherwise(error):
             raise
         return to_json(encodable(value), inf_nan_mode="strings")
+
+
+def is_exact(data: bytes) -> bool:
+    """Return whether texts, whole numbers and finite floats are read back from their JSON as they were written."""
+    return len(data) <= _MAX_DIGITS and _REPLACED not in data
 
 
 def is_encodable_otherwise(error: Exception) -> bool:
@@ -75,6 +96,39 @@ def encodable(value: Any, *, depth: int = _DEEPEST) -> Any:  # noqa: PLR0911 - o
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # type: ignore[call-arg]
 
 
+def named_numbers(value: Any) -> Any:
+    """Return plain data with the names of NaN and infinities in their place."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NAMES[str(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: named_numbers(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: named_numbers(part) for key, part in value.items()}
+    return [named_numbers(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def lost_number(arguments: Mapping[str, Any], data: bytes) -> str | None:
+    """Return the path of a NaN or an infinity that became null in JSON, which has no such number."""
+    return _lost_number(arguments, from_json(data)) if b"null" in data else None
+
+
+def _lost_number(value: object, stored: object) -> str | None:
+    if isinstance(value, float):
+        return "" if stored is None and not math.isfinite(value) else None
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    elif is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping) and isinstance(stored, dict):
+        members = [(str(key), item, stored.get(str(key))) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)) and isinstance(stored, list):
+        members = [(str(at), item, kept) for at, (item, kept) in enumerate(zip(value, stored, strict=False))]
+    else:
+        return None
+    found = ((key, _lost_number(item, kept)) for key, item, kept in members)
+    return next((f"{key}.{rest}".rstrip(".") for key, rest in found if rest is not None), None)
+
+
 def _changed(parts: dict[str, Any], depth: int) -> dict[str, Any]:
     found = {name: encodable(part, depth=max(0, depth - 1)) for name, part in parts.items()}
     return {name: part for name, part in found.items() if part is not parts[name]}
@@ -95,3 +149,28 @@ def _text(value: Any) -> str:
     except (RecursionError, ValueError):
         return "(nested too deeply)"
     return _SURROGATE.sub("\ufffd", text)
+
+
+_LONG: Final = re.compile(rb"\d{19}")
+"""Digits that an integer of more than 64 bits has at least."""
+
+
+def large_integer(data: bytes) -> str | None:
+    """Return the beginning of an integer of more than 64 bits in JSON, None if there is none.
+
+    Such a number is read as a float, and one of more than 4,300 digits not at all.
+    """
+    if _LONG.search(data) is None:
+        return None
+    try:
+        found = _first_large(from_json(data))
+    except ValueError as error:  # of more digits than Python reads
+        return str(error)
+    return None if found is None else f"{str(found)[:30]}..."
+
+
+def _first_large(value: Any) -> int | None:
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**64 else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for part in parts if (found := _first_large(part)) is not None), None)

@@ -95,10 +95,10 @@ class Arguments:
         except ValidationError as error:
             raise InvalidArguments(self._name, f"their JSON cannot be read back: {_problem(error)}") from None
         if self._type.unions:
-            misread = find_misread(f"task {self._name!r}", checked, decoded)
+            misread = find_misread(checked, decoded)
             if misread is not None:
                 raise InvalidArguments(self._name, str(misread))
-        elif self._type.has_models:
+        if self._type.has_models:
             warn_of_losses(f"arguments of task {self._name!r}", checked, decoded)
 
     def _encode(self, checked: dict[str, Any]) -> bytes:

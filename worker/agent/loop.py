@@ -13,6 +13,7 @@ import orjson
 
 from ...queues import EntriesLost, Entry, InboxMessage, Kind, LeaseLost, PayloadTooLarge, check_size
 from ...queues.error_text import error_text
+from ...queues.json_form import large_integer
 from ...queues.pubsub import TaskNotifications
 from ..durable import (
     AlreadyDone,
@@ -24,7 +25,6 @@ from ..durable import (
     reload_records,
     store_findings,
 )
-from ..durable.closed_types import large_integer
 from ..errors import Reschedule, RetryLater, StateError, StateTooLarge, StepInDoubt, UnserialisableResult
 from ..journal import Event, PlanStep, StepRecord, StepStatus
 from ..journal.agent_events import Changed, Finished, LeftUnread, Planned

@@ -22,17 +22,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, PydanticSerializationUnexpectedValue
 
 from ...queues import has_secret
-from ...queues.json_form import as_json, encodable, is_encodable_otherwise
+from ...queues.json_form import as_json, encodable, is_encodable_otherwise, large_integer
 from ..durable import type_name
-from ..durable.closed_types import (
-    has_functions,
-    has_models,
-    is_closed,
-    is_same,
-    large_integer,
-    losses,
-    unreadable_part,
-)
+from ..durable.json_types import has_functions, has_models, is_closed, unreadable_part
+from ..durable.value_loss import is_same, losses
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..errors.validation import first_problem
 from ..journal import AgentState, Ephemeral, PlanStep

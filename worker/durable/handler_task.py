@@ -19,6 +19,7 @@ def is_closing() -> bool:
     except RuntimeError:  # no event loop runs
         return True
 
+
 _QUICK_REFUSALS: Final = 20
 """Calls of a stopped run that are refused at once. A handler that swallows more of them must not block the loop."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from base64 import b64decode, b64encode
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -20,9 +20,18 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, to_json
 
 from ...queues import contains_mask, unwrap_secrets
-from ...queues.plain_json import encodable, is_exact
+from ...queues.json_form import encodable, is_encodable_otherwise, is_exact
 
-__all__ = ["JsonType", "storable", "type_name", "type_problem"]
+__all__ = [
+    "JsonType",
+    "has_functions",
+    "has_models",
+    "is_closed",
+    "storable",
+    "type_name",
+    "type_problem",
+    "unreadable_part",
+]
 
 
 class JsonType:
@@ -39,12 +48,14 @@ class JsonType:
     def __init__(self, declared: Any) -> None:
         self.declared = declared
         self.adapter: TypeAdapter[Any] = _adapter(storable(declared))
-        schema = _Schema(self.adapter.core_schema)
-        self.problem = schema.problem
-        self.unions = schema.unions and not schema.open
-        self.has_models = schema.models
-        self._closed = schema.closed
-        self._has_numbers = schema.shapes and (schema.floats or schema.open)
+        schema = self.adapter.core_schema
+        kinds = {part["type"] for part in _parts(schema, of_functions=True)}
+        is_open = not kinds.isdisjoint(("any", "json")) or _allows_extra(schema)
+        self.problem = unreadable_part(schema)
+        self.unions = "union" in kinds and not is_open
+        self.has_models = has_models(schema)
+        self._closed = is_closed(schema)
+        self._has_numbers = not kinds.isdisjoint(_WITH_CONFIG) and (is_open or "float" in kinds)
         self.validate: Final = self.adapter.validator.validate_python
         self._read: Final = self.adapter.validator.validate_json
         self._write: Final = self.adapter.serializer.to_json
@@ -60,10 +71,12 @@ class JsonType:
         """
         try:
             data = self._write(checked, by_alias=False, round_trip=True)
-        except PydanticSerializationError:
-            return self._write_text(checked)
+        except PydanticSerializationError as error:
+            if not is_encodable_otherwise(error):
+                raise
+            data = self._write(encodable(checked), by_alias=False, round_trip=True)
         if self._has_numbers and b"null" in data:  # as which a model writes NaN, whatever the configuration around it
-            data = self._write_text(checked)
+            data = self._write_numbers(encodable(checked))
         if secrets and contains_mask(data):
             whole, _ = unwrap_secrets(checked, self.plain(checked))
             data = to_json(whole, inf_nan_mode="strings")
@@ -77,9 +90,9 @@ class JsonType:
         """Return a validated value as plain data."""
         return self.adapter.serializer.to_python(checked, mode="json", by_alias=False, round_trip=True)
 
-    def _write_text(self, checked: Any) -> bytes:
+    def _write_numbers(self, checked: Any) -> bytes:
         values = self.adapter.serializer.to_python(checked, by_alias=False, round_trip=True)
-        return to_json(encodable(_with_numbers(self.plain(checked), values)), inf_nan_mode="strings")
+        return to_json(_with_numbers(self.plain(checked), values), inf_nan_mode="strings")
 
     def schema(self) -> dict[str, Any] | None:
         """Return the JSON schema of what is written; None for a type without one."""
@@ -172,72 +185,137 @@ class _AnyBytes:
 _BYTES: Final = Annotated[bytes, _AnyBytes]
 """Any bytes: text as a JSON string, others as `{"base64": ...}`."""
 
-_CLOSED: Final = frozenset(
-    ("str", "int", "float", "bool", "none", "list", "dict", "nullable", "typed-dict", "typed-dict-field")
-)
-_TEXT_KEYS: Final = frozenset(("tuple", "list", "set", "frozenset", "dict", "model", "dataclass", "typed-dict"))
-_OTHER: Final = frozenset(("metadata", "config", "default", "expected", "serialization", "computed_fields", "cls"))
-"""Parts of a core schema that have no schemas of values."""
+_PLAIN: Final = frozenset({"str", "int", "float", "bool", "none"})
+"""Schemas of plain values. NaN and infinities are stored by name, and a declared float reads them back."""
+
+_NEUTRAL: Final = frozenset({"type", "metadata", "ref", "strict"})
+"""Keys of a schema that change no value and refuse none that was stored."""
+
+_NO_KEY: Final = {
+    "tuple": "a tuple",
+    "list": "a list",
+    "set": "a set",
+    "frozenset": "a frozenset",
+    "dict": "a dict",
+    "model": "a model",
+    "dataclass": "a dataclass",
+    "typed-dict": "a TypedDict",
+}
+"""Types of keys that are text in JSON, and that their validators do not read from text."""
+
+_WITH_CONFIG: Final = ("model", "dataclass", "typed-dict")
+"""Types with a configuration of their own, which may make null of NaN and infinities."""
+
+_FUNCTIONS: Final = ("function-before", "function-wrap", "function-plain")
 
 
-class _Schema:
-    """The properties of a Pydantic core schema that decide how its values survive JSON."""
+def is_closed(schema: CoreSchema) -> bool:
+    """Return whether each value of a type is equal to what its JSON decodes to, and whether that always fits the type.
 
-    def __init__(self, schema: Any) -> None:
-        self.problem: str | None = None
-        self.unions = self.open = self.models = self.shapes = self.floats = False
-        self.closed = True
-        self._visit(schema)
-
-    def _visit(self, schema: Any) -> None:
-        for part in _parts(schema):
-            kind = part["type"]
-            self.closed = self.closed and kind in _CLOSED and "serialization" not in part
-            self.open = self.open or kind in ("any", "json") or "extras_schema" in part
-            self.unions = self.unions or kind == "union"
-            self.models = self.models or kind in ("model", "dataclass")
-            self.shapes = self.shapes or self.models or kind == "typed-dict"
-            self.floats = self.floats or kind == "float"
-            if kind in ("list", "dict"):
-                items = ("items_schema",) if kind == "list" else ("keys_schema", "values_schema")
-                self.closed = self.closed and all(name in part for name in items)
-            if kind == "dict":
-                keys = part.get("keys_schema", {}).get("type", "str")
-                self.closed = self.closed and keys == "str"
-                if keys in _TEXT_KEYS:
-                    self._refuse(f"JSON has no object with a key of type {keys}; use a list of pairs or a text key")
-            if kind == "model":
-                extra = part.get("config", {}).get("extra_fields_behavior")
-                self.open = self.open or extra == "allow"
-            for name, field in _fields(part):
-                if field.get("serialization_exclude") is True and _is_required(field):
-                    self._refuse(f"field {name!r} has exclude=True and no default, so its value cannot be read back")
-
-    def _refuse(self, problem: str) -> None:
-        self.problem = self.problem or problem
+    Models are not closed: a value of a subclass is read back as the declared class. Neither is a type with constraints:
+    the fields of a state are not checked when they are set.
+    """
+    return _is_closed(schema)
 
 
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield a core schema and all schemas in it."""
-    if isinstance(schema, dict):
+def _is_closed(schema: Mapping[str, Any]) -> bool:  # noqa: PLR0911 - one for each kind of schema
+    kind = schema["type"]
+    if kind in _PLAIN:
+        return schema.keys() <= _NEUTRAL
+    if kind in ("nullable", "default"):
+        return "serialization" not in schema and not schema.get("validate_default") and _is_closed(schema["schema"])
+    if kind == "definitions":
+        return not schema["definitions"] and _is_closed(schema["schema"])
+    if kind == "typed-dict":
+        shape = schema.keys() <= _NEUTRAL | {"fields", "cls", "config", "computed_fields", "extra_behavior", "total"}
+        return shape and all(_is_closed(field["schema"]) for field in schema["fields"].values())
+    if kind == "list":
+        return schema.keys() <= _NEUTRAL | {"items_schema"} and _is_closed(schema.get("items_schema", _ANY))
+    if kind == "dict":
+        return (
+            schema.keys() <= _NEUTRAL | {"keys_schema", "values_schema"}
+            and schema.get("keys_schema", _ANY)["type"] == "str"
+            and _is_closed(schema["keys_schema"])
+            and _is_closed(schema.get("values_schema", _ANY))
+        )
+    if kind == "literal":
+        return schema.keys() <= _NEUTRAL | {"expected"} and all(
+            type(value) in (str, int, bool) for value in schema["expected"]
+        )
+    return False
+
+
+_ANY: Final[Mapping[str, Any]] = {"type": "any"}
+
+
+def _allows_extra(schema: CoreSchema) -> bool:
+    """Return whether models in a type take fields that they do not declare."""
+    return any(
+        part.get("config", {}).get("extra_fields_behavior") == "allow" for part in _parts(schema, of_functions=True)
+    )
+
+
+def has_functions(schema: CoreSchema) -> bool:
+    """Return whether functions of the program check or change values of a type, or parts of them."""
+    return any(part["type"].startswith("function-") for part in _parts(schema, of_functions=True))
+
+
+def has_models(schema: CoreSchema) -> bool:
+    """Return whether values of a type have models or dataclasses in them."""
+    return any(part["type"] in ("model", "dataclass") for part in _parts(schema, of_functions=True))
+
+
+def unreadable_part(schema: CoreSchema) -> str | None:
+    """Return which part of a type is certainly not read back from its JSON, and the remedy; None if none is known."""
+    return next((problem for part in _parts(schema) if (problem := _problem(part)) is not None), None)
+
+
+def _problem(schema: Mapping[str, Any]) -> str | None:
+    kind = schema["type"]
+    if kind == "dict":
+        key = _inner(schema.get("keys_schema", _ANY))["type"]
+        return (
+            None if key not in _NO_KEY else f"a key of a JSON object is text, and not {_NO_KEY[key]}; use text as keys"
+        )
+    fields: Mapping[str, Any] | list[Any] = schema.get("fields", ())
+    if kind == "model-fields" and isinstance(fields, Mapping):
+        excluded = [name for name, field in fields.items() if _is_lost(field)]
+        owner = schema.get("model_name", "")
+    elif kind == "dataclass-args" and isinstance(fields, list):
+        excluded = [field["name"] for field in fields if _is_lost(field)]
+        owner = schema.get("dataclass_name", "")
+    else:
+        return None
+    if not excluded:
+        return None
+    return f"field {excluded[0]!r} of {owner} is excluded from what is stored and has no default; give it one"
+
+
+def _is_lost(field: Mapping[str, Any]) -> bool:
+    """Return whether a field is never written, and cannot be missing."""
+    return bool(field.get("serialization_exclude")) and field.get("init", True) and field["schema"]["type"] != "default"
+
+
+def _inner(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema below wrappers."""
+    while schema["type"] in ("nullable", "default"):
+        schema = schema["schema"]
+    return schema
+
+
+def _parts(schema: object, *, of_functions: bool = False) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema and all schemas in it.
+
+    of_functions: also those of values that a function of the program serialises or reads.
+    """
+    if isinstance(schema, Mapping):
         if isinstance(schema.get("type"), str):
+            if not of_functions and ("serialization" in schema or schema["type"] in _FUNCTIONS):
+                return
             yield schema
-        for name, value in schema.items():
-            if name not in _OTHER and isinstance(value, dict | list | tuple):
-                yield from _parts(value)
+        for name, part in schema.items():
+            if name not in ("metadata", "serialization", "default", "expected", "config", "cls"):
+                yield from _parts(part, of_functions=of_functions)
     elif isinstance(schema, list | tuple):
-        for item in schema:
-            if isinstance(item, dict | list | tuple):
-                yield from _parts(item)
-
-
-def _fields(part: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    fields = part.get("fields")
-    if isinstance(fields, dict):
-        return list(fields.items())
-    return [(field["name"], field) for field in fields or () if isinstance(field, dict)]
-
-
-def _is_required(field: dict[str, Any]) -> bool:
-    has_default = field.get("schema", {}).get("type") == "default"
-    return not has_default and bool(field.get("required", True)) and bool(field.get("init", True))
+        for part in schema:
+            yield from _parts(part, of_functions=of_functions)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel
 
-from ...queues.plain_json import encodable
 from ..resume_warning import warn_once
 
-__all__ = ["Misread", "find_misread", "is_equal", "warn_of_losses"]
+__all__ = ["Misread", "find_misread", "is_equal", "is_same", "losses", "warn_of_losses"]
 
 
 Place: TypeAlias = tuple[int | str, ...]
@@ -56,104 +58,119 @@ def warn_of_losses(what: str, checked: Any, decoded: Any) -> None:
 
     what: whose value it is, for the warning. Raises `ResumeWarning` where warnings are errors.
     """
-    if is_equal(checked, decoded):
-        return
-    comparison = _Comparison()
-    comparison.visit(checked, decoded, ())
-    for loss in comparison.losses:
-        warn_once(f"{what}: {loss}")
-
-
-def find_misread(what: str, checked: Any, decoded: Any) -> Misread | None:
-    """Return the first value that was read back as another member of a union. Warns as `warn_of_losses`."""
-    comparison = _Comparison()
-    comparison.visit(checked, decoded, ())
-    if comparison.misread is None:
-        for loss in comparison.losses:
+    if not is_equal(checked, decoded):
+        for loss in losses(checked, decoded):
             warn_once(f"{what}: {loss}")
-    return comparison.misread
 
 
-_SEQUENCES: Final = (list, tuple)
-_NUMBERS: Final = (int, float)
-
-
-class _Comparison:
-    """A walk through a value and what it was read back as. losses: texts for warnings."""
-
-    def __init__(self) -> None:
-        self.losses: dict[str, None] = {}
-        self.misread: Misread | None = None
-
-    def visit(self, checked: Any, decoded: Any, place: Place) -> None:
-        if checked is decoded:
-            return
-        if isinstance(checked, Mapping) and isinstance(decoded, Mapping):
-            self._visit_items(checked.values(), decoded.values(), place)
-        elif isinstance(checked, _SEQUENCES) and isinstance(decoded, _SEQUENCES):
-            self._visit_items(checked, decoded, place)
-        elif _is_collection(checked) and _is_collection(decoded):
-            return  # an order to compare their items by does not exist
-        elif type(checked) is type(decoded) or _is_subclass(checked, decoded):
-            self._visit_attributes(checked, decoded, place)
-        elif self.misread is None and not (isinstance(checked, _NUMBERS) and isinstance(decoded, _NUMBERS)):
-            self.misread = Misread(place, _name(checked), _name(decoded))
-
-    def _visit_items(self, checked: Iterable[Any], decoded: Iterable[Any], place: Place) -> None:
-        for at, (item, kept) in enumerate(zip(checked, decoded, strict=False)):
-            self.visit(item, kept, (*place, at))
-
-    def _visit_attributes(self, checked: Any, decoded: Any, place: Place) -> None:
-        attributes = _attributes(decoded)
-        if attributes is None:
-            return
-        if type(checked) is not type(decoded):
-            lacking = ", ".join(sorted((_attributes(checked) or {}).keys() - attributes.keys()))
-            self._lose(
-                f"{_name(checked)} is stored as the declared {_name(decoded)}"
-                f"{f', without {lacking}' if lacking else ''}; declare a union of the classes with a discriminator"
-            )
-        private = getattr(checked, "__pydantic_private__", None) or {}
-        lost = [name for name, value in private.items() if not is_equal(value, _private(decoded, name))]
-        if lost:
-            self._lose(f"private attributes of {_name(checked)} are not stored: {', '.join(sorted(lost))}")
-        for name, kept in attributes.items():
-            value = getattr(checked, name, None)
-            if _attributes(kept) is None and type(value) is type(kept) and not isinstance(kept, _COMPARED_BY_ITEM):
-                if not (is_equal(value, kept) or is_equal(encodable(value), encodable(kept))):
-                    self._lose(
-                        f"field {name!r} of {_name(checked)} is read back with another value: it has init=False or "
-                        "exclude=True, or a validator changes what it has returned"
-                    )
-            else:
-                self.visit(value, kept, (*place, name))
-
-    def _lose(self, loss: str) -> None:
-        self.losses[loss] = None
-
-
-_COMPARED_BY_ITEM: Final = (Mapping, *_SEQUENCES)
-
-
-def _attributes(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a model or a dataclass, None for any other value."""
-    if isinstance(value, BaseModel):
-        return dict(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+def find_misread(checked: Any, decoded: Any, place: Place = ()) -> Misread | None:  # noqa: PLR0911 - one per kind
+    """Return the first value that was read back as another member of a union."""
+    if checked is decoded:
+        return None
+    if isinstance(checked, Mapping) and isinstance(decoded, Mapping):
+        return _find_in(checked.values(), decoded.values(), place)
+    if isinstance(checked, _SEQUENCES) and isinstance(decoded, _SEQUENCES):
+        return _find_in(checked, decoded, place)
+    if isinstance(checked, _COLLECTIONS) and isinstance(decoded, _COLLECTIONS):
+        return None  # without an order to compare their items by
+    if type(checked) is not type(decoded) and not _is_subclass(checked, decoded):
+        if isinstance(checked, _NUMBERS) and isinstance(decoded, _NUMBERS):
+            return None
+        return Misread(place, _name(checked), _name(decoded))
+    for name, kept in _attributes(decoded).items():
+        if (found := find_misread(getattr(checked, name, None), kept, (*place, name))) is not None:
+            return found
     return None
 
 
-def _private(decoded: Any, name: str) -> Any:
-    return (getattr(decoded, "__pydantic_private__", None) or {}).get(name)
+def _find_in(checked: Iterable[Any], decoded: Iterable[Any], place: Place) -> Misread | None:
+    for at, (item, kept) in enumerate(zip(checked, decoded, strict=False)):
+        if (found := find_misread(item, kept, (*place, at))) is not None:
+            return found
+    return None
 
 
-def _is_collection(value: Any) -> bool:
-    return isinstance(value, (*_SEQUENCES, AbstractSet)) or type(value).__name__ == "deque"
+_SEQUENCES: Final = (list, tuple)
+_COLLECTIONS: Final = (*_SEQUENCES, AbstractSet, deque)
+_NUMBERS: Final = (int, float)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the fields of a model or a dataclass; of any other value, none."""
+    if isinstance(value, BaseModel):
+        return dict(value)
+    if _is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    return {}
 
 
 def _is_subclass(checked: Any, decoded: Any) -> bool:
-    return _attributes(decoded) is not None and isinstance(checked, type(decoded))
+    return (isinstance(decoded, BaseModel) or _is_dataclass(decoded)) and isinstance(checked, type(decoded))
+
+
+def _name(value: Any) -> str:
+    return type(value).__qualname__
+
+
+def losses(value: Any, read: Any) -> Iterator[str]:
+    """Yield what a value has that its JSON does not: fields of a subclass, private attributes, excluded fields."""
+    if isinstance(value, BaseModel) and isinstance(read, BaseModel):
+        fields = type(value).model_fields
+        lost = [name for name in fields if name not in type(read).model_fields]
+        lost += [name for name, field in fields.items() if field.exclude and not _is_same_part(value, read, name)]
+        private, other = value.__pydantic_private__ or {}, read.__pydantic_private__ or {}
+        lost += [name for name, part in private.items() if name not in other or not is_same(part, other[name])]
+        yield from _lost(value, read, lost)
+        for name in fields.keys() & type(read).model_fields.keys():
+            yield from losses(getattr(value, name, None), getattr(read, name, None))
+    elif _is_dataclass(value) and _is_dataclass(read):
+        known = {field.name for field in dataclasses.fields(read)}
+        names = [(field.name, field.init) for field in dataclasses.fields(value)]
+        lost = [name for name, init in names if name not in known or not (init or _is_same_part(value, read, name))]
+        yield from _lost(value, read, lost)
+        for name in [name for name, _ in names if name in known]:
+            yield from losses(getattr(value, name, None), getattr(read, name, None))
+    elif isinstance(value, Mapping) and isinstance(read, Mapping):
+        for part, other in zip(value.values(), read.values(), strict=False):
+            yield from losses(part, other)
+    elif isinstance(value, list | tuple) and isinstance(read, list | tuple):
+        for part, other in zip(value, read, strict=False):
+            yield from losses(part, other)
+
+
+def _lost(value: object, read: object, names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield f"{type(value).__name__} is read as {type(read).__name__}, without {', '.join(sorted(names))}"
+
+
+def _is_dataclass(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_same_part(value: object, read: object, name: str) -> bool:
+    """Return whether two objects have the same value under a name."""
+    return is_same(getattr(value, name, None), getattr(read, name, None))
+
+
+def is_same(value: Any, read: Any) -> bool:
+    """Return whether two values are of the same types and equal, where NaN is equal to itself."""
+    return type(value) is type(read) and _is_same(value, read)
+
+
+def _is_same(value: Any, read: Any) -> bool:  # noqa: PLR0911 - one for each kind of value
+    if isinstance(value, BaseModel):
+        return is_same(value.__dict__, read.__dict__) and is_same(value.__pydantic_extra__, read.__pydantic_extra__)
+    if isinstance(value, Mapping):
+        return value.keys() == read.keys() and all(is_same(part, read[key]) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return len(value) == len(read) and all(map(is_same, value, read))
+    if _is_dataclass(value):
+        return all(_is_same_part(value, read, field.name) for field in dataclasses.fields(value))
+    if isinstance(value, datetime):  # equal times may be in different zones
+        return bool(value == read and value.tzinfo == read.tzinfo)
+    if isinstance(value, float) and math.isnan(value):
+        return math.isnan(read)
+    return bool(value == read)
 
 
 def is_equal(value: Any, other: Any) -> bool:
@@ -162,7 +179,3 @@ def is_equal(value: Any, other: Any) -> bool:
         return bool(value == other)
     except Exception:  # noqa: BLE001 - an array has no single truth value
         return False
-
-
-def _name(value: Any) -> str:
-    return type(value).__qualname__

@@ -14,8 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticSerializationError
 
-from ...queues import lost_number
-from ...queues.json_form import as_json, encodable, is_encodable_otherwise
+from ...queues.json_form import as_json, encodable, is_encodable_otherwise, lost_number
 
 __all__ = ["BUILT_IN", "Count", "Event", "built_in"]
 
@@ -64,7 +63,8 @@ class Event(BaseModel):
         except PydanticSerializationError as error:
             if not is_encodable_otherwise(error):
                 raise
-            return encodable(self).to_json()
+            clean: Self = encodable(self)
+            return clean.to_json()
         if lost_number(dict(self), data) is not None:  # of a model in it, which has a configuration of its own
             return as_json(self.model_dump(mode="json", exclude={"type"}, exclude_defaults=True))
         return data

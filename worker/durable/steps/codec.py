@@ -21,7 +21,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ....queues import Redaction
-from ....queues.plain_json import is_exact, plain_json
+from ....queues.json_form import as_json, is_exact
 from ...errors import ResultMismatch, UnserialisableResult
 from ...errors.validation import first_problem
 from ...resume_warning import warn_once
@@ -72,7 +72,7 @@ class Codec:
         """Return the result as JSON, and validated. Raises `UnserialisableResult`."""
         try:
             if self._type is None:
-                return plain_json(value), value
+                return as_json(value), value
             checked = self._type.validate(value)
             return self._type.write(checked, secrets=self._secrets), checked
         except ValidationError as error:
@@ -100,10 +100,10 @@ class Codec:
             problem = f"its JSON does not fit {self.type_name}: {first_problem(error)}; {_REMEDY}"
             raise UnserialisableResult(f"{what} {name!r}", problem, data) from None
         if self._type.unions:
-            misread = find_misread(f"{what} {name!r}", checked, decoded)
+            misread = find_misread(checked, decoded)
             if misread is not None:
                 raise UnserialisableResult(f"{what} {name!r}", str(misread), data, misread)
-        elif self._type.has_models:
+        if self._type.has_models:
             warn_of_losses(f"{what} {name!r}", checked, decoded)
         return decoded
 

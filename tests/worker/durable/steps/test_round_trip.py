@@ -17,7 +17,7 @@ from perdure import App, Context, InvalidArguments, ResumeWarning, Retry, Settin
 from perdure.deadletter import Replay, replay
 from perdure.worker.durable import Codec, codec_of
 from perdure.worker.errors import ResultMismatch, StepDefinitionError, TaskDefinitionError, UnserialisableResult
-from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, PrivateAttr, computed_field, field_validator
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, PrivateAttr, computed_field
 from pydantic.alias_generators import to_camel
 
 from tests.support.workers import bounded, letter, recorded_steps, work_off
@@ -55,6 +55,7 @@ class Dog(BaseModel):
 
 class Holder(BaseModel):
     pets: list[Cat | Dog]
+    base: Base | None = None
 
 
 class Ordered(BaseModel):
@@ -90,15 +91,6 @@ class Excluded(BaseModel):
 class WithPrivate(BaseModel):
     text: str
     _request_id: str = PrivateAttr("none")
-
-
-class Scaled(BaseModel):
-    cents: int
-
-    @field_validator("cents", mode="before")
-    @classmethod
-    def scale(cls, value: int) -> int:
-        return value * 100
 
 
 class Loss(BaseModel):
@@ -189,10 +181,10 @@ def test_a_result_of_a_closed_type_stays_the_same_object() -> None:
 
 
 LOSSES = [
-    (Base, Derived(), r"Derived is stored as the declared Base, without extra"),
-    (WithPrivate, with_private(), r"private attributes of WithPrivate are not stored: _request_id"),
-    (Totals, with_total(), r"field 'total' of Totals is read back with another value"),
-    (list[Scaled], [Scaled(cents=2)], r"field 'cents' of Scaled is read back with another value"),
+    (Base, Derived(), "Derived is read as Base, without extra"),
+    (WithPrivate, with_private(), "WithPrivate is read as WithPrivate, without _request_id"),
+    (list[Totals], [with_total()], "Totals is read as Totals, without total"),
+    (Holder, Holder(pets=[Cat(name="Tom")], base=Derived()), "Derived is read as Base, without extra"),
 ]
 
 
@@ -420,8 +412,8 @@ async def test_types_that_no_value_survives_are_refused_when_they_are_declared(a
         raise AssertionError
 
     for handler, text in [
-        (excluded, "parameter 'given': field 'token' has exclude=True"),
-        (pairs, "key of type tuple"),
+        (excluded, "parameter 'given': field 'token' of Excluded is excluded"),
+        (pairs, "a key of a JSON object is text, and not a tuple"),
     ]:
         with pytest.raises(TaskDefinitionError, match=text):
             app.task(handler)  # type: ignore[call-overload]
