@@ -64,6 +64,27 @@ async def test_an_agent_survives_four_kills_with_progress_between_them(
     assert (found.crashes, found.paused_since) == (0, 0)
 
 
+@pytest.mark.parametrize("kills", [4, 7])
+async def test_a_burst_ends_after_the_last_suspect_has(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path, kills: int
+) -> None:
+    """The last kills hit quarantine processes, when the ordinary worker has found the queue empty and has exited."""
+    agent = await producer.enqueue(
+        "climbing", {"goal": "up", "folder": str(tmp_path), "steps": 5 * kills + 2}, queue="supervised"
+    )
+    supervisors.run("--processes", "1", "--burst")
+    killed = []
+    for number in range(5, 5 * kills + 1, 5):
+        line = await supervisors.journal.line("begin", f"{agent.id}:{number}")
+        os.kill(line.pid, signal.SIGKILL)
+        killed.append(line.pid)
+        (tmp_path / str(number)).touch()
+    assert await supervisors.ended() == 0
+    record = await agent.record()
+    assert (record.state, record.attempts, record.crashes) == (State.SUCCEEDED, 1, kills)
+    assert len(set(killed)) == kills
+
+
 async def test_kills_of_a_child_that_settles_tasks_between_them_pause_nothing(
     supervisors: Supervisors, producer: Producer
 ) -> None:

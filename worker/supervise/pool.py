@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
@@ -165,13 +165,24 @@ class WorkerPool:
             background.start_soon(self._reload_on_request)
             if not self._burst:
                 background.start_soon(self._children.keep_spare)
-            async with anyio.create_task_group() as slots:
-                for slot in self._slots:
-                    slots.start_soon(slot.run)
-            while not self._quarantine.idle:  # noqa: ASYNC110 - state of several children, without one event
-                await anyio.sleep(self._burst_poll)
+            await self._run_slots(self._slots)
+            ended = 0
+            while self._quarantine.ended > ended and not self._registry.state.paused:
+                # What a quarantine child left behind (a task after a crash, or for a retry) needs an ordinary child.
+                ended = self._quarantine.ended
+                await self._run_slots(self._slots[:1])
             background.cancel_scope.cancel()
         return 1 if self._registry.state.paused else 0
+
+    async def _run_slots(self, slots: Sequence[WorkerSlot]) -> None:
+        """Keep slots filled; in a burst, until their children have found nothing more and no quarantined task runs."""
+        async with anyio.create_task_group() as running:
+            for slot in slots:
+                running.start_soon(slot.run)
+        while not self._quarantine.idle or (self._quarantine.unmet and not self._registry.state.paused):
+            if self._quarantine.idle:
+                self._quarantine.scale_up(1)  # the last start failed; the next one comes after its delay
+            await anyio.sleep(self._burst_poll)
 
     def on_message(self, child: Child, kind: str) -> None:
         if kind in ("begins", "survived", "ends", "idle"):

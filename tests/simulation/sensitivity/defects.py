@@ -25,7 +25,10 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "a settled delivery is forgotten": (("return last[1] == fence_text() and last[2] == ARGV[2]", "return false"),),
     "leases are not restarted": (("if not last or math.abs(now - last) > lease / 2 then\n    start = '-'\n  end", ""),),
     "claims while leases are left to restart": (("if restarting then", "if false then"),),
-    "a worker claims what it runs": (("if page[at][2] == ARGV[2] and not unknown[entry] then", "if false then"),),
+    "a worker claims what it runs": (("if page[at][2] == worker and not unknown[entry] then", "if false then"),),
+    "a worker claims what it runs by XAUTOCLAIM": (
+        ("if not redis.call('XPENDING', stream, group, '-', '+', 1, worker)[1] then", "if true then"),
+    ),
 }
 """Defects that earlier versions of the scripts had, each as parts of scripts and what they were."""
 

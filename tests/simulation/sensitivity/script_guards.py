@@ -120,7 +120,14 @@ FINDINGS_OF_SCRIPTS: Final = (
     ),
     Finding(
         "queues/lua/claim.lua",
-        "page[at][2] == ARGV[2] and not unknown[entry]",
+        "not redis.call('XPENDING', stream, group, '-', '+', 1, worker)[1]",
+        "XAUTOCLAIM would take own entries",
+        Kind.RARE,
+        "a run of `test_defects.py` finds it",
+    ),
+    Finding(
+        "queues/lua/claim.lua",
+        "page[at][2] == worker and not unknown[entry]",
         "an own entry is left out",
         Kind.RARE,
         "a run of `test_defects.py` finds it",

@@ -58,11 +58,18 @@ class QuarantinePool:
         self._failures = 0
         self._changed = anyio.Event()
         self._wanted = 0
+        self._exited: list[Child] = []
+        self.unmet = False
+        """Whether the last child failed to start, and none has looked for a quarantined task since."""
+        self.ended = 0
+        """Number of quarantined tasks whose runs have ended here, in whatever way."""
 
     @property
     def idle(self) -> bool:
-        """Whether no quarantined task runs here or is about to."""
-        return not self._starting and not self._wanted and all(child.idle for child in self._children)
+        """Whether no quarantined task runs here or is about to, and none is still to be released after a crash."""
+        self._exited = [child for child in self._exited if not child.handled.is_set()]
+        starting = self._starting or self._wanted
+        return not starting and not self._exited and all(child.idle for child in self._children)
 
     async def run(self) -> None:
         """Start and terminate children as needed."""
@@ -78,6 +85,7 @@ class QuarantinePool:
         """Ask idle children to check the quarantine, and start more, for at least this number of tasks."""
         free = [child for child in self._children if not child.busy and not child.stop_requests]
         for child in free[:tasks]:
+            child.idle_since = RUNTIME.monotonic()  # else it might be terminated before it has looked
             child.check_quarantine()
         # Start few at a time: a child that finds more tasks than it can run reports that, and more are started.
         few = RUNTIME.cpus()
@@ -94,12 +102,15 @@ class QuarantinePool:
 
     def on_message(self, child: Child, kind: str) -> None:
         """Note that a child started or ended a task, that its task has survived, or that it found none."""
+        self.unmet = self.unmet and kind not in ("begins", "idle")
         if kind == "begins":
             self._failures = 0
         elif kind == "survived":
             self.scale_up(1)  # others may have waited for its place
-        elif kind == "ends" and not child.busy and (child.outdated or self._excess > 0):
-            self._terminate_once(child)
+        elif kind == "ends":
+            self.ended += 1
+            if not child.busy and (child.outdated or self._excess > 0):
+                self._terminate_once(child)
         child.idle_since = RUNTIME.monotonic()
         self._changed.set()
 
@@ -108,6 +119,8 @@ class QuarantinePool:
         if child not in self._children:  # it is starting: `_start_after_delay` sees its exit
             return
         self._children.remove(child)
+        self._exited.append(child)
+        self.ended += child.busy
         if child.crashed and not child.busy and not child.stop_requests:
             self._failures += 1  # it ran no task that could have caused the crash
             self.scale_up(1)  # it was to look for a task
@@ -139,6 +152,7 @@ class QuarantinePool:
                 self._children.append(child)
             else:
                 self._failures += 1
+                self.unmet = True
                 delay = self._restart_delay(self._failures)
                 logger.error("a quarantine worker failed to start; next try in {:g} s", delay)
         finally:
