@@ -128,7 +128,8 @@ class TaskHandle(Generic[R]):
     async def result(self, timeout: Moment | None = None) -> R:
         """Wait for the result and return it. If the task has a successor, return that one's result.
 
-        Waits for a notification. Retries while Redis is unavailable.
+        Waits for a notification. Retries while Redis is unavailable, and for 30 s while it refuses the password, which
+        may be rotated meanwhile.
 
         Args:
             timeout: Seconds or a timedelta to wait, or a datetime until which to wait; None for ever.
@@ -140,6 +141,7 @@ class TaskHandle(Generic[R]):
             TaskNotFound: There is no record.
             DecryptionError: The result is encrypted, and the key is missing.
             LargeValueLost: A part of a large result is missing.
+            Refused: Redis refuses the user or password for longer.
         """
         started = RUNTIME.monotonic()
         timeout = None if timeout is None else seconds_until(timeout, "timeout")

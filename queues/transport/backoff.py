@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
+from redis.exceptions import AuthenticationError
 
-from ..errors import NotOpen, Unavailable
+from ..errors import NotOpen, Refused, Unavailable
 from ..runtime import RUNTIME
 
 __all__ = ["Backoff", "jittered", "retry_while_unavailable"]
 
 T = TypeVar("T")
+
+CREDENTIALS_PATIENCE: Final = 30.0
+"""Seconds for which an act is repeated while Redis refuses the user or password: they may just be being rotated."""
 
 
 def jittered(seconds: float, jitter: float = 0.5) -> float:
@@ -53,7 +57,8 @@ async def retry_while_unavailable(
 ) -> T:
     """Repeat an act while Redis is unavailable, and return its result; the caller's cancellation ends the loop.
 
-    A connection that this process has closed ends it, too (`NotOpen`).
+    A connection that this process has closed ends it, too (`NotOpen`). A Redis that refuses the credentials counts as
+    unavailable for `CREDENTIALS_PATIENCE` seconds; then `Refused` is raised.
 
     The act must be repeatable. A fenced write is: once another worker has the task, the fence refuses it.
 
@@ -61,13 +66,28 @@ async def retry_while_unavailable(
         on_wait: called with the error before each wait, such as to log it.
     """
     delays: Iterator[float] | None = None
+    refused_since: float | None = None
     while True:
         try:
             return await act()
         except NotOpen:
             raise
         except Unavailable as error:
-            if on_wait is not None:
-                on_wait(error)
+            refused_since, reason = None, error
+        except Refused as error:
+            if not _refuses_credentials(error):
+                raise
+            refused_since = RUNTIME.monotonic() if refused_since is None else refused_since
+            if RUNTIME.monotonic() - refused_since >= CREDENTIALS_PATIENCE:
+                raise
+            reason = Unavailable(str(error))
+        if on_wait is not None:
+            on_wait(reason)
         delays = delays or backoff.delays()
         await anyio.sleep(next(delays))
+
+
+def _refuses_credentials(error: Refused) -> bool:
+    """Return whether the user or password was refused, in the handshake or later, and not only one command of it."""
+    cause = error.__cause__
+    return any(isinstance(found, AuthenticationError) for found in (cause, cause and cause.__cause__))

@@ -6,7 +6,10 @@ from collections.abc import Awaitable, Callable
 from itertools import islice
 
 import pytest
+import redis
 from perdure.queues import Backoff, Refused, Unavailable, jittered, retry_while_unavailable
+from perdure.queues.transport import backoff, translated
+from redis.exceptions import AuthenticationError
 
 QUICK = Backoff(first=0.001, longest=0.001)
 
@@ -47,3 +50,32 @@ async def test_any_other_error_is_raised_at_once() -> None:
     with pytest.raises(Refused):
         await retry_while_unavailable(failing([Refused("no")]), on_wait=waits.append, backoff=QUICK)
     assert waits == []
+
+
+def refusal(*, in_handshake: bool) -> Refused:
+    """Return the error of a command while the password is wrong."""
+    wrong = AuthenticationError("NOAUTH Authentication required.")
+    error: Exception = wrong
+    if in_handshake:
+        error = redis.ConnectionError("could not connect")
+        error.__cause__ = wrong
+    with pytest.raises(Refused) as raised, translated("redis://server"):
+        raise error
+    return raised.value
+
+
+@pytest.mark.parametrize("in_handshake", [False, True])
+async def test_refused_credentials_count_as_unavailable(in_handshake: bool) -> None:
+    refused = refusal(in_handshake=in_handshake)
+    waits: list[Unavailable] = []
+    assert await retry_while_unavailable(failing([refused, refused]), on_wait=waits.append, backoff=QUICK) == "done"
+    assert [str(error) for error in waits] == [str(refused)] * 2
+
+
+async def test_credentials_that_stay_refused_are_an_error_that_names_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backoff, "CREDENTIALS_PATIENCE", 0.01)
+    refused = refusal(in_handshake=False)
+    with pytest.raises(Refused, match=r"^redis://server refused the credentials: NOAUTH Authentication required"):
+        await retry_while_unavailable(failing([refused] * 1000), backoff=QUICK)
