@@ -403,7 +403,8 @@ def _add(held: dict[str, Any], before: dict[str, Any], after: dict[str, Any], re
 def _settled(held: Any, new: Any) -> Any:
     """Return `new`, in the list, dict or step of the plan that is held in its place."""
     if isinstance(held, PlanStep) and isinstance(new, PlanStep):  # its progress is stored apart
-        held.__dict__.update({name: _settled(held.__dict__.get(name), part) for name, part in new.__dict__.items()})
+        fields = vars(held)
+        fields |= {name: _settled(fields.get(name), part) for name, part in vars(new).items()}
         held.__pydantic_extra__ = new.__pydantic_extra__
         return held
     if type(held) is not type(new):

@@ -58,15 +58,16 @@ class Event(BaseModel):
 
     def to_json(self) -> bytes:
         """Return the event's data as JSON: all fields but its type, without those that have their default."""
+        event = self
         try:
             data = self.model_dump_json(exclude={"type"}, exclude_defaults=True).encode()
         except PydanticSerializationError as error:
             if not is_encodable_otherwise(error):
                 raise
-            clean: Self = encodable(self)
-            return clean.to_json()
-        if lost_number(dict(self), data) is not None:  # of a model in it, which has a configuration of its own
-            return as_json(self.model_dump(mode="json", exclude={"type"}, exclude_defaults=True))
+            event = encodable(self)
+            data = event.model_dump_json(exclude={"type"}, exclude_defaults=True).encode()
+        if lost_number(dict(event), data) is not None:  # of a model in it, which has a configuration of its own
+            return as_json(event.model_dump(mode="json", exclude={"type"}, exclude_defaults=True))
         return data
 
     def as_read(self, data: bytes) -> Self:

@@ -299,7 +299,7 @@ async def test_what_utf_8_and_json_lack_is_stored_by_every_call_and_read_the_sam
     async def tell(ctx: Context) -> list[Any]:
         await ctx.decide(half, reasoning=half, alternatives=[half])
         await ctx.discover(half, source=half)
-        call = ToolCall(id="c", name=half, arguments={half: [float("nan"), float("inf")]})
+        call = ToolCall(id="c", name=half, arguments={half: [float("nan"), float("inf")], f"{half}b": float("nan")})
         added = await ctx.add_message("assistant", half, tool_calls=[call], reasoning=[{"score": float("nan")}])
         await ctx.record_event(Measured(reading=Reading.model_construct(value=float("nan"), note=half)))
         await ctx.send(ctx.task_id, {half: float("nan")})
@@ -321,7 +321,10 @@ async def test_what_utf_8_and_json_lack_is_stored_by_every_call_and_read_the_sam
     assert "\ud83d" not in repr(seen)
     events = {event.type: event.data for event in reversed(await history(handle))}
     assert events["decided"] == {"choice": "a\ufffd", "reasoning": "a\ufffd", "alternatives": ["a\ufffd"]}
-    assert events["message_added"]["message"]["tool_calls"][0]["arguments"] == {"a\ufffd": ["NaN", "Infinity"]}
+    assert events["message_added"]["message"]["tool_calls"][0]["arguments"] == {
+        "a\ufffd": ["NaN", "Infinity"],
+        "a\ufffdb": "NaN",
+    }
     assert events["measured"]["reading"] == {"value": "NaN", "note": "a\ufffd"}
     measured = next(parse_event(event) for event in await history(handle) if event.type == "measured")
     assert isinstance(measured, Measured) and math.isnan(measured.reading.value)
