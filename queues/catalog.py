@@ -18,6 +18,7 @@ import orjson
 from .defaults import nearest
 from .errors import CatalogError
 from .keys import Namespace
+from .presence import WorkerInfo
 from .transport import Gateway
 
 __all__ = ["CATALOG_REFRESH", "AppEntry", "Catalog", "CatalogTask", "publish_entry", "read_catalog"]
@@ -126,6 +127,13 @@ class Catalog:
             )
         hint = self.hint(name) or "; start its worker, or name its queue"
         raise CatalogError(f"could not find task {name!r}: no worker has published it{hint}")
+
+    def offered_by(self, workers: Sequence[WorkerInfo]) -> set[str] | None:
+        """Return the names of the tasks that these workers have; None if the entry of one of them is not known."""
+        entries = {(worker.app, worker.catalog) for worker in workers}
+        if not entries <= {(task.app, task.version) for task in self.all_versions}:
+            return None
+        return {task.name for task in self.all_versions if (task.app, task.version) in entries}
 
     def hint(self, name: str) -> str:
         """Return a question for the end of a sentence about an unknown name; empty without a similar one."""

@@ -196,7 +196,7 @@ def gc(
     *,
     grace: Annotated[
         float,
-        in_duration("Keep artifacts that were saved within this time: 24h, 30min, 7d, or seconds.", "24h"),
+        in_duration("Keep artifacts that were saved within this time: 24h, 30m, 7d, or seconds.", default="24h"),
     ] = 86_400.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")

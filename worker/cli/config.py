@@ -56,7 +56,7 @@ async def set_(
     name: NameArgument,
     value: Annotated[
         float,
-        typer.Argument(metavar="TIME", parser=read_duration, help="Such as 30, 30s, 12h or 7d.", show_default=False),
+        typer.Argument(metavar="DURATION", parser=read_duration, help="Such as 30, 30s or 12h.", show_default=False),
     ],
     *,
     json: AsJson = False,

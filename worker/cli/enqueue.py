@@ -39,10 +39,10 @@ from ...queues import (
 )
 from ...queues.security import names_beside, path_exists
 from ..errors.validation import first_problem
-from .support.connection import connected, warn_unserved
+from .support.connection import connected, redis_now, warn_unserved
 from .support.errors import Failed, Misuse
 from .support.input_file import opened
-from .support.options import in_seconds, read_app, read_object, read_queue, read_task_id
+from .support.options import Delay, in_duration, read_app, read_delay, read_object, read_queue, read_task_id
 from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
 __all__ = ["Defaults", "Item", "check", "enqueue", "items", "make_message", "problem", "resolve_queue"]
@@ -56,7 +56,7 @@ class Defaults:
 
     task: str | None
     queue: str | None
-    delay: float
+    delay: Delay
     key: str | None
     options: Options
     payload_limit: int
@@ -71,8 +71,9 @@ class Defaults:
 class Item:
     """One task with its queue and delay."""
 
+    task: str
     queue: str
-    delay: float
+    delay: Delay
     message: TaskMessage
 
 
@@ -211,7 +212,7 @@ def _item(text: bytes, defaults: Defaults) -> Item:
         task, line.args, defaults, task_id=line.id, key=key, headers=line.headers, tags=line.tags, app=app
     )
     queue = resolve_queue(task, line.queue or defaults.queue, app, message.arguments, defaults.catalog)
-    return Item(queue, defaults.delay if line.delay is None else line.delay, message)
+    return Item(task, queue, defaults.delay if line.delay is None else Delay(line.delay), message)
 
 
 class Durability(StrEnum):
@@ -240,7 +241,12 @@ async def enqueue(
             metavar="NAME", parser=read_app, help="App whose workers run the task; by default any that has the task."
         ),
     ] = None,
-    delay: Annotated[float, in_seconds("Time before the task may run.")] = 0.0,
+    delay: Annotated[
+        Delay | None,
+        typer.Option(
+            metavar="TIME", parser=read_delay, help="Time before the task may run: 90, 15m, 2h; or 2026-11-22T18:00Z."
+        ),
+    ] = None,
     file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Enqueue the tasks of this file of JSON lines; - for stdin.")
     ] = None,
@@ -262,14 +268,14 @@ async def enqueue(
     ] = None,
     timeout: Annotated[
         float | None,
-        in_seconds("Time limit of one attempt.", positive=True),
+        in_duration("Time limit of one attempt.", positive=True),
     ] = None,
     max_attempts: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Attempts before the task becomes a dead letter.")
     ] = None,
     result_ttl: Annotated[
         float | None,
-        in_seconds("Time for which the outcome is kept.", positive=True),
+        in_duration("Time for which the outcome is kept.", positive=True),
     ] = None,
     secret: Annotated[
         list[str] | None,
@@ -304,7 +310,8 @@ async def enqueue(
         raise Misuse(problem(error)) from None
     secrets = tuple(tuple(name.split(".")) for name in secret or ())
     limits = producer.payload_limit, producer.large_limit
-    defaults = Defaults(task, queue, delay, key, options, *limits, await producer.catalog(), secrets, tag or (), app)
+    catalog, starts = await producer.catalog(), delay or Delay()
+    defaults = Defaults(task, queue, starts, key, options, *limits, catalog, secrets, tag or (), app)
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
         await _send_one(producer, defaults, args, task_id, replicated, json)
@@ -337,7 +344,7 @@ async def _send_one(
         raise Misuse(problem(error)) from None
     queue = resolve_queue(defaults.task, defaults.queue, defaults.app, message.arguments, defaults.catalog)
     handles: list[TaskHandle[Any]] = await producer.send(
-        [message], queue=queue, delay=defaults.delay, durability=durability
+        [message], queue=queue, delay=await _seconds(producer, defaults.delay), durability=durability
     )
     (handle,) = handles
     if json:
@@ -349,24 +356,24 @@ async def _send_one(
         note(f"task {message.id} exists already on queue {queue}, and is {state}: nothing was enqueued")
     elif not json:
         note(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
-    await warn_unserved(producer, {queue}, defaults.app)
+    await warn_unserved(producer, {queue: {defaults.task}}, defaults.catalog, app=defaults.app)
 
 
 async def _send_file(
     producer: Producer, defaults: Defaults, path: str, durability: Replicated | None, json: bool
 ) -> None:
     """Send tasks in the order of the lines; print each id after its task is stored."""
-    queues: set[str] = set()
+    sent_to: dict[str, set[str]] = {}
     existed = 0
     with opened(path) as file:
         count = check(file, defaults)
         with Bar("enqueuing", count) as bar:
             for (queue, delay), run in groupby(items(file, defaults), key=attrgetter("queue", "delay")):
-                queues.add(queue)
+                names = sent_to.setdefault(queue, set())
                 sent: list[TaskHandle[Any]] = []
-                messages = (item.message for item in run)
+                messages = (_noted(item, names) for item in run)
                 handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(
-                    messages, queue=queue, delay=delay, durability=durability
+                    messages, queue=queue, delay=await _seconds(producer, delay), durability=durability
                 )
                 try:
                     async for handle in handles:
@@ -378,7 +385,17 @@ async def _send_file(
                     _print_ids(sent, bar, json)
     before = f"; existed already: {existed}" if existed else ""
     note(f"tasks enqueued on {producer.address.shown}: {count - existed}{before}")
-    await warn_unserved(producer, queues)
+    await warn_unserved(producer, sent_to, defaults.catalog, app=defaults.app)
+
+
+def _noted(item: Item, names: set[str]) -> TaskMessage:
+    names.add(item.task)
+    return item.message
+
+
+async def _seconds(producer: Producer, delay: Delay) -> float:
+    """Return the seconds of a delay; those until a point in time by the clock of the server."""
+    return delay.from_now(0 if delay.until is None else await redis_now(producer))
 
 
 def _shown(handle: TaskHandle[Any]) -> dict[str, Any]:

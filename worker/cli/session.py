@@ -253,7 +253,7 @@ async def send(
         skip_failed=skip_failed,
         limit=producer.payload_limit,
     )
-    await warn_unserved(producer, {queue}, app or (None if found is None else found.app))
+    await warn_unserved(producer, {queue: set()}, app=app or (None if found is None else found.app))
     if no_wait:
         if json:
             print_json({"turn": turn.number, "task": str(turn)})

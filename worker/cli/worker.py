@@ -26,7 +26,7 @@ from .lazy import load
 from .support.connection import ConnectionOptions, connected, redis_now, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.live import Watch, check_watch, show_live
-from .support.options import in_seconds
+from .support.options import in_duration
 from .support.output import AsJson, ago, duration, note, print_data, print_json
 from .support.tables import Column, Wide, list_table, print_list
 
@@ -75,7 +75,7 @@ def run(
     burst: Annotated[bool, typer.Option("--burst", help="Exit when the queues are empty.")] = False,
     lease: Annotated[
         float | None,
-        in_seconds(
+        in_duration(
             "Time after which the tasks of a silent worker are claimed by others; the same for all workers: store it "
             "with 'perdure config set lease'. Default: PERDURE_LEASE, then 15."
         ),
@@ -90,7 +90,7 @@ def run(
     ] = False,
     grace: Annotated[
         float | None,
-        in_seconds("Time for running steps to finish at shutdown. Default: PERDURE_GRACE, then 30."),
+        in_duration("Time for running steps to finish at shutdown. Default: PERDURE_GRACE, then 30."),
     ] = None,
     partitions: Annotated[
         Partitions | None,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import redis
+from perdure import App, Context, Settings
 from perdure.worker.cli.support.output import Bar
 
 from tests.support.command_line import Answer, call
+from tests.support.workers import running_worker, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -369,3 +372,46 @@ def test_a_slow_command_shows_a_bar_on_stderr_and_ids_on_stdout() -> None:
 def test_a_fast_command_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "enqueuing" not in from_lines({"args": {}}).err
+
+
+def test_a_delay_is_a_duration_or_a_time_with_a_zone() -> None:
+    for given in ("15m", "900", (datetime.now(UTC) + timedelta(minutes=15)).isoformat()):
+        found = show(call("enqueue", "audit", "--queue", "slow", "--delay", given).ids[0])
+        enqueued, due = (datetime.fromisoformat(found[name]) for name in ("enqueued_at", "due_at"))
+        assert timedelta(minutes=14) < due - enqueued <= timedelta(minutes=15)
+    passed = call("enqueue", "audit", "--queue", "slow", "--delay", "2020-01-01T00:00Z", "--id", "passed")
+    assert (passed.code, show("passed")["state"]) == (0, "queued")
+    refused = call("enqueue", "audit", "--queue", "slow", "--delay", "2020-01-01T00:00")
+    assert (refused.code, refused.out) == (2, "")
+    assert "must have a time zone, such as 2020-01-01T00:00Z" in refused.err
+
+
+async def test_a_task_that_no_live_worker_has_is_warned_of(settings: Settings) -> None:
+    former, present = App("shop", settings=settings), App("shop", settings=settings)
+
+    @former.task(name="report")
+    async def report(ctx: Context) -> None: ...
+
+    @present.task(name="monthly_report")
+    async def monthly_report(ctx: Context) -> None: ...
+
+    async def is_published(name: str) -> bool:
+        return name in {task.name for task in (await present.producer.catalog()).all_versions}
+
+    async with former, present:
+        async with running_worker(former):
+            await wait_until(lambda: is_published("report"), "the former code is in the catalog")
+            answer = await anyio.to_thread.run_sync(call, "enqueue", "report", "--queue", "shop")
+            assert "no live worker" not in answer.err
+        async with running_worker(present):
+            await wait_until(lambda: is_published("monthly_report"), "the present code is in the catalog")
+            answer = await anyio.to_thread.run_sync(call, "enqueue", "report", "--queue", "shop")
+            lines = b'{"args": {}, "task": "report"}\n{"args": {}, "task": "monthly_report"}'
+            many = await anyio.to_thread.run_sync(
+                lambda: call("enqueue", "--queue", "shop", "--file", "-", stdin=lines)
+            )
+    for answered in (answer, many):
+        assert answered.code == 0
+        assert answered.err.count("no live worker of queue 'shop' has a task ") == 1
+        assert "has a task 'report': the task waits for one" in answered.err
+        assert "the workers there have: monthly_report" in answered.err

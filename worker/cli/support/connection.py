@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
@@ -12,7 +12,7 @@ from uuid import UUID
 import anyio
 import typer
 
-from ....queues import Partition, Producer, Refused, TaskHandle, TaskNotFound, list_workers, queue_partitions
+from ....queues import Catalog, Partition, Producer, Refused, TaskHandle, TaskNotFound, list_workers, queue_partitions
 from ....queues.defaults import unknown_variables
 from ....queues.inspection import find_tasks
 from ...artifacts import keep_large_values
@@ -165,17 +165,32 @@ async def known_partitions(producer: Producer, queue: str | None) -> Sequence[Pa
     return partitions
 
 
-async def warn_unserved(producer: Producer, queues: Set[str], app: str | None = None) -> None:
-    """Warn of queues that no live worker serves, unless this user may not read the registry of workers.
+async def warn_unserved(
+    producer: Producer, tasks: Mapping[str, Set[str]], catalog: Catalog | None = None, *, app: str | None = None
+) -> None:
+    """Warn of queues that no live worker serves, and of tasks that none of a queue's live workers has.
 
-    app: only workers of this app count.
+    A user who may not read the registry of workers gets no warning.
+
+    Args:
+        tasks: names of tasks by queue.
+        catalog: what workers have published.
+        app: only workers of this app count.
     """
     try:
         workers = await list_workers(producer.gateway, producer.namespace)
     except Refused:
         return
     live = [worker for worker in workers if not worker.presumed_dead and worker.runs(app)]
-    served = {queue for worker in live for queue in worker.queues}
     of = "" if app is None else f" of app {app!r}"
-    for queue in sorted(queues - served):
-        note(f"no worker{of} serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}")
+    for queue, names in sorted(tasks.items()):
+        serving = [worker for worker in live if queue in worker.queues]
+        if not serving:
+            note(f"no worker{of} serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}")
+            continue
+        known = None if catalog is None else catalog.offered_by(serving)
+        for name in sorted(names - known) if known is not None else ():
+            note(
+                f"no live worker{of} of queue {queue!r} has a task {name!r}: the task waits for one, and becomes a "
+                f"dead letter if none comes; the workers there have: {', '.join(sorted(known or ())) or 'none'}"
+            )

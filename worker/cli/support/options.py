@@ -7,11 +7,11 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TextIO, TypeVar
+from typing import Annotated, Any, Concatenate, Final, ParamSpec, TextIO, TypeVar
 
 import typer
 from pydantic_core import from_json
@@ -22,6 +22,7 @@ from .errors import Failed
 
 __all__ = [
     "AppOption",
+    "Delay",
     "InQueue",
     "OutputFile",
     "PointInTime",
@@ -33,13 +34,15 @@ __all__ = [
     "TaskNameOption",
     "Until",
     "in_duration",
-    "in_seconds",
     "open_output",
     "read_app",
+    "read_delay",
+    "read_duration",
     "read_object",
     "read_queue",
     "read_task_id",
     "read_time",
+    "seconds_of",
     "with_options",
 ]
 
@@ -96,41 +99,77 @@ def _read_name(kind: str, text: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
-def read_seconds(text: str | float, *, positive: bool = False) -> float:
+_UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
+
+
+def seconds_of(text: str | float, *, positive: bool = False) -> float:
+    """Return the seconds of 90, 90s, 15m, 30min, 2h or 7d: a duration in any option. Raises `ValueError`."""
+    found = _DURATION.fullmatch(str(text).strip())
     try:
-        seconds = float(text)
+        seconds = float(found[1]) * _UNITS[found[2]] if found else float(text)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf or (positive and not seconds):
         range_text = "greater than 0" if positive else "0 or more"
-        raise typer.BadParameter(f"must be a number of seconds, {range_text}; got {text!r}")
+        raise ValueError(f"must be a number of seconds, {range_text}; got {text!r}; with a unit: 90s, 15m, 2h, 7d")
     return seconds
 
 
-def in_seconds(help_text: str, *, positive: bool = False) -> Any:
-    """Return an option for a number of seconds. positive: refuse 0."""
-    parser = functools.partial(read_seconds, positive=positive)
-    return typer.Option(metavar="SECONDS", parser=parser, help=help_text, show_default=False)
+def read_duration(text: str | float, *, positive: bool = False) -> float:
+    try:
+        return seconds_of(text, positive=positive)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
-_UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-
-
-def read_duration(text: str | float) -> float:
-    """Return the seconds of 90, 90s, 30min, 24h or 7d."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|)", str(text).strip())
-    if found is None:
-        raise typer.BadParameter(f"must be a number of seconds, or one with s, min, h or d, such as 24h; got {text!r}")
-    return float(found[1]) * _UNITS[found[2]]
-
-
-def in_duration(help_text: str, default: str) -> Any:
-    """Return an option for a duration with a unit.
+def in_duration(help_text: str, *, default: str | bool = False, positive: bool = False) -> Any:
+    """Return an option for a duration.
 
     Args:
         default: As shown in the help.
+        positive: Refuse 0.
     """
-    return typer.Option(metavar="TIME", parser=read_duration, help=help_text, show_default=default)
+    parser = functools.partial(read_duration, positive=positive)
+    return typer.Option(metavar="DURATION", parser=parser, help=help_text, show_default=default)
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """The time before a task may run: seconds, or a point in time in milliseconds since the epoch."""
+
+    seconds: float = 0.0
+    until: int | None = None
+
+    @classmethod
+    def of(cls, given: str | float) -> Delay:
+        """Parse a duration, or an ISO 8601 time with a time zone. Raises `ValueError`."""
+        text = str(given).strip()
+        if re.match(r"\d{4}-\d\d", text):
+            try:
+                at = datetime.fromisoformat(text)
+            except ValueError:
+                raise ValueError(f"must be an ISO 8601 time, such as 2026-11-22T18:00Z; got {given!r}") from None
+            if at.utcoffset() is None:
+                raise ValueError(f"must have a time zone, such as {text}Z or {text}+01:00; got {given!r}")
+            return cls(until=round(at.timestamp() * 1000))
+        try:
+            return cls(seconds_of(given))
+        except ValueError as error:
+            raise ValueError(f"{error}; or a time: 2026-11-22T18:00Z") from None
+
+    def from_now(self, now_ms: int) -> float:
+        """Return the seconds from a time in milliseconds; 0 for a time that has passed."""
+        return self.seconds if self.until is None else max(0.0, (self.until - now_ms) / 1000)
+
+
+def read_delay(text: str | Delay) -> Delay:
+    if isinstance(text, Delay):
+        return text
+    try:
+        return Delay.of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +188,13 @@ def read_time(text: str | PointInTime) -> PointInTime:
     """Parse a duration before now, such as 2h, or an ISO date or time; local time if it has no offset."""
     if isinstance(text, PointInTime):
         return text
-    try:
-        return PointInTime(ago=read_duration(text))
-    except typer.BadParameter:
-        pass
+    with suppress(ValueError):
+        return PointInTime(ago=seconds_of(text))
     try:
         return PointInTime(ms=round(datetime.fromisoformat(text.strip()).timestamp() * 1000))
     except (ValueError, OverflowError):
         raise typer.BadParameter(
-            "must be a time before now, such as 90s, 30min, 2h or 7d, or an ISO time such as 2026-11-22T18:00; "
+            "must be a time before now, such as 90s, 15m, 2h or 7d, or an ISO time such as 2026-11-22T18:00; "
             f"got {text!r}"
         ) from None
 
@@ -165,7 +202,7 @@ def read_time(text: str | PointInTime) -> PointInTime:
 Since = Annotated[
     PointInTime | None,
     typer.Option(
-        metavar="TIME", parser=read_time, help="Only tasks enqueued since then: 2h before now, or an ISO time."
+        metavar="TIME", parser=read_time, help="Only tasks enqueued since then: 15m or 2h before now, or an ISO time."
     ),
 ]
 Until = Annotated[

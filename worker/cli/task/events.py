@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import heapq
-import re
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -19,7 +17,7 @@ from ...journal import Unreadable, parse_event
 from ..support.connection import connected, find_handle, known_partitions, redis_now
 from ..support.errors import Misuse
 from ..support.events_text import describe_event
-from ..support.options import QueueOption, TaskNameOption, read_task_id
+from ..support.options import PointInTime, QueueOption, TaskNameOption, read_task_id, read_time
 from ..support.output import AsJson, ago, note, print_fields, print_json, print_json_lines, print_table, print_text
 
 __all__ = ["EventFilter", "Statistics", "events", "events_of_tasks", "last_events", "last_of"]
@@ -212,23 +210,6 @@ def _plain(event: TaskEvent | None) -> dict[str, Any] | None:
     return None if event is None else {"task_id": event.task_id} | event.summary()
 
 
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|min|h|d)?")
-_UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
-
-
-def read_since(text: str) -> tuple[bool, int]:
-    """Return whether the time is relative to now, and milliseconds."""
-    if found := _SPAN.fullmatch(str(text).strip()):
-        return True, round(float(found[1]) * _UNITS[found[2] or "s"] * 1000)
-    try:
-        at = datetime.fromisoformat(str(text).strip())
-    except ValueError:
-        raise typer.BadParameter(
-            f"must be a duration before now (90s, 15m, 2h, 3d) or an ISO date, got {text!r}"
-        ) from None
-    return False, round((at if at.tzinfo else at.astimezone()).astimezone(UTC).timestamp() * 1000)
-
-
 @connected
 async def events(
     producer: Producer,
@@ -244,9 +225,9 @@ async def events(
     ] = None,
     tool: Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of this tool.")] = None,
     since: Annotated[
-        Any,
+        PointInTime | None,
         typer.Option(
-            metavar="TIME", parser=read_since, help="Only events since then: 15m, 2h or 3d before now, or an ISO date."
+            metavar="TIME", parser=read_time, help="Only events since then: 15m, 2h or 3d before now, or an ISO time."
         ),
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Print only the last N events.")] = None,
@@ -276,7 +257,7 @@ async def events(
         raise Misuse("give only one of --last (the newest events) and --limit (the oldest)")
     if stats and (last is not None or limit is not None or follow):
         raise Misuse("--stats counts all matching events: omit --last, --limit and --follow; use --since")
-    wanted = EventFilter(types or (), step, tool, await _moment(producer, since))
+    wanted = EventFilter(types or (), step, tool, 0 if since is None else max(0, since.at(await redis_now(producer))))
     if task_id is not None:
         if state or task_name:
             raise Misuse("give either an ID, or --state and --task")
@@ -307,13 +288,6 @@ async def _checked(found: AsyncIterator[TaskEvent]) -> AsyncIterator[TaskEvent]:
     async for event in found:
         typed = parse_event(event)
         yield replace(event, problem=typed.problem) if isinstance(typed, Unreadable) else event
-
-
-async def _moment(producer: Producer, since: tuple[bool, int] | None) -> int:
-    if since is None:
-        return 0
-    back, milliseconds = since
-    return max(0, await redis_now(producer) - milliseconds if back else milliseconds)
 
 
 async def _of_one(

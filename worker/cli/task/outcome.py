@@ -11,7 +11,7 @@ from ....queues.explanation.texts import times
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed
 from ..support.events_text import describe_event, progress_text
-from ..support.options import InQueue, TaskId, in_seconds
+from ..support.options import InQueue, TaskId, in_duration
 from ..support.output import (
     AsJson,
     as_data,
@@ -113,7 +113,7 @@ async def result(
     *,
     timeout: Annotated[
         float | None,
-        in_seconds("Time to wait. Default: no limit."),
+        in_duration("Time to wait. Default: no limit."),
     ] = None,
     queue: InQueue = None,
     json: AsJson = False,

@@ -11,7 +11,6 @@ import pytest
 from perdure import App, Context, Retry, Settings, Worker
 from perdure.queues import TaskEvent, walk_events
 from perdure.worker.cli.support.events_text import describe_event
-from perdure.worker.cli.task.events import read_since
 from perdure.worker.journal import ToolCall
 
 from tests.support.command_line import Answer, call, process
@@ -128,11 +127,6 @@ def test_filters_of_one_log(run: Any) -> None:
     assert call("task", "events", task_id, "--type", "nope").err == f"perdure: no matching events of task {task_id}\n"
     assert "no matching events in namespace" in call("task", "events", "--type", "nope").err
     assert call("task", "events", task_id, "--type", "nope", "--json").err == ""
-
-
-def test_a_start_is_a_duration_before_now_or_a_point_in_time() -> None:
-    assert read_since("15m") == (True, 900_000)
-    assert read_since("1970-01-02T01:00:00.5+01:00") == (False, 86_400_500)
 
 
 def test_contradictory_options_are_refused(run: Any) -> None:
