@@ -101,11 +101,13 @@ class HandlerTask:
             self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
 
-    def _note_step(self, key: str) -> None:
-        """Note the asyncio task of a step that runs beside the handler's, as in `asyncio.gather`."""
+    def _note_step(self, key: str) -> asyncio.Task[object] | None:
+        """Note and return the asyncio task of a step that runs beside the handler's, as in `asyncio.gather`."""
         task = asyncio.current_task()
-        if task is not None and task is not self._task:
-            self._step_tasks[key] = task
+        if task is None or task is self._task:
+            return None
+        self._step_tasks[key] = task
+        return task
 
     def _cancel_steps(self) -> None:
         """Cancel the steps that run beside the handler, which has ended: their results are not awaited."""

@@ -18,6 +18,7 @@ from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
 from .handler_task import HandlerTask
 from .observer import RunObserver
+from .steps.equal_calls import EqualCalls
 from .steps.keys import StepKeys, StrictStepKeys
 from .steps.threads import Threads
 from .stop_reasons import ParkReason, StopReason
@@ -55,10 +56,12 @@ class Run(HandlerTask):
     """
 
     __slots__ = (
+        "_equal_calls",
         "_holding",
         "_leaving",
         "_new_version",
         "_observers",
+        "_own_call",
         "_recorder",
         "_used_messages",
         "active",
@@ -125,6 +128,8 @@ class Run(HandlerTask):
         self.ended_in: tuple[str, ...] = ()
         self.steps_in_flight, self._step_tasks = {}, {}
         self.steps_recorded = 0
+        self._equal_calls: EqualCalls | None = None
+        self._own_call = ("", "")
         self.resumption: Resumption | None = None
         self.events = 0
         self.keys: StepKeys = StepKeys()
@@ -354,9 +359,18 @@ class Run(HandlerTask):
         """Request the run to stop at its next step boundary."""
         self.stopping = True
 
-    def step_began(self, key: str) -> None:
+    def step_began(self, key: str, digest: str = "") -> None:
+        """Note that a step runs. digest: hash of its arguments, if equal calls must not be concurrent."""
         self.steps_in_flight[key] = self.active = RUNTIME.monotonic()
-        self._note_step(key)
+        if (task := self._note_step(key)) is None:
+            self._own_call = (key, digest)
+            if self._equal_calls is not None:
+                self._equal_calls.check(key, digest)
+        elif digest:
+            if self._equal_calls is None:
+                self._equal_calls = EqualCalls()
+            own = self._own_call
+            self._equal_calls.add(key, digest, task, own if own[0] in self.steps_in_flight else ("", ""))
         for observer in self._observers:
             observer.on_step(key)
 

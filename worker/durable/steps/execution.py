@@ -132,9 +132,9 @@ async def _perform(
     step = Step(run, key, replicated=replicated, tool=None if tool is None else tool.name)
     step.records_nested = options.nested == "record"
     token = CURRENT_STEP.set(step)
-    run.step_began(key)
     try:
         try:
+            run.step_began(key, digest)
             if tool is not None and options.intent and not options.risky:
                 await run.recorder.put(*tool.note(run, key, digest), wait=False)
             value = await _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
