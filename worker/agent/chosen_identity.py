@@ -1,4 +1,4 @@
-"""Identity with which a run of an agent works: the stored one, else that of the class.
+"""Identity with which a run of an agent works: the stored one, else the identity of the class.
 
 A method that is cut off is called again with the identity with which it has recorded steps: they would not fit another
 one. So a new version counts from the next method on.

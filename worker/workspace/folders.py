@@ -83,7 +83,7 @@ def keep_folder(folder: Path, *, keep: bool) -> None:
 
 
 def take_folder(place: Path, name: str) -> Path | None:
-    """Move the folder that another run has left, maybe of another process, to this process; None if there is none.
+    """Move the folder that another run has left, also of another process, to this process; None if it is missing.
 
     It keeps its name and its mark, so that it is found again if this process dies. It blocks. Raises `WorkspaceError`.
     """

@@ -71,7 +71,7 @@ async def test_an_open_question_is_withdrawn_for_another_one(app: App, how: str)
         assert [awaited["why"] for awaited in document["waiting_on"]] == ["refund 5000?"]
         await handle.send("yes to 5000", sender="ada")
         assert await bounded(handle.result()) == [5000, "yes to 5000"]
-        assert [one.content for one in await handle.pending_messages()] == ["yes to 50"]
+        assert [message.content for message in await handle.pending_messages()] == ["yes to 50"]
         first, second = await questions(handle)
         assert (first["why"], second["why"]) == ("refund 50?", "refund 5000?")
         assert "refund 50?" in second["withdrawn"]

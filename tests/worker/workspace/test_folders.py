@@ -26,7 +26,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.fixture
 def left(tmp_path: Path) -> list[str]:
-    """Return the names of two folders of a killed process: that of the first is marked."""
+    """Return the names of two folders of a killed process; the first one has a mark."""
     found = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], capture_output=True, text=True, check=False)
     return found.stdout.split()
 
