@@ -156,7 +156,7 @@ _LONG: Final = re.compile(rb"\d{19}")
 
 
 def large_integer(data: bytes) -> str | None:
-    """Return the beginning of an integer of more than 64 bits in JSON, None if there is none.
+    """Return the beginning of an integer of more than 64 bits in JSON; None without one.
 
     Such a number is read as a float, and one of more than 4,300 digits not at all.
     """
