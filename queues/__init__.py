@@ -4,6 +4,7 @@
 |---|---|
 | `producer`, `enqueueing` | enqueue by name; batches, idempotent storing |
 | `derived_tasks` | successors and forks |
+| `doubts` | risky steps that were cut off, and decisions about them |
 | `handle` | status, result, events and cancellation of a task |
 | `inbox` | messages to tasks |
 | `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |
@@ -64,6 +65,7 @@ from .derived_tasks import (
     read_task_input,
     store_fork,
 )
+from .doubts import Doubt, encode_intent, open_doubts, resolution_in, resolve_command
 from .durations import Duration, Moment, seconds_until, to_seconds
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
@@ -82,6 +84,7 @@ from .envelope import (
 )
 from .errors import (
     BadAddress,
+    CannotResolve,
     CatalogError,
     ConfigurationError,
     DecryptionError,
@@ -208,6 +211,7 @@ __all__ = [
     "Backoff",
     "BadAddress",
     "BlockingConnection",
+    "CannotResolve",
     "Catalog",
     "CatalogError",
     "CatalogTask",
@@ -219,6 +223,7 @@ __all__ = [
     "CrashReport",
     "DecryptionError",
     "Delivery",
+    "Doubt",
     "Duration",
     "Encryptor",
     "EntriesLost",
@@ -309,6 +314,7 @@ __all__ = [
     "deployment_id",
     "drop_message",
     "encode_arguments",
+    "encode_intent",
     "enqueue_successor",
     "find_event",
     "find_task",
@@ -335,6 +341,7 @@ __all__ = [
     "nearest",
     "new_task_id",
     "newer_envelope",
+    "open_doubts",
     "opened_error",
     "pairs",
     "park",
@@ -363,6 +370,8 @@ __all__ = [
     "renew_lease",
     "report_crash",
     "reschedule",
+    "resolution_in",
+    "resolve_command",
     "restore_masked",
     "resume_supervisor",
     "retire_generation",

@@ -29,6 +29,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── TaskExists              the requested id is another task's
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
 │   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
+│   ├── CannotResolve           a person's decision about a step cannot be stored
 │   ├── InboxError              a message to a task cannot be sent or read
 │   │   ├── InboxFull           the task has too many unread messages
 │   │   ├── TaskEnded           the task has ended and reads no messages
@@ -47,6 +48,7 @@ from typing import Any, Final
 
 __all__ = [
     "BadAddress",
+    "CannotResolve",
     "CatalogError",
     "ConfigurationError",
     "DecryptionError",
@@ -346,6 +348,14 @@ class InboxError(QueueError):
     def __init__(self, task_id: str, message: str) -> None:
         super().__init__(message)
         self.task_id = task_id
+
+
+class CannotResolve(QueueError):
+    """A decision about a step in doubt cannot be stored; nothing was changed."""
+
+    def __init__(self, task_id: str, step: str, problem: str) -> None:
+        super().__init__(f"could not resolve step {step!r} of task {task_id}: {problem}")
+        self.task_id, self.step = task_id, step
 
 
 class InboxFull(InboxError):

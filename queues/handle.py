@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
-from pydantic_core import from_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from .cancellation import cancel_task
 from .derived_tasks import MOST_HAND_OFFS
+from .doubts import Decision, Doubt, Resolution, read_doubts, resolve_step
 from .durations import Moment, seconds_until
 from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import HandOffRefused, NotOpen, QueueError, TaskCancelled, TaskFailed, TaskNotFound
@@ -36,6 +37,9 @@ T = TypeVar("T")
 
 _SERVED: ContextVar[Collection[str]] = ContextVar("perdure_served_queues", default=())
 """Queues of the worker in whose task the caller runs; empty outside of tasks."""
+
+_OPEN: Final[Any] = object()
+"""Default of a result that is not given: None is a result."""
 
 DEFAULT_RESULT_TTL: Final = 86_400.0
 """Seconds for which the record of an ended task is kept."""
@@ -300,6 +304,46 @@ class TaskHandle(Generic[R]):
         """Dismiss the coherence finding that has this event, and equal ones from now on. Raises `ValueError`."""
         await dismiss_finding(self._gateway, self.partition, self.id, event)
 
+    async def doubts(self) -> list[Doubt]:
+        """Return the risky steps that were cut off, and may have acted. A running task has none yet."""
+        return await read_doubts(self._gateway, self.partition, self.id)
+
+    async def resolve_step(
+        self, step: str, *, result: Any = _OPEN, failed: str | None = None, run_again: bool = False, by: str = ""
+    ) -> State:
+        """Decide about a risky step that was cut off: the next run takes the decision in place of calling the step.
+
+        Exactly one of `result`, `failed` and `run_again` must be given. A later decision replaces this one until a run
+        has read it. A dead letter stays one: replay it then.
+
+        Args:
+            step: Key of the step, as the error `StepInDoubt` names it.
+            result: The step returns this value, JSON data that fits the type that its function declares.
+            failed: The step raises `StepResolvedAsFailed` with this text.
+            run_again: The step is called again.
+            by: Name of the person, for the event log.
+
+        Returns:
+            The state of the task.
+
+        Raises:
+            CannotResolve: The step is not in doubt, a worker runs the task, or it has ended.
+            TaskNotFound, PayloadTooLarge, DecryptionError
+            TypeError: The result has no JSON form.
+            ValueError: None or several of the three are given.
+        """
+        if (result is not _OPEN) + (failed is not None) + (run_again is True) != 1 or failed == "":
+            raise ValueError("resolve_step needs exactly one of result=, failed= (a text) and run_again=True")
+        decision: Decision = "run_again" if run_again else "result" if failed is None else "failed"
+        text = failed or ""
+        if decision == "result":
+            try:
+                text = to_json(result, inf_nan_mode="strings").decode()
+            except PydanticSerializationError as error:
+                raise TypeError(f"result must be JSON data, got {type(result).__name__}: {error}") from None
+        found = Resolution(decision, text, by)
+        return await resolve_step(self._gateway, self.partition, self.id, step, found, limit=self._payload_limit)
+
     async def pending_messages(self) -> list[InboxMessage]:
         """Return the messages in the task's inbox that it has not used yet, in order. They stay there."""
         return [message async for message in read_inbox(self._gateway, self.partition, self.id)]
@@ -385,6 +429,14 @@ class TaskHandle(Generic[R]):
     def dismiss_sync(self, event: int) -> None:
         """See `dismiss`."""
         self._sync(lambda: self.dismiss(event), "dismiss(...)")
+
+    def doubts_sync(self) -> list[Doubt]:
+        """See `doubts`."""
+        return self._sync(self.doubts, "doubts()")
+
+    def resolve_step_sync(self, step: str, **decision: Any) -> State:
+        """See `resolve_step`."""
+        return self._sync(lambda: self.resolve_step(step, **decision), "resolve_step(...)")
 
     def pending_messages_sync(self) -> list[InboxMessage]:
         """See `pending_messages`."""

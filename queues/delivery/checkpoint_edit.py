@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..keys import Partition
+from ..keys import GROUP, RESERVED, Partition
 from ..partitions import registered_retention
 from ..records import State
 from ..security import event_field
@@ -19,18 +19,26 @@ _CLOSE = queue_script("close_exported")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Numbers of the last event and the last entry of a task. state: `SCHEDULED` also for a task that waits."""
+    """Where a task stands: the numbers of its last event and its last entry.
+
+    Attributes:
+        state: `SCHEDULED` also for a task that waits, `QUEUED` also for one that runs.
+        mark: Fields of the record that distinguish the task from a later one with equal numbers, as after a replay.
+    """
 
     state: State | None
     events: int
     entries: int
+    mark: tuple[bytes, ...] = field(default=(b"", b"", b""), compare=False)
 
 
 async def read_position(gateway: Gateway, partition: Partition, task_id: str) -> Position:
     """Return where a task stands. state: None if there is no such task."""
     record = partition.record(task_id)
-    state, events, entries = await gateway.command("HMGET", record, "state", "events", "entries")
-    return Position(None if state is None else State(state.decode()), int(events or 0), int(entries or 0))
+    names = ("state", "events", "entries", "settled", "replays", "entry")
+    state, events, entries, *mark = await gateway.command("HMGET", record, *names)
+    known = None if state is None else State(state.decode())
+    return Position(known, int(events or 0), int(entries or 0), tuple([value or b"" for value in mark]))
 
 
 async def edit_checkpoint(
@@ -46,7 +54,8 @@ async def edit_checkpoint(
 ) -> bool | None:
     """Change fields of a checkpoint and log an event. Return whether that woke the task; None if it was refused.
 
-    It is refused if a worker has the task or may take it, if the task has ended, or is not where it was any more.
+    It is refused if a worker has the task, if the task has ended, or is not where it was any more. A queued task may be
+    edited until a worker takes it.
 
     Args:
         position: What was read before the fields that the edit is based on.
@@ -58,9 +67,12 @@ async def edit_checkpoint(
     cipher = gateway.encryptor.of(partition, task_id)
     kind, data = event
     args: list[Argument] = [
+        GROUP,
+        RESERVED,
         task_id,
         position.events,
         position.entries,
+        *position.mark,
         kind,
         cipher.encrypt(event_field(position.events + 1), data),
         wakes,
@@ -70,7 +82,8 @@ async def edit_checkpoint(
     for name, value in fields.items():
         args += (name, cipher.encrypt(name, value))
     record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
-    answer = await gateway.run_once(_EDIT, [record, steps, log, partition.due, partition.nudge], args)
+    keys = [record, steps, log, partition.due, partition.nudge, partition.ready]
+    answer = await gateway.run_once(_EDIT, keys, args)
     return None if answer == 0 else bool(answer == 2)
 
 

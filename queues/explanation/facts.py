@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from ..catalog import Catalog, read_catalog
+from ..doubts import Doubt, read_doubts
 from ..errors import Refused, UnreadableRecord
 from ..event_log import TaskEvent, opened_events
 from ..inspection import QueueStats, partition_stats
@@ -50,6 +51,7 @@ class Facts:
         workers: Registered workers, catalog, paused: names of paused supervisors. None if this user may not read them;
             what the user may not read of the task is empty.
         stats: Numbers of the partition, if the task is queued.
+        doubts: Risky steps that were cut off, unless the task runs or has ended.
     """
 
     record: Record
@@ -65,6 +67,7 @@ class Facts:
     catalog: Catalog | None = None
     paused: Sequence[str] | None = ()
     stats: QueueStats | None = None
+    doubts: Sequence[Doubt] = ()
 
 
 async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
@@ -85,10 +88,13 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         await gateway.command("TIME"),
     )
     now = int(time[0]) * 1000 + int(time[1]) // 1000
-    steps = int(fields)
+    steps, doubtful = int(fields), record.reason == "in_doubt"
     if 0 < steps <= _COUNTED:
         names = await gateway.command("HKEYS", partition.steps(task_id))
         steps = sum(name.startswith(b"d:") and not name.startswith(b"d:#") for name in names)
+        doubtful = any(name.startswith(b"i:") for name in names)
+    if record.state in (State.RUNNING, State.SUCCEEDED, State.CANCELLED):
+        doubtful = False
     lease = published_lease(workers or (), partition.queue)
     return Facts(
         record,
@@ -104,6 +110,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         catalog,
         paused,
         await _allowed(partition_stats(gateway, partition)) if record.state is State.QUEUED else None,
+        await read_doubts(gateway, partition, task_id) if doubtful else (),
     )
 
 

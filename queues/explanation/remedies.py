@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
+
+from ..doubts import Doubt, undecided
 
 __all__ = ["REMEDIES", "remedy_for"]
 
@@ -26,7 +28,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     ),
     "undecryptable": f"give the workers the encryption key of the task, then run: {_REPLAY}",
     "incoherent": f"read the findings (perdure task show {{id}}), then run: {_REPLAY}",
-    "in_doubt": f"find out whether the effect of the step happened, then run: {_REPLAY}",
+    "in_doubt": (
+        "find out whether the effect of the step happened, then run: perdure task resolve {id} STEP with "
+        f"--result JSON, --failed TEXT or --run-again; then: {_REPLAY}"
+    ),
     "orphaned_steps": f"give the steps their former names and run: {_REPLAY}; with --fresh all steps run again",
 }
 """Remedy by the reason of a dead letter; `{id}` is the id of the task, `{app}` the name of its app."""
@@ -38,9 +43,31 @@ _TOO_LARGE: Final = (
 )
 
 
-def remedy_for(reason: str, task_id: str, error: str = "", app: str | None = None) -> str:
-    """Return what an operator can do about a dead letter. error: name of its error. app: app of the task."""
+def remedy_for(reason: str, task_id: str, error: str = "", app: str | None = None, doubts: Sequence[Doubt] = ()) -> str:
+    """Return what an operator can do about a dead letter.
+
+    Args:
+        error: Name of its error.
+        app: App of the task.
+        doubts: Its risky steps that were cut off, as far as they are known.
+    """
+    if reason == "in_doubt" and doubts:
+        return _remedy_of_doubt(task_id, doubts)
     if reason == "not_retryable" and error.rpartition(".")[2] == "PayloadTooLarge":
         return _TOO_LARGE.format(id=task_id)
     remedy = REMEDIES.get(reason, f"fix the cause of the error, then run: {_REPLAY}")
     return remedy.format(id=task_id, app="of the task" if app is None else repr(app))
+
+
+def _remedy_of_doubt(task_id: str, doubts: Sequence[Doubt]) -> str:
+    """Return how to decide about the steps in doubt; after that, how to replay the task."""
+    replay = _REPLAY.format(id=task_id)
+    left = undecided(doubts)
+    if not left:
+        return f"run: {replay}; its steps in doubt are resolved"
+    first = left[0]
+    more = f", and the same for {', '.join(repr(doubt.step) for doubt in left[1:])}" if left[1:] else ""
+    return (
+        f"find out whether the effect of step {first.step!r} happened (idempotency key {first.idempotency_key}), then "
+        f"run: {first.command}{more}; then: {replay}"
+    )

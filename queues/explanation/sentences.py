@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ..defaults import LONGEST
+from ..doubts import Doubt
 from ..durations import iso_time
 from ..keys import RELEASED, SUSPECTS
 from ..records import State
@@ -50,6 +52,7 @@ class Explanation:
         waits_for, waits_on, why: What a parked task waits for, from which sender, and the handler's reason.
         app: App whose workers run it; None if any app with a task of this name may.
         successor: Task that continues its work.
+        doubts: Risky steps that were cut off, and may have acted.
     """
 
     id: str
@@ -77,11 +80,13 @@ class Explanation:
     waits_on: str | None = None
     why: str | None = None
     successor: str | None = None
+    doubts: Sequence[Doubt] = ()
 
     def summary(self) -> dict[str, Any]:
         """Return the explanation as plain data, times as ISO 8601."""
         shown = {one.name: getattr(self, one.name) for one in fields(self)}
         shown["state"] = str(self.state)
+        shown["doubts"] = [doubt.summary() for doubt in self.doubts]
         return shown | {name: iso_time(shown[name]) for name in ("now", "since", "until", "heard_at", "step_at")}
 
 
@@ -131,6 +136,7 @@ def explain_facts(facts: Facts) -> Explanation:
         waits_on=said.waits_on,
         why=said.why,
         successor=record.handed_to,
+        doubts=facts.doubts,
     )
 
 
@@ -302,7 +308,8 @@ def _dead(facts: Facts) -> _Said:
     text += f" and {times(record.crashes, 'crash', 'crashes')}" if record.crashes else ""
     if facts.expires_at is not None:
         text += f"; it is deleted {at_text(facts.expires_at, now)}"
-    remedy = remedy_for(record.reason or "", record.id, str((record.error or {}).get("error")), record.app)
+    error = str((record.error or {}).get("error"))
+    remedy = remedy_for(record.reason or "", record.id, error, record.app, facts.doubts)
     return _Said("dead", text, remedy, record.finished_at, facts.expires_at)
 
 

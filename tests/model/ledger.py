@@ -952,8 +952,10 @@ class Ledger:
         """Edit the checkpoint of a task that no worker has, and wake the task if it waits for that."""
         record, steps, *_ = self.parts(task)
         known = [int(self.held.get(record, name) or 0) for name in ("events", "entries")]
-        state = self.state(task)
-        if state not in (b"scheduled", b"dead") or known != [events, entries] or not self.held.exists(steps):
+        state, entry = self.state(task), self.held.get(record, "entry")
+        holder = None if entry is None else self.pending.get(entry)
+        free = state == b"queued" and entry is not None and (holder is None or is_reserved(holder.owner))
+        if not (free or state in (b"scheduled", b"dead")) or known != [events, entries] or not self.held.exists(steps):
             return 0
         self.held.put(record, {"events": events + 1, "entries": entries + 1})
         self.held.put(steps, dict(fields))

@@ -495,16 +495,27 @@ class Queues(RuleBasedStateMachine):
             self.ground.command("DEL", key)
             held.delete(key)
 
-    @rule(task=tasks, behind=st.sampled_from([0, 0, 0, 1]), wakes=st.sampled_from(["message", "compaction"]))
-    def edit_checkpoint(self, task: str, behind: int, wakes: str) -> None:
-        """Edit a checkpoint twice: a reply may be lost. behind: what was read is older than that by one event."""
+    @rule(
+        task=tasks,
+        behind=st.sampled_from([0, 0, 0, 1]),
+        wakes=st.sampled_from(["message", "compaction"]),
+        replayed=rarely,
+    )
+    def edit_checkpoint(self, task: str, behind: int, wakes: str, replayed: bool = False) -> None:
+        """Edit a checkpoint twice: a reply may be lost.
+
+        behind: what was read is older than that by one event. replayed: it is from another replay of the task.
+        """
         at, held = self.partition, self.ledger.held
         events, entries = (int(held.get(at.record(task), name) or 0) for name in ("events", "entries"))
         events = max(0, events - behind)
-        keys = [at.record(task), at.steps(task), at.log(task), at.due, at.nudge]
-        given: list[Argument] = [task, events, entries, "archived", b"{}", wakes, 1, "s:#blob", "s:#state", b"{}"]
+        mark = [held.get(at.record(task), name) or b"" for name in ("settled", "replays", "entry")]
+        mark[1] = b"9" if replayed else mark[1]
+        keys = [at.record(task), at.steps(task), at.log(task), at.due, at.nudge, at.ready]
+        given: list[Argument] = [GROUP, RESERVED, task, events, entries, *mark, "archived", b"{}", wakes]
+        given += [1, "s:#blob", "s:#state", b"{}"]
         for _ in range(2):
-            expected = self.ledger.edit(task, events, entries, wakes, {"s:#state": b"{}"}, "s:#blob")
+            expected = 0 if replayed else self.ledger.edit(task, events, entries, wakes, {"s:#state": b"{}"}, "s:#blob")
             self.same(self.ground.run(self.ground.gateway.run(queue_script("edit_checkpoint"), keys, given)), expected)
 
     @rule(task=tasks, stale=rarely)

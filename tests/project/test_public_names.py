@@ -61,6 +61,7 @@ NAMES = {
     "StepCall",
     "StepInDoubt",
     "StepMismatch",
+    "StepResolvedAsFailed",
     "StepStillRunning",
     "StepTimeout",
     "StillRunning",

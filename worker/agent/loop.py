@@ -11,7 +11,18 @@ from typing import Any, Final, Generic, TypeAlias
 
 import orjson
 
-from ...queues import EntriesLost, Entry, InboxMessage, Kind, LeaseLost, PayloadTooLarge, check_size
+from ...queues import (
+    EntriesLost,
+    Entry,
+    InboxMessage,
+    Kind,
+    LeaseLost,
+    PayloadTooLarge,
+    check_size,
+    encode_intent,
+    resolution_in,
+)
+from ...queues.doubts import Resolution, intent_arguments
 from ...queues.error_text import error_text
 from ...queues.json_form import large_integer
 from ...queues.pubsub import TaskNotifications
@@ -25,7 +36,18 @@ from ..durable import (
     reload_records,
     store_findings,
 )
-from ..errors import Reschedule, RetryLater, StateError, StateTooLarge, StepInDoubt, UnserialisableResult
+from ..durable.steps.codec import arguments_text, fingerprint
+from ..durable.steps.execution import decided_result
+from ..errors import (
+    Reschedule,
+    ResolutionMismatch,
+    RetryLater,
+    StateError,
+    StateTooLarge,
+    StepInDoubt,
+    StepResolvedAsFailed,
+    UnserialisableResult,
+)
 from ..journal import Event, PlanStep, StepRecord, StepStatus
 from ..journal.agent_events import Changed, Finished, LeftUnread, Planned
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
@@ -240,7 +262,11 @@ class Loop(Generic[S]):
             planned = planned_steps("plan" if from_start else "replan", steps)
             running = next((step.key for step in self._state.plan if step.status is StepStatus.RUNNING), None)
             replaced = running is not None and all(step.key != running for step in planned)
-            gone = self._parts_gone(running) if running is not None and replaced else []
+            gone = (
+                forget_steps([running, *self._parts(running)], self._run.history)
+                if running is not None and replaced
+                else []
+            )
             await self._record(REPLAN, Planned(steps=planned, again=True), due, *gone)
         elif self._live.has_changed():
             await self._record(REPLAN, Changed(), due)
@@ -287,19 +313,23 @@ class Loop(Generic[S]):
     async def _take(self, step: PlanStep) -> bool:
         """Take a step and return whether it is done. A step that failed and was replaced is not."""
         self._interrupted = False
+        decided = resolution_in(self._run.history.intents.get(step.key))
         in_doubt = step.risky and step.status is StepStatus.RUNNING
+        if decided is not None and decided.decision == "run_again":
+            decided, in_doubt = None, False
         attempt = step.attempts + 1
-        await self._start(step, attempt)
+        await self._start(step, attempt, decided)
         step = self._named(step.key)
         try:
             async with self._incoming.interruptible(risky=step.risky):
-                result = await self._hooked(step, attempt, lambda: self._act_or_verify(step, in_doubt=in_doubt))
+                act = partial(self._act_or_verify, step, decided, in_doubt=in_doubt)
+                result = await self._hooked(step, attempt, act)
                 await self._run.check_stopped()
         except Interrupted:
             await self._undo()
             self._interrupted = True
             return False
-        except (LeaseLost, EntriesLost, StateError, StepInDoubt):
+        except (LeaseLost, EntriesLost, StateError, StepInDoubt, ResolutionMismatch):
             raise
         except Exception as error:
             if not isinstance(error, Reschedule) or isinstance(error, RetryLater):
@@ -321,16 +351,28 @@ class Loop(Generic[S]):
         self._live.rollback()
         await reload_records(self._run)
 
-    async def _start(self, step: PlanStep, attempt: int) -> None:
-        """Log the start of a step, and wait for the write if the step is risky."""
+    async def _start(self, step: PlanStep, attempt: int, decided: Resolution | None) -> None:
+        """Log the start of a step. A risky one has an intent, and waits for the write.
+
+        decided: what a person has decided about it, which stays until its result is recorded.
+        """
         run = self._run
         left = self._parts_gone(REPLAN)  # steps of a replan that was cut off
+        if step.risky and decided is None:
+            digest, data = fingerprint((step.arguments,), {})
+            shown = arguments_text(data, run.redact) if step.arguments else ""
+            intent = run.history.intents[step.key] = encode_intent(digest, shown)
+            left.append(Entry(Kind.INTENT, step.key, intent))
         event_entries = self._live.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
         replicated = step.risky and self._replicated
         await run.recorder.put(*event_entries, *left, *self._live.snapshot(), wait=step.risky, replicated=replicated)
 
-    async def _act_or_verify(self, step: PlanStep, *, in_doubt: bool) -> Any:
-        """Return the result of a step: from `verify` if an earlier run may have done it, else from `act`."""
+    async def _act_or_verify(self, step: PlanStep, decided: Resolution | None, *, in_doubt: bool) -> Any:
+        """Return the result of a step: a person's, that of `verify` if it may have been done, or that of `act`."""
+        if decided is not None and decided.decision == "failed":
+            raise StepResolvedAsFailed(step.key, decided.text)
+        if decided is not None:
+            return decided_result(self._run.id, step.key, codec_of(self._agent.act), decided)
         async with Autosave(self._live, step, self._agent.save_every).running():
             if in_doubt:
                 done = await self._resolve_doubt(step)
@@ -345,7 +387,8 @@ class Loop(Generic[S]):
                 raise TypeError(f"verify of step {step.key!r} must return AlreadyDone(result) or None, got {answer!r}")
             return answer
         if self._agent.in_doubt == "fail":
-            raise StepInDoubt(step.key, f"{self._run.id}:{step.key}")
+            called_with = intent_arguments(self._run.history.intents[step.key])
+            raise StepInDoubt(step.key, f"{self._run.id}:{step.key}", called_with)
         return None
 
     async def _failed(self, key: str, attempt: int, error: Exception) -> None:

@@ -138,9 +138,11 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
     steps = len(state.plan) + state.archive.steps
     running = next((step for step in state.plan if step.status is StepStatus.RUNNING), None)
     following = running or next((step for step in state.plan if step.status is StepStatus.PENDING), None)
-    doubt = []
-    if running is not None and running.risky:
-        doubt = [f"step {quoted_name(running.key)} was started and has no result: its effect may have happened"]
+    left = () if resumption.handoff is None else resumption.handoff.dependencies.in_doubt[:_MOST_CALLS]
+    doubt = [f"step {one.call} was started and has no result: its effect may have happened" for one in left]
+    decide = [f"idempotency key {quoted_name(one.idempotency_key)}, {quoted_line(one.command)}" for one in left]
+    if running is not None and running.risky and all(one.key != running.key for one in left):
+        doubt.append(f"step {quoted_name(running.key)} was started and has no result: its effect may have happened")
     calls = () if resumption.handoff is None else resumption.handoff.dependencies.in_flight[:_MOST_CALLS]
     doubt += [f"the call {quoted_line(one.call)} was in flight" for one in calls]
     lost = "" if gap is None else f"events {gap[0]} to {gap[1]} of its log"
@@ -156,6 +158,7 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
         f"Restored: {_restored(closed, steps, len(state.messages))}.",
         f"Lost: {lost}." if lost else "",
         f"In doubt: {'; '.join(doubt)}." if doubt else "",
+        f"To decide if it becomes a dead letter: {'; '.join(decide)}." if decide else "",
         f"Next: {upcoming}.",
     ]
     return ResumeNotice(

@@ -22,6 +22,7 @@ from ...deadletter import (
     replay_all,
 )
 from ...queues import Partition, Producer, recorded_steps
+from ...queues.doubts import read_doubts
 from ...queues.explanation import remedy_for
 from .support.answers import warn_of_answers
 from .support.connection import connected, known_partitions, redis_now
@@ -318,9 +319,11 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     if letter is None:
         raise Failed(f"no dead letter {task_id} in namespace {producer.namespace.name!r} on {producer.address.shown}")
     steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
-    remedy = remedy_for(letter.reason, letter.id, letter.error, letter.app)
+    doubts = await read_doubts(producer.gateway, letter.partition, letter.id)
+    remedy = remedy_for(letter.reason, letter.id, letter.error, letter.app, doubts)
     if json:
-        print_json(letter.summary() | {"steps": steps, "remedy": remedy})
+        found = {"steps": steps, "remedy": remedy, "doubts": [doubt.summary() for doubt in doubts]}
+        print_json(letter.summary() | found)
         return
     since = ago(await redis_now(producer))
     summary: dict[str, Any] = letter.summary()
@@ -336,6 +339,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "reason": letter.reason,
             "error": f"{letter.error}: {letter.message}",
             "remedy": remedy,
+            "in doubt": "\n".join(map(str, doubts)) or None,
             "died": f"{timestamp(letter.died_at)} ({since(letter.died_at)})",
             "enqueued": f"{timestamp(letter.enqueued_at)} ({since(letter.enqueued_at)})",
             "attempts": str(letter.attempts),

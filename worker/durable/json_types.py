@@ -266,7 +266,7 @@ def has_models(schema: CoreSchema) -> bool:
 
 
 def unreadable_part(schema: CoreSchema) -> str | None:
-    """Return which part of a type is certainly not read back from its JSON, and the remedy; None without a known one."""
+    """Return which part of a type is certainly not read back from its JSON, and the remedy; None if all may be."""
     return next((problem for part in _parts(schema) if (problem := _problem(part)) is not None), None)
 
 

@@ -17,11 +17,13 @@ PerdureError
 │   ├── StepMismatch            a resumed run called a recorded step with other arguments
 │   │   └── StepOutOfOrder      a new step came before recorded ones
 │   ├── ResultMismatch          a recorded result does not fit the declared type of its step
+│   │   └── ResolutionMismatch  a person's result for a step in doubt does not fit it
 │   ├── OrphanedSteps           a resumed run with a result did not ask for recorded steps
 │   ├── StepTimeout             a step exceeded its timeout
 │   │   └── StepStillRunning    the function of an earlier try still runs in its thread
 │   ├── StepExited              a step called sys.exit() or raised KeyboardInterrupt
 │   ├── StepInDoubt             a risky step was interrupted and its effect is unknown
+│   ├── StepResolvedAsFailed    a person decided that an interrupted risky step failed
 │   └── UnserialisableResult    a result is not JSON, or not of the declared type
 ├── ContextError                context of a model
 │   ├── ContextTooLarge         a layer does not fit into its budget
@@ -85,6 +87,7 @@ from .artifacts import (
 )
 from .steps import (
     OrphanedSteps,
+    ResolutionMismatch,
     ResultMismatch,
     StepDefinitionError,
     StepError,
@@ -93,6 +96,7 @@ from .steps import (
     StepMismatch,
     StepOutOfOrder,
     StepOutsideTask,
+    StepResolvedAsFailed,
     StepStillRunning,
     StepTimeout,
     UnserialisableResult,
@@ -138,6 +142,7 @@ __all__ = [
     "LifespanError",
     "OrphanedSteps",
     "Reschedule",
+    "ResolutionMismatch",
     "ResultMismatch",
     "RetryLater",
     "SettingsDiffer",
@@ -155,6 +160,7 @@ __all__ = [
     "StepMismatch",
     "StepOutOfOrder",
     "StepOutsideTask",
+    "StepResolvedAsFailed",
     "StepStillRunning",
     "StepTimeout",
     "StoreUnavailable",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...queues import PerdureError
+from ...queues import PerdureError, resolve_command
+from ...queues.doubts import failure_text
 from ...queues.error_text import error_text
 
 __all__ = [
     "OrphanedSteps",
+    "ResolutionMismatch",
     "ResultMismatch",
     "StepDefinitionError",
     "StepError",
@@ -17,6 +19,7 @@ __all__ = [
     "StepMismatch",
     "StepOutOfOrder",
     "StepOutsideTask",
+    "StepResolvedAsFailed",
     "StepStillRunning",
     "StepTimeout",
     "UnserialisableResult",
@@ -82,6 +85,17 @@ class ResultMismatch(StepError):
     """The recorded result of a step does not fit the type that its function declares now. It did not run again."""
 
 
+class ResolutionMismatch(ResultMismatch):
+    """A person's result for a step in doubt does not fit the type that its function declares. It did not run."""
+
+    def __init__(self, task_id: str, step: str, problem: str) -> None:
+        super().__init__(
+            f"step {step!r} was resolved with a result that does not fit: {problem}; replace it: "
+            f"{resolve_command(task_id, step)}; then replay the task"
+        )
+        self.task_id, self.step = task_id, step
+
+
 class OrphanedSteps(StepError):
     """A handler with `on_orphan="fail"` returned without asking for all recorded steps. The message has the remedy."""
 
@@ -125,14 +139,31 @@ class StepExited(StepError):
 
 
 class StepInDoubt(StepError):
-    """A risky step was started, has no recorded result, and must not run twice (`in_doubt="fail"`)."""
+    """A risky step was started, has no recorded result, and must not run twice (`in_doubt="fail"`).
 
-    def __init__(self, step: str, idempotency_key: str) -> None:
+    A person decides what it did: `perdure task resolve`, or `TaskHandle.resolve_step`.
+    """
+
+    def __init__(self, step: str, idempotency_key: str, arguments: str = "") -> None:
+        """arguments: their text, for people."""
+        task_id = idempotency_key.removesuffix(f":{step}")
+        called = f" with arguments {arguments}" if arguments else ""
         super().__init__(
-            f"step {step!r} was started and has no recorded result: find out whether its effect happened "
-            f"(idempotency key {idempotency_key}), then replay the task"
+            f"step {step!r} was started{called} and has no recorded result: find out whether its effect happened "
+            f"(idempotency key {idempotency_key}), then run: {resolve_command(task_id, step)}; then replay the task"
         )
-        self.step, self.idempotency_key = step, idempotency_key
+        self.step, self.idempotency_key, self.arguments = step, idempotency_key, arguments
+
+
+class StepResolvedAsFailed(StepError):
+    """A risky step was cut off, and a person decided that it failed: `perdure task resolve ID STEP --failed TEXT`.
+
+    text: of the person.
+    """
+
+    def __init__(self, step: str, text: str) -> None:
+        super().__init__(failure_text(step, text))
+        self.step, self.text = step, text
 
 
 class UnserialisableResult(StepError, TypeError):

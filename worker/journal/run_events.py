@@ -121,6 +121,24 @@ class StepFailed(Event):
     message: str = ""
 
 
+@built_in
+class StepResolved(Event):
+    """A person's decision about a risky step that was cut off.
+
+    Attributes:
+        decision: `result`, `failed` or `run_again`.
+        by: Name of the person.
+        result: Value that the step returns.
+        failed: Text of the failure.
+    """
+
+    type: Literal["step_resolved"] = "step_resolved"
+    decision: str
+    by: str = ""
+    result: Any = None
+    failed: str = ""
+
+
 # waits and messages
 
 

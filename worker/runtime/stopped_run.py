@@ -104,7 +104,9 @@ def _remedy(run: Run, outcome: Outcome, tail: LogTail) -> Iterable[str]:
         return ()
     evidence = Evidence.of(outcome.error, run.redact)
     step = run.history.crash.get("step") if outcome.reason is Reason.CRASH_LOOP else None
-    return burial_notes(tail.events, run.id, outcome.reason, evidence.error, evidence.message, step=step)
+    return burial_notes(
+        tail.events, run.id, outcome.reason, evidence.error, evidence.message, step=step, intents=tail.intents
+    )
 
 
 def _has_history(run: Run) -> bool:

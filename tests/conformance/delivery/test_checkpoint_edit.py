@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from perdure.deadletter import Reason, bury
+from perdure.deadletter import Reason, Replay, bury, find_letter, replay
 from perdure.queues import Delivery, Entry, Gateway, Kind, Namespace, Partition, Producer, State, read_events
 from perdure.queues.delivery import Position, edit_checkpoint, load_history, read_position
-from perdure.queues.delivery.settlement import Counters, park
+from perdure.queues.delivery.settlement import Counters, park, release
 
 from tests.support.consumers import promote, read_one, worker
 from tests.support.delivery_calls import EVIDENCE, add_entries
@@ -65,7 +65,7 @@ async def test_a_dead_letter_is_edited_and_stays_one(
     assert 0 < await gateway.command("PTTL", partition.steps("x")) <= 3_600_000
 
 
-async def test_a_task_that_a_worker_has_or_may_take_is_not_edited(
+async def test_a_task_that_a_worker_has_is_not_edited(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
     position = await read_position(gateway, partition, "x")
@@ -74,6 +74,48 @@ async def test_a_task_that_a_worker_has_or_may_take_is_not_edited(
     assert await dump(gateway, namespace) == before
     await park(gateway, delivery, "x", Counters(), delay=0, waits="compaction", seen=0)
     await promote(gateway, partition, "x")
+    await read_one(await worker(gateway, partition))
+    position = await read_position(gateway, partition, "x")
+    before = await dump(gateway, namespace)
+    assert await edit(gateway, partition, position) is None
+    assert await dump(gateway, namespace) == before
+
+
+@pytest.mark.parametrize("queued", ["ready", "released"])
+async def test_a_queued_task_is_edited_before_a_worker_takes_it(
+    gateway: Gateway, partition: Partition, delivery: Delivery, queued: str
+) -> None:
+    if queued == "ready":
+        await park(gateway, delivery, "x", Counters(), delay=0, waits="compaction", seen=0)
+        await promote(gateway, partition, "x")
+    else:
+        await release(gateway, delivery, "x", data={})
+    assert await edit(gateway, partition, await read_position(gateway, partition, "x")) is False
+    taker = await worker(gateway, partition, name="b", lease=0)
+    again = await read_one(taker) if queued == "ready" else (await taker.claim(partition, "0-0", 1))[1][0]
+    history = await load_history(gateway, again, "x")
+    assert (history.events, history.entries, history.saved) == (2, 3, {"#state": b"new"})
+    await add_entries(gateway, again, "x", [Entry(Kind.EVENT, "changed", b"3")])
+
+
+@pytest.mark.parametrize("since", ["replayed", "promoted"])
+async def test_an_edit_of_a_task_with_equal_numbers_that_was_queued_since_is_refused(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, since: str
+) -> None:
+    """The command arrives late: another message, or another replay, has the same last event and last entry."""
+    if since == "replayed":
+        await bury(
+            gateway, delivery, "x", task="t", reason=Reason.NOT_RETRYABLE, evidence=EVIDENCE, counters=Counters(),
+            retention=3600,
+        )  # fmt: skip
+        position = await read_position(gateway, partition, "x")
+        found = await find_letter(gateway, [partition], "x")
+        assert found is not None
+        assert await replay(gateway, found, Replay())
+    else:
+        await park(gateway, delivery, "x", Counters(), delay=0, waits="compaction", seen=0)
+        position = await read_position(gateway, partition, "x")
+        await promote(gateway, partition, "x")
     before = await dump(gateway, namespace)
     assert await edit(gateway, partition, position) is None
     assert await dump(gateway, namespace) == before

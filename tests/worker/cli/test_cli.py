@@ -119,7 +119,7 @@ def test_the_commands_are_these() -> None:
                 "compact",
             )
         ),
-        *(f"task {name}" for name in ("correct", "dismiss", "export", "import")),
+        *(f"task {name}" for name in ("correct", "resolve", "dismiss", "export", "import")),
         *(f"session {name}" for name in ("list", "show", "send", "correct", "export", "forget")),
         *(f"identity {name}" for name in ("show", "set", "log")),
         *(f"artifacts {name}" for name in ("list", "gc")),

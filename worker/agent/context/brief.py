@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from ....queues.durations import shown_time
 from ...journal import AgentState, Commitment, PlanStep, Question, StepStatus
+from ...journal.handoff import DoubtfulStep
 from ...journal.quoting import quoted_line, quoted_name
 from .sections import Count, Section, fitted
 
@@ -59,7 +60,7 @@ class Interruption:
         at: when the former run ended, in milliseconds since the epoch.
         notice: note for the user about it.
         message: its note for this one.
-        in_doubt: keys of steps that may have taken effect, each with its idempotency key.
+        in_doubt: steps that may have taken effect.
         cut_off: calls that had no result yet.
         attention: what to look at first.
     """
@@ -69,7 +70,7 @@ class Interruption:
     at: int | None = None
     notice: str = ""
     message: str = ""
-    in_doubt: Sequence[tuple[str, str]] = ()
+    in_doubt: Sequence[DoubtfulStep] = ()
     cut_off: Sequence[str] = ()
     attention: Sequence[str] = ()
 
@@ -297,10 +298,10 @@ def _in_doubt(state: AgentState, interruption: Interruption) -> list[str]:
     """Return what may have taken effect."""
     done = {step.key for step in state.plan if step.status is StepStatus.DONE}
     return [
-        f"- in doubt: {quoted_name(key)} started and has no result; look up {quoted_name(idempotency_key)} "
-        "before you repeat it"
-        for key, idempotency_key in interruption.in_doubt
-        if key not in done
+        f"- in doubt: {one.call} started and has no result; look up {quoted_name(one.idempotency_key)} before you "
+        f"repeat it; an operator decides: {quoted_line(one.command)}"
+        for one in interruption.in_doubt
+        if one.key not in done
     ]
 
 

@@ -14,6 +14,7 @@ from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async
 from ...errors import StepOutsideTask
 from ...journal import After, AgentState, StepStatus
+from ...journal.handoff import DoubtfulStep
 from ...journal.quoting import quoted_block, quoted_line, quoted_name
 from ..coherence import CoherenceMonitor
 from .background import (
@@ -309,17 +310,19 @@ def _interruption(run: Run, state: AgentState) -> Interruption | None:
         return None
     left = found.handoff
     asked = None if live is None else live.asked_after
-    doubtful = {} if left is None else {one.key: one.idempotency_key for one in left.dependencies.in_doubt}
+    doubtful = {} if left is None else {one.key: one for one in left.dependencies.in_doubt}
     if found.after != "wait" or asked is not None:
         started = [step for step in state.plan if step.status is StepStatus.RUNNING and step.attempts > 1]
-        doubtful |= {step.key: f"{run.id}:{step.key}" for step in started if step.risky}
+        for step in started:
+            if step.risky and step.key not in doubtful:
+                doubtful[step.key] = DoubtfulStep(key=step.key, idempotency_key=f"{run.id}:{step.key}")
     return Interruption(
         name=run.envelope.task,
         reason=_REASONS[found.after] if asked is None else f"{_REASONS[asked]} and a wait for confirmation",
         at=found.at,
         notice="" if live is None or not (found.interrupted or asked is not None) else live.notice,
         message="" if left is None or left is found.received else left.message,
-        in_doubt=[*doubtful.items()],
+        in_doubt=[*doubtful.values()],
         cut_off=() if left is None else [one.call for one in left.dependencies.in_flight],
         attention=() if left is None else left.attention,
     )

@@ -110,6 +110,15 @@ def _planned(data: Data) -> str:
     return f"{again}{_short(', '.join(keys))}{_because(data, 'why')}"
 
 
+def _resolved(data: Data) -> str:
+    decision = data.get("decision")
+    if decision == "result":
+        return f"with result {_short(data.get('result'))}{_by(data)}"
+    if decision == "failed":
+        return f"as failed: {_short(data.get('failed', ''))}{_by(data)}"
+    return f"to run again{_by(data)}"
+
+
 def _forked(data: Data) -> str:
     return f"from task {data.get('source')} at event {data.get('at')}"
 
@@ -164,6 +173,7 @@ _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "message_added": _message_added,
     "planned": _planned,
     "forked": _forked,
+    "step_resolved": _resolved,
     "compacted": _compacted,
     "progress": progress_text,
 }

@@ -39,6 +39,7 @@ _COMMANDS = {
     "import": (".task.transfer:import_", "Store a task that another deployment exported, and print its id."),
     "compact": (".task.compact:compact", "Move closed steps and old messages out of the state of an agent."),
     "correct": (".task.correct:correct", "Correct the state of an agent, and print the task's id."),
+    "resolve": (".task.resolve:resolve", "Decide about a risky step in doubt, and print the task's id."),
     "versions": (".task.versions:versions", "List the versions of code that tasks began with."),
     "catalog": (".queue:catalog", "List the tasks that workers have published."),
 }

@@ -342,7 +342,7 @@ def _current(tail: LogTail, record: Record) -> Handoff:
     if why == "burial":
         error = record.error or {}
         texts = [str(error.get(name, "")) for name in ("error", "message")]
-        notes = burial_notes(tail.events, record.id, record.reason or "", *texts)
+        notes = burial_notes(tail.events, record.id, record.reason or "", *texts, intents=tail.intents)
     made = handoff_of(
         tail, task=record.task or "?", session=record.id, why=why, goal=goal, in_flight=step, attention=notes
     )

@@ -82,6 +82,7 @@ async def show(producer: Producer, task_id: TaskId, *, queue: InQueue = None, js
             "progress": _progress(record, since),
             "steps done": str(explained.steps) if explained.steps else None,
             "failed step": explained.failed_step,
+            "in doubt": "\n".join(map(str, explained.doubts)) or None,
             "result": _text(record.shown_result()),
             "artifacts": "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None,
             "incoherent": _finding_text(findings),
@@ -98,7 +99,8 @@ async def show(producer: Producer, task_id: TaskId, *, queue: InQueue = None, js
 async def why(producer: Producer, task_id: TaskId, *, queue: InQueue = None, json: AsJson = False) -> None:
     """Explain why a task is in its state, and what happens next.
 
-    If an operator can do something about it, a second line says what.
+    If an operator can do something about it, a second line says what. Further
+    lines name the risky steps that were cut off.
 
     Example: perdure task why 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
@@ -109,6 +111,8 @@ async def why(producer: Producer, task_id: TaskId, *, queue: InQueue = None, jso
     print_text(explained.sentence)
     if explained.remedy is not None:
         print_text(explained.remedy)
+    for doubt in explained.doubts:
+        print_text(f"in doubt: {doubt}")
 
 
 def _of(number: int, limit: int | None) -> str:

@@ -132,6 +132,15 @@ class Codec:
         """Return a result in its declared type. Raises `pydantic.ValidationError`, `ValueError`."""
         return from_json(data) if self._type is None else self._type.read(data)
 
+    def misfit(self, data: bytes) -> str:
+        """Return why JSON data does not fit the declared type."""
+        try:
+            self.decode(data)
+        except ValueError as error:
+            problem = first_problem(error) if isinstance(error, ValidationError) else str(error)
+            return f"{self.type_name} is declared: {problem}"
+        return "it cannot be read"
+
     def decode_record(self, step: str, data: bytes, misread: Misread | None = None) -> Any:
         """Return the recorded result of a step in its declared type.
 

@@ -15,16 +15,20 @@ import anyio
 import orjson
 
 from ....deadletter import Evidence, backoff
-from ....queues import Entry, Kind, PayloadTooLarge, retry_while_unavailable
+from ....queues import Entry, Kind, PayloadTooLarge, encode_intent, resolution_in, retry_while_unavailable
+from ....queues.doubts import Resolution, intent_arguments, intent_digest
 from ....queues.runtime import RUNTIME
 from ....queues.transport import REFERENCE
 from ...errors import (
     Reschedule,
+    ResolutionMismatch,
+    ResultMismatch,
     StepDefinitionError,
     StepError,
     StepExited,
     StepInDoubt,
     StepMismatch,
+    StepResolvedAsFailed,
     UnserialisableResult,
 )
 from ...journal import MISREAD, StepRecord, gap_before
@@ -45,7 +49,7 @@ from .matching import check_order, match_step
 from .options import AlreadyDone, StepOptions, check_name
 from .tool_calls import LoggedCall
 
-__all__ = ["run_step"]
+__all__ = ["decided_result", "run_step"]
 
 
 _MARKS: Final = (REFERENCE, MISREAD)
@@ -131,13 +135,18 @@ async def _perform(
     replicated = options.durability == "replicated"
     step = Step(run, key, replicated=replicated, tool=None if tool is None else tool.name)
     step.records_nested = options.nested == "record"
+    decided = _decision(run, key, args, kwargs, arguments, shown)
     token = CURRENT_STEP.set(step)
     try:
         try:
             run.step_began(key, digest)
-            if tool is not None and options.intent and not options.risky:
+            if tool is not None and options.intent and not options.risky and decided is None:
                 await run.recorder.put(*tool.note(run, key, digest), wait=False)
-            value = await _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
+            value = await (
+                _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
+                if decided is None
+                else _resolved(step, run, codec, decided, digest, shown)
+            )
         finally:
             CURRENT_STEP.reset(token)
             if run.threads.late and outer is None and (late := run.threads.late.find(run.id, key)) is not None:
@@ -204,6 +213,52 @@ async def _record(
     return record, value, misfit
 
 
+def _decision(
+    run: Run, key: str, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: tuple[str, bytes], shown: str
+) -> Resolution | None:
+    """Return what a person has decided about a step in doubt; None if the step is to be called.
+
+    Raises `StepMismatch` if the decision is about a call with other arguments.
+    """
+    if not run.history.intents or (intent := run.history.intents.get(key)) is None:
+        return None
+    if (decided := resolution_in(intent)) is None:
+        return None
+    if intent_digest(intent) not in digests_of(args, kwargs, arguments[0], constants_of(run)):
+        raise StepMismatch(key, intent_arguments(intent), shown)
+    if decided.decision == "run_again":
+        del run.history.intents[key]  # a new intent replaces it
+        return None
+    return decided
+
+
+async def _resolved(step: Step, run: Run, codec: Codec, decided: Resolution, digest: str, shown: str) -> Any:
+    """Return the result, or raise the failure, that a person has decided on for a step in doubt.
+
+    A failure is final before the handler sees it: what follows from it must not be decided again.
+
+    Raises `StepResolvedAsFailed`, `ResolutionMismatch`.
+    """
+    if decided.decision == "result":
+        return decided_result(run.id, step.key, codec, decided)
+    error = StepResolvedAsFailed(step.key, decided.text)
+    if not decided.read:
+        intent = encode_intent(digest, shown, replace(decided, read=True))
+        what = Evidence.brief(error, run.redact)
+        failed = StepFailed(step=step.key, tool=step.tool, error=what.error, message=what.message)
+        await run.recorder.put(Entry(Kind.INTENT, step.key, intent), run.next_entry(failed), wait=True)
+        run.history.intents[step.key] = intent
+    raise error
+
+
+def decided_result(task_id: str, key: str, codec: Codec, decided: Resolution) -> Any:
+    """Return the result that a person has decided on, in its declared type. Raises `ResolutionMismatch`."""
+    try:
+        return codec.decode_record(key, decided.text.encode())
+    except ResultMismatch as error:
+        raise ResolutionMismatch(task_id, key, codec.misfit(decided.text.encode())) from error
+
+
 def _codec(run: Run, name: str, fn: Callable[..., Any], called: Callable[..., Any]) -> Codec:
     """Return the codec of a function's results, and keep it: a loop calls one function. called: without its object."""
     if not callable(fn):
@@ -241,8 +296,9 @@ async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOpt
         match = await run.keys.find(name, options.step_id, digests, run.history)
     else:
         match = await match_step(run, name, digests, rerun=options.on_mismatch == "rerun")
-    if isinstance(run.keys, StrictStepKeys) and match[1] is None and match[2] is None:
-        await check_order(run, run.keys, match[0])
+    key, result, former = match
+    if isinstance(run.keys, StrictStepKeys) and result is None and former is None and key not in run.history.intents:
+        await check_order(run, run.keys, key)
     return match
 
 
@@ -306,12 +362,12 @@ async def _call_with_retries(
         if late is None and options.risky:
             intent = run.history.intents.get(step.key)
             if intent is not None and not is_note(intent):
-                happened = await _resolve_doubt(step, run, args, kwargs, options)
+                happened = await _resolve_doubt(step, run, args, kwargs, options, intent_arguments(intent))
                 if happened is not None:
                     return happened.result
             else:
                 _check_call(step.key, fn, args, kwargs)  # a wrong call must leave no doubt
-                intent = orjson.dumps({"h": digest, "a": shown})
+                intent = encode_intent(digest, shown)
                 started = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
                 await run.recorder.put(Entry(Kind.INTENT, step.key, intent), started, wait=True, replicated=replicated)
                 run.history.intents[step.key] = intent
@@ -398,7 +454,7 @@ async def _log_failure(step: Step, run: Run, error: Exception, *, noted: bool) -
 
 
 async def _resolve_doubt(
-    step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions
+    step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions, called_with: str
 ) -> AlreadyDone[Any] | None:
     if options.verify is not None:
         called = f"{step.key} (verify)"
@@ -413,7 +469,7 @@ async def _resolve_doubt(
             raise TypeError(f"verify of step {step.key!r} must return AlreadyDone(result) or None, got {answer!r}")
         return answer
     if options.in_doubt == "fail":
-        raise StepInDoubt(step.key, step.idempotency_key)
+        raise StepInDoubt(step.key, step.idempotency_key, called_with)
     return None
 
 

@@ -12,7 +12,7 @@ JSON is durable data: keep its keys.
 from __future__ import annotations
 
 from .budget import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted, fitted_text
-from .document import HANDOFF, RECEIVED, AwaitedAnswer, Handoff, Why
+from .document import HANDOFF, RECEIVED, AwaitedAnswer, DoubtfulStep, Handoff, Why
 from .draft import REMEDY, build_handoff, burial_notes, handoff_of, state_after
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "REMEDY",
     "AwaitedAnswer",
     "Counter",
+    "DoubtfulStep",
     "Handoff",
     "Why",
     "build_handoff",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ....queues import resolve_command
 from ....queues.durations import shown_time
 from ...errors import BadHandoff
 from ...errors.validation import first_problem
@@ -89,10 +90,26 @@ class ToolUse(_Part):
 
 
 class DoubtfulStep(_Part):
-    """Risky step that started and has no result. idempotency_key: key with which its effect can be looked up."""
+    """Risky step that started and has no result.
+
+    Attributes:
+        idempotency_key: Key with which its effect can be looked up.
+        arguments: Their text.
+    """
 
     key: str
     idempotency_key: str
+    arguments: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command by which a person decides whether it took effect, while the task does not run."""
+        return resolve_command(self.idempotency_key.removesuffix(f":{self.key}"), self.key)
+
+    @property
+    def call(self) -> str:
+        """The step with its arguments, as one line."""
+        return f"{quoted_name(self.key)}{f'({_flat(self.arguments)})' if self.arguments else ''}"
 
 
 class CallInFlight(_Part):
@@ -219,7 +236,8 @@ class Handoff(_Part):
     def _attention(self) -> list[str]:
         lines = [_line(self.message)] if self.message else []
         lines += [
-            f"- in doubt: {quoted_name(one.key)} started and has no result; look up {quoted_name(one.idempotency_key)}"
+            f"- in doubt: {one.call} started and has no result; look up {quoted_name(one.idempotency_key)}; a person "
+            f"decides: {_flat(one.command)}"
             for one in self.dependencies.in_doubt
         ]
         lines += [

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ....queues import LogTail, TaskEvent
+from ....queues import LogTail, TaskEvent, open_doubts
+from ....queues.doubts import undecided
 from ....queues.explanation import remedy_for
 from ...errors import BadSnapshot
 from ..agent_events import Dismissed
@@ -178,6 +179,7 @@ def build_handoff(
     steps = [key for key in done if not _is_event(key)]
     notes = tuple(attention)
     calls = {key: noted_call(intent) for key, intent in sorted(intents.items())}
+    doubts = undecided(open_doubts(session, intents))
     waits = _parts(AwaitedAnswer, [state.get("waiting_for")]) or ([waiting] if waiting is not None else [])
     return Handoff(
         task=task,
@@ -206,7 +208,9 @@ def build_handoff(
             tools=_tools(Counter(tools) if tools else _called(parsed)),
             in_flight=tuple(CallInFlight(key=key, call=call) for key, call in calls.items() if call is not None),
             in_doubt=tuple(
-                DoubtfulStep(key=key, idempotency_key=f"{session}:{key}") for key, call in calls.items() if call is None
+                DoubtfulStep(key=doubt.step, idempotency_key=doubt.idempotency_key, arguments=doubt.arguments)
+                for doubt in doubts
+                if not (why == "waiting" and doubt.step in known)  # the wait itself is what it has done so far
             ),
             unread=unread,
         ),
@@ -214,7 +218,14 @@ def build_handoff(
 
 
 def burial_notes(
-    events: Sequence[TaskEvent], session: str, reason: str, error: str, message: str, *, step: object = None
+    events: Sequence[TaskEvent],
+    session: str,
+    reason: str,
+    error: str,
+    message: str,
+    *,
+    step: object = None,
+    intents: Mapping[str, bytes] = _NO_INTENTS,
 ) -> Iterable[str]:
     """Yield what needs attention in a dead letter: the failed step with the error, and how to continue.
 
@@ -223,13 +234,14 @@ def burial_notes(
         session: Id of the task.
         error: Name of the error. message: its text.
         step: Step in which the worker died.
+        intents: Stored intents, by step.
     """
     if step is not None:
         yield f"step {step} killed its worker: {error}: {message}"
     else:
         failed = _failed_step(events, error, message)
         yield f"step {failed} failed: {error}: {message}" if failed else f"it failed: {error}: {message}"
-    yield f"{REMEDY}{remedy_for(reason, session, error)}"
+    yield f"{REMEDY}{remedy_for(reason, session, error, doubts=open_doubts(session, intents))}"
 
 
 def _failed_step(events: Sequence[TaskEvent], error: str, message: str) -> str | None:

@@ -118,6 +118,7 @@ ON_ONE_TASK = {
     "send": ("hello",),
     "correct": ("--continue",),
     "dismiss": ("1",),
+    "resolve": ("pay", "--run-again"),
     "compact": (),
     "fork": (),
     "export": ("--output", "x.jsonl"),
