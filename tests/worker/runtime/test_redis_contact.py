@@ -46,8 +46,8 @@ class Line:
 @pytest.fixture
 def line(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     line = Line(Path(settings.redis_url.removeprefix("unix://")), tmp_path / "line.sock")
-    connect = redis.asyncio.UnixDomainSocketConnection._connect
-    connect_sync = redis.UnixDomainSocketConnection._connect
+    connect: Any = redis.asyncio.UnixDomainSocketConnection._connect
+    connect_sync: Any = redis.UnixDomainSocketConnection._connect
 
     async def connect_loop(connection: Any) -> None:
         line.connect("loop", connection)
