@@ -97,8 +97,7 @@ async def test_a_wait_ends_if_the_password_stays_wrong(
     waiting = asyncio.create_task(handle.result())
     await asyncio.sleep(0)
     set_password(operator, "new")
-    with pytest.raises(
-        Refused, match=f"^{app.producer.gateway.address.shown} refused the credentials: Authentication required"
-    ):
+    shown = app.producer.gateway.address.shown
+    with pytest.raises(Refused, match=f"^{shown} refused the credentials: Authentication required"):
         await bounded(waiting)
     set_password(operator, "")
