@@ -38,6 +38,7 @@ from ..durable import (
 )
 from ..durable.steps.codec import arguments_text, fingerprint
 from ..durable.steps.execution import decided_result
+from ..durable.steps.variables import contained
 from ..errors import (
     Reschedule,
     ResolutionMismatch,
@@ -424,7 +425,7 @@ class Loop(Generic[S]):
         """
         with self._run.keys.inside(scope), checked_steps():
             try:
-                result = await call()
+                result = await contained(call(), always=True)
             except Exception:
                 await self._run.check_stopped()
                 raise

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import ClassVar, Final, NoReturn
 
 import anyio
+
+from .steps.equal_calls import EqualCalls
 
 __all__ = ["GENERATOR_EXIT", "HandlerTask", "is_closing"]
 
@@ -38,8 +41,11 @@ class HandlerTask:
 
     __slots__ = (
         "_cancels",
+        "_equal_calls",
         "_failed",
+        "_holding",
         "_loop",
+        "_own_call",
         "_quiet",
         "_refused",
         "_retry_cancel",
@@ -50,20 +56,22 @@ class HandlerTask:
         "stopping",
     )
 
-    steps_in_flight: dict[str, float]
-    """Monotonic time at which each began, by their keys."""
-    stopping: bool
-    """Whether the run stops at its next step boundary."""
-    stopped: bool
-    """Whether the handler was stopped or has ended: its calls of the context are refused."""
-    _cancels: int
-    _failed: bool
-    _loop: asyncio.AbstractEventLoop
-    _quiet: anyio.Event | None
-    _refused: int
-    _retry_cancel: asyncio.TimerHandle | None
-    _step_tasks: dict[str, asyncio.Task[object]]
-    _task: asyncio.Task[object] | None
+    def __init__(self) -> None:
+        self.steps_in_flight: dict[str, float] = {}
+        """Monotonic time at which each began, by their keys."""
+        self.stopping = self._failed = False
+        """stopping: whether the run stops at its next step boundary."""
+        self.stopped = False
+        """Whether the handler was stopped or has ended: its calls of the context are refused."""
+        self._cancels = self._refused = 0
+        self._equal_calls: EqualCalls | None = None
+        self._holding: anyio.CancelScope | None = None
+        self._loop = asyncio.get_running_loop()
+        self._own_call = ("", "")
+        self._quiet: anyio.Event | None = None
+        self._retry_cancel: asyncio.TimerHandle | None = None
+        self._step_tasks: dict[str, asyncio.Task[object]] = {}
+        self._task: asyncio.Task[object] | None = None
 
     async def drain_cancellation(self) -> None:
         """Absorb a cancellation that arrived after the handler had ended, so that it cancels nothing else.
@@ -101,19 +109,37 @@ class HandlerTask:
             self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
 
-    def _note_step(self, key: str) -> asyncio.Task[object] | None:
-        """Note and return the asyncio task of a step that runs beside the handler's, as in `asyncio.gather`."""
+    def _note_step(self, key: str, digest: str) -> None:
+        """Note the asyncio task of a step that runs beside the handler's, as in `asyncio.gather`.
+
+        digest: hash of its arguments, if equal calls must not be concurrent.
+        """
         task = asyncio.current_task()
         if task is None or task is self._task:
-            return None
+            self._own_call = (key, digest)
+            if self._equal_calls is not None:
+                self._equal_calls.check(key, digest)
+            return
         self._step_tasks[key] = task
-        return task
+        if digest:
+            if self._equal_calls is None:
+                self._equal_calls = EqualCalls()
+            own = self._own_call
+            self._equal_calls.add(key, digest, task, own if own[0] in self.steps_in_flight else ("", ""))
 
     def _cancel_steps(self) -> None:
         """Cancel the steps that run beside the handler, which has ended: their results are not awaited."""
         for task in self._step_tasks.values():
             task.cancel()
         self._step_tasks.clear()
+
+    async def hold(self, until: Awaitable[object], seconds: float) -> bool:
+        """Wait after the end of the handler, with the lease. Return whether the time is over. A stop ends the wait."""
+        with anyio.move_on_after(seconds) as scope:
+            self._holding = scope
+            await until
+        self._holding = None
+        return scope.cancelled_caught and anyio.current_time() >= scope.deadline
 
     def _cancel(self) -> None:
         if self._task is not None:

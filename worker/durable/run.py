@@ -18,7 +18,6 @@ from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
 from .handler_task import HandlerTask
 from .observer import RunObserver
-from .steps.equal_calls import EqualCalls
 from .steps.keys import StepKeys, StrictStepKeys
 from .steps.threads import Threads
 from .stop_reasons import ParkReason, StopReason
@@ -56,12 +55,9 @@ class Run(HandlerTask):
     """
 
     __slots__ = (
-        "_equal_calls",
-        "_holding",
         "_leaving",
         "_new_version",
         "_observers",
-        "_own_call",
         "_recorder",
         "_used_messages",
         "active",
@@ -109,6 +105,7 @@ class Run(HandlerTask):
         settings: Settings,
         app_tasks: Container[str] = (),
     ) -> None:
+        super().__init__()
         self.gateway = gateway
         self.delivery = delivery
         self.envelope = envelope
@@ -122,19 +119,15 @@ class Run(HandlerTask):
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None
-        self.stopping = self.stopped = self.closed = self._failed = False
+        self.closed = self._new_version = False
         self.started = self.active = RUNTIME.monotonic()
         self.ended_at = 0.0
         self.ended_in: tuple[str, ...] = ()
-        self.steps_in_flight, self._step_tasks = {}, {}
         self.steps_recorded = 0
-        self._equal_calls: EqualCalls | None = None
-        self._own_call = ("", "")
         self.resumption: Resumption | None = None
         self.events = 0
         self.keys: StepKeys = StepKeys()
         self.version = 1
-        self._new_version = False
         self.around_step: Callable[..., Awaitable[Any]] | None = None
         self.codec: tuple[object, Any] = _NO_STEP
         self.constants: Any = None
@@ -144,13 +137,7 @@ class Run(HandlerTask):
         self.identity: Any = None
         self._observers: tuple[RunObserver, ...] = ()
         self._used_messages: set[int] | None = None
-        self._quiet: anyio.Event | None = None
         self._recorder: CheckpointWriter | None = None
-        self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[object] | None = None
-        self._retry_cancel: asyncio.TimerHandle | None = None
-        self._cancels = self._refused = 0
-        self._holding: anyio.CancelScope | None = None
         self._leaving: tuple[StopReason, StopDetail] = _SHUTDOWN
 
     @property
@@ -311,14 +298,6 @@ class Run(HandlerTask):
         if self._holding is not None:
             self._holding.cancel()
 
-    async def hold(self, until: Awaitable[object], seconds: float) -> bool:
-        """Wait after the end of the handler, with the lease. Return whether the time is over. A stop ends the wait."""
-        with anyio.move_on_after(seconds) as scope:
-            self._holding = scope
-            await until
-        self._holding = None
-        return scope.cancelled_caught and anyio.current_time() >= scope.deadline
-
     def abandon(self) -> StopReason | None:
         """Refuse all further writes of a handler that ignores its cancellation. Return why the run was stopped."""
         why, self.stop_reason, self.stopped = self.stop_reason, StopReason.LOST, True
@@ -360,17 +339,9 @@ class Run(HandlerTask):
         self.stopping = True
 
     def step_began(self, key: str, digest: str = "") -> None:
-        """Note that a step runs. digest: hash of its arguments, if equal calls must not be concurrent."""
+        """Note that a step runs. digest: see `_note_step`."""
         self.steps_in_flight[key] = self.active = RUNTIME.monotonic()
-        if (task := self._note_step(key)) is None:
-            self._own_call = (key, digest)
-            if self._equal_calls is not None:
-                self._equal_calls.check(key, digest)
-        elif digest:
-            if self._equal_calls is None:
-                self._equal_calls = EqualCalls()
-            own = self._own_call
-            self._equal_calls.add(key, digest, task, own if own[0] in self.steps_in_flight else ("", ""))
+        self._note_step(key, digest)
         for observer in self._observers:
             observer.on_step(key)
 

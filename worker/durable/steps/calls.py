@@ -15,6 +15,7 @@ from .codec import is_async
 from .current import Step, step_here
 from .options import AlreadyDone
 from .step_thread import StepThread
+from .variables import contained
 
 __all__ = ["call_function", "call_in_step", "late_call", "late_result"]
 
@@ -36,8 +37,7 @@ def call_function(
     if timeout is not None:
         return _call_within(step, run, fn, args, kwargs, timeout, digest, called)
     if is_async(fn):
-        found: Awaitable[Any] = fn(*args, **kwargs)
-        return found
+        return contained(fn(*args, **kwargs))
     call = partial(_call_to_its_end, fn, *args, **kwargs)
     return _in_thread(run, StepThread(run.id, called or step.key, digest, call))
 
@@ -77,7 +77,7 @@ async def _completed(value: Any) -> Any:
     """Return what a plain function returned: an awaitable is awaited, an async iterator is read into a list."""
     if isinstance(value, AsyncIterator):
         return [item async for item in value]
-    return await value if isinstance(value, Awaitable) else value
+    return await contained(value) if isinstance(value, Awaitable) else value
 
 
 def late_call(run: Run, step: Step, digest: str, called: str | None) -> StepThread | None:

@@ -254,6 +254,9 @@ class _Constants(Protocol):
     @property
     def texts(self) -> Sequence[bytes]: ...
 
+    @property
+    def shortest(self) -> int: ...
+
     def older(self) -> _Constants | None: ...
 
     def replace(self, text: str) -> str: ...
@@ -276,7 +279,7 @@ def fingerprint(
             data = orjson.dumps(values)  # as nearly always: the same bytes in a third of the time
         except orjson.JSONEncodeError:  # an integer of more than 64 bits
             data = to_json(values)
-    if constants is not None:
+    if constants is not None and len(data) > constants.shortest:
         for text in constants.texts:
             if text in data:
                 return _hash_with(values, constants), data

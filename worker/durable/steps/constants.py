@@ -32,10 +32,11 @@ class Constants:
 
     Attributes:
         texts: Arguments without any of them have no constants.
+        shortest: Bytes of the shortest one.
         ids: The task's own id, that of the task that it is a copy of, and so on.
     """
 
-    __slots__ = ("_places", "_replacing", "ids", "texts")
+    __slots__ = ("_places", "_replacing", "ids", "shortest", "texts")
 
     def __init__(self, ids: Sequence[str], folder: Path | None = None) -> None:
         """folder: of the run, if it has a workspace. Recorded results may have the folders of earlier runs."""
@@ -48,6 +49,7 @@ class Constants:
             self._places = tuple([name.removesuffix("/") for name in sorted(names, key=len, reverse=True)])
         places = [orjson.dumps(f"{place}/{FOLDER_PREFIX}")[1:-1] for place in self._places]
         self.texts = (*places, *(task_id.encode() for task_id in ids))
+        self.shortest = min(map(len, self.texts))
 
     def older(self) -> Constants | None:
         """Return the constants of the task that this one is a copy of, in the folder of this run; None without one."""
@@ -55,6 +57,7 @@ class Constants:
             return None
         found = Constants(self.ids[1:])
         found._places = self._places
+        found.texts, found.shortest = self.texts, self.shortest
         return found
 
     def replace(self, text: str) -> str:

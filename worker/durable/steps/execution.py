@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from types import MethodType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import anyio
 import orjson
@@ -48,6 +49,7 @@ from .large import read_step_result, store_step_result
 from .matching import check_order, match_step
 from .options import AlreadyDone, StepOptions, check_name
 from .tool_calls import LoggedCall
+from .variables import set_back
 
 __all__ = ["decided_result", "run_step"]
 
@@ -147,10 +149,11 @@ async def _perform(
                 if decided is None
                 else _resolved(step, run, codec, decided, digest, shown)
             )
+        except BaseException:
+            _keep_late(run, outer, step, partial(_record_late, run, step, codec, digest, shown, tool))
+            raise
         finally:
             CURRENT_STEP.reset(token)
-            if run.threads.late and outer is None and (late := run.threads.late.find(run.id, key)) is not None:
-                late.record = partial(_record_late, run, step, codec, digest, shown, tool)
             if call is not None:
                 call.attempt = step.attempt
         warn_if_changed(key, fn, args, kwargs, arguments[1])
@@ -171,9 +174,14 @@ async def _perform(
     if files is not None and files.problem is not None:
         await workspace.catch_up(files, nested=outer is not None)
     if misfit is not None:
-        codec.decode_record(key, data, misfit.misread)  # raises what each later run raises
-        raise misfit
+        _raise_misfit(codec, key, data, misfit)
     return value
+
+
+def _raise_misfit(codec: Codec, key: str, data: bytes, misfit: UnserialisableResult) -> NoReturn:
+    """Raise what each later run raises for the recorded result."""
+    codec.decode_record(key, data, misfit.misread)
+    raise misfit
 
 
 async def _read(run: Run, codec: Codec, key: str, result: bytes) -> Any:
@@ -357,8 +365,9 @@ async def _call_with_retries(
 
     called: name in errors of a step that is a part of another one, whose key it has.
     """
+    variables = copy_context()
     while True:
-        late = late_call(run, step, digest, called) if run.threads.late else None
+        late = late_call(run, step, digest, called) if run.threads.late.by_task else None
         if late is None and options.risky:
             intent = run.history.intents.get(step.key)
             if intent is not None and not is_note(intent):
@@ -381,6 +390,8 @@ async def _call_with_retries(
                 return await call_function(step, run, fn, args, kwargs, options.timeout, digest, called)
             except _EXITS as error:
                 raise _as_failure(called or step.key, error) from error
+            finally:
+                set_back(variables, fn)
         except Exception as error:
             if isinstance(error, TypeError):
                 _check_call(called or step.key, fn, args, kwargs, error)
@@ -471,6 +482,12 @@ async def _resolve_doubt(
     if options.in_doubt == "fail":
         raise StepInDoubt(step.key, step.idempotency_key, called_with)
     return None
+
+
+def _keep_late(run: Run, outer: Step | None, step: Step, record: Callable[[Any], Awaitable[None]]) -> None:
+    """Let the function of a step that is given up record its result, if it runs on in a thread."""
+    if outer is None and (late := run.threads.late.find(run.id, step.key)) is not None:
+        late.record = record
 
 
 async def _record_late(

@@ -145,44 +145,47 @@ class LateCalls:
     """Late calls of a worker, by task. The next try of a step finds the call that it must not run beside.
 
     A call is kept until its result is used, or until it has ended and no run of its task waits for it.
+
+    Attributes:
+        by_task: The calls. To be changed by the methods only.
     """
 
-    __slots__ = ("_by_task", "_left", "_lock")
+    __slots__ = ("_left", "_lock", "by_task")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_task: dict[str, list[StepThread]] = {}
+        self.by_task: dict[str, list[StepThread]] = {}
         self._left: set[StepThread] = set()
         """Calls whose run is over."""
 
     def __bool__(self) -> bool:
-        return bool(self._by_task)
+        return bool(self.by_task)
 
     def add(self, call: StepThread) -> None:
         """Keep a call whose step is given up, if it has begun."""
         if call.give_up(lambda: self._ended(call)):
             with self._lock:
-                self._by_task.setdefault(call.task, []).append(call)
+                self.by_task.setdefault(call.task, []).append(call)
 
     def find(self, task: str, step: str, digest: str | None = None) -> StepThread | None:
         """Return the latest late call of a step; with a digest, one with these arguments."""
-        calls = self._by_task.get(task, ())
+        calls = self.by_task.get(task, ())
         return next((call for call in reversed(calls) if call.step == step and digest in (None, call.digest)), None)
 
     def of(self, task: str) -> list[StepThread]:
         """Return the late calls of a task."""
-        return list(self._by_task.get(task, ()))
+        return list(self.by_task.get(task, ()))
 
     def remove(self, call: StepThread) -> bool:
         """Forget a call. Return whether it was known."""
         with self._lock:
             self._left.discard(call)
-            calls = self._by_task.get(call.task, [])
+            calls = self.by_task.get(call.task, [])
             if call not in calls:
                 return False
             calls.remove(call)
             if not calls:
-                del self._by_task[call.task]
+                del self.by_task[call.task]
             return True
 
     def drop(self, call: StepThread) -> None:

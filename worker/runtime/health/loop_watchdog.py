@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, Final
 
 from ....queues.runtime import RUNTIME
+from ...durable.steps.variables import driven_by
 from ...log import logger
 
 __all__ = ["LoopWatchdog", "stack_of_task", "stacks_of_all_threads"]
@@ -68,7 +69,7 @@ def stack_of_task(task: asyncio.Task[object]) -> str:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is not None:
             frames.append(traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None) or driven_by(awaited)
     return "".join(traceback.format_list(frames)).rstrip()
 
 
