@@ -47,7 +47,7 @@ _TRIES: Final = 10
 """Times that a decision is stored again after something else has written to the task."""
 
 _NO_WAIT: Final = "#"
-"""What no task waits for: a decision wakes no task."""
+"""Kind of wait that no task has: a decision wakes no task."""
 
 RESOLVED: Final = "step_resolved"
 """Type of the event of a decision."""
@@ -55,12 +55,12 @@ RESOLVED: Final = "step_resolved"
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What a person has decided about a step in doubt.
+    """A person's decision about a step in doubt.
 
     Attributes:
         text: The result as JSON, or the text of the failure.
         by: Name of the person.
-        read: Whether a run has told its handler of the failure. Then the decision is final.
+        read: Whether a run has raised the failure in its handler. Then the decision is final.
     """
 
     decision: Decision

@@ -305,7 +305,12 @@ class TaskHandle(Generic[R]):
         await dismiss_finding(self._gateway, self.partition, self.id, event)
 
     async def doubts(self) -> list[Doubt]:
-        """Return the risky steps that were cut off, and may have acted. A running task has none yet."""
+        """Return the risky steps that were cut off, and may have acted; none while a worker runs the task.
+
+        Raises `TaskNotFound`.
+        """
+        if await self.status() is State.RUNNING:
+            return []
         return await read_doubts(self._gateway, self.partition, self.id)
 
     async def resolve_step(

@@ -19,7 +19,7 @@ _CLOSE = queue_script("close_exported")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a task stands: the numbers of its last event and its last entry.
+    """Numbers of the last event and the last entry of a task.
 
     Attributes:
         state: `SCHEDULED` also for a task that waits, `QUEUED` also for one that runs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -147,6 +148,19 @@ async def test_a_step_that_is_to_run_again_is_called_once_more(app: App, shop: S
     await replayed(app, handle)
     assert await bounded(handle.result()) == "receipt 2"
     assert shop.paid == ["order 7"] * 2
+
+
+async def test_the_synchronous_calls_decide_too(app: App, shop: Shop) -> None:
+    handle = await in_doubt(app, function(app, shop, []))
+
+    def decide() -> list[str]:
+        found = [doubt.step for doubt in handle.doubts_sync()]
+        assert handle.resolve_step_sync("pay", result={"number": 12}, by="ada") is State.DEAD
+        return found
+
+    assert await bounded(asyncio.to_thread(decide)) == ["pay"]
+    await replayed(app, handle)
+    assert await bounded(handle.result()) == "receipt 12"
 
 
 async def test_another_crash_of_a_step_that_ran_again_is_another_doubt(app: App) -> None:
@@ -336,6 +350,7 @@ async def test_a_running_or_ended_task_is_refused(app: App, shop: Shop) -> None:
     assert await replay(app.producer.gateway, await letter(app, handle), Replay())
     await take_and_die(app)
     await refused(handle, "pay", "a worker runs the task")
+    assert await handle.doubts() == [], "a step that runs has an intent, too"
     await work_off(app)
     assert await bounded(handle.result()) == "receipt 1"
 
