@@ -20,6 +20,7 @@ from .errors import (
     Refused,
     TaskExists,
     TaskNotFound,
+    Unavailable,
     UnreadableEnvelope,
 )
 from .inspection import find_task
@@ -46,6 +47,7 @@ __all__ = [
     "TaskInput",
     "TaskPast",
     "check_conflicts",
+    "check_same_app",
     "confirm_successor",
     "enqueue_successor",
     "find_conflicts",
@@ -209,6 +211,18 @@ async def find_conflicts(
     """
     found = await asyncio.gather(*(_conflict(gateway, *one, same) for one in known))
     return {message.id: conflict for (_, message), conflict in zip(known, found, strict=True) if conflict is not None}
+
+
+async def check_same_app(gateway: Gateway, partition: Partition, message: TaskMessage) -> None:
+    """Raise `TaskExists` if a stored task with the message's id belongs to another app, as far as it is readable."""
+    try:
+        stored = await read_task_input(gateway, partition, message.id)
+    except Unavailable:
+        raise
+    except PerdureError:
+        return
+    if (other := _other_task(stored.envelope, Envelope.decode(message.envelope))) is not None:
+        raise TaskExists(message.id, other)
 
 
 def check_conflicts(conflicts: Mapping[str, str]) -> None:

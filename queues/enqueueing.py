@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
+from .derived_tasks import check_same_app
 from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
 from .keys import Partition
@@ -101,6 +102,7 @@ class BatchEnqueuer:
 
         Raises:
             StillRunning: The earlier task has not ended.
+            TaskExists: The earlier task belongs to another app.
         """
         token = RUNTIME.token(8)
 
@@ -130,6 +132,7 @@ class BatchEnqueuer:
         answer = b"changed"
         while answer == b"changed":  # another call replaced the task after it was read
             found = await self._gateway.command("HMGET", partition.record(message.id), "finished", "token", "replays")
+            await check_same_app(self._gateway, partition, message)  # of what was read: the script compares it
             args = (message.envelope, message.arguments, token, message.id, *(value or b"" for value in found))
             reset = partial(self._replace, keys, args)
             answer = await store_with_upload(self._gateway, partition, message.large, reset)

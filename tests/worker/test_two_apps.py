@@ -233,6 +233,10 @@ async def test_an_id_of_another_app_is_refused(alpha: App, beta: App) -> None:
     await work_off(alpha)
     with pytest.raises(TaskExists, match="of app 'alpha', not 'beta'"):  # also after it has ended
         await beta.tasks["send"].options(task_id="order-7").enqueue(1)
+    for fresh in (False, True):
+        with pytest.raises(TaskExists, match=f"{goal.id} exists already as a task of app 'alpha', not 'beta'"):
+            await beta.agents["assistant"].enqueue("tidy up", fresh=fresh)
+    assert (await (await alpha.agents["assistant"].enqueue("tidy up", fresh=True)).record()).app == "alpha"
     again = await alpha.producer.enqueue("send", {"number": 1}, queue="default", task_id="order-7")
     assert again.existed
 
