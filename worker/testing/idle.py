@@ -56,8 +56,7 @@ async def run_until_idle(
         if outcomes.failed is not None and not allow_failures:
             raise outcomes.failed from outcomes.error
         if scope.cancelled_caught:
-            why = f"app {app.name!r} was not idle after {limit:g} seconds"
-            raise TimeoutError(f"{why}: {outcomes.unfinished()}; server: {app.settings.address.shown}")
+            raise TimeoutError(f"app {app.name!r} was not idle after {limit:g} seconds: {outcomes.unfinished()}")
         delay = await _next_due(app, worker.queues) if wait_due else math.inf
         if delay > ends - time.monotonic():
             return outcomes.states
