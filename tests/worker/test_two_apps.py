@@ -329,6 +329,14 @@ class TestCommands:
         assert (await self.run("task", "show", handles["alpha"].id, "--json")).json["app"] == "alpha"
         assert (await self.run("task", "why", handles["alpha"].id, "--json")).json["app"] == "alpha"
 
+    async def test_versions_of_one_app(self, alpha: App, beta: App) -> None:
+        handle = await alpha.tasks["wait"].enqueue()
+        await work_off(alpha)
+        (found,) = (await self.run("task", "versions", "wait", "--app", "alpha", "--json")).json
+        assert [use["live"] for use in found["versions"]] == [1]
+        assert (await self.run("task", "versions", "wait", "--app", "beta")).code == 1
+        await handle.cancel()
+
     async def test_an_import_keeps_the_app(self, alpha: App, beta: App, tmp_path: Path) -> None:
         handle = await alpha.tasks["wait"].enqueue()
         await work_off(alpha)

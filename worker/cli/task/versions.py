@@ -15,6 +15,7 @@ from ....queues.inspection import resumable_tasks
 from ...journal import VERSION
 from ..support.connection import connected
 from ..support.errors import Failed
+from ..support.options import AppOption
 from ..support.output import AsJson, note, print_json, print_text, timestamp
 from ..support.tables import Column, Wide, print_list
 
@@ -45,6 +46,7 @@ async def versions(
     producer: Producer,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only the tasks of this name.")] = None,
     *,
+    app: AppOption = None,
     wide: Wide = False,
     json: AsJson = False,
 ) -> None:
@@ -56,7 +58,7 @@ async def versions(
 
     Example: perdure task versions report
     """
-    uses = {task: used for task, used in (await _read(producer)).items() if _is_shown(used, task, name)}
+    uses = {task: used for task, used in (await _read(producer, app)).items() if _is_shown(used, task, name)}
     if name is not None and not uses:
         raise Failed(f"no live worker has task {name!r}, and no task of this name has a checkpoint to resume")
     if json:
@@ -117,18 +119,18 @@ def _is_shown(uses: Sequence[VersionUse], task: str, name: str | None) -> bool:
     return task == name if name is not None else any(use.version > 1 for use in uses)
 
 
-async def _read(producer: Producer) -> Mapping[str, list[VersionUse]]:
-    """Return the uses by task, each by version."""
+async def _read(producer: Producer, app: str | None) -> Mapping[str, list[VersionUse]]:
+    """Return the uses by task, each by version. app: only its workers and tasks."""
     found: dict[tuple[str, int], VersionUse] = {}
 
     def use_of(task: str, version: int) -> VersionUse:
         return found.setdefault((task, version), VersionUse(task, version))
 
-    for (task, version), count in (await _running(producer)).items():
+    for (task, version), count in (await _running(producer, app)).items():
         use_of(task, version).workers = count
     known: set[str] = set()
     async for record, stored in resumable_tasks(producer.gateway, producer.namespace, VERSION):
-        if record.id in known or record.task is None:
+        if record.id in known or record.task is None or app not in (None, record.app):
             continue
         known.add(record.id)
         use = use_of(record.task, int(stored) if stored is not None and stored.isdigit() else 1)
@@ -140,12 +142,12 @@ async def _read(producer: Producer) -> Mapping[str, list[VersionUse]]:
     return _by_task(found.values())
 
 
-async def _running(producer: Producer) -> Counter[tuple[str, int]]:
+async def _running(producer: Producer, app: str | None) -> Counter[tuple[str, int]]:
     """Return the number of workers by task and version."""
     listed = (await producer.catalog()).all_versions
     running: Counter[tuple[str, int]] = Counter()
     for worker in await list_workers(producer.gateway, producer.namespace):
-        if not worker.presumed_dead:
+        if not worker.presumed_dead and worker.runs(app):
             entry = (worker.app, worker.catalog)
             running.update((task.name, task.task_version) for task in listed if (task.app, task.version) == entry)
     return running
