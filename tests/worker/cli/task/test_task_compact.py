@@ -69,7 +69,7 @@ def test_a_full_agent_is_compacted_and_resumes(work: Any) -> None:
     assert "the task is due now" in done.err
     assert "archive" in call("task", "state", task_id).out
     work(State.SUCCEEDED)
-    assert call("task", "result", task_id).out.strip() == "2"
+    assert call("task", "result", task_id).out.strip() == "3", "finish has the result of the archived step, too"
     archived = json.loads(call("task", "state", task_id, "--step", "small", "--json").out)
     assert (archived["archived"], archived["step"]["status"], archived["result"]) == (True, "done", "x" * 10)
     live = call("task", "state", task_id, "--step", "more").out
