@@ -4,6 +4,7 @@
 |---|---|
 | `policy` | retry policy, backoff, reasons; pure |
 | `burial` | the script that buries a task, with evidence of its error |
+| `error_text` | text of foreign exceptions, whose methods may do anything |
 | `letters` | dead letters: list, filter, find, count |
 | `replay` | replay and purge |
 | `lua/` | one script per atomic act |

@@ -18,7 +18,7 @@ from ..queues import (
     load_script,
     registered_retention,
 )
-from ..queues.error_text import error_text, traceback_text
+from .error_text import error_text, traceback_text
 from .policy import Reason, members_of
 
 __all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "unreadable_id"]

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import anyio
 
+from ..deadletter.error_text import error_text
 from ..queues import Producer
-from ..queues.error_text import error_text
 from ..queues.errors import EventLoopError, NotOpen
 from .errors import LifespanError
 

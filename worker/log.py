@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from loguru import logger as _logger
 
-from ..queues.error_text import traceback_text
+from ..deadletter.error_text import traceback_text
 from ..queues.runtime import RUNTIME
 
 if TYPE_CHECKING:

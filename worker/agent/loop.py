@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeAlias
 
 import orjson
 
+from ...deadletter.error_text import error_text
 from ...queues import (
     EntriesLost,
     Entry,
@@ -23,7 +24,6 @@ from ...queues import (
     resolution_in,
 )
 from ...queues.doubts import Resolution, intent_arguments
-from ...queues.error_text import error_text
 from ...queues.json_form import large_integer
 from ...queues.pubsub import TaskNotifications
 from ..durable import (

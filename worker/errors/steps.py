@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...deadletter.error_text import error_text
 from ...queues import PerdureError, resolve_command
 from ...queues.doubts import failure_text
-from ...queues.error_text import error_text
 
 __all__ = [
     "OrphanedSteps",

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import anyio.to_thread
 
-from ...queues.error_text import error_text
+from ...deadletter.error_text import error_text
 from ..errors import ConfigurationError
 from .errors import EmbedderFailed
 from .static_embedder import WordLlamaEmbedder

@@ -35,7 +35,6 @@ from ..log import logger
 from ..memory import LazyMemoryStore
 from ..registry import Registry
 from ..settings import Settings
-from .late_steps import await_late_steps
 from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, Success
 from .quarantine_gate import QuarantineGate
 from .session_turns import SessionMiddleware
@@ -56,6 +55,7 @@ from .stages import (
     LoadHistory,
     Resume,
     Stage,
+    await_late_steps,
     outcome_of_stop,
 )
 from .stopped_run import HandoffMiddleware

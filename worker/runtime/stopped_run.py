@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ...deadletter import Evidence, Reason
+from ...deadletter.error_text import error_text
 from ...queues import EntriesLost, Entry, Gateway, Kind, LeaseLost, LogTail, QueueError, read_log_tail
-from ...queues.error_text import error_text
 from ..durable import STOP_RULES, CallNext, Context, Middleware, Run, Settlement, goal_of
 from ..journal import HANDOFF, Handoff, handoff_of
 from ..journal.handoff import AwaitedAnswer, Why, burial_notes

@@ -10,8 +10,8 @@ from typing import Any
 
 import anyio
 
+from ...deadletter.error_text import error_text
 from ...queues import Duration, Gateway, Namespace, State, TaskFailed, queue_partitions, to_seconds
-from ...queues.error_text import error_text
 from ..app import App
 from ..durable import CallNext, Context, Middleware, Settlement
 from ..runtime.worker import Worker

@@ -10,7 +10,7 @@ A manifest is stored in the artifact store as the files are, so a checkpoint con
 files there are. Files and manifest are stored first and linked in the checkpoint afterwards.
 """
 
-from .folders import FOLDER_PREFIX, folder_names, keep_folder, make_folder, remove_folder, take_folder
+from .folders import FOLDER_PREFIX, folder_end, keep_folder, make_folder, remove_folder, take_folder
 from .manifest import Manifest, SavedFile, decode_manifest, encode_manifest
 from .scan import FolderScan, Scanner
 
@@ -22,7 +22,7 @@ __all__ = [
     "Scanner",
     "decode_manifest",
     "encode_manifest",
-    "folder_names",
+    "folder_end",
     "keep_folder",
     "make_folder",
     "remove_folder",

@@ -23,7 +23,7 @@ from ..errors import WorkspaceError
 with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
     import fcntl
 
-__all__ = ["FOLDER_PREFIX", "folder_names", "keep_folder", "make_folder", "remove_folder", "take_folder"]
+__all__ = ["FOLDER_PREFIX", "folder_end", "keep_folder", "make_folder", "remove_folder", "take_folder"]
 
 FOLDER_PREFIX: Final = "perdure-workspaces-"
 
@@ -60,10 +60,13 @@ def _name(task_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", task_id)[:60].lstrip(".")
 
 
-def folder_names(task_ids: Iterable[str]) -> str:
-    """Return a regular expression for the names that `make_folder` gives to the folders of tasks, without the place."""
-    names = "|".join(re.escape(_name(task_id)) for task_id in task_ids)
-    return f"{FOLDER_PREFIX}[a-z0-9_]+/(?:{names})-[a-z0-9_]{{8}}(?!-[a-z0-9_]{{8}})"
+_FOLDER = re.compile(rf"{FOLDER_PREFIX}[a-z0-9_]{{1,16}}/([A-Za-z0-9._-]{{0,60}})-[a-z0-9_]{{8}}(?!-[a-z0-9_]{{8}})")
+
+
+def folder_end(text: str, start: int, task_ids: Iterable[str]) -> int:
+    """Return where the path of a run's folder of one of these tasks ends, from the name in its place; -1 for others."""
+    found = _FOLDER.match(text, start)
+    return -1 if found is None or found[1] not in map(_name, task_ids) else found.end()
 
 
 def remove_folder(folder: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 
 import orjson
 
+from ....deadletter.error_text import error_text
 from ....queues import Entry, Kind
-from ....queues.error_text import error_text
 from ...durable import Run, cite_memories
 from ...journal.quoting import quoted_line, quoted_name
 from ...log import logger

@@ -17,8 +17,8 @@ import anyio
 import orjson
 
 from ....deadletter import Retry, backoff
+from ....deadletter.error_text import error_text
 from ....queues import Entry, Kind
-from ....queues.error_text import error_text
 from ...durable import Run
 from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async

@@ -7,6 +7,10 @@
     options.py    options of a step
     codec.py      results as JSON and back; hash of arguments
     calls.py      call a step's function: in the event loop, or in a thread
+    variables.py  context variables that a step sets are set back after it
+    constants.py  folder of the run and id of the task, which count as constants in arguments
+    changed_arguments.py  arguments that a step changed in place
+    equal_calls.py  equal calls by concurrent asyncio tasks
     threads.py    bounded threads for sync functions
     step_thread.py  one call in a thread, and the late ones, whose step was given up
 

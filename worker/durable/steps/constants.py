@@ -7,24 +7,20 @@ step's arguments they count as constants, so that the records of earlier runs ar
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import orjson
 
-from ...workspace import FOLDER_PREFIX, folder_names
+from ...workspace import FOLDER_PREFIX, folder_end
 from ..run import Run
 
 __all__ = ["Constants", "add_folder", "constants_of"]
 
-_FOLDER: Final = "\0folder\0"
-_ID: Final = "\0id\0"
+_FOLDER: Final = "\0\1"
+_ID: Final = "\0\2"
 """In place of a text. JSON has no such characters, so no other arguments have the same digest."""
-
-_BEFORE_ID: Final = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt]))"
-"""An id may be as short as a letter, and is not a part of a word. In JSON, an escape ends with a letter."""
 
 
 class Constants:
@@ -36,13 +32,12 @@ class Constants:
         ids: The task's own id, that of the task that it is a copy of, and so on.
     """
 
-    __slots__ = ("_places", "_replacing", "ids", "shortest", "texts")
+    __slots__ = ("_places", "ids", "shortest", "texts")
 
     def __init__(self, ids: Sequence[str], folder: Path | None = None) -> None:
         """folder: of the run, if it has a workspace. Recorded results may have the folders of earlier runs."""
         self.ids = tuple(ids)
         self._places: tuple[str, ...] = ()
-        self._replacing: re.Pattern[str] | None = None
         if folder is not None:
             place = str(folder.parent.parent)
             names = {place, str(Path.cwd() / place), os.path.realpath(place)}
@@ -61,14 +56,36 @@ class Constants:
         return found
 
     def replace(self, text: str) -> str:
-        """Return a text, or the JSON of it, with the same words in place of the constants."""
-        if self._replacing is None:
-            places = {place for name in self._places for place in (name, orjson.dumps(name)[1:-1].decode())}
-            folders = "|".join(map(re.escape, sorted(places, key=len, reverse=True)))
-            own = "|".join(map(re.escape, sorted(self.ids, key=len, reverse=True)))
-            folder = f"(?:{folders})/{folder_names(self.ids)}" if folders else "(?!)"
-            self._replacing = re.compile(rf"(?P<folder>{folder})|{_BEFORE_ID}(?:{own})(?![A-Za-z0-9])")
-        return self._replacing.sub(lambda found: _FOLDER if found["folder"] else _ID, text)
+        """Return a text, or the JSON of it, with the same characters in place of the constants."""
+        for place in self._places:
+            for written in dict.fromkeys((place, orjson.dumps(place)[1:-1].decode())):
+                text = self._without_folders(text, f"{written}/")
+        for task_id in sorted(self.ids, key=len, reverse=True):
+            text = _without_id(text, task_id)
+        return text
+
+    def _without_folders(self, text: str, place: str) -> str:
+        parts, start = [], 0
+        while (at := text.find(place + FOLDER_PREFIX, start)) >= 0:
+            end = folder_end(text, at + len(place), self.ids)
+            parts += [text[start:at], _FOLDER] if end > 0 else [text[start : at + len(place)]]
+            start = end if end > 0 else at + len(place)
+        return "".join([*parts, text[start:]])
+
+
+def _without_id(text: str, task_id: str) -> str:
+    """Replace an id, which may be as short as a letter, where it is not a part of a word."""
+    parts, start = [], 0
+    while (at := text.find(task_id, start)) >= 0:
+        end = at + len(task_id)
+        escape = text[at - 2 : at] in _ESCAPES  # which ends with a letter
+        inside = (text[at - 1 : at].isalnum() and not escape) or text[end : end + 1].isalnum()
+        parts += [text[start:end]] if inside else [text[start:at], _ID]
+        start = end
+    return "".join([*parts, text[start:]])
+
+
+_ESCAPES: Final = frozenset((r"\b", r"\f", r"\n", r"\r", r"\t"))
 
 
 def constants_of(run: Run) -> Constants:

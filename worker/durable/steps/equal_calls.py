@@ -29,7 +29,7 @@ class EqualCalls:
     def add(self, key: str, digest: str, task: asyncio.Task[object], own: tuple[str, str]) -> None:
         """Note a call in a task beside the handler's. Warn if another task has made an equal one.
 
-        own: key and digest of the step that the handler's task waits for; empty if there is none.
+        own: key and digest of the step that the handler's task waits for; empty without one.
         """
         name = _numberless(key)
         former = self._callers.get((name, digest))

@@ -98,7 +98,7 @@ class StepThread:
         return self._failed
 
     def give_up(self, on_end: Callable[[], None]) -> bool:
-        """Stop waiting for the call. Return whether it is late: one that has not begun will not run.
+        """Stop waiting for the call. Return whether it is late: one that has not started will not run.
 
         on_end: called in the thread when the call has ended.
         """
@@ -162,7 +162,7 @@ class LateCalls:
         return bool(self.by_task)
 
     def add(self, call: StepThread) -> None:
-        """Keep a call whose step is given up, if it has begun."""
+        """Keep a call whose step is given up, if it has started."""
         if call.give_up(lambda: self._ended(call)):
             with self._lock:
                 self.by_task.setdefault(call.task, []).append(call)

@@ -9,6 +9,7 @@
 | `crash_limit` | bury or delay a task that keeps crashing |
 | `successor` | finish a continuation (`ctx.continue_as`) that a previous run decided on |
 | `handler_call` | run the handler and decide the outcome from how it ended |
+| `late_steps` | after it: hold a task that runs again until the threads of its steps have ended |
 
 The quarantine gate, one level up, is a stage as well. `executor.py` has the order: a first delivery skips the stages
 that need a history. To add a stage, write a class or function of the type `Stage` and put it into that tuple. A worker
@@ -18,6 +19,7 @@ may die at any await of a stage: what a stage writes must be fenced by the deliv
 from .crash_limit import CrashLimit
 from .execution import Execution, Stage
 from .handler_call import HandlerCall, outcome_of_stop, time_limit_of
+from .late_steps import await_late_steps
 from .previous_run import LoadHistory, Resume
 from .successor import Continue
 from .task_lookup import DecodeArguments, DecryptHistory, FindTask
@@ -36,6 +38,7 @@ __all__ = [
     "LoadHistory",
     "Resume",
     "Stage",
+    "await_late_steps",
     "outcome_of_stop",
     "time_limit_of",
 ]

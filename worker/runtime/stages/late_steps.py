@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ...deadletter.policy import members_of
-from ...queues import EntriesLost, LeaseLost
-from ..durable import Run, StepThread, StopReason
-from ..errors import StepTimeout
-from ..log import logger
-from .outcome import Outcome, Park, Rerun
-from .stages import Execution
+from ....deadletter.policy import members_of
+from ....queues import EntriesLost, LeaseLost
+from ...durable import Run, StepThread, StopReason
+from ...errors import StepTimeout
+from ...log import logger
+from ..outcome import Outcome, Park, Rerun
+from .execution import Execution
 
 __all__ = ["await_late_steps"]
 
