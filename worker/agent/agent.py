@@ -31,7 +31,7 @@ class Agent(Generic[S]):
 
     Attributes:
         in_doubt: what to do with a risky step that started and has no record, if `verify` is not defined: `retry` runs
-            it again, `fail` makes the task a dead letter.
+            it again, `fail` makes the task a dead letter, and a person decides (`perdure task resolve`).
         snapshot_every: events between two snapshots of the state; it bounds what a resumed run reads.
         keep_steps: closed steps, with their results, that stay in the state; None: all. Older ones are archived:
             `ctx.recall_step` returns them, `finish` has their results, and `replan` cannot plan their keys again.

@@ -137,7 +137,7 @@ async def _perform(
     replicated = options.durability == "replicated"
     step = Step(run, key, replicated=replicated, tool=None if tool is None else tool.name)
     step.records_nested = options.nested == "record"
-    decided = _decision(run, key, args, kwargs, arguments, shown)
+    decided = _decision(run, key, args, kwargs, arguments, shown) if run.history.intents else None
     token = CURRENT_STEP.set(step)
     try:
         try:
@@ -228,9 +228,8 @@ def _decision(
 
     Raises `StepMismatch` if the decision is about a call with other arguments.
     """
-    if not run.history.intents or (intent := run.history.intents.get(key)) is None:
-        return None
-    if (decided := resolution_in(intent)) is None:
+    intent = run.history.intents.get(key)
+    if intent is None or (decided := resolution_in(intent)) is None:
         return None
     if intent_digest(intent) not in digests_of(args, kwargs, arguments[0], constants_of(run)):
         raise StepMismatch(key, intent_arguments(intent), shown)

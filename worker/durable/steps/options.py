@@ -47,7 +47,7 @@ class StepOptions:
         verify: called with the step's arguments if an intent without a result is found; returns `AlreadyDone(result)`,
             or None if the effect did not happen.
         in_doubt: without `verify`: `retry` calls the function again under the same idempotency key, `fail` makes the
-            task a dead letter.
+            task a dead letter, and a person decides (`perdure task resolve`).
         on_mismatch: what follows if the recorded arguments differ from the present ones: `error` or `rerun`.
         step_id: identifies the step within its scope, in place of its arguments and its number; unique in a run.
         nested: what happens to steps that are called within a step. `run`: they are plain calls with a timeout and
