@@ -16,7 +16,7 @@ from perdure.worker.agent.resume_notice import notice_of
 from perdure.worker.durable import CURRENT_RUN
 from perdure.worker.errors import TaskDefinitionError
 from perdure.worker.journal import Handoff, Resumption, StepStatus
-from perdure.worker.journal.handoff.document import CallInFlight, Dependencies
+from perdure.worker.journal.handoff.document import CallInFlight, Dependencies, DoubtfulStep
 from perdure.worker.journal.state import Archive
 
 from tests.support.workers import FRESH, bounded, history, work_off
@@ -153,6 +153,19 @@ def test_the_notice_says_what_is_lost_and_in_doubt() -> None:
     assert (again.in_doubt, again.lost) == ((), "")
     assert "Lost" not in again.text
     assert "In doubt" not in again.text
+
+
+def test_the_notice_names_a_tool_in_doubt_within_a_step_and_how_to_decide() -> None:
+    running = PlanStep(key="buy", title="buy", status=StepStatus.RUNNING)
+    doubtful = DoubtfulStep(key="buy/pay", idempotency_key="t1:buy/pay", arguments='"order 7"')
+    handoff = Handoff(task="t", session="t1", why="crash", dependencies=Dependencies(in_doubt=(doubtful,)))
+    resumption = Resumption(after="crash", restored={"steps": 1}, handoff=handoff)
+    notice = notice_of(resumption, AgentState(goal="g", plan=[running]), None)
+    assert notice.in_doubt == ('step `buy/pay`("order 7") was started and has no result: its effect may have happened',)
+    assert (
+        "To decide if it becomes a dead letter: idempotency key `t1:buy/pay`, perdure task resolve t1 buy/pay with "
+        "--result JSON, --failed TEXT or --run-again." in notice.text
+    )
 
 
 async def test_an_agent_says_it_in_its_own_words_once_per_resume(app: App) -> None:

@@ -20,6 +20,7 @@ from perdure import (
     Retry,
     Settings,
     State,
+    StepResolvedAsFailed,
     TaskHandle,
     current_step,
 )
@@ -276,6 +277,31 @@ async def test_a_step_in_doubt_is_found_in_a_large_checkpoint(app: App, in_doubt
         else:
             assert await bounded(handle.result()) == "receipt"
             assert verified == [30]
+
+
+@pytest.mark.parametrize("decision", ["result", "failed"])
+async def test_a_decision_is_found_in_a_large_checkpoint(app: App, decision: str) -> None:
+    calls: list[int] = []
+
+    def pay(amount: int) -> str:
+        calls.append(amount)
+        raise ConnectionError("no reply")
+
+    @app.task(retry=LATER)
+    async def order(ctx: Context) -> str:
+        try:
+            return await ctx.options(risky=True, in_doubt="fail").step("pay", pay, 30)
+        except StepResolvedAsFailed as error:
+            return error.text
+
+    handle = await order.enqueue()
+    await failed_once(app, handle)
+    await add_records(app, handle, 3 * PAGE)
+    given: dict[str, Any] = {decision: "receipt 17"}
+    assert await handle.resolve_step("pay", **given) is State.SCHEDULED
+    async with running_worker(app):
+        assert await bounded(handle.result()) == "receipt 17"
+    assert calls == [30]
 
 
 async def test_the_drafted_handoff_of_a_large_checkpoint_names_the_step_in_doubt(app: App) -> None:

@@ -441,6 +441,30 @@ async def test_a_step_of_an_agent_is_resolved(app: App, shop: Shop, nested: bool
     await check_state(app.producer.gateway, handle.partition, handle.id)
 
 
+async def test_an_agent_plans_again_after_a_step_that_was_resolved_as_failed(app: App, shop: Shop) -> None:
+    asked: list[str] = []
+
+    async def replan(self: Any, ctx: Context, state: AgentState) -> list[PlanStep] | None:
+        if any(step.error for step in state.plan) and not asked:
+            asked.append(str(state.plan[0].error))
+            return [PlanStep(key="apologise", title="apologise")]
+        return None
+
+    async def finish(self: Any, ctx: Context, state: AgentState) -> list[str]:
+        return [f"{step.key} {step.status}" for step in state.plan]
+
+    kind = type("Planner", (buyer(shop, False, []),), {"replan": replan, "finish": finish})
+    agent: Any = app.agent(name="buyer", retry=AGAIN)(kind)
+    handle = await in_doubt(app, agent, "buy it")
+    await handle.resolve_step("buy", failed="card refused")
+    shop.cut = 0
+    await replayed(app, handle)
+    assert "apologise done" in await bounded(handle.result())
+    assert asked == ["StepResolvedAsFailed: step 'buy' was resolved as failed: card refused"]
+    assert not await handle.doubts()
+    await check_state(app.producer.gateway, handle.partition, handle.id)
+
+
 async def test_a_plan_step_that_ran_again_and_was_cut_off_is_in_doubt_again(app: App) -> None:
     shop = Shop(app, cut=2)
     handle = await in_doubt(app, app.agent(name="buyer", retry=AGAIN)(buyer(shop, False, [])), "buy it")
