@@ -439,20 +439,20 @@ class Loop(Generic[S]):
         """
         run, live = self._run, self._live
         workspace = run.workspace
-        files = await workspace.find_step_change() if workspace is not None else None
+        files = None if workspace is None else await workspace.find_step_change()
         parts = self._parts(key)
         event_entries = live.checkpoint(event)
         if not isinstance(event, Finished):
             event_entries += live.archive_due()
         dropped = forget_steps([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
         run.keys.restart(f"{key}/")  # a long run forgets the names of the steps inside
-        saved = [] if files is None else workspace.entries(files, key)
+        saved = [] if workspace is None else workspace.entries(files, key)
         snapshot = live.snapshot(more=len(parts))
         stored = (*event_entries, *saved, *entries, *dropped, *snapshot)
         await run.recorder.put(*stored, wait=True, replicated=self._replicated, progress=True)
         run.touch()
         run.step_recorded()
-        if files is not None and files.problem is not None:
+        if workspace is not None and files is not None and files.problem is not None:
             await workspace.catch_up(files)
 
     def _parts(self, key: str) -> list[str]:

@@ -162,7 +162,7 @@ async def _perform(
         workspace = run.workspace
         files = None if workspace is None else await workspace.find_step_change()
         entries = _entries(run, step, record, data, tool)
-        if files is not None:
+        if workspace is not None:
             entries = (*entries, *workspace.entries(files, key))
         if outer is not None:  # for the next try of the outer step
             run.history.done[key] = entries[0].value
@@ -171,7 +171,7 @@ async def _perform(
         run.step_recorded(stored=stored)
     finally:
         run.step_ended(key)
-    if files is not None and files.problem is not None:
+    if workspace is not None and files is not None and files.problem is not None:
         await workspace.catch_up(files, nested=outer is not None)
     if misfit is not None:
         _raise_misfit(codec, key, data, misfit)
