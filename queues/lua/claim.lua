@@ -11,23 +11,23 @@
 -- delivery count, and so hand out a fence twice.
 -- Claims nothing while leases are left to restart. Entries that were deleted by hand are acknowledged. Not to be repeated
 -- after a lost reply: see Consumer.recover_own.
-local stream, group, worker, lease = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local touched, restarting = touch(KEYS[2], stream, group, tonumber(lease), ARGV[4])
+local group, worker, lease = ARGV[1], ARGV[2], ARGV[3]
+local touched, restarting = touch(KEYS[2], KEYS[1], group, tonumber(lease), ARGV[4])
 local start, most = ARGV[5], tonumber(ARGV[6])
 if restarting then
   return {touched, start, {}, {}}
 end
-local first = redis.pcall('XPENDING', stream, group, 'IDLE', lease, start, '+', 1)
+local first = redis.pcall('XPENDING', KEYS[1], group, 'IDLE', lease, start, '+', 1)
 if first.err then
   return first
 elseif not first[1] then
   return {touched, '', {}, {}}
 end
 local claimed, own = {}, {}
-if not redis.call('XPENDING', stream, group, '-', '+', 1, worker)[1] then
+if not redis.call('XPENDING', KEYS[1], group, '-', '+', 1, worker)[1] then
   local messages, taken = {}, 0
   while first[1] and taken < most do
-    local page = redis.call('XAUTOCLAIM', stream, group, worker, lease, first[1][1], 'COUNT', most - taken)
+    local page = redis.call('XAUTOCLAIM', KEYS[1], group, worker, lease, first[1][1], 'COUNT', most - taken)
     start, taken = page[1], taken + #page[2]
     for i = 1, #page[2] do
       local message = page[2][i] -- false: Redis 6.2 claims deleted entries, later versions acknowledge them
@@ -35,15 +35,15 @@ if not redis.call('XPENDING', stream, group, '-', '+', 1, worker)[1] then
         messages[message[1]] = message[2]
       end
     end
-    first = start ~= '0-0' and redis.call('XPENDING', stream, group, 'IDLE', lease, start, '+', 1) or {}
+    first = start ~= '0-0' and redis.call('XPENDING', KEYS[1], group, 'IDLE', lease, start, '+', 1) or {}
   end
-  local pending = taken > 0 and redis.call('XPENDING', stream, group, '-', '+', taken, worker) or {}
+  local pending = taken > 0 and redis.call('XPENDING', KEYS[1], group, '-', '+', taken, worker) or {}
   for i = 1, #pending do
     local entry, count = pending[i][1], pending[i][4]
     if messages[entry] then
       claimed[#claimed + 1] = {entry, count, messages[entry]}
     else
-      redis.call('XACK', stream, group, entry)
+      redis.call('XACK', KEYS[1], group, entry)
     end
   end
   return {touched, first[1] and first[1][1] or '', claimed, own}
@@ -53,7 +53,7 @@ for i = 7, #ARGV do
   unknown[ARGV[i]] = true
 end
 while start ~= '' and #claimed < most do
-  local page = redis.call('XPENDING', stream, group, 'IDLE', lease, start, '+', most)
+  local page = redis.call('XPENDING', KEYS[1], group, 'IDLE', lease, start, '+', most)
   local at = 0
   while at < #page and #claimed < most do
     at = at + 1
@@ -61,12 +61,12 @@ while start ~= '' and #claimed < most do
     if page[at][2] == worker and not unknown[entry] then
       own[#own + 1] = entry
     else
-      local message = redis.call('XRANGE', stream, entry, entry)[1]
+      local message = redis.call('XRANGE', KEYS[1], entry, entry)[1]
       if message then
-        redis.call('XCLAIM', stream, group, worker, 0, entry, 'RETRYCOUNT', count, 'JUSTID')
+        redis.call('XCLAIM', KEYS[1], group, worker, 0, entry, 'RETRYCOUNT', count, 'JUSTID')
         claimed[#claimed + 1] = {entry, count, message[2]}
       else
-        redis.call('XACK', stream, group, entry)
+        redis.call('XACK', KEYS[1], group, entry)
       end
     end
     start = '(' .. entry

@@ -24,6 +24,7 @@ PRELUDES = {"fence", "retention", "seen", "upload"}
 KEYLESS = {"TIME"}
 FIRST = {
     "XPENDING",
+    "XAUTOCLAIM",
     "XCLAIM",
     "XACK",
     "XDEL",

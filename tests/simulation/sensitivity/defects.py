@@ -27,7 +27,7 @@ DEFECTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "claims while leases are left to restart": (("if restarting then", "if false then"),),
     "a worker claims what it runs": (("if page[at][2] == worker and not unknown[entry] then", "if false then"),),
     "a worker claims what it runs by XAUTOCLAIM": (
-        ("if not redis.call('XPENDING', stream, group, '-', '+', 1, worker)[1] then", "if true then"),
+        ("if not redis.call('XPENDING', KEYS[1], group, '-', '+', 1, worker)[1] then", "if true then"),
     ),
 }
 """Defects that earlier versions of the scripts had, each as parts of scripts and what they were."""

@@ -120,7 +120,7 @@ FINDINGS_OF_SCRIPTS: Final = (
     ),
     Finding(
         "queues/lua/claim.lua",
-        "not redis.call('XPENDING', stream, group, '-', '+', 1, worker)[1]",
+        "not redis.call('XPENDING', KEYS[1], group, '-', '+', 1, worker)[1]",
         "XAUTOCLAIM would take own entries",
         Kind.RARE,
         "a run of `test_defects.py` finds it",
