@@ -257,7 +257,7 @@ class TaskHandle(Generic[R]):
         return await cancel_task(self._gateway, self.partition, self.id, retention=self._retention)
 
     async def send(self, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
-        """Send a message to the task's inbox, and wake the task if it waits for one.
+        """Send a message to the task's inbox. `waits_on` of what is returned: it waits for another sender.
 
         Args:
             content: JSON data.
@@ -279,6 +279,7 @@ class TaskHandle(Generic[R]):
             sender=sender,
             message_id=message_id,
             limit=self._payload_limit,
+            hint=True,
         )
 
     async def correct(

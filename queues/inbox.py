@@ -28,7 +28,8 @@ import orjson
 from pydantic_core import PydanticSerializationError
 
 from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id
-from .errors import DecryptionError, InboxError, InboxFull, TaskEnded, TaskNotFound
+from .errors import DecryptionError, InboxError, InboxFull, Refused, TaskEnded, TaskNotFound
+from .event_log import read_last_events
 from .inspection import find_task
 from .json_form import as_json
 from .keys import Namespace, Partition
@@ -66,6 +67,9 @@ _ANY_SIZE: Final = 1 << 62
 
 _OVERHEAD: Final = 256
 """Bytes that the step record of a received message may add to it."""
+
+_LATEST: Final = 30
+"""Events of a log that are read to find the wait of a task."""
 
 _REDIRECTS: Final = 128
 """Successors that a message follows: more than a chain can have."""
@@ -107,11 +111,15 @@ class InboxMessage:
 
 
 class Sent(NamedTuple):
-    """Receipt of a message: the task that has it, its number there, and the state of that task."""
+    """Receipt of a message: the task that has it, its number there, and the state of that task.
+
+    waits_on: The sender for which the task waits, if the message is from another one and so is not what it waits for.
+    """
 
     task_id: str
     number: int
     state: State
+    waits_on: str | None = None
 
 
 async def send_message(
@@ -124,6 +132,7 @@ async def send_message(
     message_id: str | None = None,
     limit: int = DEFAULT_PAYLOAD_LIMIT,
     kind: str = "",
+    hint: bool = False,
 ) -> Sent:
     """Send a message to a task's inbox, or to that of its last successor.
 
@@ -132,6 +141,7 @@ async def send_message(
         message_id: A message that is sent again under the same id is stored once.
         limit: Largest size in bytes.
         kind: See `InboxMessage`.
+        hint: Find out whether a waiting task waits for another sender, with one more read.
 
     Raises:
         TaskNotFound: There is no such task.
@@ -152,7 +162,11 @@ async def send_message(
         answer, *rest = await gateway.run(_SEND, keys, [task_id, digest, stored, MOST_MESSAGES])
         match answer:
             case b"sent":
-                return Sent(task_id, int(rest[0]), State(rest[1].decode()))
+                sent = Sent(task_id, int(rest[0]), State(rest[1].decode()))
+                if not hint or sent.state is not State.WAITING:
+                    return sent
+                expected = await _expected_sender(gateway, known, task_id)
+                return sent if expected in ("", sender) else sent._replace(waits_on=expected)
             case b"ended":
                 raise TaskEnded(task_id, rest[0].decode())
             case b"full":
@@ -162,6 +176,19 @@ async def send_message(
         task_id = rest[0].decode()
         known = await find_task(gateway, Namespace(known.namespace), task_id)
     raise TaskNotFound(task_id, f"namespace {partition.namespace!r} on {gateway.address.shown}")
+
+
+async def _expected_sender(gateway: Gateway, partition: Partition, task_id: str) -> str:
+    """Return the sender for which a parked task waits; empty if it takes any, or if this user may not read its log.
+
+    A task has one wait at a time, which its log says before the task is parked.
+    """
+    try:
+        events = await read_last_events(gateway, partition, task_id, _LATEST)
+    except Refused:
+        return ""
+    waiting = next((event for event in events if event.type == "waiting"), None)
+    return str(waiting.data.get("on") or "") if waiting is not None and isinstance(waiting.data, dict) else ""
 
 
 def _encode(message_id: str, sender: str, content: Any, limit: int, kind: str) -> bytes:
@@ -250,9 +277,17 @@ async def forward_messages(
         if message.problem is not None or full:
             left.append(message)
             continue
-        headers = {"sender": message.sender, "message_id": message.id, "kind": message.kind}
         try:
-            await send_message(gateway, to, to_id, message.content, **headers, limit=_ANY_SIZE)
+            await send_message(
+                gateway,
+                to,
+                to_id,
+                message.content,
+                sender=message.sender,
+                message_id=message.id,
+                limit=_ANY_SIZE,
+                kind=message.kind,
+            )
         except InboxError:
             left.append(message)
             full = True

@@ -47,6 +47,7 @@ class WorkerInfo:
         health: Its health report as plain data, empty if it does not report one.
         catalog: Version of its entry in the catalog, empty if it does not report one.
         aliases: Former names of its app.
+        blocked: Whether it renews leases but does not register: its event loop is blocked. Set by `observed_workers`.
     """
 
     id: str
@@ -66,11 +67,12 @@ class WorkerInfo:
     health: Mapping[str, Any] = field(default_factory=dict)
     catalog: str = ""
     aliases: tuple[str, ...] = ()
+    blocked: bool = False
 
     @property
     def presumed_dead(self) -> bool:
         """Whether it has missed two registrations: it died, is stuck, or cannot reach Redis."""
-        return self.seen > _MISSED * self.interval
+        return not self.blocked and self.seen > _MISSED * self.interval
 
     def runs(self, app: str | None) -> bool:
         """Return whether it runs tasks of an app. None: the producer named no app."""

@@ -13,6 +13,7 @@ from ..catalog import Catalog, read_catalog
 from ..doubts import Doubt, read_doubts
 from ..errors import Refused, UnreadableRecord
 from ..event_log import TaskEvent, opened_events
+from ..inbox import read_inbox
 from ..inspection import QueueStats, partition_stats
 from ..keys import Namespace, Partition
 from ..presence import WorkerInfo, list_workers
@@ -52,6 +53,7 @@ class Facts:
             what the user may not read of the task is empty.
         stats: Numbers of the partition, if the task is queued.
         doubts: Risky steps that were cut off, unless the task runs or has ended.
+        senders: Senders of its unread messages, if the task is parked.
     """
 
     record: Record
@@ -68,6 +70,7 @@ class Facts:
     paused: Sequence[str] | None = ()
     stats: QueueStats | None = None
     doubts: Sequence[Doubt] = ()
+    senders: Sequence[str] | None = ()
 
 
 async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
@@ -96,6 +99,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     if record.state in (State.RUNNING, State.SUCCEEDED, State.CANCELLED):
         doubtful = False
     lease = published_lease(workers or (), partition.queue)
+    parked = record.state is State.WAITING and record.unused
     return Facts(
         record,
         now,
@@ -111,7 +115,13 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         paused,
         await _allowed(partition_stats(gateway, partition)) if record.state is State.QUEUED else None,
         await read_doubts(gateway, partition, task_id) if doubtful else (),
+        await _allowed(_senders(gateway, partition, task_id)) if parked else (),
     )
+
+
+async def _senders(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[str]:
+    """Return the senders of the unread messages of a task, without those of corrections."""
+    return [message.sender async for message in read_inbox(gateway, partition, task_id) if not message.kind]
 
 
 def published_lease(workers: Sequence[WorkerInfo], queue: str) -> float:

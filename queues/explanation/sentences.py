@@ -230,6 +230,8 @@ def _waiting(facts: Facts) -> _Said:
     text += f" ({short(str(why))})" if why else ""
     if record.unused:
         text += f"; {times(record.unused, 'message is', 'messages are')} unread"
+    if until is not None and until <= now:
+        return _woken(facts, what, text, on, why, since)
     if until is not None:
         text += f"; without one it continues {at_text(until, now)}"
     remedy = f"answer: perdure task send {record.id} TEXT{f' --from {on}' if on else ''}"
@@ -239,6 +241,26 @@ def _waiting(facts: Facts) -> _Said:
     elif what == "confirmation":
         remedy = f"let it continue: perdure task correct {record.id} --continue; --field PATH=VALUE corrects its state"
     return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
+
+
+def _woken(facts: Facts, what: str, text: str, on: str | None, why: str | None, since: int | None) -> _Said:
+    """Explain a parked task that is due: a message has come, or its time. on: the sender for which it waits."""
+    senders = facts.senders
+    if senders is None:
+        came = "a message or its time has come"
+    elif any(on in (None, sender) for sender in senders):
+        came = "the answer is there" if what == "approval" else f"the {what} is there"
+    elif senders:
+        came = f"a message has come, but not from {on}"
+    else:
+        came = "its time has come"
+    cause, remedy = what, None
+    if facts.workers is None or serving_workers(facts):
+        text += f"; {came}, and a worker takes it next"
+    else:
+        cause, missing, remedy = next_worker(facts)
+        text += f"; {came}, and {missing}"
+    return _Said(cause, text, remedy, since, facts.record.due_at, on, why)
 
 
 def _running(facts: Facts) -> _Said:

@@ -1,12 +1,14 @@
 """Read-only views: queues in numbers, lists of tasks, saved fields of checkpoints.
 
 views.py      queues in numbers; tasks and checkpoints by SCAN
+observed.py   workers beside what they hold
 running.py    running tasks, from the pending lists
 timeline.py   the tasks of all partitions by time, page by page
 """
 
 from __future__ import annotations
 
+from .observed import observed_workers
 from .running import running_tasks
 from .timeline import TaskFilter, TaskPage, page_tasks, trim_timeline
 from .views import (
@@ -35,6 +37,7 @@ __all__ = [
     "linked_objects",
     "list_queues",
     "list_tasks",
+    "observed_workers",
     "page_tasks",
     "partition_stats",
     "queue_partitions",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ...queues import Producer, QueueStats, Record, WorkerInfo, list_queues, list_workers, queue_partitions
+from ...queues import Producer, QueueStats, Record, WorkerInfo, list_queues, queue_partitions
 from ...queues.durations import iso_time
 from ...queues.explanation.texts import times
-from ...queues.inspection import running_tasks
+from ...queues.inspection import observed_workers, running_tasks
 from .queue import QUEUE_COLUMNS
 from .support.connection import connected, redis_now
 from .support.live import show_live
@@ -70,7 +70,7 @@ async def _read(producer: Producer) -> Overview:
     return Overview(
         await redis_now(producer),
         await list_queues(gateway, namespace),
-        await list_workers(gateway, namespace),
+        await observed_workers(gateway, namespace),
         await running_tasks(gateway, await queue_partitions(gateway, namespace), _MOST_TASKS),
     )
 

@@ -17,10 +17,10 @@ from ...queues import (
     WorkerInfo,
     check_name,
     list_supervisors,
-    list_workers,
     paused_supervisors,
     resume_supervisor,
 )
+from ...queues.inspection import observed_workers
 from .health import health
 from .lazy import load
 from .support.connection import ConnectionOptions, connected, redis_now, with_connection_options
@@ -241,7 +241,7 @@ async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False,
     check_watch(watch, json)
 
     async def screen(width: int) -> RenderableType:
-        found = await list_workers(producer.gateway, producer.namespace)
+        found = await observed_workers(producer.gateway, producer.namespace)
         above = await list_supervisors(producer.gateway, producer.namespace)
         now = await redis_now(producer)
         return Group(
@@ -253,7 +253,7 @@ async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False,
     if watch:
         await show_live(screen)
         return
-    workers = await list_workers(producer.gateway, producer.namespace)
+    workers = await observed_workers(producer.gateway, producer.namespace)
     supervisors = await list_supervisors(producer.gateway, producer.namespace)
     if json:
         print_json(
@@ -293,6 +293,8 @@ def worker_columns(now: int) -> Sequence[Column[WorkerInfo]]:
 
 def _health_summary(info: WorkerInfo) -> str:
     """Return 'ready', the levels that fail, or '?' for a worker of a version without health reports."""
+    if info.blocked:
+        return "blocked"
     if info.presumed_dead:
         return "presumed dead"
     if not info.health:

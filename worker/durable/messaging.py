@@ -365,9 +365,16 @@ async def send(
         partition = await find_task(run.gateway, namespace, task_id)
         if partition is None:
             raise TaskNotFound(task_id, f"any queue of namespace {namespace.name!r} on {run.gateway.address.shown}")
-        own = {"sender": run.id if sender is None else sender, "message_id": f"{run.id}:{message}"}
-        sent = await send_message(run.gateway, partition, task_id, content, **own, limit=run.payload_limit)
-        value = StepRecord(orjson.dumps(list(sent)), digest, shown).encode()
+        sent = await send_message(
+            run.gateway,
+            partition,
+            task_id,
+            content,
+            sender=run.id if sender is None else sender,
+            message_id=f"{run.id}:{message}",
+            limit=run.payload_limit,
+        )
+        value = StepRecord(orjson.dumps([sent.task_id, sent.number, sent.state]), digest, shown).encode()
         event = run.next_entry(MessageSent(to=sent.task_id, number=sent.number, content=content))
         stored = durability != "async"
         entries = (Entry(Kind.DONE_WITH_EVENT, key, value), event)

@@ -155,6 +155,33 @@ def test_a_worker_whose_loop_is_blocked_fails_its_probes(folder: Path, unused_tc
         until_health(0)
 
 
+def test_a_worker_whose_loop_is_blocked_is_listed_as_blocked_and_forgotten_when_it_is_killed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_STALL_LIMIT", "60")
+    monkeypatch.setenv("PERDURE_LEASE", "3")
+
+    def health() -> list[str]:
+        lines = [line for line in call("worker", "list", "--wide").out.splitlines() if "audit" in line]
+        return [word for line in lines for word in ("blocked", "presumed dead", "ready", "not ") if word in line]
+
+    with Running("worker", "run", "tasks:app", "--no-supervisor", cwd=folder) as blocked:
+        until(lambda: health() == ["ready"], "it is ready")
+        task_id = call("enqueue", "blocks", "--queue", "audit").ids[0]
+        assert blocked.line() == "began"
+        until(lambda: health() == ["blocked"], "it is blocked")
+        (info,) = announced()
+        assert (info["blocked"], info["presumed_dead"]) == (True, False)
+        until(lambda: announced()[0]["seen"] > 1.5 and health() == ["blocked"], "its lease is renewed")
+        blocked.send(signal.SIGKILL)
+        blocked.wait()
+    until(lambda: health() == ["presumed dead"], "it is lost, and holds the task")
+    (folder / "go on").touch()
+    with Running("worker", "run", "tasks:app", "--no-supervisor", cwd=folder):
+        until(lambda: call("task", "show", task_id, "--json").json["state"] == "succeeded", "the task is resumed")
+        until(lambda: health() == ["ready"], "the lost worker is forgotten")
+
+
 def test_a_worker_with_a_stuck_handler_fails_progress_and_still_exits(folder: Path) -> None:
     with Running("worker", "run", "tasks:app", "--no-supervisor", cwd=folder) as worker:
         [task_id] = call("enqueue", "stubborn", "--queue", "audit", "--max-attempts", "1").ids

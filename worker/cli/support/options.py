@@ -99,18 +99,15 @@ def _read_name(kind: str, text: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
-_UNITS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d|)", re.ASCII)
 
 
 def seconds_of(text: str | float, *, positive: bool = False) -> float:
     """Return the seconds of 90, 90s, 15m, 30min, 2h or 7d: a duration in any option. Raises `ValueError`."""
     found = _DURATION.fullmatch(str(text).strip())
-    try:
-        seconds = float(found[1]) * _UNITS[found[2]] if found else float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf or (positive and not seconds):
+    seconds = float(found[1]) * _UNITS[found[2]] if found else math.nan
+    if not seconds < math.inf or (positive and not seconds):
         range_text = "greater than 0" if positive else "0 or more"
         raise ValueError(f"must be a number of seconds, {range_text}; got {text!r}; with a unit: 90s, 15m, 2h, 7d")
     return seconds

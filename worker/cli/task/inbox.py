@@ -60,7 +60,8 @@ async def send(
     handle = await find_handle(producer, task_id, queue)
     sent = await handle.send(content, sender=sender, message_id=message_id)
     if json:
-        print_json({"id": sent.task_id, "number": sent.number, "state": sent.state})
+        waits_on = {} if sent.waits_on is None else {"waits_on": sent.waits_on}
+        print_json({"id": sent.task_id, "number": sent.number, "state": sent.state} | waits_on)
     else:
         print_data(sent.task_id)
     delay = await _delay_reason(producer, handle, sent)
@@ -88,6 +89,11 @@ def login() -> str:
 
 async def _delay_reason(producer: Producer, handle: TaskHandle[Any], sent: Sent) -> str:
     """Return why the task that has the message does not read it soon, or an empty text. handle: where it was sent."""
+    if sent.waits_on is not None:
+        return (
+            f"; the task waits for a message from {sent.waits_on!r}, and this one is not what it waits for: "
+            f"to answer it, send with --from {sent.waits_on}"
+        )
     if sent.state is State.DEAD:
         return "; it is a dead letter and reads the message after a replay"
     while handle.id != sent.task_id and (successor := await handle.successor()) is not None:

@@ -75,6 +75,27 @@ def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
 
 
 @pytest.mark.usefixtures("work")
+def test_a_message_of_another_sender_says_for_whom_the_task_waits(work: Any) -> None:
+    task_id = call("enqueue", "ships", "--queue", "test").ids[0]
+    work()
+    other = call("task", "send", task_id, "yes", "--from", "bob", "--json")
+    assert other.json["waits_on"] == "ada"
+    assert "the task waits for a message from 'ada', and this one is not what it waits for" in other.err
+    assert "to answer it, send with --from ada" in other.err
+    said = call("task", "why", task_id).out
+    assert "a message has come, but not from ada, and no worker serves queue 'test'" in " ".join(said.split())
+    answered = call("task", "send", task_id, "yes", "--from", "ada", "--json")
+    assert "waits_on" not in answered.json
+    assert "--from" not in answered.err
+    said = call("task", "why", task_id, "--json").json
+    assert said["cause"] == "no_worker"
+    assert said["remedy"] == "start a worker: perdure worker run APP --queues test"
+    assert "; the answer is there, and no worker serves queue 'test'" in said["sentence"]
+    assert "without one it continues" not in said["sentence"]
+    work()  # the message of another sender is the next one that it reads
+    assert call("task", "result", task_id).json == ["yes", ["yes"]]
+
+
 def test_a_dead_letter_gets_messages_for_its_replay(work: Any) -> None:
     task_id = call("enqueue", "fails", "--queue", "test").ids[0]
     work()
