@@ -39,7 +39,7 @@ from ...queues import (
 )
 from ...queues.security import names_beside, path_exists
 from ..errors.validation import first_problem
-from .support.connection import connected, redis_now, warn_unserved
+from .support.connection import connected, seconds_of_delay, warn_unserved
 from .support.errors import Failed, Misuse
 from .support.input_file import opened
 from .support.options import Delay, in_duration, read_app, read_delay, read_object, read_queue, read_task_id
@@ -344,7 +344,7 @@ async def _send_one(
         raise Misuse(problem(error)) from None
     queue = resolve_queue(defaults.task, defaults.queue, defaults.app, message.arguments, defaults.catalog)
     handles: list[TaskHandle[Any]] = await producer.send(
-        [message], queue=queue, delay=await _seconds(producer, defaults.delay), durability=durability
+        [message], queue=queue, delay=await seconds_of_delay(producer, defaults.delay), durability=durability
     )
     (handle,) = handles
     if json:
@@ -373,7 +373,7 @@ async def _send_file(
                 sent: list[TaskHandle[Any]] = []
                 messages = (_noted(item, names) for item in run)
                 handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(
-                    messages, queue=queue, delay=await _seconds(producer, delay), durability=durability
+                    messages, queue=queue, delay=await seconds_of_delay(producer, delay), durability=durability
                 )
                 try:
                     async for handle in handles:
@@ -391,11 +391,6 @@ async def _send_file(
 def _noted(item: Item, names: set[str]) -> TaskMessage:
     names.add(item.task)
     return item.message
-
-
-async def _seconds(producer: Producer, delay: Delay) -> float:
-    """Return the seconds of a delay; those until a point in time by the clock of the server."""
-    return delay.from_now(0 if delay.until is None else await redis_now(producer))
 
 
 def _shown(handle: TaskHandle[Any]) -> dict[str, Any]:

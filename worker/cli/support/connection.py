@@ -18,7 +18,7 @@ from ....queues.inspection import find_tasks
 from ...artifacts import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
-from .options import with_options
+from .options import Delay, with_options
 from .output import note, timestamp
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "find_handle",
     "known_partitions",
     "redis_now",
+    "seconds_of_delay",
     "warn_unserved",
     "with_connection_options",
 ]
@@ -121,6 +122,11 @@ async def redis_now(producer: Producer) -> int:
     """Return the time of the Redis server in milliseconds; all times of Perdure are of this clock."""
     seconds, micros = await producer.gateway.command("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
+
+
+async def seconds_of_delay(producer: Producer, delay: Delay) -> float:
+    """Return the seconds of a delay; those until a point in time by the clock of the server."""
+    return delay.from_now(0 if delay.until is None else await redis_now(producer))
 
 
 async def find_handle(producer: Producer, task_id: str, queue: str | None = None) -> TaskHandle[Any]:

@@ -63,7 +63,7 @@ class SettleRate:
 
 
 _KEPT: Final = 3600.0
-"""TTL of a registration in seconds. After two intervals the worker is presumed dead; it stays listed for the rest."""
+"""TTL of a registration in seconds. After two intervals the worker is presumed dead; `worker health` still knows it."""
 
 
 def describe(
