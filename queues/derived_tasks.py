@@ -213,7 +213,7 @@ async def find_conflicts(
     return {message.id: conflict for (_, message), conflict in zip(known, found, strict=True) if conflict is not None}
 
 
-async def check_same_app(gateway: Gateway, partition: Partition, message: TaskMessage) -> None:
+async def check_same_app(gateway: Gateway, message: TaskMessage, partition: Partition) -> None:
     """Raise `TaskExists` if a stored task with the message's id belongs to another app, as far as it is readable."""
     try:
         stored = await read_task_input(gateway, partition, message.id)

@@ -13,6 +13,8 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
+    Callable,
     Iterable,
     Mapping,
     Sequence,
@@ -21,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from .derived_tasks import check_same_app
 from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
 from .keys import Partition
@@ -97,27 +98,35 @@ class BatchEnqueuer:
 
         return await self._router.place(message.number, store, find if message.own_id else None)
 
-    async def fresh(self, message: TaskMessage) -> Partition:
+    async def fresh(self, message: TaskMessage, check: Callable[[Partition], Awaitable[None]]) -> Partition:
         """Store one task in the place of an ended one with the same id; return its partition.
+
+        Args:
+            check: Raises if the earlier task in a partition must stay.
 
         Raises:
             StillRunning: The earlier task has not ended.
-            TaskExists: The earlier task belongs to another app.
         """
         token = RUNTIME.token(8)
 
         async def store(partition: Partition) -> bool:
-            return await self._reset(partition, message, token)
+            return await self._reset(partition, message, token, check)
 
         async def reset(closed: Sequence[Partition]) -> Partition | None:
             for partition in closed:
-                if await self._reset(partition, message, token):
+                if await self._reset(partition, message, token, check):
                     return partition  # the server has lost that it was closed
             return None
 
         return await self._router.place(message.number, store, reset)
 
-    async def _reset(self, partition: Partition, message: TaskMessage, token: str) -> bool:
+    async def _reset(
+        self,
+        partition: Partition,
+        message: TaskMessage,
+        token: str,
+        check: Callable[[Partition], Awaitable[None]],
+    ) -> bool:
         """Delete what an ended task left, and store the new one. False if the partition is closed: only deleted."""
         keys = [
             partition.ready,
@@ -132,7 +141,7 @@ class BatchEnqueuer:
         answer = b"changed"
         while answer == b"changed":  # another call replaced the task after it was read
             found = await self._gateway.command("HMGET", partition.record(message.id), "finished", "token", "replays")
-            await check_same_app(self._gateway, partition, message)  # of what was read: the script compares it
+            await check(partition)  # of what was read: the script compares it
             args = (message.envelope, message.arguments, token, message.id, *(value or b"" for value in found))
             reset = partial(self._replace, keys, args)
             answer = await store_with_upload(self._gateway, partition, message.large, reset)

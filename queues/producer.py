@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from .catalog import Catalog, CatalogTask, read_catalog
 from .defaults import LONGEST, ConnectionSettings, read_settings, unknown_variables
-from .derived_tasks import check_conflicts, find_conflicts
+from .derived_tasks import check_conflicts, check_same_app, find_conflicts
 from .durations import Duration, Moment, seconds_until, to_seconds
 from .enqueueing import BatchEnqueuer
 from .envelope import (
@@ -245,9 +245,11 @@ class Producer:
 
         Raises:
             StillRunning: The earlier task has not ended.
+            TaskExists: The earlier task belongs to another app.
         """
         message = self._ready(message, queue)
-        return self._handle(message.id, await self._enqueuer(queue, 0.0, None).fresh(message), False, decode)
+        check = partial(check_same_app, self.gateway, message)
+        return self._handle(message.id, await self._enqueuer(queue, 0.0, None).fresh(message, check), False, decode)
 
     async def send(
         self,

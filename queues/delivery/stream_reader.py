@@ -221,8 +221,7 @@ class PerNodeReader:
         self.requested = min(asked[partition][1] for partition in done)
         for partition in reads.keys() - done.keys():
             self._late[partition] = asked[partition]
-            where = f"queue {partition.queue}, partition {partition.index}, on {self._gateway.address.shown}"
-            self._note(partition, Unavailable(f"{where} does not answer"))
+            self._note(partition, Unavailable(f"queue {partition.queue}, partition {partition.index} does not answer"))
         replies = await asyncio.gather(*done.values(), return_exceptions=True)
         for partition, reply in zip(done, replies, strict=True):
             self._note(partition, reply if isinstance(reply, Unavailable) else None)
