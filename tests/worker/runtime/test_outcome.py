@@ -115,7 +115,7 @@ def test_snooze_sets_the_delay_and_counts_nothing() -> None:
 @pytest.mark.parametrize("kind", [RetryLater, Snooze])
 @pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 1e300])
 def test_a_time_to_wait_is_not_negative_nor_without_end(kind: type[RetryLater | Snooze], after: float) -> None:
-    with pytest.raises(ValueError, match="after must be 0 to"):
+    with pytest.raises(ValueError, match=r"after must be (0 to|a number)"):
         kind(after=after)
 
 

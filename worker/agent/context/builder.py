@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeVar, overload, runtime_checkable
@@ -156,6 +157,9 @@ class ContextBuilder:
                 return await model(prompt)
             return await call_in_step(_run_of(ctx), model, prompt)
 
+        if inspect.signature(model).return_annotation is inspect.Signature.empty:
+            del called.__wrapped__
+            called.__annotations__ = {"return": Any}
         return _readable(await ctx.options(timeout=timeout, retry=retry).step(name, called))
 
     async def build(
