@@ -27,6 +27,7 @@ __all__ = [
     "encodable",
     "is_encodable_otherwise",
     "is_exact",
+    "is_too_deep",
     "large_integer",
     "lost_number",
     "named_numbers",
@@ -59,6 +60,11 @@ def as_json(value: Any) -> bytes:
 def is_exact(data: bytes) -> bool:
     """Return whether texts, whole numbers and finite floats are read back from their JSON as they were written."""
     return len(data) <= _MAX_DIGITS and _REPLACED not in data
+
+
+def is_too_deep(error: ValueError) -> bool:
+    """Return whether JSON could not be read because it is nested too deeply: it is written more deeply than read."""
+    return "recursion limit" in str(error)
 
 
 def is_encodable_otherwise(error: Exception) -> bool:

@@ -84,14 +84,15 @@ class Arguments:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
-        if not self._type.is_closed(data):
-            self._check_read_back(checked, data)
-        return data, secrets
+        return (data if self._type.is_closed(data) else self._read_back(checked, data)), secrets
 
-    def _check_read_back(self, checked: dict[str, Any], data: bytes) -> None:
-        """Raise `InvalidArguments` if the worker could not read the arguments, or would read others."""
+    def _read_back(self, checked: dict[str, Any], data: bytes) -> bytes:
+        """Return the arguments as JSON that the worker can read.
+
+        Raises `InvalidArguments` if there is none, or if the worker would read others.
+        """
         try:
-            decoded = self._type.read(data)
+            data, decoded = self._type.read_back(data, checked)
         except ValidationError as error:
             raise InvalidArguments(self._name, f"their JSON cannot be read back: {_problem(error)}") from None
         if self._type.unions:
@@ -100,6 +101,7 @@ class Arguments:
                 raise InvalidArguments(self._name, str(misread))
         if self._type.has_models:
             warn_of_losses(f"arguments of task {self._name!r}", checked, decoded)
+        return data
 
     def _encode(self, checked: dict[str, Any]) -> bytes:
         """Return validated arguments as JSON. Raises `ValueError` that names the argument without a JSON form."""

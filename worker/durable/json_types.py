@@ -15,12 +15,12 @@ from functools import reduce
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, to_json
 
 from ...queues import contains_mask, unwrap_secrets
-from ...queues.json_form import encodable, is_encodable_otherwise, is_exact
+from ...queues.json_form import encodable, is_encodable_otherwise, is_exact, is_too_deep
 
 __all__ = [
     "JsonType",
@@ -81,6 +81,19 @@ class JsonType:
             whole, _ = unwrap_secrets(checked, self.plain(checked))
             data = to_json(whole, inf_nan_mode="strings")
         return data
+
+    def read_back(self, data: bytes, checked: Any, *, secrets: bool = False) -> tuple[bytes, Any]:
+        """Return the JSON of a value and what it is read back as. The JSON differs if it was nested too deeply.
+
+        Raises `pydantic.ValidationError`.
+        """
+        try:
+            return data, self.read(data)
+        except ValidationError as error:
+            if not is_too_deep(error):
+                raise
+        data = self.write(encodable(checked), secrets=secrets)
+        return data, self.read(data)
 
     def read(self, data: bytes, *, by_alias: bool = False) -> Any:
         """Return a value from JSON. by_alias: of other programs, too. Raises `pydantic.ValidationError`."""

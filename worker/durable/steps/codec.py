@@ -21,7 +21,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ....queues import Redaction
-from ....queues.json_form import as_json, is_exact
+from ....queues.json_form import as_json, encodable, is_exact, is_too_deep
 from ...errors import ResultMismatch, UnserialisableResult
 from ...errors.validation import first_problem
 from ...resume_warning import warn_once
@@ -66,7 +66,7 @@ class Codec:
         Raises `UnserialisableResult`.
         """
         data, checked = self.write(what, name, value)
-        return data, self.read_back(what, name, data, checked)
+        return self.read_back(what, name, data, checked)
 
     def write(self, what: str, name: str, value: Any) -> tuple[bytes, Any]:
         """Return the result as JSON, and validated. Raises `UnserialisableResult`."""
@@ -83,8 +83,8 @@ class Codec:
         except (ValueError, RecursionError) as error:
             raise UnserialisableResult(f"{what} {name!r}", str(error)) from None
 
-    def read_back(self, what: str, name: str, data: bytes, checked: Any) -> Any:
-        """Return a result that `write` returned as its record will return it.
+    def read_back(self, what: str, name: str, data: bytes, checked: Any) -> tuple[bytes, Any]:
+        """Return a result that `write` returned as its record will return it, after its JSON.
 
         Raises:
             UnserialisableResult: it cannot be read back, or is read back as another member of a union.
@@ -93,9 +93,9 @@ class Codec:
         if self._type is None:
             return self._read_plain(what, name, data, checked)
         if self._type.is_closed(data):
-            return checked
+            return data, checked
         try:
-            decoded = self._type.read(data)
+            data, decoded = self._type.read_back(data, checked, secrets=self._secrets)
         except ValidationError as error:
             problem = f"its JSON does not fit {self.type_name}: {first_problem(error)}; {_REMEDY}"
             raise UnserialisableResult(f"{what} {name!r}", problem, data) from None
@@ -105,19 +105,22 @@ class Codec:
                 raise UnserialisableResult(f"{what} {name!r}", str(misread), data, misread)
         if self._type.has_models:
             warn_of_losses(f"{what} {name!r}", checked, decoded)
-        return decoded
+        return data, decoded
 
-    def _read_plain(self, what: str, name: str, data: bytes, value: Any) -> Any:
+    def _read_plain(self, what: str, name: str, data: bytes, value: Any) -> tuple[bytes, Any]:
         if type(value) in _UNCHANGED and is_exact(data):
-            return value
+            return data, value
         try:
             decoded = from_json(data)
         except ValueError as error:
+            if is_too_deep(error):
+                data = as_json(encodable(value))
+                return data, from_json(data)
             raise UnserialisableResult(f"{what} {name!r}", f"its JSON cannot be read: {error}", data) from None
         if self._untyped is not None and not (is_equal(decoded, value) or _differs_in_tuples(decoded, value)):
             kind = type_name(type(value))
             warn_once(f"{what} {name!r}: its result, a {kind}, was replaced by its JSON data, because {self._untyped}")
-        return decoded
+        return data, decoded
 
     @property
     def type_name(self) -> str:

@@ -158,7 +158,7 @@ async def _perform(
                 call.attempt = step.attempt
         warn_if_changed(key, fn, args, kwargs, arguments[1])
         data, checked = codec.write("step", key, value)
-        record, value, misfit = await _record(run, codec, key, data, checked, (digest, shown))
+        data, record, value, misfit = await _record(run, codec, key, data, checked, (digest, shown))
         workspace = run.workspace
         files = None if workspace is None else await workspace.find_step_change()
         entries = _entries(run, step, record, data, tool)
@@ -197,8 +197,8 @@ async def _read(run: Run, codec: Codec, key: str, result: bytes) -> Any:
 
 async def _record(
     run: Run, codec: Codec, key: str, data: bytes, checked: Any, call: tuple[str, str]
-) -> tuple[bytes, Any, UnserialisableResult | None]:
-    """Return the record of a result, what it returns, and why it returns nothing.
+) -> tuple[bytes, bytes, Any, UnserialisableResult | None]:
+    """Return a result as JSON, its record, what the record returns, and why it returns nothing.
 
     The work of a result that cannot be read back is paid for: its record keeps it for corrected code.
 
@@ -210,15 +210,17 @@ async def _record(
     large = len(record) > run.payload_limit
     try:
         if large:
-            value = await asyncio.to_thread(codec.read_back, "step", key, data, checked)
+            written, value = await asyncio.to_thread(codec.read_back, "step", key, data, checked)
         else:
-            value = codec.read_back("step", key, data, checked)
+            written, value = codec.read_back("step", key, data, checked)
+        if written is not data:
+            data, record = written, StepRecord.encode_call(written, *call)
     except UnserialisableResult as error:
         misfit = error
     if large or misfit is not None:
         stored = await store_step_result(run, key, data, checked, len(record)) if large else data
         record = StepRecord(stored, *call, None if misfit is None else misfit.misread).encode()
-    return record, value, misfit
+    return data, record, value, misfit
 
 
 def _decision(
@@ -494,5 +496,5 @@ async def _record_late(
 ) -> None:
     """Record the result of a late call, after the handler has ended."""
     data, checked = codec.write("step", step.key, value)
-    record, _, _ = await _record(run, codec, step.key, data, checked, (digest, shown))
+    data, record, _, _ = await _record(run, codec, step.key, data, checked, (digest, shown))
     await run.recorder.put(*_entries(run, step, record, data, tool), wait=True, progress=True)

@@ -177,7 +177,7 @@ def test_a_result_of_a_closed_type_stays_the_same_object() -> None:
     assert codec_of(lambda: text).encode("step", "one", text)[1] is text
     codec = Codec(dict[str, list[int]])
     data, checked = codec.write("step", "one", numbers)
-    assert codec.read_back("step", "one", data, checked) is checked
+    assert codec.read_back("step", "one", data, checked)[1] is checked
 
 
 LOSSES = [
@@ -378,6 +378,27 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
+@pytest.mark.parametrize("depth", [190, 201, 254, 300, 2_000])
+async def test_what_is_nested_deeply_stays_data_or_becomes_text_at_depth(app: App, depth: int) -> None:
+    seen: list[Any] = []
+
+    def deep() -> dict[str, Any]:
+        return {"value": nested(depth)}
+
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context, given: dict[str, Any]) -> None:
+        seen.append((await ctx.step("deep", deep), given))
+        if ctx.attempt == 1:
+            raise ConnectionError
+
+    handle = await job.enqueue(deep())
+    await work_off(app)
+    await bounded(handle.result())
+    first, second = seen
+    assert first == second
+    assert [value == deep() for value in first] == [depth == 190] * 2
+
+
 async def test_arguments_that_cannot_be_read_back_are_refused_at_once(app: App) -> None:
     @app.task
     async def anything(ctx: Context, value: Any) -> None: ...
@@ -385,9 +406,8 @@ async def test_arguments_that_cannot_be_read_back_are_refused_at_once(app: App) 
     @app.task
     async def pet(ctx: Context, value: Cat | Dog) -> None: ...
 
-    for value in (10**5_000, nested(253)):
-        with pytest.raises(InvalidArguments, match=r"cannot be read back|recursion|Circular"):
-            await anything.enqueue(value)
+    with pytest.raises(InvalidArguments, match="cannot be read back"):
+        await anything.enqueue(10**5_000)
     with pytest.raises(InvalidArguments, match=r"value.* is Dog, whose JSON is read back as Cat|Dog"):
         await pet.enqueue(Dog(name="Rex"))
     await pet.enqueue(Cat(name="Tom"))
