@@ -150,7 +150,8 @@ async def test_producers_by_name_seal_as_well(settings: Settings, monkeypatch: p
 async def test_the_size_limit_is_that_of_the_data_itself(settings: Settings) -> None:
     limited = with_keys(settings, FIRST).model_copy(update={"payload_limit": 2000, "large_limit": 0})
     async with opened(limited) as app:
-        frame = len(orjson.dumps({"value": ""})) + len(orjson.dumps({"v": 1, "id": "x" * 36, "task": "echo"}))
+        envelope = {"v": 1, "id": "x" * 36, "task": "echo", "app": app.name}
+        frame = len(orjson.dumps({"value": ""})) + len(orjson.dumps(envelope))
         handle = await app.tasks["echo"].enqueue("v" * (2000 - frame))
         with pytest.raises(PayloadTooLarge):
             await app.tasks["echo"].enqueue("v" * (2001 - frame))

@@ -75,29 +75,35 @@ async def parked(handle: TaskHandle[Any]) -> None:
 
 
 def pay(folder: Path, paid: list[int], amount: int) -> int:
-    paid.append(amount)
+    return note_payment(folder, paid.append, amount)
+
+
+def note_payment(folder: Path, note: Callable[[int], None], amount: int) -> int:
+    note(amount)
     (folder / f"receipt-{amount}.txt").write_text(str(amount))
     return amount
 
 
-async def call_tool(ctx: Context, folder: Path, paid: list[int]) -> Any:
-    return await ctx.tool("pay", pay, folder, paid, 1)
+async def call_tool(ctx: Context, folder: Path, note: Callable[[int], None]) -> Any:
+    return await ctx.tool("pay", note_payment, folder, note, 1)
 
 
-async def call_async(ctx: Context, folder: Path, paid: list[int]) -> Any:
-    return await ctx.options(durability="async").step("pay", pay, folder, paid, 1)
+async def call_async(ctx: Context, folder: Path, note: Callable[[int], None]) -> Any:
+    return await ctx.options(durability="async").step("pay", note_payment, folder, note, 1)
 
 
-async def call_nested(ctx: Context, folder: Path, paid: list[int]) -> Any:
+async def call_nested(ctx: Context, folder: Path, note: Callable[[int], None]) -> Any:
     async def outer() -> int:
-        first = await ctx.step("inner", pay, folder, paid, 1)
+        first = await ctx.step("inner", note_payment, folder, note, 1)
         return first + await ctx.step("inner too", lambda: 0)
 
     return await ctx.options(nested="record").step("outer", outer)
 
 
-async def call_parallel(ctx: Context, folder: Path, paid: list[int]) -> Any:
-    found = await asyncio.gather(*[ctx.step(f"pay {number}", pay, folder, paid, number) for number in (1, 2, 3)])
+async def call_parallel(ctx: Context, folder: Path, note: Callable[[int], None]) -> Any:
+    found = await asyncio.gather(
+        *[ctx.step(f"pay {number}", note_payment, folder, note, number) for number in (1, 2, 3)]
+    )
     return found[0]
 
 
@@ -120,7 +126,7 @@ async def test_a_step_runs_once_while_the_store_is_away(app: App, store: Store, 
             assert (folder / "receipt-1.txt").read_text() == "1"
         else:
             store.away = 4
-            await CALLS[how](ctx, folder, paid)
+            await CALLS[how](ctx, folder, paid.append)
             raise ValueError("once more")
         return sorted(path.name for path in folder.iterdir())
 
