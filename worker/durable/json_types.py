@@ -40,6 +40,7 @@ class JsonType:
     Attributes:
         declared: the type.
         adapter: its Pydantic adapter.
+        closed: whether values are read back from their JSON as they are, but for those that `is_exact` excludes.
         problem: why no value of the type can be read back, None if it can.
         unions: whether a value may be read back as another member of a union.
         has_models: whether its values may have models or dataclasses, whose JSON may lack some of their attributes.
@@ -54,7 +55,7 @@ class JsonType:
         self.problem = unreadable_part(schema)
         self.unions = "union" in kinds and not is_open
         self.has_models = has_models(schema)
-        self._closed = is_closed(schema)
+        self.closed = is_closed(schema)
         self._has_numbers = not kinds.isdisjoint(_WITH_CONFIG) and (is_open or "float" in kinds)
         self.validate: Final = self.adapter.validator.validate_python
         self._read: Final = self.adapter.validator.validate_json
@@ -62,7 +63,7 @@ class JsonType:
 
     def is_closed(self, data: bytes) -> bool:
         """Return whether the validated value of this JSON is what the JSON is read back as."""
-        return self._closed and is_exact(data)
+        return self.closed and is_exact(data)
 
     def write(self, checked: Any, *, secrets: bool = False) -> bytes:
         """Return a validated value as JSON. secrets: in clear; else Pydantic masks them.

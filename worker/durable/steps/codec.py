@@ -57,6 +57,9 @@ class Codec:
         self._secrets, self._untyped = secrets, untyped
         self._type = None if declared is Any or declared is inspect.Signature.empty else JsonType(declared)
         self.problem = None if self._type is None else self._type.problem
+        self._closed = self._type is not None and self._type.closed
+        if self._type is not None:
+            self._validate, self._to_json = self._type.validate, self._type.adapter.serializer.to_json
 
     def encode(self, what: str, name: str, value: Any) -> tuple[bytes, Any]:
         """Return the result as JSON, and as its record will return it.
@@ -65,8 +68,21 @@ class Codec:
 
         Raises `UnserialisableResult`.
         """
+        if (exact := self.encode_exact(value)) is not None:
+            return exact
         data, checked = self.write(what, name, value)
         return self.read_back(what, name, data, checked)
+
+    def encode_exact(self, value: Any) -> tuple[bytes, Any] | None:
+        """Return what `encode` does, if the type alone tells that the result is read back as it is; else None."""
+        if not self._closed:
+            return None
+        try:
+            checked = self._validate(value)
+            data: bytes = self._to_json(checked)
+        except (ValueError, RecursionError):
+            return None
+        return (data, checked) if is_exact(data) else None
 
     def write(self, what: str, name: str, value: Any) -> tuple[bytes, Any]:
         """Return the result as JSON, and validated. Raises `UnserialisableResult`."""

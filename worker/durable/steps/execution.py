@@ -10,7 +10,7 @@ from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from types import MethodType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import anyio
 import orjson
@@ -157,8 +157,9 @@ async def _perform(
             if call is not None:
                 call.attempt = step.attempt
         warn_if_changed(key, fn, args, kwargs, arguments[1])
-        data, checked = codec.write("step", key, value)
-        data, record, value, misfit = await _record(run, codec, key, data, checked, (digest, shown))
+        data, record, value, misfit = _exact_record(run, codec, value, digest, shown) or await _record(
+            run, codec, key, value, (digest, shown)
+        )
         workspace = run.workspace
         files = None if workspace is None else await workspace.find_step_change()
         entries = _entries(run, step, record, data, tool)
@@ -195,18 +196,29 @@ async def _read(run: Run, codec: Codec, key: str, result: bytes) -> Any:
     return codec.decode_record(key, result, misread)
 
 
-async def _record(
-    run: Run, codec: Codec, key: str, data: bytes, checked: Any, call: tuple[str, str]
-) -> tuple[bytes, bytes, Any, UnserialisableResult | None]:
-    """Return a result as JSON, its record, what the record returns, and why it returns nothing.
+_Recorded: TypeAlias = tuple[bytes, bytes, Any, UnserialisableResult | None]
+"""A result as JSON, its record, what the record returns, and why it returns nothing."""
+
+
+def _exact_record(run: Run, codec: Codec, value: Any, digest: str, shown: str) -> _Recorded | None:
+    """Return the record of a small result that is read back as it is; None for any other."""
+    if (found := codec.encode_exact(value)) is None:
+        return None
+    record = StepRecord.encode_call(found[0], digest, shown)
+    return None if len(record) > run.payload_limit else (found[0], record, found[1], None)
+
+
+async def _record(run: Run, codec: Codec, key: str, value: Any, call: tuple[str, str]) -> _Recorded:
+    """Return the record of a result, which is read back in a thread if it is large.
 
     The work of a result that cannot be read back is paid for: its record keeps it for corrected code.
 
-    Args:
-        data, checked: the result as JSON, and validated. A large one is read back in a thread.
-        call: digest and text of the arguments.
+    call: digest and text of the arguments.
+
+    Raises `UnserialisableResult`, `PayloadTooLarge`.
     """
-    record, misfit, value = StepRecord.encode_call(data, *call), None, None
+    data, checked = codec.write("step", key, value)
+    record, misfit = StepRecord.encode_call(data, *call), None
     large = len(record) > run.payload_limit
     try:
         if large:
@@ -216,7 +228,7 @@ async def _record(
         if written is not data:
             data, record = written, StepRecord.encode_call(written, *call)
     except UnserialisableResult as error:
-        misfit = error
+        misfit, value = error, None
     if large or misfit is not None:
         stored = await store_step_result(run, key, data, checked, len(record)) if large else data
         record = StepRecord(stored, *call, None if misfit is None else misfit.misread).encode()
@@ -495,6 +507,5 @@ async def _record_late(
     run: Run, step: Step, codec: Codec, digest: str, shown: str, tool: LoggedCall | None, value: Any
 ) -> None:
     """Record the result of a late call, after the handler has ended."""
-    data, checked = codec.write("step", step.key, value)
-    data, record, _, _ = await _record(run, codec, step.key, data, checked, (digest, shown))
+    data, record, _, _ = await _record(run, codec, step.key, value, (digest, shown))
     await run.recorder.put(*_entries(run, step, record, data, tool), wait=True, progress=True)
