@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -291,13 +291,13 @@ def fingerprint(
     values = (*args, kwargs) if kwargs else args
     for value in values:
         if type(value) not in _UNCHANGED:
-            data = to_json(_ordered(values), fallback=_opaque)
+            data = _canonical(_ordered(values))
             break
     else:
         try:
             data = orjson.dumps(values)  # as nearly always: the same bytes in a third of the time
-        except orjson.JSONEncodeError:  # an integer of more than 64 bits
-            data = to_json(values)
+        except orjson.JSONEncodeError:  # an integer of more than 64 bits, or half of a surrogate pair
+            data = _canonical(values)
     if constants is not None and len(data) > constants.shortest:
         for text in constants.texts:
             if text in data:
@@ -313,7 +313,7 @@ def _hash_with(values: Any, constants: _Constants) -> str:
     def sort_key(value: object) -> str:
         return constants.replace(value if isinstance(value, str) else repr(value))
 
-    data = to_json(_ordered(values, sort_key), fallback=_opaque)
+    data = _canonical(_ordered(values, sort_key))
     return hashlib.blake2b(constants.replace(data.decode()).encode(), digest_size=12).hexdigest()
 
 
@@ -341,8 +341,19 @@ def arguments_text(data: bytes, redact: Redaction | None) -> str:
     return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
 
 
+def _canonical(ordered: Any) -> bytes:
+    """Return ordered arguments as JSON. Bytes that are not UTF-8 are written in base64."""
+    try:
+        return to_json(ordered, fallback=_opaque)
+    except PydanticSerializationError:
+        return to_json(encodable(ordered), fallback=_opaque, bytes_mode="base64")
+
+
 def _ordered(value: Any, sort_key: Callable[[object], str] | None = None) -> Any:
-    """Order sets and mappings the same way in every process, also inside models and dataclasses."""
+    """Order sets and mappings the same way in every process, also inside models and dataclasses.
+
+    Iterators and open files are not read: their items are for the step.
+    """
     if type(value) in _PLAIN:
         return value
     if isinstance(value, list | tuple):
@@ -355,7 +366,7 @@ def _ordered(value: Any, sort_key: Callable[[object], str] | None = None) -> Any
         value = {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, dict):
         return {key: _ordered(value[key], sort_key) for key in sorted(value, key=sort_key or str)}
-    return value
+    return _opaque(value) if isinstance(value, Iterator) else value
 
 
 def _opaque(_: Any) -> str:
