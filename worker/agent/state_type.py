@@ -10,6 +10,7 @@ are read by these names, whatever their aliases are.
 
 from __future__ import annotations
 
+import marshal
 import re
 from collections.abc import Callable, Collection
 from itertools import zip_longest
@@ -163,7 +164,7 @@ class StateType(Generic[S]):
             data = orjson.dumps(written[name])
             if _LARGE_NUMBER.search(data) and (number := large_integer(self._dump(state, {name}, recalled))):
                 raise StateUnstorable(task_id, self.agent, _too_large(name, number))
-            if not self._is_closed(name) or _REPLACED in data:
+            if not self._is_closed(name) or _REPLACED in data or not _is_exact(getattr(state, name), written[name]):
                 written[name] = self._with_all_numbers(state, name, written[name])
                 doubtful.append(name)
         if not doubtful:
@@ -338,6 +339,14 @@ class StateType(Generic[S]):
         if name not in self._adapters:
             self._adapters[name] = TypeAdapter(self.annotation(name))
         return self._adapters[name]
+
+
+def _is_exact(value: Any, stored: Any) -> bool:
+    """Return whether a value is what its JSON decodes to, and not equal to it only, such as an int in a float field."""
+    try:
+        return marshal.dumps(value, 0) == marshal.dumps(stored, 0)  # takes no subclasses; fast for long lists
+    except ValueError:
+        return False
 
 
 def _apply_change(state: AgentState, name: str, before: Any, after: Any, read: Read) -> bool:

@@ -137,6 +137,10 @@ def remembering(kind: type[AgentState], value: Any) -> type[Agent[Any]]:
     return Remembering
 
 
+class Mixed(str, enum.Enum):  # noqa: UP042 - its text is not its value
+    LOW = "low"
+
+
 VALUES: list[tuple[Any, Any, Any]] = [
     (
         dict[str, Any],
@@ -147,6 +151,12 @@ VALUES: list[tuple[Any, Any, Any]] = [
     (list, [(1, 2), date(2026, 1, 1)], [[1, 2], "2026-01-01"]),
     (dict[str, Any], {"n": [NAN, INF, -INF]}, {"n": ["NaN", "Infinity", "-Infinity"]}),
     (float, -INF, -INF),
+    (float, 3, 3.0),
+    (list[float], [1, 2.5], [1.0, 2.5]),
+    (dict[str, float], {"cost": 0}, {"cost": 0.0}),
+    (int, True, 1),
+    (str, Mixed.LOW, "low"),
+    (dict[str, int], collections.Counter("aab"), {"a": 2, "b": 1}),
     (list[float], [1.5, INF], [1.5, INF]),
     (Measured | None, Measured(value=NAN, more={"i": INF}), None),
     (Point | None, Point(NAN, seen=(INF,)), None),
