@@ -96,9 +96,9 @@ class Arguments:
         except ValidationError as error:
             raise InvalidArguments(self._name, f"their JSON cannot be read back: {_problem(error)}") from None
         if self._type.unions:
-            misread = find_misread(checked, decoded)
-            if misread is not None:
-                raise InvalidArguments(self._name, str(misread))
+            for name, value in checked.items():
+                if (misread := find_misread(value, decoded.get(name), (name,))) is not None:
+                    raise InvalidArguments(self._name, str(misread).removeprefix("."))
         if self._type.has_models:
             warn_of_losses(f"arguments of task {self._name!r}", checked, decoded)
         return data

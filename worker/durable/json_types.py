@@ -15,7 +15,7 @@ from functools import reduce
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
+from pydantic import ConfigDict, EncodedBytes, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, to_json
 
@@ -155,7 +155,8 @@ def storable(declared: Any) -> Any:
     if origin in _LAZY:
         return list[storable(args[0])]  # type: ignore[misc]  # mypy takes it for an annotation
     if origin is Annotated:
-        return Annotated[storable(args[0]), *args[1:]]
+        is_text = any(isinstance(part, EncodedBytes) for part in args[1:])  # such as Base64Bytes
+        return declared if is_text else Annotated[storable(args[0]), *args[1:]]
     if origin is None or origin in (Literal, abc.Callable):
         return declared
     stored = tuple([storable(arg) for arg in args])

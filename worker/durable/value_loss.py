@@ -73,6 +73,8 @@ def find_misread(checked: Any, decoded: Any, place: Place = ()) -> Misread | Non
         return _find_in(checked, decoded, place)
     if isinstance(checked, _COLLECTIONS) and isinstance(decoded, _COLLECTIONS):
         return None  # without an order to compare their items by
+    if isinstance(checked, str) and type(decoded) is str and checked == decoded:  # a member of a StrEnum
+        return None
     if type(checked) is not type(decoded) and not _is_subclass(checked, decoded):
         if isinstance(checked, _NUMBERS) and isinstance(decoded, _NUMBERS):
             return None
@@ -119,7 +121,7 @@ def losses(value: Any, read: Any) -> Iterator[str]:
         lost = [name for name in fields if name not in type(read).model_fields]
         lost += [name for name, field in fields.items() if field.exclude and not _is_same_part(value, read, name)]
         private, other = value.__pydantic_private__ or {}, read.__pydantic_private__ or {}
-        lost += [name for name, part in private.items() if name not in other or not is_same(part, other[name])]
+        lost += [name for name, part in private.items() if name not in other or not _is_remade(part, other[name])]
         yield from _lost(value, read, lost)
         for name in fields.keys() & type(read).model_fields.keys():
             yield from losses(getattr(value, name, None), getattr(read, name, None))
@@ -145,6 +147,13 @@ def _lost(value: object, read: object, names: Sequence[str]) -> Iterator[str]:
 
 def _is_dataclass(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_remade(value: object, read: object) -> bool:
+    """Return whether a private attribute has its value again, or another object without a value, such as a lock."""
+    if type(value) is type(read) and type(value).__eq__ is object.__eq__ and not _attributes(value):
+        return True
+    return is_same(value, read)
 
 
 def _is_same_part(value: object, read: object, name: str) -> bool:
