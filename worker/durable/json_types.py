@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, EncodedBytes, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, to_json
+from pydantic_core import CoreConfig, CoreSchema, PydanticSerializationError, SchemaSerializer, core_schema, to_json
 
 from ...queues import contains_mask, unwrap_secrets
 from ...queues.json_form import encodable, is_encodable_otherwise, is_exact, is_too_deep
@@ -141,10 +141,14 @@ def type_name(declared: Any) -> str:
 
 def _adapter(declared: Any) -> TypeAdapter[Any]:
     """Return the adapter of a type. It stores infinities and NaN as strings, unless the type has a configuration."""
+    config: CoreConfig | None = {"ser_json_inf_nan": "strings"}
     try:
-        return TypeAdapter(declared, config=ConfigDict(ser_json_inf_nan="strings"))
+        adapter = TypeAdapter(declared, config=ConfigDict(ser_json_inf_nan="strings"))
     except PydanticUserError:
-        return TypeAdapter(declared)
+        adapter, config = TypeAdapter(declared), None
+    if _leave_out_computed(adapter.core_schema):
+        adapter.serializer = SchemaSerializer(adapter.core_schema, config)
+    return adapter
 
 
 def storable(declared: Any) -> Any:
@@ -304,6 +308,23 @@ def _problem(schema: Mapping[str, Any]) -> str | None:
     if not excluded:
         return None
     return f"field {excluded[0]!r} of {owner} is excluded from what is stored and has no default; give it one"
+
+
+def _leave_out_computed(schema: CoreSchema) -> bool:
+    """Exclude fields of dataclasses that `__init__` does not take from what is written; return whether there are any.
+
+    A dataclass below a type that forbids other keys does not read them.
+    """
+    computed: list[Any] = [
+        field
+        for part in _parts(schema, of_functions=True)
+        if part["type"] == "dataclass-args"
+        for field in part["fields"]
+        if not field.get("init", True)
+    ]
+    for field in computed:
+        field["serialization_exclude"] = True
+    return bool(computed)
 
 
 def _is_lost(field: Mapping[str, Any]) -> bool:

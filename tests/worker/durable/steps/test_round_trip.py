@@ -216,6 +216,20 @@ def test_what_a_result_lacks_warns_once(declared: Any, value: Any, text: str, mo
     assert first == second == codec.decode_record("one", data)
 
 
+async def test_fields_that_a_dataclass_computes_are_computed_where_it_is_read(app: App) -> None:
+    seen: list[Any] = []
+
+    @app.task
+    async def add(ctx: Context, totals: Totals, more: list[Totals]) -> Totals:
+        seen.extend((totals, *more))
+        return totals
+
+    handle = await add.enqueue(Totals([4, 5]), [Totals([])])
+    await work_off(app)
+    assert await bounded(handle.result()) == Totals([4, 5])
+    assert seen == [Totals([4, 5]), Totals([])]
+
+
 def test_locks_and_other_objects_without_a_value_are_no_loss() -> None:
     codec = Codec(WithLock)
     assert codec.encode("step", "one", WithLock(text="text"))[1].text == "text"
