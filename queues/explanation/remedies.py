@@ -42,6 +42,12 @@ _TOO_LARGE: Final = (
     f"workers, then run: {_REPLAY}; it continues after its recorded steps"
 )
 
+_DECISION: Final = (
+    "replace the decision about the step that the error names (perdure task resolve {id} STEP with --result JSON, "
+    f"--failed TEXT or --run-again), then run: {_REPLAY}"
+)
+_OF_ERRORS: Final = {"PayloadTooLarge": _TOO_LARGE, "ResolutionMismatch": _DECISION, "StepResolvedAsFailed": _DECISION}
+
 
 def remedy_for(reason: str, task_id: str, error: str = "", app: str | None = None, doubts: Sequence[Doubt] = ()) -> str:
     """Return what an operator can do about a dead letter.
@@ -53,8 +59,8 @@ def remedy_for(reason: str, task_id: str, error: str = "", app: str | None = Non
     """
     if reason == "in_doubt" and doubts:
         return _remedy_of_doubt(task_id, doubts)
-    if reason == "not_retryable" and error.rpartition(".")[2] == "PayloadTooLarge":
-        return _TOO_LARGE.format(id=task_id)
+    if reason == "not_retryable" and (remedy := _OF_ERRORS.get(error.rpartition(".")[2])):
+        return remedy.format(id=task_id)
     remedy = REMEDIES.get(reason, f"fix the cause of the error, then run: {_REPLAY}")
     return remedy.format(id=task_id, app="of the task" if app is None else repr(app))
 

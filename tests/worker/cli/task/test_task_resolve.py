@@ -75,3 +75,12 @@ def test_wrong_decisions_are_refused(task_id: str) -> None:
     assert (other.code, "it is not in doubt; in doubt: 'pay it'" in other.err) == (1, True)
     assert call("task", "resolve", task_id, "pay it", "--failed", "the bank refused").ids == [task_id]
     assert "as failed: the bank refused" in call("task", "events", task_id).out.replace('"', "")
+
+
+def test_a_result_that_does_not_fit_names_its_remedy(settings: Settings, task_id: str) -> None:
+    assert call("task", "resolve", task_id, "pay it", "--result", "17").code == 0
+    assert call("dlq", "replay", task_id).code == 0
+    anyio.run(work, settings)
+    why = " ".join(call("task", "why", task_id).out.split())
+    assert f"(perdure task resolve {task_id} STEP with --result JSON, --failed TEXT or --run-again)" in why
+    assert call("task", "resolve", task_id, "pay it", "--result", '"receipt 17"').code == 0
