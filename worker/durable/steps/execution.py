@@ -83,7 +83,7 @@ async def run_step(
     if called is not function:
         codec = _codec(run, name, fn, called)
     outer, history = CURRENT_STEP.get(), run.history
-    if outer is not None and not outer.records_nested and options.nested == "run":
+    if outer is not None and not (outer.records_nested or options.risky or options.nested == "record"):
         return await _run_within(outer, name, run, fn, args, kwargs, options)
     constants = constants_of(run) if run.constants is None else run.constants
     arguments = fingerprint(args, kwargs, constants)
@@ -301,10 +301,10 @@ async def _run_within(
     options: StepOptions,
 ) -> Any:
     """Run a step as a part of another one, which is recorded as a whole."""
-    plain, part = replace(options, risky=False, verify=None), Step(run, outer.key, replicated=False)
+    part = Step(run, outer.key, replicated=False)
     named = f"{outer.key}/{name}"
     digest = "" if is_async(fn) else fingerprint(args, kwargs, constants_of(run))[0]
-    return await _call_with_retries(part, run, fn, args, kwargs, plain, digest, "", replicated=False, called=named)
+    return await _call_with_retries(part, run, fn, args, kwargs, options, digest, "", replicated=False, called=named)
 
 
 async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOptions, outer: Step | None) -> Match:

@@ -52,7 +52,7 @@ class StepOptions:
         step_id: identifies the step within its scope, in place of its arguments and its number; unique in a run.
         nested: what happens to steps that are called within a step. `run`: they are plain calls with a timeout and
             retries, and part of the outer step. `record`, of the outer or the inner step: their results are kept until
-            the outer step is recorded, so that they do not run again if the outer one does.
+            the outer step is recorded, so that they do not run again if the outer one does. Risky ones always are.
         reasoning: why a tool is called, for the event log.
         intent: note that a tool call is in flight, for the handoff document, without waiting for the write.
         call: the id that the model gave to the call of a tool.

@@ -103,7 +103,7 @@ async def test_a_step_within_a_step_is_a_part_of_it(settings: Settings, seen: Se
         return f"{url} for {current_step().key}"
 
     async def crawl(ctx: Context) -> list[str]:
-        once = ctx.options(retry=AGAIN, risky=True)
+        once = ctx.options(retry=AGAIN)
         return [await once.step("fetch", fetch, "a"), await ctx.tool("fetch", fetch, "b")]
 
     async with App("nested", settings=settings, middleware=[seen]) as app:
@@ -180,6 +180,29 @@ async def test_recorded_steps_within_a_step_do_not_run_again(
     assert {"d:site/crawl/pages/fetch", "d:site/crawl/pages/fetch#2"} <= stored[0]
     assert steps == {"d:site/crawl"}
     assert seen.keys[:3] == ["site/crawl", "site/crawl/pages/fetch", "site/crawl/pages/fetch#2"]
+
+
+async def test_a_risky_step_within_a_step_is_recorded(app: App) -> None:
+    paid: list[str] = []
+
+    async def pay(order: str) -> str:
+        paid.append(order)
+        return f"receipt for {order} under {current_step().idempotency_key}"
+
+    async def check_out(ctx: Context) -> str:
+        receipt = await ctx.options(risky=True).step("pay", pay, "7")
+        if current_step().attempt == 1:
+            raise ConnectionError
+        return receipt
+
+    @app.task
+    async def job(ctx: Context) -> str:
+        return await ctx.options(retry=AGAIN).step("check out", check_out, ctx)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await bounded(handle.result()) == f"receipt for 7 under {handle.id}:check out/pay"
+    assert paid == ["7"]
 
 
 async def test_a_stopping_worker_waits_for_a_recorded_step_within_a_step(app: App) -> None:
