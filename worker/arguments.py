@@ -89,7 +89,7 @@ class Arguments:
     def _read_back(self, checked: dict[str, Any], data: bytes) -> bytes:
         """Return the arguments as JSON that the worker can read.
 
-        Raises `InvalidArguments` if there is none, or if the worker would read others.
+        Raises `InvalidArguments` if there is no such JSON: the worker would read others.
         """
         try:
             data, decoded = self._type.read_back(data, checked)
