@@ -9,6 +9,7 @@ import anyio
 from ...queues import Backoff, Consumer, Delivery, Partition, QueueError, Unavailable
 from ...queues.runtime import RUNTIME
 from ..log import logger
+from ..loop_errors import LoopErrors
 from .quarantine_gate import QuarantineGate
 from .reclaim import START, ReclaimSchedule
 from .slots import Slots
@@ -63,6 +64,7 @@ class Intake:
         self._stopping = False
         self._plenty = False
         self._dispatched = 0
+        self._errors = LoopErrors("read messages")
         self.reading = False
         self.last_read = RUNTIME.monotonic()
         """Time of the last read or claim (monotonic clock, seconds)."""
@@ -84,6 +86,12 @@ class Intake:
                 self.error = str(error)
                 problem = error.problem if isinstance(error, Unavailable) else str(error).rstrip(".")
                 logger.warning("could not read messages: {}; retrying", problem)
+                await anyio.sleep(next(delays))
+                await self._recover_own(list(self._consumer.partitions))
+            except Exception as error:  # noqa: BLE001 - the loop ends with the worker only
+                self.reading = False
+                self.error = f"{type(error).__name__}: {error}"
+                self._errors.note(error)
                 await anyio.sleep(next(delays))
                 await self._recover_own(list(self._consumer.partitions))
 
@@ -237,3 +245,6 @@ class Intake:
                         await self._give_back(delivery)
         except QueueError:
             self._reclaim.request()  # still unavailable: the messages are claimed after their lease
+        except Exception as error:  # noqa: BLE001 - as in `run`
+            self._errors.note(error)
+            self._reclaim.request()

@@ -35,6 +35,7 @@ from ..artifacts import keep_large_values
 from ..durable import Run, StopReason
 from ..errors import ConfigurationError
 from ..log import logger
+from ..loop_errors import keep_running
 from .burst import Burst
 from .children.local_quarantine import LocalQuarantine
 from .executor import Executor
@@ -304,13 +305,14 @@ class Worker:
                 lock_ttl=self.timings.clean_lock,
             )
             for duty in (self._assignment_watcher, self._registration, self._contact, self._deadlines, self._webhooks):
-                background.start_soon(duty.run)
-            background.start_soon(CancelListener(self.app.producer, self.id, self._heartbeat.renew_now).run)
+                background.start_soon(keep_running, duty.run)
+            cancellations = CancelListener(self.app.producer, self.id, self._heartbeat.renew_now)
+            background.start_soon(keep_running, cancellations.run)
             self._quarantine.open(background, self._gateway, self.queues, self.concurrency, self._gate.run_here)
             if not self._gate.dedicated:
                 wake = VersionWaker(self._gateway, self._assignment, self.app.tasks.versions, self._slots, intake.claim)
                 for one in (self._promoter, janitor, wake):
-                    background.start_soon(one.run)
+                    background.start_soon(keep_running, one.run)
             try:
                 if burst:
                     await Burst(
@@ -324,7 +326,7 @@ class Worker:
                         self._quarantine,
                     ).run()
                 else:
-                    reading.start_soon(intake.run)
+                    reading.start_soon(keep_running, intake.run)
                     await self._stop.wait()
             except BaseException:  # cancelled from outside: cancel the runs as well, at once
                 self._quarantine.stop(requests=2)

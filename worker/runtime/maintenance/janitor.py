@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container
+from functools import partial
 from typing import Final
 
 import anyio
@@ -13,7 +14,6 @@ from ....queues import (
     Gateway,
     Namespace,
     PartitionAssignment,
-    QueueError,
     Route,
     acquire_fleet_locks,
     jittered,
@@ -22,6 +22,7 @@ from ....queues import (
 )
 from ....queues.inspection import trim_timeline
 from ...log import logger
+from ...loop_errors import LoopErrors
 from ..options import WorkerTimings
 from .session_sweeper import SessionSweeper
 
@@ -69,6 +70,7 @@ class Janitor:
             if session_ttl is None
             else SessionSweeper(gateway, namespace, ttl=session_ttl, worker=worker, lock_ttl=lock_ttl, waking=waking)
         )
+        self._errors = LoopErrors("clean up")
         self._idle_consumer = idle_consumer
         self._interval = interval
         self._lock_ttl = lock_ttl
@@ -76,15 +78,12 @@ class Janitor:
     async def run(self) -> None:
         while True:
             await anyio.sleep(jittered(self._interval))
-            try:
-                await self.clean()
-            except QueueError as error:
-                logger.debug("could not clean up: {}", error)
+            await self._errors.attempt(self.clean)
 
     async def clean(self) -> None:
         """Clean up the partitions whose lock this worker gets."""
         if self._sessions is not None:
-            await self._sessions.sweep()
+            await self._errors.attempt(self._sessions.sweep, "sessions")
         locks = {partition: partition.clean_lock for partition in self._assignment.known}
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
         mine = [partition for partition, wait in waits.items() if not wait]
@@ -92,11 +91,15 @@ class Janitor:
             return
         present = await present_workers(self._gateway, self._namespace)
         for partition in mine:
-            await trim_timeline(self._gateway, partition)
-            await trim_letters(self._gateway, partition, self._dead_letter_ttl())
-            await self._consumer.remove_idle_consumers(partition, self._idle_consumer, present)
+            parts: dict[str, Callable[[], Awaitable[int]]] = {
+                "timeline": partial(trim_timeline, self._gateway, partition),
+                "dead letters": partial(trim_letters, self._gateway, partition, self._dead_letter_ttl()),
+                "consumers": partial(self._consumer.remove_idle_consumers, partition, self._idle_consumer, present),
+            }
+            for part, work in parts.items():
+                await self._errors.attempt(work, f"{part} of queue {partition.queue}, partition {partition.index}")
         for queue, route in self._assignment.routes.items():
-            await self._retire(queue, route)
+            await self._errors.attempt(partial(self._retire, queue, route), f"route of queue {queue}")
 
     async def _retire(self, queue: str, route: Route) -> None:
         """Remove generations from the route that can have no record any more."""

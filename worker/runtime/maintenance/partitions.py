@@ -10,7 +10,7 @@ import anyio
 
 from ....queues import Consumer, Gateway, Partition, PartitionAssignment, QueueError
 from ....queues.runtime import RUNTIME
-from ...log import logger
+from ...loop_errors import LoopErrors
 from .version_waker import wake_tasks
 
 __all__ = ["AssignmentWatcher"]
@@ -41,6 +41,7 @@ class AssignmentWatcher:
         self._versions = versions
         self._read_from: list[Partition] = []
         self._served: list[Partition] = []
+        self._errors = LoopErrors("refresh the partition assignment")
         self._woken = anyio.Event()
         self._lock = anyio.Lock()
         self.moves = 0
@@ -91,7 +92,4 @@ class AssignmentWatcher:
             wait = min(wait * 2, _INTERVAL)
 
     async def _try(self, check: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await check()
-        except QueueError as error:
-            logger.debug("could not refresh the partition assignment: {}", error)
+        await self._errors.attempt(check)

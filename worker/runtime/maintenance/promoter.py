@@ -9,9 +9,9 @@ from typing import Final
 
 import anyio
 
-from ....queues import Gateway, Partition, QueueError, Refused, acquire_fleet_locks, promote_due
+from ....queues import Gateway, Partition, acquire_fleet_locks, promote_due
 from ....queues.runtime import RUNTIME
-from ...log import logger
+from ...loop_errors import LoopErrors
 
 __all__ = ["Promoter"]
 
@@ -46,7 +46,7 @@ class Promoter:
         self._touch = touch
         self._touched: dict[Partition, float] = {}
         self._next = dict.fromkeys(partitions, 0.0)
-        self._refused = False
+        self._errors = LoopErrors("promote due tasks")
         self._taking_over: set[Partition] = set()
         self._woken = anyio.Event()
 
@@ -85,12 +85,8 @@ class Promoter:
         self._next[partition] = math.inf  # waking from here on asks for another check
         try:
             wait = await self._promote(partition, take_over)
-            self._refused = False
-        except QueueError as error:
-            # The intake logs that Redis is unavailable. A refused command (a missing ACL rule) needs an operator.
-            log = logger.warning if isinstance(error, Refused) and not self._refused else logger.debug
-            log("could not promote due tasks: {}", error)
-            self._refused = isinstance(error, Refused)
+        except Exception as error:  # noqa: BLE001 - the other partitions are promoted
+            self._errors.note(error, f"queue {partition.queue}, partition {partition.index}")
             wait = _LONGEST_SLEEP
         if partition in self._next:
             self._next[partition] = min(self._next[partition], RUNTIME.monotonic() + wait)

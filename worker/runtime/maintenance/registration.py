@@ -27,6 +27,7 @@ from ....queues import (
 )
 from ....queues.runtime import RUNTIME
 from ...log import logger
+from ...loop_errors import LoopErrors
 from ...settings import Settings
 from ..health import Health
 from ..slots import Slots
@@ -116,6 +117,7 @@ class Registration:
         self._entry = entry
         self._published = -math.inf
         self._rates = SettleRate(settled)
+        self._errors = LoopErrors("publish the registration")
 
     async def announce(self) -> None:
         announced = await announce(self._gateway, self._namespace, self._current(), _KEPT + self._info.interval)
@@ -129,6 +131,9 @@ class Registration:
         try:
             workers = await list_workers(self._gateway, self._namespace)
         except Refused:  # an older rule may not let workers read the registry
+            return
+        except ValueError as error:  # what another program wrote there
+            self._errors.note(error)
             return
         for worker in workers:
             if worker.presumed_dead or worker.app == own.app or worker.app in own.aliases or own.app in worker.aliases:
@@ -155,7 +160,9 @@ class Registration:
                     await self._publish()
             except QueueError as error:
                 self._health.read_failed(error)
-                logger.debug("could not publish the registration: {}", error)
+                self._errors.note(error)
+            except Exception as error:  # noqa: BLE001 - the loop ends with the worker only
+                self._errors.note(error)
             await anyio.sleep(self._info.interval)
 
     async def _publish(self) -> None:

@@ -9,6 +9,7 @@ from ....queues import Gateway, Namespace, QueueError, acquire_fleet_locks
 from ....queues.sessions import check_session, due_sessions, finish_forgetting, forget_idle_sessions
 from ...agent.session_turn import lost_end
 from ...log import logger
+from ...loop_errors import LoopErrors
 
 __all__ = ["SessionSweeper"]
 
@@ -40,6 +41,7 @@ class SessionSweeper:
         self._ttl = ttl
         self._worker = worker
         self._lock_ttl = lock_ttl
+        self._errors = LoopErrors("look at session")
         self._lost_end = partial(lost_end, gateway, namespace, waking)
 
     async def sweep(self) -> None:
@@ -53,6 +55,8 @@ class SessionSweeper:
                 await check_session(self._gateway, address, self._lost_end)
             except QueueError as error:  # such as a missing key; the other sessions must not wait for this one
                 logger.warning("could not look at session {}: {}", address.digest, error)
-        await finish_forgetting(self._gateway, self._namespace)
+            except Exception as error:  # noqa: BLE001 - as above: fields that another program wrote
+                self._errors.note(error, address.digest)
+        await self._errors.attempt(partial(finish_forgetting, self._gateway, self._namespace), "forgotten sessions")
         if forgotten := await forget_idle_sessions(self._gateway, self._namespace, self._ttl):
             logger.info("deleted {} sessions that were idle for {:g} s", forgotten, self._ttl)

@@ -8,8 +8,8 @@ from typing import Final
 
 import anyio
 
-from ....queues import Gateway, Partition, PartitionAssignment, QueueError, jittered, promote_due, wake_version
-from ...log import logger
+from ....queues import Gateway, Partition, PartitionAssignment, jittered, promote_due, wake_version
+from ...loop_errors import LoopErrors
 from ..options import WorkerTimings
 from ..slots import Slots
 
@@ -50,6 +50,7 @@ class VersionWaker:
         self._slots = slots
         self._claim_now = claim_now
         self._interval = interval
+        self._errors = LoopErrors("wake tasks of this version")
 
     async def run(self) -> None:
         wait, woken = _SOON, 0
@@ -57,8 +58,8 @@ class VersionWaker:
             await anyio.sleep(jittered(wait))
             try:
                 woken = await self.wake(self._slots.free if woken else None)
-            except QueueError as error:
-                logger.debug("could not wake tasks of this version: {}", error)
+            except Exception as error:  # noqa: BLE001 - the loop ends with the worker only
+                self._errors.note(error)
             wait = _SOON if woken else min(2 * wait, self._interval)
 
     async def wake(self, most: int | None = None) -> int:
