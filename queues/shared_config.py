@@ -31,6 +31,17 @@ CHANGE: Final = 120.0
 default interval.
 """
 
+_OF_A_CHANGE: Final = ("lease_low", "lease_high", "lease_changed_at")
+"""Fields of a change of the lease."""
+
+_LEASE_FIELDS: Final = ("lease", "lease_low", "lease_high")
+
+_LEASES: Final = (0.3, 3600.0)
+"""Shortest and longest lease, in seconds; `Settings.lease` has the same bounds."""
+
+_LONGEST: Final = 1e13
+"""Largest stored number, a time of Redis' clock in milliseconds included: Redis refuses a TTL beyond its clock."""
+
 
 @dataclass(frozen=True, slots=True)
 class SharedConfig:
@@ -40,11 +51,13 @@ class SharedConfig:
         stored: Seconds by name, only of the settings that are stored.
         former_leases: Leases that workers may still use.
         changing: Seconds for which a change of the lease is in progress.
+        ignored: Stored values by name that no setting can have, such as those of another program.
     """
 
     stored: Mapping[SharedName, float] = field(default_factory=dict)
     former_leases: Sequence[float] = ()
     changing: float = 0.0
+    ignored: Mapping[SharedName, bytes] = field(default_factory=dict, compare=False)
 
     def leases(self, own: float) -> tuple[float, float]:
         """Return the lease to renew by and the lease to claim by. own: the lease of this worker's settings."""
@@ -54,11 +67,20 @@ class SharedConfig:
 
     @classmethod
     def decode(cls, fields: Mapping[bytes, bytes], now_ms: int) -> SharedConfig:
-        """Decode the stored hash. Fields of later versions are ignored."""
-        numbers = {name.decode(): seconds for name, value in fields.items() if (seconds := read_seconds(value))}
-        changing = max(0.0, (numbers.get("lease_changed_at", 0.0) - now_ms) / 1000)
-        former = [numbers[name] for name in ("lease_low", "lease_high") if name in numbers]
-        return cls({name: numbers[name] for name in SHARED if name in numbers}, former if changing else (), changing)
+        """Decode the stored hash. Fields of later versions, and values that no setting can have, are ignored."""
+        numbers = {name: read_seconds(fields.get(name.encode())) for name in (*SHARED, *_OF_A_CHANGE)}
+        known = {name: number for name, number in numbers.items() if number is not None and _is_possible(name, number)}
+        changing = max(0.0, (known.get("lease_changed_at", 0.0) - now_ms) / 1000)
+        former = [known[name] for name in ("lease_low", "lease_high") if name in known]
+        stored: dict[SharedName, float] = {name: known[name] for name in SHARED if name in known}
+        ignored: dict[SharedName, bytes] = {
+            name: fields[name.encode()] for name in SHARED if name.encode() in fields and name not in known
+        }
+        return cls(stored, former if changing else (), changing, ignored)
+
+
+def _is_possible(name: str, seconds: float) -> bool:
+    return name not in _LEASE_FIELDS or _LEASES[0] <= seconds <= _LEASES[1]
 
 
 async def load_config(gateway: Gateway, namespace: Namespace) -> SharedConfig:
@@ -78,7 +100,7 @@ async def set_config(
     text = "" if value is None else f"{value:.15g}"
     while True:
         old, last = await gateway.command("HMGET", namespace.config, name, "change")
-        if (old or b"").decode() == text:
+        if (old or b"") == text.encode():
             return False
         if await gateway.run(_SET, [namespace.config], [name, text, round(change * 1000), last or 0]):
             return True
@@ -90,4 +112,4 @@ def read_seconds(value: bytes | None) -> float | None:
         seconds = float(value or b"nan")
     except ValueError:
         return None
-    return seconds if seconds > 0 else None
+    return seconds if 0 < seconds <= _LONGEST else None

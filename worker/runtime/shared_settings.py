@@ -21,6 +21,7 @@ class SharedSettings:
 
     def __init__(self, own: Settings) -> None:
         self._own = own
+        self._ignored: Mapping[SharedName, bytes] = {}
         self._stored: Mapping[SharedName, float] = {}
         self._leases = (own.lease, own.lease)
         self.result_ttl = own.result_ttl
@@ -43,6 +44,16 @@ class SharedSettings:
             if name in changed:
                 stored, own = config.stored[name], getattr(self._own, name)
                 logger.warning("{} {:.15g} s is stored: used in place of this worker's {:.15g} s", name, stored, own)
+        for name, value in config.ignored.items():
+            if self._ignored.get(name) != value:
+                text = value[:80].decode("utf-8", "backslashreplace")
+                logger.warning(
+                    "the stored {} is ignored: it must be a time, got {!r}; store one with 'perdure config set {}'",
+                    name,
+                    text,
+                    name,
+                )
+        self._ignored = config.ignored
         self._stored = config.stored
         self.result_ttl = config.stored.get("result_ttl", self._own.result_ttl)
         self.dead_letter_ttl = config.stored.get("dead_letter_ttl", self._own.dead_letter_ttl)
