@@ -50,9 +50,9 @@ def rename(first: int, **fields: dict[str, int]) -> None:
     fields["second"].clear()
 
 
-def spoil(words: list[str]) -> None:
-    """Add half of an emoji, which has no JSON form."""
-    words.append("\ud83d")
+def spoil(words: list[Any]) -> None:
+    """Add a list that contains itself, which has no JSON form."""
+    words.append(words)
 
 
 class Adder:
