@@ -50,8 +50,13 @@ def rename(first: int, **fields: dict[str, int]) -> None:
     fields["second"].clear()
 
 
+def cut(words: list[str]) -> None:
+    """Add half of an emoji."""
+    words.append("\ud83d")
+
+
 def spoil(words: list[Any]) -> None:
-    """Add a list that contains itself, which has no JSON form."""
+    """Add what has no JSON form."""
     words.append(words)
 
 
@@ -68,6 +73,7 @@ CHANGES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] =
     (Adder().add, (set(),), {}, "'found'"),
     (functools.partial(add_item, "B"), (Cart(),), {}, "'cart'"),
     (list.append, ([1], 2), {}, "'self'"),
+    (cut, ([],), {}, "'words'"),
     (spoil, ([],), {}, ""),
 ]
 
