@@ -89,7 +89,9 @@ class Arguments:
     def _read_back(self, checked: dict[str, Any], data: bytes) -> bytes:
         """Return the arguments as JSON that the worker can read.
 
-        Raises `InvalidArguments` if there is no such JSON: the worker would read others.
+                Every run has what is read: a `Path` for `str | Path` is text.
+
+        Raises `InvalidArguments` if there is no such JSON: the worker would read other models.
         """
         try:
             data, decoded = self._type.read_back(data, checked)
@@ -97,7 +99,8 @@ class Arguments:
             raise InvalidArguments(self._name, f"their JSON cannot be read back: {_problem(error)}") from None
         if self._type.unions:
             for name, value in checked.items():
-                if (misread := find_misread(value, decoded.get(name), (name,))) is not None:
+                misread = find_misread(value, decoded.get(name), (name,), models_only=True)
+                if misread is not None:
                     raise InvalidArguments(self._name, str(misread).removeprefix("."))
         if self._type.has_models:
             warn_of_losses(f"arguments of task {self._name!r}", checked, decoded)

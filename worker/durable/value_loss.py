@@ -63,14 +63,19 @@ def warn_of_losses(what: str, checked: Any, decoded: Any) -> None:
             warn_once(f"{what}: {loss}")
 
 
-def find_misread(checked: Any, decoded: Any, place: Place = ()) -> Misread | None:  # noqa: PLR0911 - one per kind
-    """Return the first value that was read back as another member of a union."""
+def find_misread(  # noqa: PLR0911 - one per kind
+    checked: Any, decoded: Any, place: Place = (), *, models_only: bool = False
+) -> Misread | None:
+    """Return the first value that was read back as another member of a union.
+
+    models_only: of models and dataclasses only, not of a `Path` that is read back as `str`.
+    """
     if checked is decoded:
         return None
     if isinstance(checked, Mapping) and isinstance(decoded, Mapping):
-        return _find_in(checked.values(), decoded.values(), place)
+        return _find_in(checked.values(), decoded.values(), place, models_only)
     if isinstance(checked, _SEQUENCES) and isinstance(decoded, _SEQUENCES):
-        return _find_in(checked, decoded, place)
+        return _find_in(checked, decoded, place, models_only)
     if isinstance(checked, _COLLECTIONS) and isinstance(decoded, _COLLECTIONS):
         return None  # without an order to compare their items by
     if isinstance(checked, str) and type(decoded) is str and checked == decoded:  # a member of a StrEnum
@@ -78,16 +83,19 @@ def find_misread(checked: Any, decoded: Any, place: Place = ()) -> Misread | Non
     if type(checked) is not type(decoded) and not _is_subclass(checked, decoded):
         if isinstance(checked, _NUMBERS) and isinstance(decoded, _NUMBERS):
             return None
+        if models_only and not (_is_model(checked) or _is_model(decoded)):
+            return None
         return Misread(place, _name(checked), _name(decoded))
     for name, kept in _attributes(decoded).items():
-        if (found := find_misread(getattr(checked, name, None), kept, (*place, name))) is not None:
+        found = find_misread(getattr(checked, name, None), kept, (*place, name), models_only=models_only)
+        if found is not None:
             return found
     return None
 
 
-def _find_in(checked: Iterable[Any], decoded: Iterable[Any], place: Place) -> Misread | None:
+def _find_in(checked: Iterable[Any], decoded: Iterable[Any], place: Place, models_only: bool) -> Misread | None:
     for at, (item, kept) in enumerate(zip(checked, decoded, strict=False)):
-        if (found := find_misread(item, kept, (*place, at))) is not None:
+        if (found := find_misread(item, kept, (*place, at), models_only=models_only)) is not None:
             return found
     return None
 
@@ -106,8 +114,12 @@ def _attributes(value: Any) -> dict[str, Any]:
     return {}
 
 
+def _is_model(value: Any) -> bool:
+    return isinstance(value, BaseModel) or _is_dataclass(value)
+
+
 def _is_subclass(checked: Any, decoded: Any) -> bool:
-    return (isinstance(decoded, BaseModel) or _is_dataclass(decoded)) and isinstance(checked, type(decoded))
+    return _is_model(decoded) and isinstance(checked, type(decoded))
 
 
 def _name(value: Any) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum, StrEnum
+from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
@@ -446,6 +447,18 @@ async def test_arguments_that_cannot_be_read_back_are_refused_at_once(app: App) 
     with pytest.raises(InvalidArguments, match=r": value is Dog, whose JSON is read back as Cat;"):
         await pet.enqueue(Dog(name="Rex"))
     await pet.enqueue(Cat(name="Tom"))
+
+
+async def test_an_argument_of_a_union_of_plain_types_is_what_its_json_says(app: App) -> None:
+    seen: list[Any] = []
+
+    @app.task
+    async def read(ctx: Context, path: str | Path, at: date | str) -> None:
+        seen.append((path, at))
+
+    await read.enqueue(Path("a/b"), "2026-01-01")
+    await work_off(app)
+    assert seen == [("a/b", date(2026, 1, 1))]
 
 
 async def test_arguments_follow_the_rule_of_results(app: App) -> None:
