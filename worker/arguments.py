@@ -89,9 +89,9 @@ class Arguments:
     def _read_back(self, checked: dict[str, Any], data: bytes) -> bytes:
         """Return the arguments as JSON that the worker can read.
 
-                Every run has what is read: a `Path` for `str | Path` is text.
+        Every run has what is read: a `Path` for `str | Path` is text.
 
-        Raises `InvalidArguments` if there is no such JSON: the worker would read other models.
+        Raises `InvalidArguments` if there is no such JSON, or if the worker would read other models.
         """
         try:
             data, decoded = self._type.read_back(data, checked)
