@@ -140,7 +140,7 @@ async def test_a_task_is_not_given_up_while_a_worker_of_its_app_lives(alpha: App
         busy.set()
         await done.wait()
 
-    impatient = make_app("beta", settings, retry=Retry(max_attempts=2, base=0.02, factor=1.0))
+    impatient = make_app("beta", settings, retry=Retry(max_attempts=2, base=0.02, factor=1e6, cap=3_600))
     async with running_worker(alpha, concurrency=1), running_worker(impatient):
         await hold.enqueue()
         await asyncio.wait_for(busy.wait(), BOUND)

@@ -25,8 +25,8 @@ from pydantic_core import PydanticSerializationError, PydanticSerializationUnexp
 from ...queues import has_secret
 from ...queues.json_form import as_json, encodable, is_encodable_otherwise, large_integer
 from ..durable import type_name
-from ..durable.json_types import has_functions, has_models, is_closed, unreadable_part
-from ..durable.value_loss import is_same, losses
+from ..durable.json_types import has_computed, has_functions, has_models, is_closed, unreadable_part
+from ..durable.value_loss import is_same, losses, without_computed
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..errors.validation import first_problem
 from ..journal import AgentState, Ephemeral, PlanStep
@@ -83,6 +83,8 @@ class StateType(Generic[S]):
         self._own_models = {name for name in stored if has_models(self._adapter(name).core_schema)}
         """Own fields with models and dataclasses, whose configurations may make null of NaN and infinities. Other
         fields have such values only until they are read back."""
+        self._computed = {name for name in self._own_models if has_computed(self._adapter(name).core_schema)}
+        """Own fields with dataclasses that compute fields, which the state does not read: it forbids unknown keys."""
 
     def _is_enqueueable(self, name: str) -> bool:
         """Return whether values of an ephemeral field's type can be enqueued."""
@@ -133,6 +135,15 @@ class StateType(Generic[S]):
             raise StateUnstorable(task_id, self.agent, self._unstorable(state) or str(error)) from None
 
     def _dump(self, state: S, names: set[str] | None, recalled: Collection[str] = ()) -> bytes:
+        data = self._dump_all(state, names, recalled)
+        computed = self._computed if names is None else self._computed & names
+        if not computed:
+            return data
+        stored = orjson.loads(data)
+        stored |= {name: without_computed(getattr(state, name), stored[name]) for name in computed & stored.keys()}
+        return orjson.dumps(stored)
+
+    def _dump_all(self, state: S, names: set[str] | None, recalled: Collection[str]) -> bytes:
         exclude = self._excluded(recalled)
         try:
             return state.model_dump_json(include=names, exclude=exclude, **_BY_NAME).encode()
@@ -217,7 +228,8 @@ class StateType(Generic[S]):
         except UnicodeEncodeError:  # half of a surrogate pair in a key
             clean = state.model_copy(update={name: encodable(getattr(state, name))})
             dumped = clean.model_dump(mode="json", include={name}, **_BY_NAME)
-        return orjson.loads(as_json(dumped))[name]
+        found = orjson.loads(as_json(dumped))[name]
+        return without_computed(getattr(state, name), found) if name in self._computed else found
 
     def put(self, state: S, read: dict[str, Any]) -> None:
         """Set fields to what was read of them. Lists and dicts are changed in place, as are steps of the plan."""

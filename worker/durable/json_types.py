@@ -24,6 +24,7 @@ from ...queues.json_form import encodable, is_encodable_otherwise, is_exact, is_
 
 __all__ = [
     "JsonType",
+    "has_computed",
     "has_functions",
     "has_models",
     "is_closed",
@@ -315,16 +316,21 @@ def _leave_out_computed(schema: CoreSchema) -> bool:
 
     A dataclass below a type that forbids other keys does not read them.
     """
-    computed: list[Any] = [
-        field
-        for part in _parts(schema, of_functions=True)
-        if part["type"] == "dataclass-args"
-        for field in part["fields"]
-        if not field.get("init", True)
-    ]
+    computed = list(_computed(schema))
     for field in computed:
         field["serialization_exclude"] = True
     return bool(computed)
+
+
+def has_computed(schema: CoreSchema) -> bool:
+    """Return whether a type has dataclasses with fields that `__init__` does not take."""
+    return any(True for _ in _computed(schema))
+
+
+def _computed(schema: CoreSchema) -> Iterator[Any]:
+    for part in _parts(schema, of_functions=True):
+        if part["type"] == "dataclass-args":
+            yield from [field for field in part["fields"] if not field.get("init", True)]
 
 
 def _is_lost(field: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ..resume_warning import warn_once
 
-__all__ = ["Misread", "find_misread", "is_equal", "is_same", "losses", "warn_of_losses"]
+__all__ = ["Misread", "find_misread", "is_equal", "is_same", "losses", "warn_of_losses", "without_computed"]
 
 
 Place: TypeAlias = tuple[int | str, ...]
@@ -159,6 +159,20 @@ def _lost(value: object, read: object, names: Sequence[str]) -> Iterator[str]:
 
 def _is_dataclass(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def without_computed(value: Any, stored: Any) -> Any:
+    """Return the JSON data of a value without the fields of dataclasses that `__init__` does not take."""
+    if isinstance(value, Mapping) and isinstance(stored, dict):
+        parts = zip(stored, value.values(), stored.values(), strict=False)
+        return {key: without_computed(part, kept) for key, part, kept in parts}
+    if isinstance(value, _SEQUENCES) and isinstance(stored, list):
+        return list(map(without_computed, value, stored))
+    if _is_model(value) and isinstance(stored, dict):
+        computed = {field.name for field in dataclasses.fields(value) if not field.init} if _is_dataclass(value) else ()
+        kept = {name: part for name, part in stored.items() if name not in computed}
+        return {name: without_computed(getattr(value, name, None), part) for name, part in kept.items()}
+    return stored
 
 
 def _is_remade(value: object, read: object) -> bool:

@@ -417,3 +417,13 @@ async def test_validators_that_change_a_value_each_time_are_refused(app: App) ->
     handle = await app.agent(remembering(Scaled, 2), name="scaled").enqueue("x")
     await work_off(app)
     assert "'held': its validators change again what they have returned" in (await letter(app, handle)).message
+
+
+def test_fields_that_a_dataclass_computes_are_computed_again() -> None:
+    """The state forbids unknown keys, and so does a dataclass in it."""
+    form = StateType("computes", state_with(dict[str, list[Total]] | None))
+    state = form.kind()
+    state.held = {"a": [Total([1, 2])]}  # type: ignore[attr-defined]  # its field
+    stored = form.parsed("t", state, form.dump("t", state))
+    assert stored["held"] == {"a": [{"parts": [1, 2]}]}
+    assert form.load("t", stored).held == state.held  # type: ignore[attr-defined]

@@ -54,8 +54,7 @@ class FindTask:
         policy = self._settings.unknown_task
         if envelope.app is not None and not self._registry.accepts(envelope.app):
             wrong = self._wrong_app(execution.run, envelope.app)
-            outcome = hand_back(execution, policy, wrong, Reason.WRONG_APP)
-            return self._unless_served(execution, outcome, wrong) if isinstance(outcome, Burial) else outcome
+            return self._unless_served(execution, hand_back(execution, policy, wrong, Reason.WRONG_APP), wrong)
         error = UnknownTask(envelope.task, sorted(self._registry))
         return hand_back(execution, policy, error, Reason.UNKNOWN_TASK)
 
@@ -69,16 +68,18 @@ class FindTask:
             )
         return error
 
-    async def _unless_served(self, execution: Execution, burial: Burial, error: WrongApp) -> Outcome:
-        """Return the burial, or another return if a live worker of the task's app serves the queue: it was unlucky."""
+    async def _unless_served(self, execution: Execution, outcome: Outcome, error: WrongApp) -> Outcome:
+        """Return the outcome; while a live worker of the task's app serves the queue, a return that is not counted.
+
+        Its delay is the shortest: the next free worker may be of the other app again.
+        """
         run, policy = execution.run, self._settings.unknown_task
         place = run.delivery.partition
         with suppress(Refused):  # an older rule may not let workers read the registry
             for worker in await list_workers(run.gateway, Namespace(place.namespace)):
                 if worker.runs(error.owner) and place.queue in worker.queues and not worker.presumed_dead:
-                    delay = backoff(policy, burial.counters.requeues)
-                    return Rerun(delay, StopReason.RETURNED, run.history.counters, error)
-        return burial
+                    return Rerun(backoff(policy, 1), StopReason.RETURNED, run.history.counters, error)
+        return outcome
 
 
 _LOGGED_APPS: Final = 100
