@@ -48,7 +48,8 @@ class Registry(Mapping[str, Task[Any, Any]]):
 
     def of(self, envelope: Envelope) -> Task[Any, Any] | None:
         """Return the task that an envelope names; None if it is unknown here or belongs to another app."""
-        return self._tasks.get(envelope.task) if self.accepts(envelope.app) else None
+        known = envelope.app == self._app.name or self.accepts(envelope.app)  # nearly always the first
+        return self._tasks.get(envelope.task) if known else None
 
     def add(
         self,

@@ -195,7 +195,7 @@ class LateCalls:
 
     def leave(self, task: str) -> None:
         """Drop the results of a task's late calls: its run is over. Those that still run remain known."""
-        for call in self.of(task):
+        for call in self.of(task) if self.by_task else ():
             with self._lock:
                 self._left.add(call)
             if call.ended:

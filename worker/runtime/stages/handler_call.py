@@ -100,7 +100,8 @@ class HandlerCall:
     ) -> Outcome:
         """Decide the outcome. stop: why the handler was stopped before its end. Raises `LeaseLost`, `EntriesLost`."""
         run, task = execution.run, execution.task
-        _check_lost(run)
+        if run.stop_reason is not None:
+            _check_lost(run)
         if result is not None or stop is not StopReason.CANCELLED:
             if result is not None and run.history.records and run.observer(LiveState) is None:
                 orphaned = await log_orphans(run)  # the records of an agent are those of its plan
@@ -109,7 +110,8 @@ class HandlerCall:
                     result, error = None, OrphanedSteps(f"{orphaned}; {remedy}")
             if run.has_written:
                 await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
-            _check_lost(run)
+            if run.stop_reason is not None:
+                _check_lost(run)
         if result is None and run.stop_reason is StopReason.CANCELLED:
             stop = StopReason.CANCELLED  # a failure does not outlive a cancellation, whichever came first
         if stop is StopReason.CONTINUED and (successor := successor_of(run)) is not None:
