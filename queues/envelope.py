@@ -48,6 +48,7 @@ __all__ = [
     "check_task_id",
     "copied_envelope",
     "encode_arguments",
+    "is_task_id",
     "new_task_id",
     "newer_envelope",
     "plain_data",
@@ -65,9 +66,14 @@ DEFAULT_LARGE_LIMIT: Final = 64 * 1024 * 1024
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
+def is_task_id(task_id: str) -> bool:
+    """Return whether a text is a valid task id."""
+    return re.fullmatch(_TASK_ID, task_id) is not None
+
+
 def check_task_id(task_id: object) -> str:
     """Return a valid task id. Raises `ValueError` with the rule for any other."""
-    if not isinstance(task_id, str) or not re.fullmatch(_TASK_ID, task_id):
+    if not isinstance(task_id, str) or not is_task_id(task_id):
         raise ValueError(
             "task id must be 1 to 128 letters, digits, '.', '_' or '-', and start with a letter or digit, "
             f"got {task_id!r}"

@@ -11,6 +11,8 @@ on one server.
     {ns:queue:n}:seen             string  workers             time of the last touch (ms), see seen.lua; TTL of an hour
     {ns:queue:n}:dead             stream  deadletter          while it has dead letters; trimmed past the retention
     {ns:queue:n}:closed           hash    resharding.py       from the closing of the partition; TTL once retired
+    {ns:queue:n}:junk             stream  workers             items that another program wrote into keys of the
+                                                              partition; at most 1,000; TTL of 30 days, renewed
     {ns:queue:n}:mark             string  replication.py      write that replicas confirm; TTL of a minute
     {ns:queue:n}:retentions       zset    workers, operators  TTL until the last record that they cover has expired
     {ns:queue:n}:versions         zset    workers             tasks that wait for a newer version (score: its data
@@ -31,6 +33,7 @@ on one server.
     {ns:~sessions:n}:history:ID   stream  producers, workers  like its session; PERDURE_SESSION_TURNS and some more
     {ns:~sessions:n}:timeline     zset    producers, workers  sessions by time of the last activity (ms)
     {ns:~sessions:n}:due          zset    producers, workers  sessions to look at (score: ms of Redis' clock)
+    {ns:~sessions:n}:junk         stream  workers             like that of a queue
     {ns:~sessions:n}:forgotten    hash    workers, operators  while tasks of forgotten sessions are to be deleted
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
@@ -134,6 +137,10 @@ def check_name(kind: str, name: object) -> str:
     return name
 
 
+_STREAMS: Final = ("ready", "nudge", "dead", "junk")
+_OTHERS: Final = ("due", "timeline", "seen", "closed", "mark", "retentions", "versions")
+
+
 @dataclass(frozen=True, slots=True)
 class Partition:
     """One independent key group of a queue: one hash slot."""
@@ -148,6 +155,7 @@ class Partition:
     seen: str = field(init=False, compare=False, repr=False)
     dead: str = field(init=False, compare=False, repr=False)
     closed: str = field(init=False, compare=False, repr=False)
+    junk: str = field(init=False, compare=False, repr=False)
     mark: str = field(init=False, compare=False, repr=False)
     versions: str = field(init=False, compare=False, repr=False)
     retentions: str = field(init=False, compare=False, repr=False)
@@ -162,7 +170,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
-        for name in ("ready", "nudge", "due", "timeline", "seen", "dead", "closed", "mark", "retentions", "versions"):
+        for name in (*_STREAMS, *_OTHERS):
             object.__setattr__(self, name, f"{tag}:{name}")
         for name in ("promote", "clean", "sweep"):
             object.__setattr__(self, f"{name}_lock", f"{tag}:lock:{name}")
@@ -224,6 +232,10 @@ class SessionPartition:
     @property
     def timeline(self) -> str:
         return f"{self._tag}:timeline"
+
+    @property
+    def junk(self) -> str:
+        return f"{self._tag}:junk"
 
     @property
     def forgotten(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import anyio
 
 from ..errors import LeaseLost, Refused, ServerFull, Unavailable
+from ..junk import split
 from ..keys import GROUP, RELEASED, Partition, is_reserved
 from ..runtime import RUNTIME
 from ..transport import Argument, Command, Gateway, is_missing_group, pairs, queue_script
@@ -281,7 +282,7 @@ class Consumer:
         replies = await self._gateway.pipeline(commands)
         recovered = []
         for entry, message, owner in zip(missing, replies[::2], replies[1::2], strict=True):
-            if message and owner and owner[0][1].decode() == self._worker:
+            if message and owner and owner[0][1] == self._worker.encode():
                 self._leases.note_read(partition, entry)
                 delivery = Delivery(partition, entry, self._worker, owner[0][3], pairs(message[0][1]), claimed=True)
                 with suppress(LeaseLost):
@@ -318,8 +319,8 @@ class Consumer:
             if is_missing_group(error) or "no such key" in str(error):
                 return {}
             raise
-        found = [pairs(flat) for flat in consumers]
-        return {consumer[b"name"].decode(): int(consumer[b"idle"]) for consumer in found}
+        idle = {found[b"name"]: int(found[b"idle"]) for found in map(pairs, consumers)}
+        return {name: idle[name.encode()] for name in split(idle).good}  # no worker has another name
 
     async def interrupt(self) -> None:
         """End a blocking read."""

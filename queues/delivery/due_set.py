@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ..envelope import is_task_id
+from ..junk import set_aside, split
 from ..keys import DATA_FORMAT, GROUP, RELEASED, Partition
 from ..transport import Argument, Gateway, queue_script
 from .leases import RELEASED_IDLE_MS
@@ -38,9 +40,12 @@ async def promote_due(gateway: Gateway, partition: Partition, *, for_claim: bool
     ids, wait_ms = await gateway.run(_DUE, [partition.due], [_BATCH])
     moved = 0
     if ids:
-        records = [partition.record(task_id.decode()) for task_id in ids]
+        tasks, foreign = split(ids, is_task_id)
+        await set_aside(gateway, partition, partition.due, "zset", foreign)
         kept: list[Argument] = [GROUP, RELEASED, RELEASED_IDLE_MS] if for_claim else []
-        moved = await gateway.run(_PROMOTE, [partition.due, partition.ready, *records], [*ids, *kept])
+        if tasks:
+            records = map(partition.record, tasks)
+            moved = await gateway.run(_PROMOTE, [partition.due, partition.ready, *records], [*tasks, *kept])
     if len(ids) == _BATCH:
         return moved, 0.0
     return moved, None if wait_ms < 0 else wait_ms / 1000

@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from ..envelope import is_task_id
+from ..junk import set_aside, split
 from ..keys import Namespace, Partition
 from ..records import Record, State, read_records
 from ..transport import Gateway, queue_script
@@ -300,10 +302,12 @@ async def trim_timeline(gateway: Gateway, partition: Partition) -> int:
     removed = 0
     oldest = ("ZRANGE", partition.timeline, 0, _TRIMMED - 1)
     for choose in (oldest, ("ZRANDMEMBER", partition.timeline, _TRIMMED)):
-        while ids := [one.decode("utf-8", "replace") for one in await gateway.command(*choose)]:
-            keys = [partition.timeline, *(partition.record(task_id) for task_id in ids)]
-            gone: int = await gateway.run(_TRIM, keys, ids)
+        while found := await gateway.command(*choose):
+            ids, foreign = split(found, is_task_id)
+            gone = await set_aside(gateway, partition, partition.timeline, "zset", foreign)
+            if ids:
+                gone += await gateway.run(_TRIM, [partition.timeline, *map(partition.record, ids)], ids)
             removed += gone
-            if gone * _WORTH < len(ids):
+            if gone * _WORTH < len(found):
                 break
     return removed

@@ -11,9 +11,9 @@ local score = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[1]) or now + 1)
 if score > now then
   return {}
 end
-local turn, ended = tonumber(known[3] or 0), tonumber(known[4] or 0)
+local turn, ended = tonumber(known[3]) or 0, tonumber(known[4]) or 0
 if turn == ended and known[7] then
-  local sent = tonumber(known[2]) + 1
+  local sent = (tonumber(known[2]) or ended) + 1
   turn = ended + 1
   redis.call('HSET', KEYS[1], 'm:' .. sent, now .. ' ' .. known[7], 'sent', sent, 'turn', turn, 'claimed', now, 'at', now)
   redis.call('HDEL', KEYS[1], 'wake')
@@ -23,6 +23,6 @@ elseif turn == ended or known[5] then
   redis.call('ZREM', KEYS[2], ARGV[1])
   return {}
 else
-  redis.call('ZADD', KEYS[2], now + math.min(3600000, math.max(60000, now - tonumber(known[6]))), ARGV[1])
+  redis.call('ZADD', KEYS[2], now + math.min(3600000, math.max(60000, now - (tonumber(known[6]) or now))), ARGV[1])
 end
 return {known[1], tostring(turn), tostring(ended)}

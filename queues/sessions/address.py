@@ -13,11 +13,12 @@ from ..keys import SESSION_PARTITIONS, Namespace, Partition, SessionPartition
 from ..security import TaskCipher
 from ..transport import Gateway
 
-__all__ = ["SessionAddress", "TurnId", "check_session_id", "parse_turn_id"]
+__all__ = ["SessionAddress", "TurnId", "check_session_id", "is_digest", "parse_turn_id"]
 
 _LONGEST: Final = 256
 """Most characters of a session id."""
 
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 _TURN: Final = re.compile(r"turn-([0-9a-f]{32})-([0-9]{1,16})\.([0-9]{1,15})(?:\.h[0-9]+)?")
 
 
@@ -40,6 +41,11 @@ def check_session_id(session_id: str) -> str:
     if not 1 <= len(session_id) <= _LONGEST or not session_id.isprintable():
         raise ValueError(f"session id must be 1 to {_LONGEST} printable characters, got {session_id!r}")
     return session_id
+
+
+def is_digest(text: str) -> bool:
+    """Return whether a text may be the digest of a session."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def parse_turn_id(task_id: str) -> TurnId | None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final
 
 from ..derived_tasks import MOST_HAND_OFFS
 from ..inspection import find_task, queue_partitions
+from ..junk import set_aside, split
 from ..keys import GROUP, RESERVED, Namespace, Partition
 from ..transport import Gateway, pairs, queue_script
-from .address import SessionAddress, TurnId
+from .address import SessionAddress, TurnId, is_digest
 
 __all__ = ["finish_forgetting", "forget_idle_sessions", "forget_session", "forget_task", "is_forgotten"]
 
 _FORGET = queue_script("session_forget")
 _FORGET_TASK = queue_script("forget_task")
+
+_NUMBER: Final = re.compile(rb"[0-9]{1,9}")
+"""The number of a turn."""
 
 _PAGE: Final = 100
 """Sessions, and turns of a session, that are looked at in one round."""
@@ -46,14 +51,24 @@ async def is_forgotten(gateway: Gateway, address: SessionAddress, turn: TurnId) 
     return bool(await gateway.command("HGET", address.session, "born") != turn.born.encode())
 
 
+def _is_noted(text: str) -> bool:
+    digest, _, born = text.partition(" ")
+    return is_digest(digest) and born.isdecimal()
+
+
 async def finish_forgetting(gateway: Gateway, namespace: Namespace) -> None:
     """Delete tasks of forgotten sessions that their callers have left."""
     partitions = namespace.session_partitions
     pages = await gateway.pipeline([("HSCAN", one.forgotten, 0, "COUNT", _PAGE) for one in partitions])
     for partition, (_, page) in zip(partitions, pages, strict=True):
-        for noted, last in pairs(page).items():
-            address = SessionAddress(partition, noted.partition(b" ")[0].decode())
-            await _forget_turns(gateway, address, noted.decode(), int(last))
+        numbers = pairs(page)
+        noted, foreign = split(numbers, _is_noted)
+        foreign += [one.encode() for one in noted if not _NUMBER.fullmatch(numbers[one.encode()])]
+        await set_aside(gateway, partition, partition.forgotten, "hash", foreign)
+        for session in noted:
+            if session.encode() not in foreign:
+                address = SessionAddress(partition, session.partition(" ")[0])
+                await _forget_turns(gateway, address, session, int(numbers[session.encode()]))
 
 
 async def _forget_turns(gateway: Gateway, address: SessionAddress, noted: str, last: int) -> None:
@@ -109,10 +124,10 @@ async def forget_idle_sessions(gateway: Gateway, namespace: Namespace, ttl: floa
         [("ZRANGE", one.timeline, "-inf", before, "BYSCORE", "LIMIT", 0, _PAGE) for one in partitions]
     )
     forget = partial(forget_session, gateway, idle_ms=str(round(ttl * 1000)))
-    return sum(
-        [
-            await forget(SessionAddress(partition, digest.decode()))
-            for partition, page in zip(partitions, pages, strict=True)
-            for digest in page
-        ]
-    )
+    forgotten = 0
+    for partition, page in zip(partitions, pages, strict=True):
+        digests, foreign = split(page, is_digest)
+        await set_aside(gateway, partition, partition.timeline, "zset", foreign)
+        for digest in digests:
+            forgotten += await forget(SessionAddress(partition, digest))
+    return forgotten

@@ -14,12 +14,13 @@ from ..enqueueing import BatchEnqueuer
 from ..envelope import DEFAULT_PAYLOAD_LIMIT, EnvelopeTemplate, Options, TaskMessage, check_size, new_task_id
 from ..inspection import find_task
 from ..json_form import as_json, encodable
+from ..junk import set_aside, split
 from ..keys import Namespace
 from ..partitions import PartitionRouter
 from ..records import Record, State, read_record
 from ..security import MESSAGE, RESULT, SecretPaths, arguments_field
 from ..transport import Argument, Gateway, LargeValue, queue_script
-from .address import SessionAddress, TurnId
+from .address import SessionAddress, TurnId, is_digest
 from .errors import SessionFailed, SessionFull, SessionOfOtherApp, TurnEarly, TurnRefused
 from .record import (
     INPUTS,
@@ -293,11 +294,12 @@ async def due_sessions(gateway: Gateway, namespace: Namespace) -> list[SessionAd
     pages = await gateway.pipeline(
         [("ZRANGE", one.due, "-inf", now, "BYSCORE", "LIMIT", 0, _PAGE) for one in partitions]
     )
-    return [
-        SessionAddress(partition, digest.decode())
-        for partition, page in zip(partitions, pages, strict=True)
-        for digest in page
-    ]
+    due: list[SessionAddress] = []
+    for partition, page in zip(partitions, pages, strict=True):
+        digests, foreign = split(page, is_digest)
+        await set_aside(gateway, partition, partition.due, "zset", foreign)
+        due += [SessionAddress(partition, digest) for digest in digests]
+    return due
 
 
 LostEnd: TypeAlias = Callable[[TurnId, Record, str, bytes], Awaitable[SessionTurnEnd]]

@@ -22,6 +22,7 @@ holds for all scripts.
 | `test_scripts` | reset_task |
 | `sessions/test_protocol` | session_begin, session_correct, session_end, session_forget, session_look, session_send |
 | `sessions/test_removal` | forget_task |
+| `test_junk` | set_aside |
 | `delivery/test_settlement` | release, reschedule |
 | `registries/test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |

@@ -57,6 +57,7 @@ from perdure.queues.delivery import Position, close_exported, edit_checkpoint, r
 from perdure.queues.derived_tasks import TaskPast, store_copy
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT
 from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
+from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
@@ -243,6 +244,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
         assert await enqueue_successor(gateway, namespace, following) == partition
         await confirm_successor(gateway, namespace, "next token")
+        await gateway.command("ZADD", partition.due, 1, b"\xff")
+        assert await set_aside(gateway, partition, partition.due, "zset", [b"\xff"]) == 1
         assert await (await known(producer, "next")).cancel() is State.CANCELLED
         large = await producer.enqueue("t", {"text": "x" * DEFAULT_PAYLOAD_LIMIT}, queue="default")
         assert await large.cancel() is State.CANCELLED

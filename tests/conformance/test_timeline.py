@@ -247,12 +247,13 @@ async def test_ids_of_expired_records_are_skipped_and_trimmed(
     assert await trim_timeline(gateway, partition) == 0
 
 
-async def test_an_id_that_is_no_text_is_skipped(
+async def test_an_id_that_is_no_text_is_skipped_and_set_aside(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t", queue="default")
     await gateway.command("ZADD", partition.timeline, 1, b"\xff")
-    assert await trim_timeline(gateway, partition) == 0
+    assert await trim_timeline(gateway, partition) == 1
+    assert await gateway.command("XLEN", partition.junk) == 1
     page = await page_tasks(gateway, namespace, TaskFilter(), limit=10)
     assert [record.id for record in page.tasks] == [handle.id]
 

@@ -33,6 +33,7 @@ from perdure.queues.delivery import Position, close_exported, edit_checkpoint, r
 from perdure.queues.derived_tasks import TaskPast, store_copy
 from perdure.queues.errors import Unavailable
 from perdure.queues.inspection import trim_timeline
+from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.transport.scripts import queue_script
 
@@ -126,6 +127,18 @@ async def test_a_timeline_that_is_trimmed_late_keeps_the_next_task_of_the_id(
     await producer.enqueue("t", task_id="x", queue="default")
     await deliver_unchanged(gateway, namespace, proxy)
     assert await gateway.command("ZSCORE", partition.timeline, "x") is not None
+
+
+async def test_a_member_that_is_set_aside_late_is_one_that_another_program_wrote_again(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, line: Line
+) -> None:
+    late, proxy = line
+    await producer.enqueue("t", task_id="y", queue="default", delay=3600)
+    await gateway.command("ZADD", partition.due, 1, b"\xff")
+    proxy.hold(queue_script("set_aside").sha.encode())
+    assert await set_aside(late, partition, partition.due, "zset", [b"\xff"]) == 1
+    await deliver_unchanged(gateway, namespace, proxy)
+    assert await gateway.command("ZRANGE", partition.due, 0, -1) == [b"y"]
 
 
 async def test_tasks_that_are_woken_late_wait_for_their_version_again(

@@ -1,0 +1,166 @@
+"""Values that another program wrote into keys of Perdure: they end no worker, and other tasks run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+from loguru import logger
+from perdure import Agent, AgentState, App, Context, PlanStep, Settings, Worker
+from perdure.queues.keys import SessionPartition
+from perdure.worker.runtime.options import WorkerTimings
+
+from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
+
+pytestmark = pytest.mark.integration
+
+MEMBERS = {
+    "not UTF-8": b"\xff",
+    "empty": b"",
+    "NUL": b"\x00",
+    "1 MB": b"a" * 1_000_000,
+    "a name of JavaScript": b"__proto__",
+    "a path": b"../../x",
+    "an id of no task": b"0199aaaa-0000-7000-8000-000000000000",
+}
+BYTES = [pytest.param(member, id=name) for name, member in MEMBERS.items()]
+
+
+class Talker(Agent[AgentState]):
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="say", title="say")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        return "said"
+
+    async def finish(self, ctx: Context, state: AgentState) -> str:
+        return f"echo: {state.goal}"
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("foreign", settings=settings) as app:
+
+        @app.task
+        async def sound(ctx: Context) -> str:
+            return "sound"
+
+        app.agent(Talker)
+        yield app
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.05, clean_lock=0.05))
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    lines: list[str] = []
+    sink = logger.add(lambda message: lines.append(str(message)), format="{level} {message}", level="WARNING")
+    yield lines
+    logger.remove(sink)
+
+
+async def check_works(app: App) -> None:
+    """Run a new task and a delayed one."""
+    sound = app.tasks["sound"]
+    assert await bounded((await sound.enqueue()).result()) == "sound"
+    assert await bounded((await sound.options(delay=0.05).enqueue()).result()) == "sound"
+
+
+def logs(log: list[str], *texts: str) -> Callable[[], Awaitable[bool]]:
+    async def found() -> bool:
+        return any(all(text in line for text in texts) for line in log)
+
+    return found
+
+
+def sessions_of(app: App, index: int = 0) -> SessionPartition:
+    return app.producer.namespace.session_partitions[index]
+
+
+@pytest.mark.parametrize("member", BYTES)
+async def test_a_foreign_member_of_the_due_set_is_gone_and_delays_no_task(app: App, member: bytes) -> None:
+    due = partition_of(app).due
+    await redis_command(app, "ZADD", due, 1, member)
+    async with running_worker(app):
+        await check_works(app)
+
+        async def gone() -> bool:
+            return await redis_command(app, "ZSCORE", due, member) is None
+
+        await wait_until(gone, "the member left the due set")
+        await check_works(app)
+
+
+async def test_more_foreign_members_than_one_promotion_moves_delay_no_task(app: App) -> None:
+    flat = [part for number in range(1000) for part in (1, b"\xff%d" % number)]
+    await redis_command(app, "ZADD", partition_of(app).due, *flat)
+    async with running_worker(app):
+        await check_works(app)
+
+
+@pytest.mark.parametrize("member", BYTES)
+async def test_a_foreign_member_of_the_sessions_that_are_due_ends_no_worker(app: App, member: bytes) -> None:
+    due = sessions_of(app, 3).due
+    await redis_command(app, "ZADD", due, 1, member)
+    async with running_worker(app):
+
+        async def gone() -> bool:
+            return await redis_command(app, "ZSCORE", due, member) is None
+
+        await wait_until(gone, "the member left the set")
+        await check_works(app)
+    await redis_command(app, "DEL", due)
+
+
+@pytest.mark.parametrize("value", [*BYTES, pytest.param(b"inf", id="inf"), pytest.param(b"nan", id="nan")])
+@pytest.mark.parametrize("name", ["lease", "result_ttl", "dead_letter_ttl", b"\xff"])
+async def test_a_foreign_setting_is_ignored(app: App, log: list[str], name: str | bytes, value: bytes) -> None:
+    config = app.producer.namespace.config
+    await redis_command(app, "HSET", config, name, value)
+    async with running_worker(app):
+        await check_works(app)
+        assert isinstance(name, bytes) or await logs(log, f"the stored {name} is ignored")()
+    await redis_command(app, "DEL", config)
+
+
+FIELDS = ["agent", "queue", "id", "app", "secrets", "inputs", "m:1", "born", "sent", "claimed"]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+async def test_a_session_with_foreign_fields_ends_no_worker(app: App, field: str) -> None:
+    sessions, digest = sessions_of(app), "0000" + "a" * 28
+    fields = {"born": "1", "turn": "1", "sent": "1", "ended": "0", "claimed": "1", "agent": "x", "queue": app.name}
+    flat = [part for pair in (fields | {field: b"\xff"}).items() for part in pair]
+    await redis_command(app, "HSET", sessions.session(digest), *flat)
+    await redis_command(app, "ZADD", sessions.due, 1, digest)
+    async with running_worker(app):
+
+        async def looked_at() -> bool:
+            return (await redis_command(app, "ZSCORE", sessions.due, digest) or b"2") != b"1"
+
+        await wait_until(looked_at, "the session was looked at")
+        await check_works(app)
+    await redis_command(app, "DEL", sessions.due, sessions.session(digest))
+
+
+@pytest.mark.parametrize("member", BYTES)
+async def test_foreign_consumers_pending_entries_and_timelines_end_no_worker(app: App, member: bytes) -> None:
+    place, sessions = partition_of(app), sessions_of(app)
+    await redis_command(app, "XGROUP", "CREATE", place.ready, "workers", "0", "MKSTREAM")
+    await redis_command(app, "XADD", place.ready, "*", member, member)
+    await redis_command(app, "XREADGROUP", "GROUP", "workers", member, "COUNT", 1, "STREAMS", place.ready, ">")
+    await redis_command(app, "ZADD", place.timeline, 1, member)
+    await redis_command(app, "ZADD", sessions.timeline, 1, member)
+    await redis_command(app, "HSET", sessions.forgotten, member, member)
+    async with running_worker(app):
+
+        async def cleaned() -> bool:
+            known = await redis_command(app, "ZSCORE", sessions.timeline, member)
+            return known is None and not await redis_command(app, "HLEN", sessions.forgotten)
+
+        await wait_until(cleaned, "the janitor has come by")
+        await check_works(app)
+    await redis_command(app, "DEL", sessions.timeline, sessions.forgotten)
