@@ -16,7 +16,8 @@ from typing import Any, Final
 import orjson
 
 from .defaults import nearest
-from .errors import CatalogError
+from .errors import CatalogError, Refused
+from .junk import report_once, shown_bytes, split
 from .keys import Namespace
 from .presence import WorkerInfo
 from .transport import Gateway
@@ -156,10 +157,27 @@ async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry,
 
 async def read_catalog(gateway: Gateway, namespace: Namespace) -> Catalog:
     """Return the catalog, in two round trips. Entries that have expired or cannot be read are left out."""
-    members = [member.decode() for member in await gateway.command("ZRANGE", namespace.catalog, 0, -1, "REV")]
-    names = [(app, version) for app, _, version in (member.partition(":") for member in members)]
-    stored = await gateway.pipeline([("GET", namespace.catalog_entry(*name)) for name in names]) if names else []
-    return Catalog([_decode(*name, data) for name, data in zip(names, stored, strict=True) if data is not None])
+    (members,) = await gateway.pipeline_each([("ZRANGE", namespace.catalog, 0, -1, "REV")])
+    if isinstance(members, Refused):
+        if "WRONGTYPE" not in str(members):
+            raise members
+        report_once(f"the catalog of tasks is ignored: key {namespace.catalog}: {members}")
+        return Catalog([])
+    known, foreign = split(members, _is_member)
+    if foreign:
+        report_once(f"members of {namespace.catalog} are ignored, such as {shown_bytes(foreign[0])}")
+    names = [(app, version) for app, _, version in (member.partition(":") for member in known)]
+    stored = await gateway.pipeline_each([("GET", namespace.catalog_entry(*name)) for name in names]) if names else []
+    for reply in stored:
+        if isinstance(reply, Refused):
+            report_once(f"an entry of the catalog of tasks is ignored: {reply}")
+    found = [(name, data) for name, data in zip(names, stored, strict=True) if isinstance(data, bytes)]
+    return Catalog([_decode(*name, data) for name, data in found])
+
+
+def _is_member(text: str) -> bool:
+    app, colon, version = text.partition(":")
+    return bool(app and colon and version)
 
 
 def _encode(tasks: Sequence[CatalogTask], *, schemas: bool) -> bytes:
@@ -183,8 +201,8 @@ def _decode(app: str, version: str, data: bytes) -> list[CatalogTask]:
                 name=str(one["name"]),
                 queue=str(one["queue"]),
                 description=str(one.get("description", "")),
-                arguments=one.get("arguments"),
-                result=one.get("result"),
+                arguments=_schema(one.get("arguments")),
+                result=_schema(one.get("result")),
                 max_attempts=one.get("max_attempts"),
                 max_crashes=one.get("max_crashes"),
                 app=app,
@@ -195,6 +213,11 @@ def _decode(app: str, version: str, data: bytes) -> list[CatalogTask]:
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
         return []
+
+
+def _schema(value: Any) -> Any:
+    """Return a stored schema; None for what is no object."""
+    return value if isinstance(value, dict) else None
 
 
 def _validate(schema: bytes, arguments: bytes) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 from .keys import Partition, SessionPartition
 from .transport import Gateway, queue_script
 
-__all__ = ["JUNK_ENTRIES", "JUNK_TTL", "Items", "set_aside", "shown_bytes", "split"]
+__all__ = ["JUNK_ENTRIES", "JUNK_TTL", "Items", "report_once", "set_aside", "shown_bytes", "split"]
 
 _SET_ASIDE = queue_script("set_aside")
 _logger = logging.getLogger(__name__)
@@ -30,6 +30,10 @@ _KEPT: Final = 4096
 
 _SHOWN: Final = 80
 """Most bytes of an item in a text."""
+
+
+_MOST_REPORTED: Final = 1000
+_reported: set[str] = set()
 
 
 class Items(NamedTuple):
@@ -58,6 +62,13 @@ def split(found: Iterable[bytes], is_valid: Callable[[str], bool] = bool) -> Ite
 def shown_bytes(item: bytes) -> str:
     """Return the start of an item as printable ASCII."""
     return repr(item[:_SHOWN])[1:] + (f" ({len(item)} bytes)" if len(item) > _SHOWN else "")
+
+
+def report_once(text: str) -> None:
+    """Log a warning once per process. Only so many texts are kept; further ones are not logged."""
+    if text not in _reported and len(_reported) < _MOST_REPORTED:
+        _reported.add(text)
+        _logger.warning("%s", text)
 
 
 async def set_aside(

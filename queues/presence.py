@@ -16,6 +16,7 @@ import orjson
 
 from .durations import iso_time
 from .errors import ServerFull
+from .junk import split
 from .keys import LEFT_TTL_MS, Namespace
 from .runtime import RUNTIME
 from .shared_config import SharedConfig, read_seconds
@@ -122,7 +123,10 @@ async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInf
     ids = await gateway.command("ZRANGE", namespace.workers, 0, -1)
     if not ids:
         return []
-    now, announced = await gateway.run(_READ_WORKERS, [namespace.worker(worker.decode()) for worker in ids], [])
+    keys = [namespace.worker(worker) for worker in split(ids).good]
+    if not keys:
+        return []
+    now, announced = await gateway.run(_READ_WORKERS, keys, [])
     workers = [_read(found, now) for found in announced]
     return sorted((worker for worker in workers if worker is not None), key=lambda worker: worker.started)
 
@@ -187,7 +191,7 @@ def _read(registered: bytes | list[bytes] | None, now: int) -> WorkerInfo | None
         known["queues"] = tuple(known["queues"])
         known["aliases"] = tuple(known.get("aliases", ()))
         return WorkerInfo(**known)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return None
 
 
@@ -196,4 +200,4 @@ async def deployment_id(gateway: Gateway, namespace: Namespace) -> str:
     key = namespace.deployment
     made: tuple[str | bytes, ...] = ("HSETNX", key, "id", RUNTIME.token(16))
     _, found = await gateway.pipeline([made, ("HGET", key, "id")])
-    return str(found.decode())
+    return str(found.decode("utf-8", "backslashreplace"))

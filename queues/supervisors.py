@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .durations import iso_time
+from .junk import split
 from .keys import Namespace
 from .presence import deregister
 from .transport import Gateway, pairs, queue_script
@@ -129,16 +130,16 @@ async def resume_supervisor(gateway: Gateway, namespace: Namespace, supervisor: 
 
 async def paused_supervisors(gateway: Gateway, namespace: Namespace) -> list[str]:
     """Return the names of the paused supervisors, running or not."""
-    return [name.decode() for name in await gateway.command("ZRANGE", namespace.paused, 0, -1)]
+    return split(await gateway.command("ZRANGE", namespace.paused, 0, -1)).good
 
 
 async def list_supervisors(gateway: Gateway, namespace: Namespace) -> list[SupervisorInfo]:
     """Return the registered supervisors, the longest running first; then those with only a pause left."""
-    ids = [one.decode() for one in await gateway.command("ZRANGE", namespace.supervisors, 0, -1)]
+    ids = split(await gateway.command("ZRANGE", namespace.supervisors, 0, -1)).good
     found = await gateway.pipeline([("HGETALL", namespace.supervisor(one)) for one in ids])
     seconds, micros = await gateway.command("TIME", node_of=namespace.supervisors)
     now = int(seconds) * 1000 + int(micros) // 1000
-    known = [_read(pairs(flat), now) for flat in found if flat]
+    known = [info for flat in found if flat and (info := _read(pairs(flat), now)) is not None]
     names = {info["name"] for info in known}
     absent = [name for name in await paused_supervisors(gateway, namespace) if name not in names]
     known += [{"id": name, "name": name} for name in absent]
@@ -152,8 +153,15 @@ async def list_supervisors(gateway: Gateway, namespace: Namespace) -> list[Super
     return sorted(supervisors, key=lambda info: (info.seen is None, info.started, info.id))
 
 
-def _read(found: Mapping[bytes, bytes], now: int) -> dict[str, Any]:
-    """Decode a registration without fields that only later versions know."""
+def _read(found: Mapping[bytes, bytes], now: int) -> dict[str, Any] | None:
+    """Decode a registration without fields that only later versions know. None if another program wrote it."""
+    try:
+        return _decoded(found, now)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _decoded(found: Mapping[bytes, bytes], now: int) -> dict[str, Any]:
     stored = orjson.loads(found.get(b"told", b"{}"))
     known = {name: value for name, value in stored.items() if name in _REGISTERED}
     known["children"] = tuple(
@@ -161,6 +169,7 @@ def _read(found: Mapping[bytes, bytes], now: int) -> dict[str, Any]:
         for child in stored.get("children", ())
     )
     seen = max(0.0, (now - int(found.get(b"seen", now))) / 1000)
+    SupervisorInfo(**known, started=0, seen=seen, crashes=0, paused_since=0, why="")  # raises for a missing field
     return known | {"started": int(found.get(b"started", now)), "seen": seen}
 
 

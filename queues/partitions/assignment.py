@@ -20,6 +20,7 @@ from heapq import nlargest
 from typing import Final
 
 from ..errors import ServerFull
+from ..junk import split
 from ..keys import LEFT_TTL_MS, Namespace, Partition
 from ..transport import Gateway, queue_script
 from .resharding import PartitionStatus, close_previous, partition_status, sync_route
@@ -46,7 +47,7 @@ def _readers(members: Collection[str], partition: Partition) -> list[str]:
 async def join_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str, ttl: float) -> set[str]:
     """Add a worker to a queue's members; return all members. ttl: seconds after which a silent one is removed."""
     found = await gateway.run(_JOIN, [namespace.sharing(queue)], [worker, round(ttl * 1000), LEFT_TTL_MS])
-    return {name.decode() for name in found}
+    return set(split(found).good)
 
 
 async def leave_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str) -> None:

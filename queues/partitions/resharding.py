@@ -13,7 +13,10 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Final
 
+import orjson
+
 from ..errors import Refused
+from ..junk import report_once, shown_bytes, split
 from ..keys import DATA_FORMAT, GROUP, KEY_FORMAT, Namespace, Partition, check_name, is_name
 from ..transport import Gateway, pairs, queue_script
 from .route import SINGLE, Generation, Route, UnreadableRoute
@@ -35,6 +38,9 @@ _CLOSE = queue_script("close_partition")
 _STATUS = queue_script("partition_status")
 _RETIRE = queue_script("retire_partition")
 
+_DIGITS: Final = 9
+"""Most digits of a data format that are read as a number."""
+
 _MARK_TTL: Final = 7 * 86_400_000
 """Milliseconds for which a retired partition refuses producers.
 
@@ -49,8 +55,14 @@ async def load_routes(gateway: Gateway, namespace: Namespace) -> dict[str, Route
         [("HGETALL", namespace.queues), ("HGET", namespace.deployment, "format")], node_of=namespace.queues
     )
     _check_format(namespace, data_format)
-    known = {name.decode(): data for name, data in sorted(pairs(found).items())}
-    return {name: _decode(name, data) for name, data in known.items() if is_name(name)}  # no key has another name
+    stored, routes = pairs(found), dict[str, Route]()
+    for name in sorted(split(stored, is_name).good):  # no key has another name
+        data = stored[name.encode()]
+        try:
+            routes[name] = _decode(name, data)
+        except Refused as error:  # the other queues can be read
+            report_once(str(error))
+    return routes
 
 
 async def load_route(gateway: Gateway, namespace: Namespace, queue: str) -> Route | None:
@@ -71,8 +83,9 @@ async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: 
             [("HGET", namespace.queues, queue), ("HGET", namespace.deployment, "format")], node_of=namespace.queues
         )
         _check_format(namespace, data_format)
-        joined = known if data is None else _decode(queue, data).joined(known)
-        if data is not None and joined == _decode(queue, data):
+        stored = None if data is None or _is_foreign(queue, data) else _decode(queue, data)
+        joined = known if stored is None else stored.joined(known)
+        if joined == stored:
             return joined
         if await _set_route(gateway, namespace, queue, data or b"", joined.encode()):
             return joined
@@ -180,11 +193,23 @@ async def _set_route(gateway: Gateway, namespace: Namespace, queue: str, known: 
 
 def _check_format(namespace: Namespace, stored: bytes | None) -> None:
     """Raise `Refused` if the namespace's data has a format that this version cannot read."""
-    if stored is not None and (not stored.isdigit() or int(stored) > DATA_FORMAT):
+    if stored is not None and not stored.isdigit():
+        report_once(f"the data format of namespace {namespace.name!r} is ignored: it must be a number, got {stored!r}")
+    elif stored is not None and (len(stored) > _DIGITS or int(stored) > DATA_FORMAT):
         raise Refused(
             f"could not use namespace {namespace.name!r}: its data has format {stored.decode('utf-8', 'replace')}, "
             f"and this version reads up to format {DATA_FORMAT}; upgrade this process"
         )
+
+
+def _is_foreign(queue: str, data: bytes) -> bool:
+    """Return whether another program wrote a route: no version writes what is no JSON."""
+    try:
+        orjson.loads(data)
+    except ValueError:
+        report_once(f"the route of queue {queue!r} is replaced: it must be JSON, got {shown_bytes(data)}")
+        return True
+    return False
 
 
 def _decode(queue: str, data: bytes) -> Route:

@@ -314,6 +314,21 @@ class Gateway:
             replies: list[Any] = await self._retry(error, lambda: self._gather(commands, node_of), True)
             return replies
 
+    async def pipeline_each(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
+        """Execute commands that only read, in one round trip. `Refused` is the reply of one that the server refuses.
+
+        So a key of another type hides none of the others.
+        """
+        try:
+            return await self.pipeline(commands, node_of=node_of)
+        except Refused:
+            each = (self.command(*command, node_of=node_of) for command in commands)
+            replies = await asyncio.gather(*each, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, Refused):
+                raise reply
+        return replies
+
     async def _gather(self, commands: Sequence[Command], node_of: str | None) -> list[Any]:
         sent = [self._submit(command, node_of) for command in commands]
         replies = await asyncio.gather(*sent, return_exceptions=True)
