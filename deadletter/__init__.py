@@ -13,11 +13,12 @@ Before a change: a reason is stored as text, and earlier versions' words are sti
 """
 
 from .burial import DEFAULT_RETENTION, Evidence, bury, unreadable_id
-from .letters import DeadLetter, Filter, count_letters, find_letter, list_letters
+from .letters import DAMAGED, DeadLetter, Filter, count_letters, find_letter, list_letters
 from .policy import Bury, Reason, Retry, TryAgain, after_crash, after_failure, backoff, must_quarantine
 from .replay import Replay, purge, purge_all, replay, replay_all, trim_letters
 
 __all__ = [
+    "DAMAGED",
     "DEFAULT_RETENTION",
     "Bury",
     "DeadLetter",

@@ -27,10 +27,13 @@ from ..queues import (
 )
 from ..queues.durations import iso_time
 from ..queues.envelope import readable_envelope
-from ..queues.errors import UnreadableRecord
+from ..queues.errors import Refused, UnreadableRecord
 from .policy import Reason
 
-__all__ = ["DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
+__all__ = ["DAMAGED", "DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
+
+_SHOWN: Final = 128
+"""Most characters of an id that is no task id."""
 
 PAGE: Final = 200
 """Letters of one page, read from one partition."""
@@ -147,12 +150,17 @@ async def list_letters(
 ) -> AsyncIterator[DeadLetter]:
     """Yield the matching dead letters of all partitions, merged by time, newest first by default."""
     pages = await asyncio.gather(*(_Pages.begin(gateway, partition, oldest_first) for partition in partitions))
+    for page in pages:
+        if page.problem:
+            refused = _damaged(page.partition, b"0-0", "-", page.problem)
+            if wanted.matches(refused):
+                yield refused
     heads = [(page.order, position) for position, page in enumerate(pages) if page.entries]
     heapq.heapify(heads)
     while heads:
         _, position = heads[0]
         page = pages[position]
-        letter = _letter(gateway, page.partition, *page.entries.popleft())
+        letter = _listed(gateway, page.partition, *page.entries.popleft())
         if not page.entries:
             await page.load()
         if page.entries:
@@ -165,7 +173,8 @@ async def list_letters(
 
 async def count_letters(gateway: Gateway, partitions: Sequence[Partition]) -> int:
     """Return the number of dead letters in the partitions."""
-    return sum(await gateway.pipeline([("XLEN", partition.dead) for partition in partitions]))
+    counts = await gateway.pipeline_each([("XLEN", partition.dead) for partition in partitions])
+    return sum(count for count in counts if isinstance(count, int))
 
 
 async def find_letter(gateway: Gateway, partitions: Sequence[Partition], task_id: str) -> DeadLetter | None:
@@ -192,10 +201,14 @@ class _Pages:
     entries: deque[tuple[bytes, list[bytes]]] = field(default_factory=deque)
     last: bytes = b""
     more: bool = True
+    problem: str = ""
 
     @classmethod
     async def begin(cls, gateway: Gateway, partition: Partition, oldest_first: bool) -> _Pages:
-        newest = await gateway.command("XREVRANGE", partition.dead, "+", "-", "COUNT", 1)
+        try:
+            newest = await gateway.command("XREVRANGE", partition.dead, "+", "-", "COUNT", 1)
+        except Refused as error:  # the key has another type
+            return cls(gateway, partition, oldest_first, b"", more=False, problem=f"key {partition.dead}: {error}")
         pages = cls(gateway, partition, oldest_first, newest[0][0] if newest else b"", more=bool(newest))
         if newest and not oldest_first:
             pages.entries.append(newest[0])
@@ -224,13 +237,52 @@ class _Pages:
             self.last = page[-1][0]
 
 
+DAMAGED: Final = "damaged"
+"""Reason of a dead letter that cannot be read, because another program has written it."""
+
+
+def _listed(gateway: Gateway, partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:
+    """Return a letter; of one that cannot be read, its place and the problem."""
+    try:
+        return _letter(gateway, partition, entry, flat)
+    except UnreadableRecord as error:
+        known = pairs(flat)
+        raw = {name.decode("utf-8", "backslashreplace"): value for name, value in known.items()}
+        task_id = known.get(b"id", b"").decode("utf-8", "backslashreplace")[:_SHOWN]
+        return _damaged(partition, entry, task_id or f"entry-{entry.decode()}", str(error), raw)
+
+
+def _damaged(
+    partition: Partition, entry: bytes, task_id: str, problem: str, raw: Mapping[str, bytes] | None = None
+) -> DeadLetter:
+    at = int(entry.partition(b"-")[0])
+    return DeadLetter(
+        id=task_id,
+        entry=entry.decode(),
+        partition=partition,
+        task="?",
+        reason=DAMAGED,
+        error=UnreadableRecord.__name__,
+        message=problem,
+        traceback="",
+        attempts=0,
+        crashes=0,
+        worker="",
+        enqueued_at=at,
+        died_at=at,
+        args=None,
+        envelope=None,
+        raw=raw or {},
+    )
+
+
 def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:
     """Raises `UnreadableRecord`."""
     try:
         return _decoded(gateway, partition, entry, pairs(flat))
     except KeyError as error:
         problem = f"field {error.args[0].decode()} is missing"
-    except (ValueError, OverflowError) as error:
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         problem = f"a field is damaged ({error})"
     remedy = f"purge it with 'XDEL {partition.dead} {entry.decode()}'"
     raise UnreadableRecord(f"entry {entry.decode()} of {partition.dead}", problem, remedy)

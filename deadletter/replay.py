@@ -24,7 +24,9 @@ from ..queues import (
     queue_partitions,
     restore_masked,
 )
+from ..queues.envelope import is_task_id
 from ..queues.errors import LargeValueLost
+from ..queues.junk import set_aside, split
 from ..queues.runtime import RUNTIME
 from ..queues.transport import read_arguments
 from .letters import DeadLetter
@@ -141,8 +143,11 @@ async def trim_letters(gateway: Gateway, partition: Partition, retention: float)
     deleted = 0
     while oldest > 0:
         page = await gateway.command("XRANGE", partition.dead, "-", f"({oldest}-0", "COUNT", _PAGE)
-        letters = [(entry, pairs(fields).get(b"id", b"").decode()) for entry, fields in page]
-        deleted += sum(await asyncio.gather(*(_discard(gateway, partition, *letter) for letter in letters)))
+        letters = [(entry, split([pairs(fields).get(b"id", b"")], is_task_id).good) for entry, fields in page]
+        foreign = [entry for entry, task_id in letters if not task_id]
+        deleted += await set_aside(gateway, partition, partition.dead, "stream", foreign)
+        discards = (_discard(gateway, partition, entry, *task_id) for entry, task_id in letters if task_id)
+        deleted += sum(await asyncio.gather(*discards))
         if len(page) < _PAGE:
             break
     return deleted

@@ -96,6 +96,7 @@ class Record:
         reported, reported_at: Progress that its handler reported last, possibly encrypted, and when; see `progress`.
         unused: Upper bound of the messages in its inbox. Of a task that has succeeded: those that it left unread.
         handed_to: Id of its successor.
+        problem: Why the record cannot be read; then only its key and perhaps its state are known.
     """
 
     id: str
@@ -130,6 +131,7 @@ class Record:
     reported_at: int | None = None
     unused: int = 0
     handed_to: str | None = None
+    problem: str | None = None
     secrets: SecretPaths = ()
     key: str | None = None
     tags: Sequence[str] = ()
@@ -159,10 +161,10 @@ class Record:
         return Progress(found["done"], found["total"], found["note"], self.reported_at or 0)
 
     def shown_progress(self) -> Progress | None:
-        """Return the progress for display: a note says why it cannot be decrypted."""
+        """Return the progress for display: a note says why it cannot be read."""
         try:
             return self.progress()
-        except DecryptionError as error:
+        except (DecryptionError, LookupError, TypeError, ValueError) as error:
             return Progress(0, None, f"({error})", self.reported_at or 0)
 
     def summary(self) -> dict[str, Any]:
@@ -194,6 +196,8 @@ class Record:
         if (progress := self.shown_progress()) is not None:
             shown["progress"] = progress.summary()
         more = {"waits": self.waits, "handed_to": self.handed_to, "unused": self.unused, "key": self.key}
+        if self.problem is not None:
+            shown["problem"] = self.problem
         return shown | {name: value for name, value in (more | {"tags": list(self.tags)}).items() if value}
 
 

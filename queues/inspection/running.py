@@ -10,8 +10,9 @@ from typing import Final
 from ..envelope import Envelope
 from ..errors import Refused, UnreadableEnvelope
 from ..keys import GROUP, Partition, is_reserved
-from ..records import Record, State, read_records
+from ..records import Record, State
 from ..transport import Gateway, is_missing_group, pairs
+from .damaged import read_each
 
 __all__ = ["PendingEntry", "pending_entries", "read_running", "running_tasks"]
 
@@ -33,7 +34,7 @@ async def _of_partition(gateway: Gateway, partition: Partition, most: int) -> li
         if not is_missing_group(error):
             raise
         return []  # no worker has come yet
-    workers = [name for name, _ in holders or () if not is_reserved(name.decode())]
+    workers = [name for name, _ in holders or () if not is_reserved(name.decode("utf-8", "replace"))]
     pending = await gateway.pipeline(
         [("XPENDING", partition.ready, GROUP, "-", "+", most, worker) for worker in workers]
     )
@@ -76,7 +77,7 @@ async def _pending(gateway: Gateway, partition: Partition, before: PendingEntry 
         for entry, holder, *_ in page:
             at, _, number = entry.decode().partition("-")
             known = PendingEntry(int(at), int(number), partition.queue, partition.index)
-            if not is_reserved(holder.decode()) and (before is None or known < before):
+            if not is_reserved(holder.decode("utf-8", "replace")) and (before is None or known < before):
                 found.append(known)
         if len(page) < _PAGE:
             return found
@@ -112,7 +113,7 @@ async def _records(gateway: Gateway, partition: Partition, entries: Sequence[byt
     messages = await gateway.pipeline([("XRANGE", partition.ready, entry, entry) for entry in entries])
     ids = [_task_id(pairs(message[0][1])) if message else None for message in messages]
     named = [task_id for task_id in ids if task_id is not None]
-    records = iter(await read_records(gateway, partition, named))
+    records = iter(await read_each(gateway, partition, named))
     found = [None if task_id is None else next(records) for task_id in ids]
     return [record if record is not None and record.state is State.RUNNING else None for record in found]
 

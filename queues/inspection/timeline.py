@@ -18,10 +18,12 @@ from typing import Final, NamedTuple
 import orjson
 
 from ..envelope import is_task_id
+from ..errors import Refused
 from ..junk import set_aside, split
 from ..keys import Namespace, Partition
-from ..records import Record, State, read_records
+from ..records import Record, State
 from ..transport import Gateway, queue_script
+from .damaged import read_each
 from .running import PendingEntry, pending_entries, read_running
 from .views import list_tasks, queue_partitions
 
@@ -92,6 +94,10 @@ class TaskPage:
     tasks: list[Record]
     cursor: str | None
     read: int = 0
+
+
+_FARTHEST: Final = 2.0**53
+"""Largest score that is an exact number."""
 
 
 class _Position(NamedTuple):
@@ -182,7 +188,7 @@ async def _records(gateway: Gateway, namespace: Namespace, positions: Sequence[_
     for position in positions:
         groups.setdefault(namespace.partition(position.queue, position.partition), []).append(position)
     read = await asyncio.gather(
-        *(read_records(gateway, where, [one.id for one in some]) for where, some in groups.items())
+        *(read_each(gateway, where, [one.id for one in some]) for where, some in groups.items())
     )
     by_position = {
         position: record
@@ -221,9 +227,7 @@ class _Reader:
             key = self.partition.timeline
             flat = await self.gateway.command("ZREVRANGEBYSCORE", key, top, bottom, "WITHSCORES", "LIMIT", 0, size)
             read = [
-                _Position(
-                    int(float(score)), task_id.decode("utf-8", "replace"), self.partition.queue, self.partition.index
-                )
+                _Position(_time(score), task_id.decode("utf-8", "replace"), self.partition.queue, self.partition.index)
                 for task_id, score in zip(flat[::2], flat[1::2], strict=True)
             ]
             self.positions.extend(one for one in read if self.last is None or one < self.last)
@@ -233,13 +237,19 @@ class _Reader:
             self.last = self.positions[-1]
 
 
+def _time(score: bytes) -> int:
+    """Return a score as milliseconds; another program may have stored any number."""
+    return int(min(max(float(score), -_FARTHEST), _FARTHEST))
+
+
 async def _reader(
     gateway: Gateway, namespace: Namespace, partition: Partition, wanted: TaskFilter, after: _Position | None
 ) -> _Reader:
     reader = _Reader(gateway, partition, wanted.since, wanted.until, after)
-    known, ready, due = await gateway.pipeline(
+    counts = await gateway.pipeline_each(
         [("ZCARD", partition.timeline), ("XLEN", partition.ready), ("ZCARD", partition.due)]
     )
+    known, ready, due = (0 if isinstance(count, Refused) else count for count in counts)  # a key of another type
     if known and known >= ready + due:
         await reader.load()
     else:

@@ -16,6 +16,7 @@ from ..presence import list_workers, total_rates
 from ..records import Record, State, read_records
 from ..transport import Command, Gateway, pairs
 from ..transport.large_values import LINKS, linked_object
+from .damaged import read_each
 
 __all__ = [
     "QueueStats",
@@ -63,6 +64,7 @@ class QueueStats:
     partitions: tuple[QueueStats, ...] = ()
     rate: float | None = None
     workers: int | None = None
+    problem: str = ""
 
     @property
     def drain_time(self) -> float | None:
@@ -79,6 +81,8 @@ class QueueStats:
         """Return the numbers as plain data."""
         shown = asdict(self) | {"drain_time": self.drain_time}
         del shown["index"]
+        if not self.problem:
+            del shown["problem"]
         shown["partitions"] = [
             {"index": one.index, **{name: value for name, value in asdict(one).items() if name in _OF_A_PARTITION}}
             for one in self.partitions
@@ -152,13 +156,16 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
     try:  # in one pipeline, so that a message that is read or settled meanwhile is counted once
         length, due, dead, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
     except Refused:  # no stream or no group yet: nothing was ever read
-        length, due, dead, time = await gateway.pipeline(counts, node_of=node)
+        length, due, dead, time = await gateway.pipeline_each(counts, node_of=node)
         groups, consumers = [], []
-    held = {consumer[b"name"].decode(): consumer[b"pending"] for consumer in map(_mapping, consumers)}
+    refused = [str(count) for count in (length, due, dead) if isinstance(count, Refused)]  # of another type
+    length, due, dead = (count if isinstance(count, int) else 0 for count in (length, due, dead))
+    each = [_mapping(consumer) for consumer in consumers]
+    held = {consumer[b"name"].decode("utf-8", "backslashreplace"): consumer[b"pending"] for consumer in each}
     waiting = [name for name in (RELEASED, SUSPECTS) if held.pop(name, 0)]
     in_flight = sum(held.values())
     now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
-    oldest = await _oldest_waiting(gateway, partition, groups, waiting)
+    oldest = None if refused else await _oldest_waiting(gateway, partition, groups, waiting)
     return QueueStats(
         queue=partition.queue,
         depth=max(0, length - in_flight),  # a message that was deleted by hand may still be pending
@@ -168,6 +175,7 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
         oldest_age=None if oldest is None else max(0.0, (now_ms - oldest) / 1000),
         consumers=held,
         index=partition.index,
+        problem="; ".join(refused),
     )
 
 
@@ -203,6 +211,7 @@ def _sum(partitions: Sequence[QueueStats]) -> QueueStats:
         oldest_age=max((one.oldest_age for one in partitions if one.oldest_age is not None), default=None),
         consumers=consumers,
         index=None,
+        problem="; ".join(f"partition {one.index}: {one.problem}" for one in partitions if one.problem),
         partitions=tuple(partitions),
     )
 
@@ -225,7 +234,7 @@ async def list_tasks(
     for pattern, only, node in scans:
         async for keys in _scan(gateway, pattern, node):
             for where, ids in _by_partition({one.record(""): one for one in only}, keys).items():
-                for record in await read_records(gateway, where, ids):
+                for record in await read_each(gateway, where, ids):
                     if record is not None and (not states or record.state in states) and task in (None, record.task):
                         yield record
 
@@ -254,7 +263,7 @@ def _by_partition(known: Mapping[str, Partition], keys: Sequence[bytes]) -> dict
     """Return the ids in keys by partition, without other partitions. known: partitions by the start of their keys."""
     found: dict[Partition, list[str]] = {}
     for key in keys:
-        head, colon, task_id = key.decode().rpartition(":")
+        head, colon, task_id = key.decode("utf-8", "replace").rpartition(":")
         if (partition := known.get(head + colon)) is not None:
             found.setdefault(partition, []).append(task_id)
     return found

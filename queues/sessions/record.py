@@ -11,11 +11,12 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 
 from ..durations import iso_time
-from ..errors import DecryptionError
+from ..errors import DecryptionError, Refused, UnreadableRecord
+from ..junk import split
 from ..keys import Namespace
 from ..security import MESSAGE, TaskCipher
 from ..transport import Gateway, pairs
-from .address import SessionAddress, TurnId
+from .address import SessionAddress, TurnId, is_digest
 from .errors import SessionNotFound
 
 __all__ = [
@@ -174,6 +175,9 @@ class SessionRecord:
         return shown
 
 
+_FARTHEST: Final = 2.0**53
+"""Largest score that is an exact number."""
+
 _FIELDS: Final = ("agent", "id", "queue", "app", "born", "at", "sent", "turn", "ended", "failed")
 
 
@@ -188,9 +192,13 @@ def _record(
     fields = dict(zip(_FIELDS, found, strict=True))
     if fields["born"] is None:
         return None
-    agent, session_id, queue = ((fields[name] or b"").decode() for name in ("agent", "id", "queue"))
-    born, at, sent, turn, ended = (int(fields[name] or 0) for name in ("born", "at", "sent", "turn", "ended"))
-    failed, app = fields["failed"], fields["app"]
+    try:
+        agent, session_id, queue = ((fields[name] or b"").decode() for name in ("agent", "id", "queue"))
+        born, at, sent, turn, ended = (int(fields[name] or 0) for name in ("born", "at", "sent", "turn", "ended"))
+        reason = None if fields["failed"] is None else fields["failed"].decode()
+        owner = None if fields["app"] is None else fields["app"].decode()
+    except ValueError as error:
+        raise UnreadableRecord(address.session, f"a field is damaged ({error})", "forget the session") from None
     return SessionRecord(
         address,
         agent,
@@ -201,13 +209,26 @@ def _record(
         sent,
         turn,
         ended,
-        failed=None if failed is None else failed.decode(),
+        failed=reason,
         state=state,
         state_bytes=size,
         corrections=corrections,
-        app=None if app is None else app.decode(),
+        app=owner,
         cipher=address.cipher(gateway),
     )
+
+
+def _listed(
+    address: SessionAddress, gateway: Gateway, found: Sequence[bytes | None] | Refused, size: int | Refused
+) -> SessionRecord | None:
+    """Return the record of a session; of one that cannot be read, what can be, and the problem as its failure."""
+    if isinstance(found, Refused) or isinstance(size, Refused):
+        return SessionRecord(address, "?", address.digest, "?", 0, 0, 0, 0, 0, failed=f"key {address.session}: {found}")
+    try:
+        return _record(address, gateway, found, size)
+    except UnreadableRecord as error:
+        agent, session_id, queue = ((text or b"?").decode("utf-8", "backslashreplace") for text in found[:3])
+        return SessionRecord(address, agent, session_id, queue, 0, 0, 0, 0, 0, failed=str(error), state_bytes=size)
 
 
 async def read_session(gateway: Gateway, address: SessionAddress) -> SessionRecord | None:
@@ -222,7 +243,7 @@ async def session_data(gateway: Gateway, namespace: Namespace) -> AsyncIterator[
         cursor = b"0"
         while True:
             cursor, page = await gateway.command("ZSCAN", partition.timeline, cursor, "COUNT", _STATES)
-            addresses = [SessionAddress(partition, digest.decode()) for digest in page[::2]]
+            addresses = [SessionAddress(partition, digest) for digest in split(page[::2], is_digest).good]
             found = await gateway.pipeline([("HMGET", one.session, "state", "workspace") for one in addresses])
             for address, (state, link) in zip(addresses, found, strict=True):
                 cipher = address.cipher(gateway)
@@ -318,6 +339,11 @@ def _turn_messages(cipher: TaskCipher, turn: int, fields: Mapping[bytes, bytes])
     return found
 
 
+def _time(score: bytes) -> int:
+    """Return a score as milliseconds; another program may have stored any number."""
+    return int(min(max(float(score), 0.0), _FARTHEST))
+
+
 async def list_sessions(
     gateway: Gateway, namespace: Namespace, *, limit: int, before: str = "", agent: str = ""
 ) -> tuple[list[SessionRecord], str]:
@@ -337,14 +363,18 @@ async def list_sessions(
     while len(found) < limit:
         latest, _, after = before.partition("-")
         upper = latest or "+inf"
-        pages = await gateway.pipeline(
+        answers = await gateway.pipeline_each(
             [
                 ("ZRANGE", one.timeline, upper, "-inf", "BYSCORE", "REV", "LIMIT", 0, _PAGE, "WITHSCORES")
                 for one in partitions
             ]
         )
+        pages = [[] if isinstance(page, Refused) else page for page in answers]  # a key of another type
         listed = [
-            sorted(((-int(float(score)), digest.decode()) for digest, score in zip(page[::2], page[1::2], strict=True)))
+            sorted(
+                (-_time(score), digest.decode("utf-8", "replace"))
+                for digest, score in zip(page[::2], page[1::2], strict=True)
+            )
             for page in pages
         ]
         # Beyond the end of a full page of one partition, others may have sessions that belong in between.
@@ -355,12 +385,16 @@ async def list_sessions(
             if (not latest or one > (-int(latest), after)) and (floor is None or one <= floor)
         ]
         chosen = merged[: max(limit - len(found), 1) if not agent else _PAGE]
-        addresses = [SessionAddress.at(namespace, digest) for _, digest in chosen]
-        replies = await gateway.pipeline([("HMGET", one.session, *_FIELDS) for one in addresses])
-        sizes = await gateway.pipeline([("HSTRLEN", one.session, "state") for one in addresses])
-        for (score, digest), address, reply, size in zip(chosen, addresses, replies, sizes, strict=True):
+        known = [digest for _, digest in chosen if is_digest(digest)]
+        addresses = {digest: SessionAddress.at(namespace, digest) for digest in known}
+        replies = await gateway.pipeline_each([("HMGET", one.session, *_FIELDS) for one in addresses.values()])
+        sizes = await gateway.pipeline_each([("HSTRLEN", one.session, "state") for one in addresses.values()])
+        read = dict(zip(addresses, zip(replies, sizes, strict=True), strict=True))
+        for score, digest in chosen:
             before = f"{-score}-{digest}"
-            record = _record(address, gateway, reply, size)
+            if digest not in read:
+                continue  # what another program wrote; the session sweeper sets it aside
+            record = _listed(addresses[digest], gateway, *read[digest])
             if record is not None and agent in ("", record.agent):
                 found.append(record)
                 if len(found) == limit:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...deadletter import (
+    DAMAGED,
     DeadLetter,
     Filter,
     Replay,
@@ -134,6 +135,7 @@ async def replay(
     """
     how = Replay(fresh=fresh, args=_new_arguments(producer, edit_args), rate=rate)
     selected = await select(producer, wanted, ids or (), every)
+    selected = Selection(_undamaged(selected.letters), selected.count)
     if edit_args is not None and not fresh:
         selected = Selection(warn_of_answers(producer, selected.letters), selected.count)
     if dry_run:
@@ -147,6 +149,15 @@ async def replay(
                 gone.append(letter.id)
             bar.advance()
     _summarize("replayed", bar.done, gone)
+
+
+async def _undamaged(letters: AsyncIterable[DeadLetter]) -> AsyncIterator[DeadLetter]:
+    """Yield the letters that can be read; the others are named."""
+    async for letter in letters:
+        if letter.reason == DAMAGED:
+            note(f"dead letter {letter.id} is left out: {letter.message}")
+        else:
+            yield letter
 
 
 def _new_arguments(producer: Producer, text: str | None) -> bytes | None:

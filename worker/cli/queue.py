@@ -70,6 +70,9 @@ async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False,
         print_json([stats.summary() for stats in queues])
     elif queues:
         print_list(QUEUE_COLUMNS, queues, wide=wide)
+        for stats in queues:
+            if stats.problem:
+                note(f"queue {stats.queue}: {stats.problem}")
     else:
         note(f"no queues in namespace {producer.namespace.name!r} on {producer.address.shown}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from perdure.deadletter import Filter, list_letters
+from perdure.deadletter import DAMAGED, Filter, find_letter, list_letters
 from perdure.queues import Gateway, Partition, Producer
 from perdure.queues.errors import UnreadableRecord
 from perdure.queues.explanation.facts import read_facts
@@ -50,8 +50,13 @@ async def test_a_damaged_dead_letter_is_named(
     fields = {"id": "x", "task": "t", "reason": "timeout", "evidence": "{}", "attempts": "1", "crashes": "0"}
     kept = {name: value for name, value in ({**fields, "worker": "w"} | letter).items() if value is not None}
     await gateway.command("XADD", partition.dead, "1-0", *(part for pair in kept.items() for part in pair))
+    (listed,) = [one async for one in list_letters(gateway, [partition], Filter())]
+    assert (listed.id, listed.reason) == ("x", DAMAGED)
+    assert listed.message.startswith(f"could not read entry 1-0 of {partition.dead}: {problem}")
+    await gateway.command("HSET", partition.record("x"), "dead", "1-0")
     with pytest.raises(UnreadableRecord, match=re.escape(f"could not read entry 1-0 of {partition.dead}: {problem}")):
-        _ = [one async for one in list_letters(gateway, [partition], Filter())]
+        await find_letter(gateway, [partition], "x")
+    await gateway.command("DEL", partition.record("x"))
     await gateway.command("XDEL", partition.dead, "1-0")
 
 

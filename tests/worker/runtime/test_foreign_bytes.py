@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+import anyio
 import pytest
 from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Settings, Worker
@@ -67,6 +68,10 @@ async def check_works(app: App) -> None:
     sound = app.tasks["sound"]
     assert await bounded((await sound.enqueue()).result()) == "sound"
     assert await bounded((await sound.options(delay=0.05).enqueue()).result()) == "sound"
+
+
+REPLACE = "redis.call('DEL', KEYS[1]) return redis.call(ARGV[1], KEYS[1], 'x')"
+"""Script that replaces a key by one of another type."""
 
 
 def logs(log: list[str], *texts: str) -> Callable[[], Awaitable[bool]]:
@@ -164,3 +169,50 @@ async def test_foreign_consumers_pending_entries_and_timelines_end_no_worker(app
         await wait_until(cleaned, "the janitor has come by")
         await check_works(app)
     await redis_command(app, "DEL", sessions.timeline, sessions.forgotten)
+
+
+@pytest.mark.parametrize("member", BYTES)
+async def test_foreign_members_of_registries_end_no_worker_and_stop_no_enqueueing(app: App, member: bytes) -> None:
+    names, place = app.producer.namespace, partition_of(app)
+    for key in (names.workers, names.supervisors, names.paused, names.catalog, names.sharing(app.name)):
+        await redis_command(app, "ZADD", key, 5e12, member)
+    await redis_command(app, "ZADD", names.catalog, 5e12, b"a:1")
+    await redis_command(app, "HSET", names.catalog_entry("a", "1"), member, member)
+    await redis_command(app, "HSET", names.queues, member, member, "another", member, app.name, b"\xff" + member)
+    await redis_command(app, "HSET", names.deployment, "format", b"\xff" + member, "id", member)
+    await redis_command(app, "XADD", place.dead, "1-1", "id", member)
+    async with running_worker(app):
+        await check_works(app)
+        handle = await app.producer.enqueue("sound", queue=app.name)
+        assert await bounded(handle.result()) == "sound"
+        assert await app.producer.catalog()
+
+        async def trimmed() -> bool:
+            return not await redis_command(app, "XLEN", place.dead)
+
+        await wait_until(trimmed, "the dead letter that has expired is gone")
+        await check_works(app)
+    for key in (names.supervisors, names.paused, names.catalog, names.sharing(app.name), names.catalog_entry("a", "1")):
+        await redis_command(app, "DEL", key)
+
+
+@pytest.mark.parametrize("shape", ["SADD", "LPUSH", "SET"])
+@pytest.mark.parametrize("name", ["catalog", "workers", "supervisors", "paused", "config"])
+async def test_a_registry_of_another_type_ends_no_worker(app: App, name: str, shape: str) -> None:
+    async with running_worker(app):
+        key = getattr(app.producer.namespace, name)
+        await redis_command(app, "EVAL", REPLACE, 1, key, shape)
+        await check_works(app)
+        await redis_command(app, "DEL", key)
+
+
+@pytest.mark.parametrize("kind", ["timeline", "dead", "closed", "mark", "seen", "versions", "retentions"])
+async def test_a_key_of_another_type_ends_no_worker(app: App, kind: str) -> None:
+    async with running_worker(app) as worker:
+        key = getattr(partition_of(app), kind)
+        await redis_command(app, "EVAL", REPLACE, 1, key, "SADD")
+        with anyio.move_on_after(0.5):
+            await anyio.sleep_forever()
+        await redis_command(app, "DEL", key)
+        await check_works(app)
+        assert worker.id

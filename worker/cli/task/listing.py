@@ -139,4 +139,4 @@ def task_columns(now: int) -> Sequence[Column[Record]]:
 
 def _detail(record: Record) -> str:
     """Return the reason of a dead letter, what a parked task waits for, or the step of a long-running run."""
-    return record.reason or (f"waiting for {record.waits}" if record.waits else record.step) or ""
+    return record.problem or record.reason or (f"waiting for {record.waits}" if record.waits else record.step) or ""

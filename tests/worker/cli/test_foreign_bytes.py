@@ -1,0 +1,135 @@
+"""Lists of the command line beside bytes of another program: rows that cannot be read are rows with their problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from perdure import Settings
+from perdure.queues import Namespace, Partition
+from perdure.queues.keys import SessionPartition
+
+from tests.support.command_line import call
+
+pytestmark = pytest.mark.integration
+
+MEMBERS = {
+    "not UTF-8": b"\xff",
+    "empty": b"",
+    "NUL": b"\x00",
+    "1 MB": b"a" * 1_000_000,
+    "a name of JavaScript": b"__proto__",
+    "an id of no task": b"0199aaaa-0000-7000-8000-000000000000",
+}
+BYTES = [pytest.param(member, id=name) for name, member in MEMBERS.items()]
+GROUPS = ("task", "dlq", "session", "worker", "queue")
+DIGEST = "0000" + "a" * 28
+
+
+@pytest.fixture
+def server(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
+    """A client beside one task of the queue `default`; the keys of the namespace are deleted in the end."""
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+    assert call("enqueue", "sound", "--queue", "default", "--id", "known").code == 0
+    with redis.Redis.from_url(settings.redis_url) as client:
+        yield client
+        for key in client.scan_iter(f"{{{settings.namespace}*"):
+            client.delete(key)
+
+
+def place(settings: Settings) -> Partition:
+    return Namespace(settings.namespace).partition("default")
+
+
+def sessions(settings: Settings) -> SessionPartition:
+    return Namespace(settings.namespace).session_partitions[0]
+
+
+def check_lists() -> dict[str, str]:
+    """Print each list as a table and as JSON; return the tables with their notes."""
+    shown = {}
+    for group in GROUPS:
+        table, data = call(group, "list"), call(group, "list", "--json")
+        assert (table.code, data.code) == (0, 0), table.err + data.err
+        assert "Traceback" not in table.err + data.err
+        assert data.json is not None
+        shown[group] = table.out + table.err
+    assert "known" in shown["task"]
+    assert "default" in shown["queue"]
+    return shown
+
+
+@pytest.mark.parametrize("member", BYTES)
+def test_lists_print_beside_foreign_members(server: redis.Redis, settings: Settings, member: bytes) -> None:
+    names, at, group = Namespace(settings.namespace), place(settings), sessions(settings)
+    server.hset(names.queues, member, member)
+    for key in (at.due, at.timeline, group.timeline, group.due, names.workers, names.supervisors, names.paused):
+        server.zadd(key, {member: 5e12})
+        server.zadd(key, {member + b"\xfe": float("inf")})
+    server.zadd(names.catalog, {member: 5e12})
+    server.hset(group.session(DIGEST), mapping={b"born": member, b"agent": member, b"id": member})
+    server.zadd(group.timeline, {DIGEST: 5e12})
+    server.hset(names.worker("w"), mapping={b"id": b"w", member: member, b"queues": member})
+    server.zadd(names.workers, {"w": 1})
+    server.hset(names.supervisor("s"), mapping={b"told": member, b"seen": member})
+    server.zadd(names.supervisors, {"s": 1})
+    server.xgroup_create(at.ready, "workers", "0")
+    server.execute_command("XREADGROUP", "GROUP", "workers", member, "COUNT", 1, "STREAMS", at.ready, ">")
+    server.xadd(at.dead, {b"id": member, b"env": member, b"at": member})
+    shown = check_lists()
+    assert "damaged" in shown["dlq"]
+    (row,) = call("session", "list", "--json").json
+    assert not member or row["failed"].startswith("could not read")
+
+
+@pytest.mark.parametrize("field", ["state", "at", "attempts", "finished", "entry", "env", "progress"])
+def test_a_broken_record_is_a_row_with_its_problem(server: redis.Redis, settings: Settings, field: str) -> None:
+    at = place(settings)
+    assert call("enqueue", "sound", "--queue", "default", "--id", "broken").code == 0
+    server.hset(at.record("broken"), field, b"\xff")
+    check_lists()
+    rows = {row["id"]: row for row in call("task", "list", "--json").json}
+    assert rows.keys() == {"known", "broken"}
+    assert "problem" not in rows["known"]
+    if field in ("state", "at", "attempts", "finished"):
+        assert "could not read" in rows["broken"]["problem"]
+
+
+def test_a_record_of_another_type_is_a_row_with_its_problem(server: redis.Redis, settings: Settings) -> None:
+    at = place(settings)
+    server.set(at.record("broken"), "x")
+    server.zadd(at.timeline, {"broken": 5e12})
+    check_lists()
+    rows = {row["id"]: row for row in call("task", "list", "--json").json}
+    assert "WRONGTYPE" in rows["broken"]["problem"]
+    assert "problem" not in rows["known"]
+
+
+@pytest.mark.parametrize("kind", ["ready", "due", "dead", "timeline", "nudge", "mark", "closed", "seen"])
+def test_lists_print_beside_a_key_of_another_type(server: redis.Redis, settings: Settings, kind: str) -> None:
+    key = getattr(place(settings), kind)
+    server.delete(key)
+    server.sadd(key, "x")
+    shown = check_lists()
+    assert kind not in ("due", "dead", "ready") or "WRONGTYPE" in shown["queue"]
+    assert kind != "dead" or "WRONGTYPE" in shown["dlq"]
+
+
+def test_a_session_of_another_type_is_a_row_with_its_problem(server: redis.Redis, settings: Settings) -> None:
+    group = sessions(settings)
+    server.sadd(group.session(DIGEST), "x")
+    server.zadd(group.timeline, {DIGEST: 5e12})
+    check_lists()
+    (row,) = call("session", "list", "--json").json
+    assert "WRONGTYPE" in row["failed"]
+
+
+def test_a_damaged_letter_can_be_purged_and_is_not_replayed(server: redis.Redis, settings: Settings) -> None:
+    server.xadd(place(settings).dead, {b"id": b"\xff"})
+    replayed = call("dlq", "replay", "--all")
+    assert replayed.code == 0
+    assert "left out" in replayed.err
+    assert call("dlq", "purge", "--all", "--yes").code == 0
+    assert call("dlq", "list", "--json").json == []
