@@ -169,8 +169,8 @@ def without_computed(value: Any, stored: Any) -> Any:
     if isinstance(value, _SEQUENCES) and isinstance(stored, list):
         return list(map(without_computed, value, stored))
     if _is_model(value) and isinstance(stored, dict):
-        computed = {field.name for field in dataclasses.fields(value) if not field.init} if _is_dataclass(value) else ()
-        kept = {name: part for name, part in stored.items() if name not in computed}
+        fields: dict[str, Any] = getattr(value, "__dataclass_fields__", {})
+        kept = {name: part for name, part in stored.items() if name not in fields or fields[name].init}
         return {name: without_computed(getattr(value, name, None), part) for name, part in kept.items()}
     return stored
 
