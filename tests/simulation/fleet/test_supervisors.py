@@ -179,17 +179,19 @@ def test_released_tasks_that_no_worker_claims_are_seen(monkeypatch: pytest.Monke
     assert kinds(KILLED)[0] == "not continued"
 
 
-@pytest.mark.parametrize(("connection", "expected"), [(6, True), (2, False)], ids=["of the killed one", "of the other"])
-def test_a_worker_that_waits_for_a_lost_reply_is_not_expected_to_claim(
-    monkeypatch: pytest.MonkeyPatch, connection: int, expected: bool
-) -> None:
+def test_a_worker_that_waits_for_a_lost_reply_is_not_expected_to_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     async def claim_nothing(*args: Any) -> tuple[str, list[Any]]:
         return "0-0", []
 
+    def is_judged(target: int, *faults: Fault) -> bool:
+        kill = Fault(6.0, "kill", target, 9.0)
+        world = play(replace(KILLED, lease=1.0, tasks=(steady("t0", steps=14),), faults=(*faults, kill)))
+        return "not continued" in {violation.kind for violation in world.checks.violations}
+
     monkeypatch.setattr(Consumer, "claim", claim_nothing)
-    faults = (Fault(2.0, "deaf", connection, 0.0), Fault(6.0, "kill", 2, 9.0))
-    world = play(replace(KILLED, lease=1.0, tasks=(steady("t0", steps=14),), faults=faults))
-    assert ("not continued" in {violation.kind for violation in world.checks.violations}) is expected
+    target = next(target for target in range(3) if is_judged(target))  # the worker that runs the task
+    judged = [is_judged(target, Fault(2.0, "deaf", connection, 0.0)) for connection in range(2, 8)]
+    assert set(judged) == {True, False}  # connections of the killed worker, and of the other one
 
 
 def test_a_task_that_kills_more_than_two_shared_processes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
