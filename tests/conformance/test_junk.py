@@ -29,11 +29,14 @@ def test_an_item_is_shown_as_printable_ascii() -> None:
 
 
 async def test_members_of_a_sorted_set_are_moved_once(
-    gateway: Gateway, partition: Partition, caplog: pytest.LogCaptureFixture
+    gateway: Gateway, partition: Partition, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    logger = logging.getLogger("perdure.queues.junk")  # whatever a worker of another test has set above it
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
     for item in [*ITEMS, b"good"]:
         await gateway.command("ZADD", partition.due, 1, item)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger.name):
         assert await set_aside(gateway, partition, partition.due, "zset", ITEMS) == len(ITEMS)
         assert await set_aside(gateway, partition, partition.due, "zset", ITEMS) == 0
     assert await gateway.command("ZRANGE", partition.due, 0, -1) == [b"good"]
