@@ -37,7 +37,8 @@ async def test_after_a_kill_come_the_handoff_the_messages_the_state_and_history_
     assert [asked for _, _, asked in found["parts"]] == [[], ["HMGET", "HMGET", "HMGET"], []], (
         "each is read in its turn"
     )
-    assert found["asked"] == ["XRANGE"], "and the log only when it is asked for"
+    chores = {"EXISTS"}  # of the janitor, which may come meanwhile
+    assert set(found["asked"]) - chores == {"XRANGE"}, "and the log only when it is asked for"
     assert found["history"][:2] == ["started", "planned"]
     assert "decided" in found["history"]
     assert found["read"] == 2, "looking uses nothing up"
