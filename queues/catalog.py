@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -18,8 +17,9 @@ import orjson
 from .defaults import nearest
 from .errors import CatalogError, Refused
 from .junk import report_once, shown_bytes, split
-from .keys import Namespace
+from .keys import Namespace, check_name
 from .presence import WorkerInfo
+from .schemas import UnusableSchema, check_schema, find_problems
 from .transport import Gateway
 
 __all__ = ["CATALOG_REFRESH", "AppEntry", "Catalog", "CatalogTask", "publish_entry", "read_catalog"]
@@ -33,11 +33,11 @@ CATALOG_REFRESH: Final = 6 * 3600.0
 _ENTRIES: Final = 100
 """Most entries of a namespace; the oldest are dropped."""
 
-_SCHEMA_BYTES: Final = 16_384
-"""Largest schema that is published; a task with a larger one is listed without it."""
-
 _ENTRY_BYTES: Final = 1_048_576
-"""Largest entry with schemas; a larger one is published without any."""
+"""Largest entry; one that is larger with schemas is published without any."""
+
+_NAME: Final = 256
+"""Most characters of a task's name."""
 
 _DESCRIPTION: Final = 1_000
 """Most characters of a description."""
@@ -49,7 +49,7 @@ class CatalogTask:
 
     Attributes:
         description: The docstring of the handler.
-        arguments, result: JSON schemas; None if they are unknown or too large.
+        arguments, result: JSON schemas; None if they are unknown, or could not be used by producers.
         max_attempts, max_crashes: Limits of its retry policy; None if they are unknown.
         app, version: Set by the entry that lists the task.
         task_version: Version of the task's code.
@@ -66,11 +66,23 @@ class CatalogTask:
     version: str = ""
     task_version: int = 1
 
+    @property
+    def problem(self) -> str | None:
+        """Why its schemas cannot be used, or None."""
+        return _schema_problem("arguments", self.arguments) or _schema_problem("result", self.result)
+
     def check(self, arguments: bytes) -> None:
         """Raise `CatalogError` if encoded arguments do not fit the schema. The text holds no values."""
         if self.arguments is None:
             return
-        problems = _validate(orjson.dumps(self.arguments), arguments)
+        try:
+            problems = find_problems(self.arguments, arguments)
+        except UnusableSchema as error:
+            raise CatalogError(
+                f"could not check the arguments of task {self.name!r}: the schema that app {self.app!r} has published "
+                f"(version {self.version}) cannot be used: {error}; name its queue, {self.queue!r}, to enqueue the "
+                "task unchecked, and see 'perdure task catalog' for what is published"
+            ) from None
         if problems:
             more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             raise CatalogError(f"task {self.name!r}: {'; '.join(problems[:3])}{more}")
@@ -156,7 +168,7 @@ async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry,
 
 
 async def read_catalog(gateway: Gateway, namespace: Namespace) -> Catalog:
-    """Return the catalog, in two round trips. Entries that have expired or cannot be read are left out."""
+    """Return the catalog, in two round trips. Expired entries are left out, unreadable ones with a warning."""
     (members,) = await gateway.pipeline_each([("ZRANGE", namespace.catalog, 0, -1, "REV")])
     if isinstance(members, Refused):
         if "WRONGTYPE" not in str(members):
@@ -187,57 +199,67 @@ def _encode(tasks: Sequence[CatalogTask], *, schemas: bool) -> bytes:
         del fields["app"], fields["version"]
         fields["description"] = task.description[:_DESCRIPTION]
         for kind in ("arguments", "result"):
-            if not schemas or len(orjson.dumps(fields[kind])) > _SCHEMA_BYTES:
+            if not schemas or _schema_problem(kind, fields[kind], thorough=False) is not None:
                 fields[kind] = None
         listed.append(fields)
     return orjson.dumps({"tasks": listed})
 
 
 def _decode(app: str, version: str, data: bytes) -> list[CatalogTask]:
-    """Decode an entry of any version of Perdure. Unknown fields are ignored."""
+    """Decode an entry of any version of Perdure. Unknown fields are ignored; what is unreadable is reported."""
+    where = f"catalog entry {app[:_NAME]!r}, version {version[:_NAME]!r}"
     try:
-        return [
-            CatalogTask(
-                name=str(one["name"]),
-                queue=str(one["queue"]),
-                description=str(one.get("description", "")),
-                arguments=_schema(one.get("arguments")),
-                result=_schema(one.get("result")),
-                max_attempts=one.get("max_attempts"),
-                max_crashes=one.get("max_crashes"),
-                app=app,
-                version=version,
-                task_version=int(one.get("task_version", 1)),
-            )
-            for one in orjson.loads(data)["tasks"]
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError):
+        if len(data) > _ENTRY_BYTES:
+            raise ValueError(f"it has {len(data):,} bytes, more than {_ENTRY_BYTES:,}")
+        listed = orjson.loads(data)["tasks"]
+        if not isinstance(listed, list):
+            raise TypeError("it has no list of tasks")
+    except (LookupError, TypeError, ValueError) as error:
+        problem = "it has no list of tasks" if isinstance(error, LookupError | TypeError) else str(error)
+        report_once(f"{where}, is ignored: {problem}")
         return []
+    tasks, problems = [], []
+    for number, fields in enumerate(listed, 1):
+        try:
+            tasks.append(_task(app, version, fields))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problem = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+            problems.append(f"task {number}: {problem}")
+    if problems:
+        report_once(f"{len(problems)} tasks of {where}, are ignored: {problems[0][:_NAME]}")
+    return tasks
 
 
-def _schema(value: Any) -> Any:
-    """Return a stored schema; None for what is no object."""
-    return value if isinstance(value, dict) else None
+def _task(app: str, version: str, fields: Mapping[str, Any]) -> CatalogTask:
+    name, queue, description = fields["name"], fields["queue"], fields.get("description", "")
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME:
+        raise ValueError(f"its name must be a text of 1 to {_NAME} characters")
+    if not isinstance(queue, str) or not isinstance(description, str):
+        raise TypeError("its queue and its description must be texts")
+    return CatalogTask(
+        name=name,
+        queue=check_name("queue", queue),
+        description=description[:_DESCRIPTION],
+        arguments=fields.get("arguments"),
+        result=fields.get("result"),
+        max_attempts=_count(fields.get("max_attempts")),
+        max_crashes=_count(fields.get("max_crashes")),
+        app=app,
+        version=version,
+        task_version=_count(fields.get("task_version")) or 1,
+    )
 
 
-def _validate(schema: bytes, arguments: bytes) -> list[str]:
-    """Return what is wrong with the arguments, field by field."""
-    validator = _validator(schema)
-    if validator is None:
-        return []
-    found = []
-    for error in validator.iter_errors(orjson.loads(arguments)):
-        where = ".".join(str(part) for part in error.instance_path)
-        found.append(f"{where}: {error.message}" if where else error.message)
-    return found
-
-
-@lru_cache(maxsize=64)
-def _validator(schema: bytes) -> Any:
-    """Return the validator of a schema; None for one that cannot be used, as a later version may publish."""
-    import jsonschema_rs
-
-    try:
-        return jsonschema_rs.validator_for(orjson.loads(schema), mask="the value")
-    except (ValueError, jsonschema_rs.ReferencingError):
+def _schema_problem(kind: str, schema: object, *, thorough: bool = True) -> str | None:
+    """Return why a schema cannot be used; None if it can, or is unknown. thorough: see `check_schema`."""
+    if schema is None:
         return None
+    try:
+        check_schema(schema, thorough=thorough)
+    except UnusableSchema as error:
+        return f"{kind}: {error}"
+    return None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from perdure.queues import (
     AppEntry,
@@ -111,3 +113,41 @@ async def test_schemas_and_descriptions_are_bounded(gateway: Gateway, namespace:
     (task,) = (await read_catalog(gateway, namespace)).tasks
     assert (task.arguments, task.result, len(task.description)) == (None, SCHEMA, 1_000)
     task.check(b'{"any": 1}')
+
+
+async def plant(gateway: Gateway, namespace: Namespace, arguments: object, name: str = "report") -> None:
+    """Write an entry as another program may."""
+    entry = orjson.dumps({"tasks": [{"name": name, "queue": "reports", "arguments": arguments}]})
+    await gateway.command("SET", namespace.catalog_entry("odd", "1"), entry, "EX", 60)
+    await gateway.command("ZADD", namespace.catalog, 9, "odd:1")
+    await gateway.command("PEXPIRE", namespace.catalog, 60_000)
+
+
+async def test_a_schema_that_leaves_the_document_is_reported_and_fetches_nothing(
+    gateway: Gateway, namespace: Namespace, producer: Producer, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"const": "TOPSECRET"}')
+    await plant(gateway, namespace, {"properties": {"x": {"$ref": f"file://{secret}"}}})
+    with pytest.raises(CatalogError, match=r"leaves the document; name its queue, 'reports'") as raised:
+        await producer.enqueue("report", {"x": "no"})
+    assert "TOPSECRET" not in str(raised.value)
+    (task,) = (await read_catalog(gateway, namespace)).tasks
+    assert task.problem is not None
+    assert "leaves the document" in task.problem
+    await producer.enqueue("report", {"x": "no"}, queue="reports")
+
+
+async def test_a_bad_task_hides_no_other_task_of_its_entry(gateway: Gateway, namespace: Namespace) -> None:
+    tasks: list[object] = [{"name": 5, "queue": "q"}, "x", {"name": "t", "queue": "}{"}, {"name": "good", "queue": "q"}]
+    await gateway.command("SET", namespace.catalog_entry("odd", "1"), orjson.dumps({"tasks": tasks}), "EX", 60)
+    await gateway.command("ZADD", namespace.catalog, 9, "odd:1")
+    await gateway.command("PEXPIRE", namespace.catalog, 60_000)
+    assert [task.name for task in (await read_catalog(gateway, namespace)).tasks] == ["good"]
+
+
+async def test_a_worker_publishes_no_schema_that_producers_refuse(gateway: Gateway, namespace: Namespace) -> None:
+    strange = {"type": "object", "$id": "https://example.com/report"}
+    await publish(gateway, namespace, "books", CatalogTask("report", "q", arguments=strange, result=SCHEMA))
+    (task,) = (await read_catalog(gateway, namespace)).tasks
+    assert (task.arguments, task.result, task.problem) == (None, SCHEMA, None)

@@ -37,6 +37,7 @@ from ...queues import (
     check_name,
     spread,
 )
+from ...queues.junk import report_once
 from ...queues.security import names_beside, path_exists
 from ..errors.validation import first_problem
 from .support.connection import connected, seconds_of_delay, warn_unserved
@@ -176,13 +177,18 @@ def make_message(
 def resolve_queue(task: str, queue: str | None, app: str | None, arguments: bytes, catalog: Catalog) -> str:
     """Return the queue of a task: the one that is named, else the catalog's.
 
+    If the queue is named, a schema that cannot be used is reported and not used.
+
     Raises:
         CatalogError: The catalog does not know the queue, several apps have the task there and none is named, or the
             arguments do not fit the task that it lists.
     """
     if queue is None or any(listed.queue == queue for listed in catalog.named(task, app)):
         listed = catalog.find(task, app=app, queue=queue)
-        listed.check(arguments)
+        if queue is None or listed.problem is None:
+            listed.check(arguments)
+        else:
+            report_once(f"the arguments of task {task!r} were not checked: {listed.problem}")
         return listed.queue
     return queue
 

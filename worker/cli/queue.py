@@ -252,7 +252,8 @@ async def catalog(
     """List the tasks that workers have published, with queue and arguments.
 
     An entry stays for 30 days after the last worker of its app. With --json,
-    each task has the JSON schemas of its arguments and result.
+    each task has the JSON schemas of its arguments and result, and the problem
+    of schemas that cannot be used, such as a reference to another document.
 
     Example: perdure task catalog report --json
     """
@@ -261,14 +262,19 @@ async def catalog(
     if name is not None and not tasks:
         raise Failed(f"no worker has published a task {name!r}")
     if json:
-        print_json([asdict(task) for task in tasks])
+        print_json([asdict(task) | {"problem": task.problem} for task in tasks])
     elif tasks:
         print_table(("task", "app", "queue", "arguments", "description"), map(_catalog_row, tasks))
+        for task in tasks:
+            if task.problem is not None:
+                note(f"the schemas of task {task.name!r} of app {task.app!r} cannot be used: {task.problem}")
     else:
         note(f"no worker has published tasks in namespace {producer.namespace.name}")
 
 
 def _catalog_row(task: CatalogTask) -> tuple[str, ...]:
+    if task.problem is not None:
+        return task.name, task.app, task.queue, "(unusable schema)", task.description.partition("\n")[0]
     schema = task.arguments or {}
     required = schema.get("required", ())
     arguments = ", ".join(name if name in required else f"[{name}]" for name in schema.get("properties", {}))

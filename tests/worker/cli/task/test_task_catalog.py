@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 
 import anyio
 import pytest
+import redis
 from perdure import App, Context, Settings
+from perdure.queues import Namespace
 
 from tests.support.command_line import call
 from tests.support.workers import running_worker, wait_until
@@ -92,3 +95,31 @@ def test_lines_of_a_file_are_checked_too(deploy: Callable[[str], None]) -> None:
     assert (answer.code, answer.out) == (2, "")
     assert "line 2: task 'report': root: the value is not of type \"string\"" in answer.err
     assert call("enqueue", "report", "--file", "-", stdin=json.dumps(lines[0]).encode()).code == 0
+
+
+def plant(settings: Settings, schema: object) -> None:
+    """Write a catalog entry of the task `report` as another program may."""
+    names = Namespace(settings.namespace)
+    entry = {"tasks": [{"name": "report", "queue": "books", "arguments": {"properties": {"x": schema}}}]}
+    with redis.Redis.from_url(settings.redis_url) as client:
+        client.set(names.catalog_entry("odd", "1"), json.dumps(entry), ex=60)
+        client.zadd(names.catalog, {"odd:1": 1})
+        client.pexpire(names.catalog, 60_000)
+
+
+def test_no_schema_connects_anywhere_or_opens_a_file(deploy: Callable[[str], None], settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        port = silent.getsockname()[1]
+        for reference in (f"http://127.0.0.1:{port}/hang", "file:///etc/hostname"):
+            plant(settings, {"$ref": reference})
+            refused = call("enqueue", "report", "--args", '{"x": "no"}')
+            assert refused.code == 2
+            assert "leaves the document" in refused.err
+            assert "name its queue, 'books', to enqueue the task unchecked" in refused.err
+            (task,) = call("task", "catalog", "--json").json
+            assert "leaves the document" in task["problem"]
+            assert "(unusable schema)" in call("task", "catalog").out
+            assert call("enqueue", "report", "--args", '{"x": "no"}', "--queue", "books").code == 0
+        with pytest.raises(BlockingIOError):
+            silent.accept()
