@@ -40,7 +40,7 @@ from .replication import Replicated, Replication
 from .scripts import Script, load_script, pairs, queue_script
 from .server_check import ServerRequirements
 from .uploads import UPLOAD_ATTEMPTS, FieldUpload, LogUpload
-from .value_store import ValueStore
+from .value_store import Sha256, ValueStore, is_sha256
 
 __all__ = [
     "CHUNK_BYTES",
@@ -65,12 +65,14 @@ __all__ = [
     "Replication",
     "Script",
     "ServerRequirements",
+    "Sha256",
     "ValueStore",
     "bytes_as_json",
     "cut",
     "cut_arguments",
     "is_missing_group",
     "is_read_only",
+    "is_sha256",
     "jittered",
     "load_script",
     "pairs",

@@ -52,6 +52,9 @@ _OBJECT: Final = 64
 LINKS: Final = f"*:{'?' * (_DIGEST + _OBJECT)}:0"
 """Pattern of the fields that link objects. It may match others."""
 
+_REFERENCED: Final = re.compile(rf"[0-9a-f]{{{_DIGEST}}}(?:[0-9a-f]{{{_OBJECT}}})?")
+"""Digest in a reference, with the name of the object if there is one."""
+
 _LINK: Final = re.compile(rf"(?:args|c|result):[0-9a-f]{{{_DIGEST}}}([0-9a-f]{{{_OBJECT}}}):0")
 
 
@@ -81,9 +84,12 @@ class LargeValue(NamedTuple):
             return None
         try:
             found = orjson.loads(data[1:])
-            return LargeValue(str(found["digest"]), int(found["size"]), int(found["chunks"]), found["raw"] is True)
-        except (ValueError, LookupError, TypeError):
+            value = LargeValue(found["digest"], int(found["size"]), int(found["chunks"]), found["raw"] is True)
+            if _REFERENCED.fullmatch(value.digest) is None or value.size < 0 or value.chunks < 0:
+                raise ValueError
+        except (ValueError, LookupError, TypeError, OverflowError):
             raise LargeValueLost("a large value", "its reference is damaged") from None
+        return value
 
     @property
     def object(self) -> str | None:
@@ -176,7 +182,7 @@ async def _read_object(gateway: Gateway, name: str, link: bytes, what: str) -> b
     try:
         form = orjson.loads(link)
         size, shown = int(form["size"]), str(form["store"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError):
         raise LargeValueLost(what, "its link to the artifact store was changed") from None
     store = gateway.value_store
     if store is None:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import re
+from typing import Annotated, Final, Protocol
 
-__all__ = ["ValueStore"]
+from pydantic import Field
+
+__all__ = ["Sha256", "ValueStore", "is_sha256"]
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""Name of stored bytes: their SHA-256 in hexadecimal. It becomes a path, so that it must be nothing else."""
+
+_FORM: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def is_sha256(name: object) -> bool:
+    """Return whether a value is the name of stored bytes."""
+    return isinstance(name, str) and _FORM.fullmatch(name) is not None
 
 
 class ValueStore(Protocol):

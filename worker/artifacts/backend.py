@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Protocol
 
-__all__ = ["INCOMING", "ArtifactBackend", "StoredObject", "Upload", "is_hash", "path_of"]
+from ...queues.transport import is_sha256
+
+__all__ = ["INCOMING", "ArtifactBackend", "StoredObject", "Upload", "WrongSize", "path_of"]
 
 INCOMING: Final = "incoming"
-
-_HEX: Final = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,12 @@ class ArtifactBackend(Protocol):
 
     def upload(self) -> Upload: ...
 
-    def open(self, digest: str) -> IO[bytes]: ...
+    def open(self, digest: str, size: int) -> IO[bytes]:
+        """Open an object to read, from its first byte. Raises `WrongSize` if it is known to have another size.
+
+        Raises `NotRegular` if something else is in its place. The file can be read again after `seek(0)`.
+        """
+        ...
 
     def path(self, digest: str) -> Path | None:
         """Return the file of an object; None if the place is not a local folder."""
@@ -79,16 +84,9 @@ class ArtifactBackend(Protocol):
 class WrongSize(Exception):
     """The object under this hash has another size."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__(f"the object under this hash has {size} bytes")
-        self.size = size
-
 
 def path_of(digest: str) -> str:
-    """Return the path of an object within the store."""
+    """Return the path of an object within the store. Raises `ValueError` for anything but a hash."""
+    if not is_sha256(digest):
+        raise ValueError("the name of an object must be a SHA-256 in hexadecimal")
     return f"{digest[:2]}/{digest[2:]}"
-
-
-def is_hash(text: str) -> bool:
-    """Whether a text is a SHA-256 in hexadecimal. Other files in a store are left alone."""
-    return len(text) == 64 and set(text) <= _HEX

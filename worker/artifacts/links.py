@@ -15,21 +15,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...queues import Gateway, Namespace, Partition, checkpoint_fields, checkpoint_fields_of_all
+from ...queues.transport import Sha256
 from ..errors import ArtifactError
 from ..errors.validation import first_problem
 from .backend import StoredObject
-from .store import ArtifactStore
+from .store import ArtifactStore, check_artifact_name
 
 __all__ = ["ArtifactLink", "all_links", "field_of", "links_among", "orphans", "task_links"]
 
 _FIELDS: Final = "#artifact:"
 
 VERSION: Final = 1
+
+
+class _Version(BaseModel):
+    """Version of a link, of which a later one may have other fields."""
+
+    v: int = VERSION
 
 
 class ArtifactLink(BaseModel):
@@ -39,8 +46,8 @@ class ArtifactLink(BaseModel):
 
     v: int = VERSION
     name: str
-    hash: str
-    size: int
+    hash: Sha256
+    size: Annotated[int, Field(ge=0)]
     media_type: str
     n: int = 0
 
@@ -50,17 +57,21 @@ class ArtifactLink(BaseModel):
     @classmethod
     def decode(cls, task_id: str, name: str, data: bytes) -> ArtifactLink:
         """Read a stored link. Raises `ArtifactError`, which names the task and the artifact."""
+        check_artifact_name(name)
         try:
+            version = _Version.model_validate_json(data).v
+            if version > VERSION:
+                raise ArtifactError(
+                    f"the link of task {task_id} to artifact {name!r} has version {version}; this version of Perdure "
+                    f"reads up to {VERSION}: update it"
+                )
             link = cls.model_validate_json(data)
         except ValidationError as error:
             raise ArtifactError(
                 f"could not read the link of task {task_id} to artifact {name!r}: {first_problem(error)}"
             ) from None
-        if link.v > VERSION:
-            raise ArtifactError(
-                f"the link of task {task_id} to artifact {name!r} has version {link.v}; this version of Perdure "
-                f"reads up to {VERSION}: update it"
-            )
+        if link.name != name:
+            raise ArtifactError(f"the link of task {task_id} to artifact {name!r} is the link of another artifact")
         return link
 
 
@@ -69,28 +80,39 @@ def field_of(name: str) -> str:
     return _FIELDS + name
 
 
-def links_among(task_id: str, saved: Mapping[str, bytes]) -> list[ArtifactLink]:
-    """Return the links in a task's checkpoint, in the order in which they were written."""
-    found = [
-        ArtifactLink.decode(task_id, field.removeprefix(_FIELDS), data)
-        for field, data in saved.items()
-        if field.startswith(_FIELDS)
-    ]
+def links_among(task_id: str, saved: Mapping[str, bytes], damaged: list[str] | None = None) -> list[ArtifactLink]:
+    """Return the links in a task's checkpoint, in the order in which they were written.
+
+    damaged: receives the problems of unreadable links. Without it they raise `ArtifactError`.
+    """
+    found = []
+    for field, data in saved.items():
+        if field.startswith(_FIELDS):
+            try:
+                found.append(ArtifactLink.decode(task_id, field.removeprefix(_FIELDS), data))
+            except ArtifactError as error:
+                if damaged is None:
+                    raise
+                damaged.append(str(error))
     return sorted(found, key=lambda link: (link.n, link.name))
 
 
-async def task_links(gateway: Gateway, partition: Partition, task_id: str) -> list[ArtifactLink]:
-    """Return a task's links. Raises `ArtifactError`, `DecryptionError`."""
-    return links_among(task_id, await checkpoint_fields(gateway, partition, task_id, _FIELDS))
+async def task_links(
+    gateway: Gateway, partition: Partition, task_id: str, damaged: list[str] | None = None
+) -> list[ArtifactLink]:
+    """Return a task's links. damaged: see `links_among`. Raises `ArtifactError`, `DecryptionError`."""
+    return links_among(task_id, await checkpoint_fields(gateway, partition, task_id, _FIELDS), damaged)
 
 
-async def all_links(gateway: Gateway, namespace: Namespace) -> AsyncIterator[tuple[Partition, str, list[ArtifactLink]]]:
+async def all_links(
+    gateway: Gateway, namespace: Namespace, damaged: list[str] | None = None
+) -> AsyncIterator[tuple[Partition, str, list[ArtifactLink]]]:
     """Yield the links of every task in the namespace. Tasks without links are included, for progress reports.
 
-    Raises `ArtifactError` or `DecryptionError` for a link that cannot be read.
+    damaged: see `links_among`. Raises `ArtifactError` or `DecryptionError` for a link that cannot be read.
     """
     async for partition, task_id, saved in checkpoint_fields_of_all(gateway, namespace, _FIELDS):
-        yield partition, task_id, links_among(task_id, saved)
+        yield partition, task_id, links_among(task_id, saved, damaged)
 
 
 _BATCH: Final = 100_000

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from .backend import INCOMING, StoredObject, Upload, WrongSize, is_hash, path_of
+from ...queues.regular_files import NotRegular, open_below
+from ...queues.transport import is_sha256
+from .backend import INCOMING, StoredObject, Upload, WrongSize, path_of
 
 with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
     import fcntl
@@ -39,8 +42,17 @@ class LocalBackend:
         incoming.mkdir(mode=0o700, exist_ok=True)
         return _LocalUpload(self, incoming)
 
-    def open(self, digest: str) -> IO[bytes]:
-        return self.path(digest).open("rb")
+    def open(self, digest: str, size: int) -> IO[bytes]:
+        try:
+            file = open_below(self._root, path_of(digest))
+        except NotADirectoryError:
+            if self._root.is_dir():
+                raise NotRegular(path_of(digest), "below a link or a file") from None
+            raise
+        if os.fstat(file.fileno()).st_size != size:
+            file.close()
+            raise WrongSize
+        return file
 
     def path(self, digest: str) -> Path:
         return self._root / path_of(digest)
@@ -48,15 +60,16 @@ class LocalBackend:
     def objects(self) -> Iterator[StoredObject]:
         for first in sorted(_listed(self._root)):
             for rest in sorted(_listed(self._root / first)) if len(first) == 2 else ():
-                if is_hash(first + rest):
+                if is_sha256(first + rest):
                     with suppress(FileNotFoundError):  # the collector removed it
-                        found = (self._root / first / rest).stat()
-                        yield StoredObject(first + rest, found.st_size, found.st_mtime)
+                        found = (self._root / first / rest).lstat()
+                        if stat.S_ISREG(found.st_mode):
+                            yield StoredObject(first + rest, found.st_size, found.st_mtime)
 
     def remove(self, digest: str, before: float) -> bool:
         path = self.path(digest)
         with self.lock(fcntl.LOCK_EX):
-            if path.stat().st_mtime >= before:
+            if path.lstat().st_mtime >= before:
                 return False
             path.unlink()
         return True
@@ -66,7 +79,7 @@ class LocalBackend:
         for name in _listed(self._root / INCOMING):
             path = self._root / INCOMING / name
             with suppress(FileNotFoundError):
-                if path.stat().st_mtime < before:
+                if path.lstat().st_mtime < before:
                     path.unlink()
                     removed += 1
         return removed
@@ -101,11 +114,12 @@ class _LocalUpload:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with self._folder.lock(fcntl.LOCK_SH):
             try:
-                os.utime(path)
+                os.utime(path, follow_symlinks=False)
             except FileNotFoundError:
                 self._path.rename(path)
-        if (found := path.stat().st_size) != size:
-            raise WrongSize(found)
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise WrongSize
         _sync(path.parent)
         _sync(path.parent.parent)
 

@@ -10,7 +10,8 @@ from typing import IO, Any, cast
 
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
-from .backend import INCOMING, StoredObject, Upload, WrongSize, is_hash, path_of
+from ...queues.transport import is_sha256
+from .backend import INCOMING, StoredObject, Upload, WrongSize, path_of
 
 __all__ = ["ObjectStoreBackend"]
 
@@ -36,8 +37,11 @@ class ObjectStoreBackend:
         self._files.makedirs(self._at(INCOMING), exist_ok=True)
         return _RemoteUpload(self._files, self._root)
 
-    def open(self, digest: str) -> IO[bytes]:
+    def open(self, digest: str, size: int) -> IO[bytes]:
         file: Any = self._files.open(self._at(path_of(digest)), "rb")
+        if isinstance(found := getattr(file, "size", None), int) and found != size:
+            file.close()
+            raise WrongSize
         return cast("IO[bytes]", file)
 
     def path(self, digest: str) -> Path | None:
@@ -48,7 +52,7 @@ class ObjectStoreBackend:
             first = folder["name"].rstrip("/").rpartition("/")[2]
             for found in self._listed(self._at(first)) if len(first) == 2 else ():
                 digest = first + found["name"].rpartition("/")[2]
-                if is_hash(digest):
+                if is_sha256(digest):
                     with suppress(FileNotFoundError):
                         yield StoredObject(digest, int(found["size"]), self._modified(found["name"]))
 
@@ -104,7 +108,7 @@ class _RemoteUpload:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         else:
             if found != size:
-                raise WrongSize(found)
+                raise WrongSize
         self._files.mv(self._path, path)
         self._moved = True
 

@@ -13,14 +13,16 @@ import threading
 import time
 import unicodedata
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
 
+from ...queues.regular_files import NotRegular
+from ...queues.transport import is_sha256
 from ..errors import (
     ArtifactDamaged,
     ArtifactError,
@@ -96,41 +98,61 @@ class ArtifactStore:
             stored = Stored(digest.hexdigest(), size)
             try:
                 await self._call(what, "written to", upload.keep, stored.hash, size)
-            except WrongSize as wrong:
-                self._damaged(what, stored.hash, f"has {wrong.size} bytes in the store, but {size} were saved")
+            except WrongSize:
+                raise ArtifactDamaged(what, stored.hash, self.shown) from None
         finally:
             with anyio.CancelScope(shield=True), suppress(StoreUnavailable):  # the collector removes the rest
                 await self._call(what, "written to", upload.discard)
         return stored
 
     async def chunks(self, what: str, digest: str, size: int) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes in chunks. The hash is verified after the last chunk.
+        """Yield the bytes in chunks. They are read twice: all are verified before the first one is yielded.
 
         Raises:
-            ArtifactMissing, StoreUnavailable
-            ArtifactDamaged: After the last chunk, or as soon as there are too many bytes.
+            ArtifactError: The hash is none.
+            ArtifactMissing, ArtifactDamaged, StoreUnavailable
         """
-        try:
-            file = await self._open(what, "read from", lambda: self._backend.open(digest), lambda file: file.close())
-        except FileNotFoundError:
-            raise ArtifactMissing(what, digest, self.shown) from None
-        found, seen = hashlib.sha256(), 0
-        try:
-            while chunk := await self._call(what, "read from", file.read, CHUNK):
-                seen += len(chunk)
-                if seen > size:
-                    self._damaged(what, digest, f"has more than its {size} bytes")
-                found.update(chunk)
-                yield chunk
-        finally:
-            file.close()
-        if found.hexdigest() != digest:
-            self._damaged(what, digest, f"has {seen} bytes with the hash {found.hexdigest()}, but {size} were saved")
+        async with self._opened(what, digest, size) as file:
+            async for _ in self._verified(what, digest, size, file):
+                pass
+            await self._call(what, "read from", file.seek, 0)
+            async with aclosing(self._verified(what, digest, size, file)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def read(self, what: str, digest: str, size: int) -> bytes:
         """Return all bytes, verified. Raises as `chunks` does."""
-        async with aclosing(self.chunks(what, digest, size)) as chunks:
-            return b"".join([chunk async for chunk in chunks])
+        async with self._opened(what, digest, size) as file:
+            return b"".join([chunk async for chunk in self._verified(what, digest, size, file)])
+
+    @asynccontextmanager
+    async def _opened(self, what: str, digest: str, size: int) -> AsyncIterator[IO[bytes]]:
+        if not is_sha256(digest):
+            raise ArtifactError(f"could not read {what}: its hash must be a SHA-256 in hexadecimal; save it again")
+        try:
+            file = await self._open(
+                what, "read from", lambda: self._backend.open(digest, size), lambda file: file.close()
+            )
+        except FileNotFoundError:
+            raise ArtifactMissing(what, digest, self.shown) from None
+        except (WrongSize, NotRegular):
+            raise ArtifactDamaged(what, digest, self.shown) from None
+        try:
+            yield file
+        finally:
+            file.close()
+
+    async def _verified(self, what: str, digest: str, size: int, file: IO[bytes]) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes in chunks. Raises `ArtifactDamaged` after the last one, or as soon as there are too many."""
+        found, seen = hashlib.sha256(), 0
+        while chunk := await self._call(what, "read from", file.read, CHUNK):
+            seen += len(chunk)
+            if seen > size:
+                break
+            found.update(chunk)
+            yield chunk
+        if seen != size or found.hexdigest() != digest:
+            raise ArtifactDamaged(what, digest, self.shown)
 
     async def fetch(self, what: str, digest: str, size: int, to: Path) -> None:
         """Write the verified bytes to a file, which is replaced atomically.
@@ -144,8 +166,8 @@ class ArtifactStore:
         fetched = anyio.Path(name)
         try:
             with os.fdopen(number, "wb") as file:
-                async with aclosing(self.chunks(what, digest, size)) as chunks:
-                    async for chunk in chunks:
+                async with self._opened(what, digest, size) as source:
+                    async for chunk in self._verified(what, digest, size, source):
                         await anyio.to_thread.run_sync(file.write, chunk)
             await fetched.replace(to)
         except OSError as error:
@@ -159,11 +181,12 @@ class ArtifactStore:
 
         Raises as `chunks` does, and `ArtifactError` if the store is not a local folder.
         """
-        path = self._backend.path(digest)
-        if path is None:
-            raise ArtifactError(f"{what} is not in a local folder but in {self.shown}; copy it with fetch()")
-        async for _ in self.chunks(what, digest, size):
-            pass
+        async with self._opened(what, digest, size) as file:
+            path = self._backend.path(digest)
+            if path is None:
+                raise ArtifactError(f"{what} is not in a local folder but in {self.shown}; copy it with fetch()")
+            async for _ in self._verified(what, digest, size, file):
+                pass
         return path
 
     # collection
@@ -218,15 +241,12 @@ class ArtifactStore:
         """Call a function in a thread. Any exception but a missing file means that the store is unavailable."""
         try:
             return await anyio.to_thread.run_sync(function, *args)
-        except (FileNotFoundError, WrongSize) as error:
+        except (FileNotFoundError, WrongSize, NotRegular) as error:
             if verb == "written to" and isinstance(error, FileNotFoundError):
                 raise StoreUnavailable(what, verb, self.shown, error) from error
             raise
         except Exception as error:
             raise StoreUnavailable(what, verb, self.shown, error) from error
-
-    def _damaged(self, what: str, digest: str, problem: str) -> NoReturn:
-        raise ArtifactDamaged(what, digest, problem, self.shown)
 
 
 _LONGEST: Final = 200

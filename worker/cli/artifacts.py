@@ -6,7 +6,7 @@ import errno
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -24,7 +24,7 @@ from .support.errors import Failed, Misuse
 from .support.options import InQueue, TaskId, in_duration
 from .support.output import AsJson, Bar, duration, note, print_data, print_json, print_json_lines, print_table
 
-__all__ = ["app", "artifact", "describe_link", "size_text"]
+__all__ = ["app", "artifact", "describe_link", "note_damaged", "size_text"]
 
 _UNITS: Final = (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000))
 
@@ -70,7 +70,9 @@ async def _run(
 ) -> None:
     async with place.producer() as producer:
         handle = await find_handle(producer, task_id, queue)
-        links = await task_links(producer.gateway, handle.partition, task_id)
+        damaged: list[str] = []
+        links = await task_links(producer.gateway, handle.partition, task_id, damaged)
+        note_damaged(damaged)
         if name is None:
             _list_of_task(task_id, links, json=json)
             return
@@ -87,6 +89,17 @@ async def _run(
         await store.fetch(what, link.hash, link.size, to)
     print_data(str(to))
     note(f"{what}: {size_text(link.size)}, SHA-256 {link.hash}")
+
+
+_SHOWN_DAMAGED: Final = 10
+
+
+def note_damaged(damaged: Sequence[str]) -> None:
+    """Print the problems of links that are left out."""
+    for problem in damaged[:_SHOWN_DAMAGED]:
+        note(problem)
+    if len(damaged) > _SHOWN_DAMAGED:
+        note(f"and {len(damaged) - _SHOWN_DAMAGED} more links that cannot be read")
 
 
 def _list_of_task(task_id: str, links: list[ArtifactLink], *, json: bool) -> None:
@@ -170,7 +183,8 @@ async def list_(
     """
     rows: list[tuple[str, str, str, str, str]] = []
     seen: set[tuple[str, str]] = set()
-    async for partition, task_id, links in all_links(producer.gateway, producer.namespace):
+    damaged: list[str] = []
+    async for partition, task_id, links in all_links(producer.gateway, producer.namespace, damaged):
         for link in links:
             if len(seen) == limit or (task_id, link.name) in seen:  # SCAN may find a task twice
                 continue
@@ -181,6 +195,7 @@ async def list_(
                 rows.append((task_id, link.name, size_text(link.size), link.media_type, link.hash))
         if len(seen) == limit:
             break
+    note_damaged(list(dict.fromkeys(damaged)))
     if rows:
         print_table(("task", "name", "size#", "media type", "sha-256"), rows)
     elif not seen:

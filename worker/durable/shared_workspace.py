@@ -10,16 +10,18 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
 from weakref import WeakKeyDictionary
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...queues import Gateway, Namespace, Partition, TaskCipher
-from ...queues.transport import pairs, queue_script
+from ...queues.junk import report_once
+from ...queues.transport import Sha256, pairs, queue_script
 from ..artifacts import Data, artifact_store
 from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge
+from ..errors.validation import first_problem
 from ..settings import Settings
 from ..workspace.manifest import check_path
 from .handler_task import HandlerTask
@@ -45,8 +47,8 @@ class SharedFile(BaseModel):
 
     path: str
     version: int = 0
-    hash: str
-    size: int
+    hash: Sha256
+    size: Annotated[int, Field(ge=0)]
     by: str = ""
 
     @property
@@ -122,13 +124,15 @@ class SharedWorkspace:
         return await store.read(self._what(found.path), found.hash, found.size)
 
     async def list(self) -> list[SharedFile]:
-        """Return the files, sorted by path."""
+        """Return the files, sorted by path. One that cannot be read is left out with a warning."""
         fields = pairs(await self._gateway.command("HGETALL", self._key))
-        found = [
-            _decode(self._cipher, self.name, path, held)
-            for name, held in fields.items()
-            if (path := name.decode().removeprefix("f:")) != name.decode()
-        ]
+        found = []
+        for name, held in fields.items():
+            if name.startswith(b"f:"):
+                try:
+                    found.append(_decode(self._cipher, self.name, name[2:].decode(errors="backslashreplace"), held))
+                except WorkspaceError as error:
+                    report_once(f"{error}; it is left out of lists")
         return sorted(found, key=lambda file: file.path)
 
     async def _put(self, path: str, expected: int | None, what: str, file: bytes) -> int:
@@ -190,7 +194,7 @@ async def shared_hashes(gateway: Gateway, namespace: Namespace) -> AsyncIterator
         cipher = _cipher_of(gateway, namespace, shown)
         for field, held in pairs(await gateway.command("HGETALL", namespace.workspace(shown))).items():
             if field.startswith(b"f:"):
-                yield _decode(cipher, shown, field.decode()[2:], held).hash
+                yield _decode(cipher, shown, field[2:].decode(errors="backslashreplace"), held).hash
 
 
 def _cipher_of(gateway: Gateway, namespace: Namespace, workspace: str) -> TaskCipher:
@@ -204,8 +208,11 @@ def _kind(path: str) -> str:
 
 def _decode(cipher: TaskCipher, workspace: str, path: str, held: bytes) -> SharedFile:
     try:
+        if (problem := check_path(path)) is not None:
+            raise ValueError(problem)
         version, _, stored = held.split(b" ", 2)
         data = orjson.loads(cipher.decrypt(_kind(path), stored))
         return SharedFile.model_validate({**data, "path": path, "version": int(version)})
-    except (ValueError, TypeError, ValidationError) as error:
-        raise WorkspaceError(f"could not read file {path!r} of shared workspace {workspace!r}: {error}") from None
+    except (ValueError, TypeError) as error:
+        problem = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        raise WorkspaceError(f"could not read file {path!r} of shared workspace {workspace!r}: {problem}") from None

@@ -21,12 +21,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Final, NamedTuple, NoReturn, TypeVar
 
 import anyio
 import anyio.to_thread
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...queues import (
     Entry,
@@ -39,11 +39,13 @@ from ...queues import (
     retry_while_unavailable,
     walk_events,
 )
+from ...queues.regular_files import NotRegular, open_below
 from ...queues.runtime import RUNTIME
 from ...queues.sessions import session_data
+from ...queues.transport import Sha256
 from ...queues.transport.backoff import Backoff
 from ..artifacts import ArtifactStore, artifact_store
-from ..errors import ArtifactError, ArtifactTooLarge, StoreUnavailable, WorkspaceError, WorkspaceTooLarge
+from ..errors import ArtifactTooLarge, StoreUnavailable, WorkspaceError, WorkspaceTooLarge
 from ..errors.validation import first_problem
 from ..journal import UNSAVED, decode_snapshot
 from ..journal.agent_events import WorkspaceSaved, saved_link
@@ -51,6 +53,7 @@ from ..journal.run_events import Waited, WaitStarted
 from ..log import log_wait, logger
 from ..settings import Settings
 from ..workspace import (
+    Limits,
     Manifest,
     SavedFile,
     Scanner,
@@ -103,10 +106,29 @@ class WorkspaceLink(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     v: int = 1
-    hash: str
-    size: int
-    files: int = 0
-    bytes: int = 0
+    hash: Sha256
+    size: Annotated[int, Field(ge=0)]
+    files: Annotated[int, Field(ge=0)] = 0
+    bytes: Annotated[int, Field(ge=0)] = 0
+
+
+class _Mark(BaseModel):
+    """Mark of a step whose files are not saved yet.
+
+    Attributes:
+        folder, host: Folder of the run, and the host that has it.
+        step: The step, if one has left the files.
+        why: What prevents it.
+        tries: How often the task was parked for it; None before the first time.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    folder: str
+    host: str
+    step: str | None
+    why: str
+    tries: Annotated[int, Field(ge=0)] | None = None
 
 
 class Change(NamedTuple):
@@ -169,16 +191,15 @@ class Workspace:
         return Path(place).expanduser() if place else Path(tempfile.gettempdir())
 
     def _use(self, folder: Path) -> Path:
-        settings, self._folder = self._settings, folder
+        self._folder = folder
         add_folder(self._run, folder)
-        self._scanner = Scanner(
-            self._what,
-            folder,
-            most_bytes=settings.workspace_limit,
-            most_files=settings.workspace_files,
-            largest=settings.artifact_limit,
-        )
+        self._scanner = Scanner(self._what, folder, self._limits)
         return folder
+
+    @property
+    def _limits(self) -> Limits:
+        settings = self._settings
+        return Limits(settings.workspace_limit, settings.workspace_files, settings.artifact_limit)
 
     async def save(self) -> None:
         """Save the changed files now; each step does so when it is recorded.
@@ -212,17 +233,19 @@ class Workspace:
 
         async def keep(path: str) -> None:
             try:
-                stored = await store.save(self._file(path), self.path / path, self._run.touch)
-            except ArtifactError as error:
-                gone = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
-                if gone and not isinstance(error, StoreUnavailable):
-                    return  # removed since the scan
-                raise
+                file = await anyio.to_thread.run_sync(open_below, self.path, path)
+            except (FileNotFoundError, NotADirectoryError, NotRegular):
+                return  # removed since the scan, or replaced by a link, which is not followed
+            except OSError as error:
+                raise WorkspaceError(f"could not read {self._file(path)}: {error.strerror}") from error
+            with file:
+                stored = await store.save(self._file(path), file, self._run.touch)
             saved[path] = SavedFile(stored.hash, stored.size, scan.signatures[path][1])
 
         await _each(scan.changed, keep)
-        scanner.saved(scan, saved)
         files = {**scan.known, **saved}
+        self._limits.check_all(self._what, files)  # some may have grown since the scan
+        scanner.saved(scan, saved)
         former = self._files
         if files == former:
             return None
@@ -244,8 +267,8 @@ class Workspace:
         self._warned.update(new)
         named = ", ".join(map(repr, new[:_SKIPPED])) + (", ..." if len(new) > _SKIPPED else "")
         logger.bind(id=self._run.id).warning(
-            "workspace: these links, special files, and names that are too long, not in UTF-8, or have control "
-            "characters are not saved: {}",
+            "workspace: these links, special files, and names that are too long, too deep in folders, not in UTF-8, or "
+            "have control characters are not saved: {}",
             named,
         )
 
@@ -287,11 +310,19 @@ class Workspace:
         logger.bind(id=run.id).warning("step {} is recorded, and its files could not be saved yet: {}", step, why)
         if UNSAVED in run.history.saved:  # of an earlier step
             return []
-        return [self._saved_mark({"folder": folder.name, "host": RUNTIME.host(), "step": step, "why": why})]
+        return [self._saved_mark(_Mark(folder=folder.name, host=RUNTIME.host(), step=step, why=why))]
 
-    def _saved_mark(self, mark: dict[str, Any]) -> Entry:
-        data = self._run.history.saved[UNSAVED] = orjson.dumps(mark)
+    def _saved_mark(self, mark: _Mark) -> Entry:
+        data = self._run.history.saved[UNSAVED] = mark.model_dump_json().encode()
         return Entry(Kind.SAVED, UNSAVED, data)
+
+    def _read_mark(self) -> _Mark:
+        try:
+            return _Mark.model_validate_json(self._run.history.saved[UNSAVED])
+        except ValidationError as error:
+            raise WorkspaceError(
+                f"could not read which files of {self._what} are not saved: {first_problem(error)}"
+            ) from None
 
     async def catch_up(self, found: Found, *, nested: bool = False) -> None:
         """Save the files of recorded steps that were not saved with them, before the handler continues.
@@ -306,18 +337,18 @@ class Workspace:
         if not nested:
             await self._save_unsaved()
 
-    async def take_up(self, data: bytes) -> None:
-        """Take over the folder of an earlier run, and save its files. data: the mark. Raises as `catch_up`."""
-        mark, place = orjson.loads(data), self._place
-        folder = await anyio.to_thread.run_sync(take_folder, place, mark["folder"])
+    async def take_up(self) -> None:
+        """Take over the folder of an earlier run, which the mark names, and save its files. Raises as `catch_up`."""
+        mark, place = self._read_mark(), self._place
+        folder = await anyio.to_thread.run_sync(take_folder, place, mark.folder)
         if folder is None:
             lost = WorkspaceError(
-                f"{self._what}: the files of step {mark['step']!r} could not be saved ({mark['why']}), and their "
-                f"folder {mark['folder']!r} of host {mark['host']} is not in {str(place)!r} on this host: run a "
+                f"{self._what}: the files of step {mark.step!r} could not be saved ({mark.why}), and their "
+                f"folder {mark.folder!r} of host {mark.host} is not in {str(place)!r} on this host: run a "
                 "worker there, or give it to this one (PERDURE_WORKSPACES), then replay the task; or start from an "
                 f"earlier step: perdure task fork {self._run.id} --at STEP"
             )
-            if "tries" in mark and mark["host"] != RUNTIME.host():
+            if mark.tries is not None and mark.host != RUNTIME.host():
                 await self._park(lost)
             raise lost
         self._use(folder)
@@ -329,23 +360,24 @@ class Workspace:
     async def _save_unsaved(self) -> None:
         run = self._run
         while self._behind:
-            mark = orjson.loads(run.history.saved[UNSAVED])
+            mark = self._read_mark()
             try:
                 found = await self._while_away(self.find_change)
             except (WorkspaceTooLarge, ArtifactTooLarge) as error:
                 await self._park(error)
-            ended = [run.next_entry(Waited())] if "tries" in mark else []
-            await run.recorder.put(*self.entries(found, mark["step"]), *ended, wait=True)
+            ended = [] if mark.tries is None else [run.next_entry(Waited())]
+            await run.recorder.put(*self.entries(found, mark.step), *ended, wait=True)
 
     async def _park(self, error: Exception) -> NoReturn:
         """Park the task until a limit is raised, or the folder is there; it looks again from time to time."""
         run = self._run
-        mark = orjson.loads(run.history.saved[UNSAVED])
-        tries, why = mark.get("tries", 0), str(error)
-        entries = [] if tries and mark["why"] == why else [run.next_entry(WaitStarted(what=WORKSPACE_ROOM, why=why))]
+        mark = self._read_mark()
+        tries, why = mark.tries or 0, str(error)
+        entries = [] if tries and mark.why == why else [run.next_entry(WaitStarted(what=WORKSPACE_ROOM, why=why))]
         if entries:
             logger.bind(task=run.envelope.task, id=run.id).error("parked until its files can be saved: {}", why)
-        await run.recorder.put(self._saved_mark(mark | {"tries": tries + 1, "why": why}), *entries, wait=True)
+        mark = mark.model_copy(update={"tries": tries + 1, "why": why})
+        await run.recorder.put(self._saved_mark(mark), *entries, wait=True)
         delay = min(_LATEST, _SOONEST * 2.0 ** min(tries, 10))
         await run.park(ParkReason(delay, WORKSPACE_ROOM, max(run.history.mail, run.recorder.mail)))
 
@@ -373,7 +405,14 @@ class Workspace:
         )
 
     async def _restore(self, link: WorkspaceLink) -> None:
-        store, files, folder = await self._store(), await self._manifest(link), self.path
+        if link.size > self._limits.manifest_bytes:
+            raise WorkspaceTooLarge(
+                f"{self._what}: its manifest has {link.size:,} bytes, and so more than {self._limits.files:,} files; "
+                "raise PERDURE_WORKSPACE_FILES"
+            )
+        files = await self._manifest(link)
+        self._limits.check_all(self._what, files)
+        store, folder = await self._store(), self.path
 
         async def fetch(path: str) -> None:
             file, to = files[path], folder / path
@@ -437,8 +476,8 @@ async def restore_workspace(run: Run, inherited: bytes | None = None) -> None:
     """
     await run.history.read_unfinished(WORKSPACE)
     await run.history.read_unfinished(UNSAVED)
-    if inherited is None and (mark := run.history.saved.get(UNSAVED)) is not None:
-        await workspace_of(run).take_up(mark)
+    if inherited is None and UNSAVED in run.history.saved:
+        await workspace_of(run).take_up()
         return
     data = run.history.saved.get(WORKSPACE)
     if inherited is not None:

@@ -47,12 +47,15 @@ class ArtifactMissing(ArtifactError, LookupError):
 
 
 class ArtifactDamaged(ArtifactError):
-    """The bytes in the store differ from the saved ones. hash: SHA-256 of the bytes that were saved."""
+    """The bytes in the store differ from the saved ones. hash: SHA-256 of the bytes that were saved.
 
-    def __init__(self, what: str, digest: str, problem: str, place: str) -> None:
+    The message tells nothing of what was found instead, which may be another user's.
+    """
+
+    def __init__(self, what: str, digest: str, place: str) -> None:
         super().__init__(
-            f"{what} is damaged: object {digest} in {place} {problem}; nothing was overwritten; restore the "
-            "object from a copy, or remove it and save the artifact again"
+            f"{what} is damaged: object {digest} in {place} does not have the bytes that were saved; nothing was "
+            "overwritten; restore the object from a copy, or remove it and save the artifact again"
         )
         self.hash = digest
 

@@ -120,7 +120,10 @@ async def fork(
     data = to_json(arguments) if edit else origin.arguments
     check_size("the task's arguments", len(data), max(producer.large_limit, producer.payload_limit), "large_limit")
     for mark in (await checkpoint_fields(gateway, partition, task_id, UNSAVED)).values():
-        step = orjson.loads(mark)["step"]
+        try:
+            step = orjson.loads(mark)["step"]
+        except (ValueError, LookupError, TypeError):
+            raise BadHistory(task_id, f"the mark of unsaved files of task {task_id} is damaged") from None
         if known.whole or step in known.before:
             raise BadHistory(task_id, f"the files of step {step!r} of task {task_id} are not saved: use a step before")
     recorded = await recorded_results(gateway, partition, task_id)

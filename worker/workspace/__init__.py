@@ -11,12 +11,13 @@ files there are. Files and manifest are stored first and linked in the checkpoin
 """
 
 from .folders import FOLDER_PREFIX, folder_end, keep_folder, make_folder, remove_folder, take_folder
-from .manifest import Manifest, SavedFile, decode_manifest, encode_manifest
+from .manifest import Limits, Manifest, SavedFile, decode_manifest, encode_manifest
 from .scan import FolderScan, Scanner
 
 __all__ = [
     "FOLDER_PREFIX",
     "FolderScan",
+    "Limits",
     "Manifest",
     "SavedFile",
     "Scanner",

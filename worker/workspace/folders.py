@@ -11,6 +11,7 @@ import glob
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -60,6 +61,7 @@ def _name(task_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", task_id)[:60].lstrip(".")
 
 
+_RUN_FOLDER: Final = re.compile(r"(?!\.)[A-Za-z0-9._-]{0,60}-[a-z0-9_]{8}")
 _FOLDER = re.compile(rf"{FOLDER_PREFIX}[a-z0-9_]{{1,16}}/([A-Za-z0-9._-]{{0,60}})-[a-z0-9_]{{8}}(?!-[a-z0-9_]{{8}})")
 
 
@@ -88,11 +90,15 @@ def keep_folder(folder: Path, *, keep: bool) -> None:
 def take_folder(place: Path, name: str) -> Path | None:
     """Move the folder that another run has left, also of another process, to this process; None if it is missing.
 
-    It keeps its name and its mark, so that it is found again if this process dies. It blocks. Raises `WorkspaceError`.
+    It keeps its name and its mark, so that it is found again if this process dies. It blocks.
+
+    Raises `WorkspaceError`, also for a name that no folder of a run has, which may lead elsewhere.
     """
+    if _RUN_FOLDER.fullmatch(name) is None:
+        raise WorkspaceError(f"could not take over a workspace: {name[:100]!r} is not the name of its folder")
     try:
         folder = _own_folder(place) / name
-        former = next((path for path in place.glob(f"{FOLDER_PREFIX}*/{glob.escape(name)}") if path.is_dir()), None)
+        former = next(filter(_is_own, place.glob(f"{FOLDER_PREFIX}*/{glob.escape(name)}")), None)
         if former is None:
             return None
         keep_folder(folder, keep=True)
@@ -102,6 +108,15 @@ def take_folder(place: Path, name: str) -> Path | None:
     except OSError as error:
         raise WorkspaceError(f"could not take over workspace {name!r} in {str(place)!r}: {error}") from error
     return folder
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether a path is a folder of this user: other users can write into a folder for temporary files."""
+    try:
+        found, outer = folder.lstat(), folder.parent.lstat()
+    except OSError:
+        return False
+    return all(stat.S_ISDIR(each.st_mode) and each.st_uid == os.getuid() for each in (found, outer))
 
 
 def _own_folder(place: Path) -> Path:
@@ -123,7 +138,9 @@ def _remove_abandoned(place: Path) -> None:
     """Remove the folders of dead processes. One without a lock file is being created."""
     for folder in place.glob(f"{FOLDER_PREFIX}*"):
         try:
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            if not stat.S_ISDIR(folder.lstat().st_mode) or not stat.S_ISREG((folder / _LOCK).lstat().st_mode):
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue
         try:

@@ -6,25 +6,29 @@ have, and empty folders. What is removed during the scan is not found.
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from ..errors import WorkspaceError, WorkspaceTooLarge
-from .manifest import SavedFile, check_path
+from ...queues.regular_files import open_below, open_folder_below, read_bounded
+from ..errors import WorkspaceError
+from .manifest import IGNORE_FILE, Limits, SavedFile, check_path
 
-__all__ = ["IGNORE_FILE", "FolderScan", "Scanner"]
-
-IGNORE_FILE: Final = ".perdureignore"
-"""File in a workspace with patterns of files that are not saved, one per line."""
+__all__ = ["FolderScan", "Scanner"]
 
 _IGNORED: Final = ("__pycache__", "*.pyc", ".venv", "node_modules", ".cache", ".mypy_cache", ".pytest_cache")
 """Patterns that hold in every workspace: what tools make again."""
+
+_IGNORE_BYTES: Final = 65_536
+_IGNORE_PATTERNS: Final = 1_000
+_WILDCARDS: Final = 1_000
+"""Limits of the ignore file: its bytes, its patterns, and their wildcards. Each name is matched with all of them."""
 
 _SETTLED: Final = 0.1
 """Seconds after which another change of a file shows in its times: file systems count them in steps of milliseconds."""
@@ -53,28 +57,20 @@ class FolderScan:
 class Scanner:
     """Scanner of one folder. It remembers which files are saved, so that only changed ones are read."""
 
-    def __init__(self, what: str, folder: Path, *, most_bytes: int, most_files: int, largest: int) -> None:
-        """Create a scanner.
-
-        Args:
-            what: Names the workspace in errors.
-            folder: The folder.
-            most_bytes, most_files: Limits of the workspace.
-            largest: Limit of one file in bytes.
-        """
+    def __init__(self, what: str, folder: Path, limits: Limits) -> None:
+        """Create a scanner. what: names the workspace in errors."""
         self._what = what
         self._folder = folder
-        self._most_bytes = most_bytes
-        self._most_files = most_files
-        self._largest = largest
+        self._limits = limits
         self._saved: dict[str, tuple[_Signature, SavedFile]] = {}
+        self._ignored = (b"", _Patterns(_IGNORED))
 
     def scan(self) -> FolderScan:
         """Return the files of the folder. It blocks.
 
         Raises:
             WorkspaceTooLarge: A limit is exceeded.
-            WorkspaceError: The folder cannot be read.
+            WorkspaceError: The folder or its ignore file cannot be read.
         """
         known: dict[str, SavedFile] = {}
         changed: list[str] = []
@@ -84,7 +80,7 @@ class Scanner:
         try:
             for path, found in self._walk(self._patterns(), skipped):
                 size += found.st_size
-                self._check(path, found.st_size, size, len(known) + len(changed) + 1)
+                self._limits.check(self._what, path, found.st_size, size, len(known) + len(changed) + 1)
                 signature = _signature(found)
                 saved = self._saved.get(path)
                 if saved is not None and saved[0] == signature:
@@ -105,64 +101,97 @@ class Scanner:
             if signature is not None:
                 self._saved[path] = (signature, file)
 
-    def _walk(self, patterns: Sequence[str], skipped: list[str]) -> Iterator[tuple[str, os.stat_result]]:
+    def _walk(self, ignored: _Patterns, skipped: list[str]) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the files with their paths from the folder."""
         pending = [""]
         while pending:
             prefix = pending.pop()
             try:
-                entries = os.scandir(self._folder / prefix)
+                place = open_folder_below(self._folder, prefix.rstrip("/"))
             except (FileNotFoundError, NotADirectoryError):
                 if prefix:
-                    continue  # removed meanwhile, or replaced by a file
+                    continue  # removed meanwhile, or replaced by a file or a link
                 raise
-            with entries:
-                for entry in entries:
-                    path = f"{prefix}{entry.name}"
-                    if _is_ignored(path, entry.name, patterns):
-                        continue
-                    if check_path(path) is not None:
-                        skipped.append(path)
-                    elif entry.is_dir(follow_symlinks=False):
-                        pending.append(f"{path}/")
-                    elif entry.is_file(follow_symlinks=False):
-                        try:
-                            yield path, entry.stat(follow_symlinks=False)
-                        except FileNotFoundError:
-                            continue  # removed meanwhile
-                    else:
-                        skipped.append(path)
+            try:
+                with os.scandir(place) as entries:
+                    for entry in entries:
+                        path = f"{prefix}{entry.name}"
+                        if ignored.match(path, entry.name):
+                            continue
+                        if check_path(path) is not None:
+                            skipped.append(path)
+                        elif entry.is_dir(follow_symlinks=False):
+                            pending.append(f"{path}/")
+                        elif entry.is_file(follow_symlinks=False):
+                            try:
+                                yield path, entry.stat(follow_symlinks=False)
+                            except FileNotFoundError:
+                                continue  # removed meanwhile
+                        else:
+                            skipped.append(path)
+            finally:
+                os.close(place)
 
-    def _patterns(self) -> tuple[str, ...]:
+    def _patterns(self) -> _Patterns:
+        """Return what is not saved. Raises `WorkspaceError`: what a broken ignore file lists must not be saved."""
         try:
-            lines = (self._folder / IGNORE_FILE).read_text(errors="replace").splitlines()
-        except (FileNotFoundError, IsADirectoryError):
-            lines = []
-        own = [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
-        return (*_IGNORED, *own)
+            with open_below(self._folder, IGNORE_FILE, limit=_IGNORE_BYTES) as file:
+                data = read_bounded(file, _IGNORE_BYTES, IGNORE_FILE)
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise WorkspaceError(
+                f"{self._what}: could not read {IGNORE_FILE}: {error.strerror}; replace or remove it"
+            ) from None
+        if data == self._ignored[0]:
+            return self._ignored[1]
+        lines = [line.strip() for line in data.decode(errors="replace").splitlines()]
+        own = [line.rstrip("/") for line in lines if line and not line.startswith("#")]
+        problem = None
+        if len(own) > _IGNORE_PATTERNS:
+            problem = f"it has {len(own):,} patterns, more than {_IGNORE_PATTERNS:,}"
+        elif sum(len(_WILD.findall(pattern)) for pattern in own) > _WILDCARDS:
+            problem = f"its patterns have more than {_WILDCARDS:,} wildcards"
+        if problem is not None:
+            raise WorkspaceError(f"{self._what}: could not use {IGNORE_FILE}: {problem}; shorten it")
+        self._ignored = (data, _Patterns((*_IGNORED, *own)))
+        return self._ignored[1]
 
-    def _check(self, path: str, size: int, total: int, files: int) -> None:
-        if size > self._largest:
-            raise WorkspaceTooLarge(
-                f"{self._what}: file {path!r} has {size:,} bytes, more than {self._largest:,}; list it in "
-                f"{IGNORE_FILE}, or raise PERDURE_ARTIFACT_LIMIT"
-            )
-        if total > self._most_bytes:
-            raise WorkspaceTooLarge(
-                f"{self._what}: its files have more than {self._most_bytes:,} bytes; remove some, list them in "
-                f"{IGNORE_FILE}, or raise PERDURE_WORKSPACE_LIMIT"
-            )
-        if files > self._most_files:
-            raise WorkspaceTooLarge(
-                f"{self._what}: it has more than {self._most_files:,} files; remove some, list their folders in "
-                f"{IGNORE_FILE}, or raise PERDURE_WORKSPACE_FILES"
-            )
+
+class _Patterns:
+    """Patterns of what is not saved: one with `/` matches a path, any other one the name of a file or folder."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        names, paths = list[str](), list[str]()
+        for pattern in dict.fromkeys(patterns):
+            (paths if "/" in pattern else names).append(pattern.lstrip("/"))
+        self._names, self._paths = _Set(names), _Set(paths)
+
+    def match(self, path: str, name: str) -> bool:
+        return self._names.match(name) or self._paths.match(path)
+
+
+_WILD: Final = re.compile(r"[*?\[]")
+
+
+class _Set:
+    """Patterns that are matched at once: most are plain texts or ends such as `*.log`, others one expression."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        ends = tuple(text for text in patterns if text[:1] == "*" and not _WILD.search(text, 1))
+        plain = [text for text in patterns if not _WILD.search(text)]
+        wild = [re.sub(r"\*+", "*", text) for text in patterns if text not in ends and _WILD.search(text)]
+        self._plain = frozenset(plain)
+        self._ends = tuple(text[1:] for text in ends)
+        self._wild = re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
+
+    def match(self, text: str) -> bool:
+        return (
+            text in self._plain
+            or text.endswith(self._ends)
+            or (self._wild is not None and self._wild.match(text) is not None)
+        )
 
 
 def _signature(found: os.stat_result) -> _Signature:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
-
-
-def _is_ignored(path: str, name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a pattern matches: one with `/` the path, any other one the name of a file or folder."""
-    return any(fnmatchcase(path if "/" in pattern else name, pattern.lstrip("/")) for pattern in patterns)

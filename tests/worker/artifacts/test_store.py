@@ -149,7 +149,7 @@ async def test_changed_bytes_are_reported_as_damaged(place: Place, tmp_path: Pat
 async def test_a_truncated_object_is_reported_and_not_overwritten(place: Place) -> None:
     stored = await place.store.save("a", b"bytes")
     place.replace(stored.hash, b"byt")
-    with pytest.raises(ArtifactDamaged, match="has 3 bytes in the store, but 5 were saved"):
+    with pytest.raises(ArtifactDamaged, match="does not have the bytes that were saved"):
         await place.store.save("a", b"bytes")
     assert place.files.cat_file(place.path(stored.hash)) == b"byt"
     assert len(place.names()) == 1
@@ -385,3 +385,65 @@ def test_valid_names_are_accepted(name: str) -> None:
 def test_invalid_names_are_refused_with_the_rule(name: Any, problem: str) -> None:
     with pytest.raises(BadArtifactName, match=problem):
         check_artifact_name(name)
+
+
+SECRET = b"another user's file"
+
+
+@pytest.mark.parametrize("digest", ["../../../secret", "", "ab", "g" * 64, "A" * 64, "a" * 63, "a" * 64 + "\n", "../" + "a" * 61])
+async def test_only_a_hash_names_an_object(place: Place, tmp_path: Path, digest: str) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    await place.store.save("a", b"bytes")
+    with pytest.raises(ArtifactError, match="its hash must be a SHA-256 in hexadecimal") as raised:
+        await place.store.read("a", digest, len(SECRET))
+    assert not isinstance(raised.value, StoreUnavailable), "a run would wait for the store"
+    assert sha(SECRET) not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["link", "device", "pipe", "folder", "folder link"])
+@pytest.mark.timeout(30)
+async def test_only_regular_files_are_objects(tmp_path: Path, kind: str) -> None:
+    place = Place(f"{tmp_path}/kept")
+    stored = await place.store.save("a", b"bytes")
+    (tmp_path / "secret").write_bytes(SECRET)
+    file = Path(place.path(stored.hash))
+    file.unlink()
+    match kind:
+        case "link":
+            file.symlink_to(tmp_path / "secret")
+        case "device":
+            file.symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(file)
+        case "folder":
+            file.mkdir()
+        case "folder link":
+            (tmp_path / file.name).write_bytes(b"bytes")
+            file.parent.rmdir()
+            file.parent.symlink_to(tmp_path)
+    seen = set()
+    for size in (5, len(SECRET), 300_000_000):
+        with pytest.raises(ArtifactDamaged, match="does not have the bytes that were saved") as raised:
+            await place.store.read("a", stored.hash, size)
+        seen.add(str(raised.value))
+        with pytest.raises(ArtifactDamaged):
+            await place.store.fetch("a", stored.hash, size, tmp_path / "fetched")
+        with pytest.raises(ArtifactDamaged):
+            await place.store.path("a", stored.hash, size)
+    assert len(seen) == 1, "the message tells nothing of what was found"
+    assert not (tmp_path / "fetched").exists()
+    if kind != "folder link":
+        assert [found.hash async for found in place.store.objects()] == []
+
+
+async def test_no_byte_is_yielded_before_all_are_verified(place: Place) -> None:
+    data = b"x" * 5_000_000
+    stored = await place.store.save("a", data)
+    place.replace(stored.hash, data[:-1] + b"y")
+    seen = []
+    with pytest.raises(ArtifactDamaged):
+        async for chunk in place.store.chunks("a", stored.hash, stored.size):
+            seen.append(chunk)  # noqa: PERF401 - it raises
+    assert seen == []
+    place.replace(stored.hash, data)
+    assert b"".join([chunk async for chunk in place.store.chunks("a", stored.hash, stored.size)]) == data

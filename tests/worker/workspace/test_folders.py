@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from perdure.worker.errors import WorkspaceError
 from perdure.worker.workspace import make_folder, remove_folder, take_folder
 
 DIES = """
@@ -56,3 +57,26 @@ def test_a_folder_that_was_not_taken_over_is_removed_after_a_month(tmp_path: Pat
         os.utime(mark, (0, 0))
     mine = make_folder(tmp_path, "mine")
     assert names(tmp_path) == [mine.name]
+
+
+@pytest.mark.parametrize("name", ["../../secret", "..", "/etc", "secret", "", ".x-abcdefgh", "a-abcdefgh/../../x"])
+def test_only_a_folder_of_a_run_is_taken_over(tmp_path: Path, name: str) -> None:
+    """The name comes from a checkpoint, and the folder is removed after the run."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    place = tmp_path / "place"
+    make_folder(place, "mine")
+    with pytest.raises(WorkspaceError, match="is not the name of its folder"):
+        take_folder(place, name)
+    assert secret.is_dir()
+
+
+def test_a_link_in_the_place_of_a_folder_is_not_taken_over(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    place = tmp_path / "place"
+    make_folder(place, "mine")
+    (place / "perdure-workspaces-other").mkdir()
+    (place / "perdure-workspaces-other" / "task-abcdefgh").symlink_to(secret)
+    assert take_folder(place, "task-abcdefgh") is None
+    assert secret.is_dir()

@@ -19,7 +19,7 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/etc/passwd", "../a", "src/../../a", "..", ".", "src//a", "src/", "a\nb", "a\x00b", "x" * 1025]
+    "path", ["", "/etc/passwd", "../a", "src/../../a", "..", ".", "src//a", "src/", "a\nb", "a\x00b", "x" * 1025, "x" * 256, "d/" * 65 + "x"]
 )
 def test_a_path_outside_the_folder_is_refused(path: str) -> None:
     data = encode_manifest({"fine.txt": SavedFile(DIGEST, 1), path: SavedFile(DIGEST, 1)})
@@ -35,8 +35,12 @@ def test_a_path_outside_the_folder_is_refused(path: str) -> None:
         lambda found: found["files"].append(["b.txt", "../../secret", 1, False]),
         lambda found: found["files"].append(["b.txt", DIGEST, -1, False]),
         lambda found: found["files"].append([7, DIGEST, 1, False]),
+        lambda found: found["files"].append(["b.txt", DIGEST + "\n", 1, False]),
+        lambda found: found["files"].append(["b.txt", DIGEST, True, False]),
+        lambda found: found["files"].append(["a.txt", DIGEST, 1, False]),
+        lambda found: found["files"].append(["a.txt/b", DIGEST, 1, False]),
     ],
-    ids=["version", "no files", "hash", "size", "path"],
+    ids=["version", "no files", "hash", "size", "path", "hash and more", "no number", "twice", "below a file"],
 )
 def test_a_damaged_manifest_is_an_error(damage: Callable[[dict[str, Any]], object]) -> None:
     found = orjson.loads(encode_manifest({"a.txt": SavedFile(DIGEST, 1)}))

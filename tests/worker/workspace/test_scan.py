@@ -6,15 +6,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from perdure.worker.errors import WorkspaceError
-from perdure.worker.workspace import Scanner
+from perdure.worker.workspace import Limits, Scanner, scan
 
 
 def scanner(folder: Path) -> Scanner:
-    return Scanner("the workspace", folder, most_bytes=1000, most_files=10, largest=1000)
+    return Scanner("the workspace", folder, Limits(bytes=100_000, files=10, file_bytes=100_000))
 
 
 def replace(folder: Path) -> None:
@@ -22,26 +21,97 @@ def replace(folder: Path) -> None:
     folder.write_text("a file now")
 
 
-@pytest.mark.parametrize("change", [shutil.rmtree, replace])
-def test_a_folder_that_is_gone_or_a_file_when_it_is_read_is_left_out(
+def link(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to("/etc")
+
+
+@pytest.mark.parametrize("change", [shutil.rmtree, replace, link])
+def test_a_folder_that_is_gone_or_replaced_when_it_is_read_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     """As package managers, git and servers do: they remove folders beside the step that is recorded."""
     (tmp_path / "gone").mkdir()
     (tmp_path / "gone" / "a.txt").write_text("a")
     (tmp_path / "kept.txt").write_text("kept")
-    read = os.scandir
+    opened = scan.open_folder_below
 
-    def scandir(path: Any) -> Any:
-        if isinstance(path, Path) and path.name == "gone":
-            monkeypatch.undo()
-            change(path)
-        return read(path)
+    def open_folder(folder: Path, path: str) -> int:
+        if path == "gone":
+            change(tmp_path / "gone")
+        return opened(folder, path)
 
-    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(scan, "open_folder_below", open_folder)
     assert scanner(tmp_path).scan().changed == ["kept.txt"]
 
 
 def test_a_workspace_whose_own_folder_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WorkspaceError, match="could not read its folder"):
         scanner(tmp_path / "gone").scan()
+
+
+def plant(folder: Path, kind: str) -> None:
+    """Put something else in the place of the ignore file."""
+    file = folder / ".perdureignore"
+    match kind:
+        case "device":
+            file.symlink_to("/dev/zero")
+        case "link":
+            file.symlink_to(folder / "other")
+        case "pipe":
+            os.mkfifo(file)
+        case "folder":
+            file.mkdir()
+        case "large":
+            file.write_bytes(b"#" * 65_537)
+        case "patterns":
+            file.write_text("".join(f"{number}\n" for number in range(1_001)))
+        case "wildcards":
+            file.write_text("*a" * 1_001)
+
+
+@pytest.mark.parametrize("kind", ["device", "link", "pipe", "folder", "large", "patterns", "wildcards"])
+def test_an_ignore_file_that_cannot_be_used_is_an_error_at_once(tmp_path: Path, kind: str) -> None:
+    """What it would have listed must not be saved."""
+    (tmp_path / "other").write_text("*.log")
+    plant(tmp_path, kind)
+    with pytest.raises(WorkspaceError, match=r"could not (read|use) \.perdureignore: .+; (replace|shorten)"):
+        scanner(tmp_path).scan()
+
+
+def test_patterns_match_names_and_paths(tmp_path: Path) -> None:
+    patterns = ["*.log", "plain", "out/*.o", "a?c", "[xy]1", "/top", "docs/", "**/deep", "s*p*t"]
+    (tmp_path / ".perdureignore").write_text("# comment\n\n" + "\n".join(patterns))
+    for path in ("x.log", "plain", "out/a.o", "abc", "x1", "z1", "top", "docs", "a/deep", "script", "kept"):
+        file = tmp_path / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("")
+    found = scanner(tmp_path).scan().changed
+    assert sorted(found) == [".perdureignore", "kept", "z1"]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "patterns", [["**/" * 60 + "x"], ["*a" * 500 + "b"], ["a*" * 500 + "/b"], [f"*{n}*a" for n in range(500)]]
+)
+def test_hostile_patterns_take_bounded_time(tmp_path: Path, patterns: list[str]) -> None:
+    (tmp_path / ".perdureignore").write_text("\n".join(patterns))
+    folder = tmp_path
+    for _ in range(3):
+        folder = folder / ("a" * 255)
+        folder.mkdir()
+    for number in range(8):
+        (folder / f"{'a' * 200}{number}").write_text("")
+    assert len(scanner(tmp_path).scan().changed) == 9
+
+
+def test_what_is_too_deep_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path
+    for _ in range(70):
+        folder = folder / "d"
+        folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    (tmp_path / "kept.txt").write_text("kept")
+    found = scanner(tmp_path).scan()
+    assert found.changed == ["kept.txt"]
+    assert found.skipped

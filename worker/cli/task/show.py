@@ -8,8 +8,7 @@ from ....queues import DecryptionError, Gateway, Partition, Producer, Record
 from ....queues.explanation import Explanation
 from ...agent.coherence import StoredFinding, stored_findings
 from ...artifacts import ArtifactLink, task_links
-from ...errors import ArtifactError
-from ..artifacts import describe_link, size_text
+from ..artifacts import describe_link, note_damaged, size_text
 from ..support.connection import connected, find_handle
 from ..support.events_text import progress_text
 from ..support.options import InQueue, TaskId
@@ -142,12 +141,15 @@ def _wait(explained: Explanation, since: Since) -> str | None:
 
 
 async def _links(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[ArtifactLink]:
-    """Return the artifacts of a task. If they cannot be read, print why and return none."""
+    """Return the artifacts of a task. Print why those are left out that cannot be read."""
+    damaged: list[str] = []
     try:
-        return await task_links(gateway, partition, task_id)
-    except (ArtifactError, DecryptionError) as error:
-        note(str(error))
+        return await task_links(gateway, partition, task_id, damaged)
+    except DecryptionError as error:
+        damaged.append(str(error))
         return ()
+    finally:
+        note_damaged(damaged)
 
 
 async def _findings(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[StoredFinding]:
