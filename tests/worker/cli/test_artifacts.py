@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import redis
 from perdure import App, Context, Settings, Worker
+from perdure.queues import Namespace
 
 from tests.support.command_line import call, process
 
@@ -142,3 +146,38 @@ def test_gc_prints_json(task_id: str, folder: Path) -> None:
     assert (reported["count"], reported["size"], reported["dry_run"]) == (1, 5, False)
     assert [one["hash"] for one in reported["orphans"]] == [REPORT[:2] + "0" * 62]
     assert [orphan.exists(), kept.exists()] == [False, True]
+
+
+@pytest.mark.timeout(60)
+def test_a_link_that_leaves_the_store_is_refused_and_hides_no_other(
+    task_id: str, settings: Settings, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("another user's file")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    steps, field = Namespace(settings.namespace).partition("test").steps(task_id), "s:#artifact:report.md"
+    seen = set()
+    with redis.Redis.from_url(settings.redis_url) as client:
+        link = json.loads(client.hget(steps, field) or b"")
+        for path in (secret, pipe, Path("/dev/zero"), tmp_path / "missing"):
+            digest = "../" * 14 + str(path).lstrip("/")
+            client.hset(steps, field, json.dumps(link | {"hash": digest, "size": 100_000}))
+            fetched = call("task", "artifact", task_id, "report.md", "-o", "out")
+            assert fetched.code == 1
+            seen.add(fetched.err)
+            assert "data.bin" in call("task", "artifact", task_id).out
+            assert "data.bin" in call("artifacts", "list").out
+            assert "data.bin" in call("task", "show", task_id).out
+    assert len(seen) == 1, "the message tells nothing of what is at the path"
+    assert "hash: String should match" in seen.pop()
+    assert os.listdir() == []  # noqa: PTH208
+
+
+def test_the_name_in_a_link_is_no_path(task_id: str, settings: Settings) -> None:
+    steps = Namespace(settings.namespace).partition("test").steps(task_id)
+    with redis.Redis.from_url(settings.redis_url) as client:
+        link = json.loads(client.hget(steps, "s:#artifact:report.md") or b"")
+        client.hset(steps, "s:#artifact:../out", json.dumps(link | {"name": "../out"}))
+    assert call("task", "artifact", task_id, "../out").code == 1
+    assert not Path("../out").exists()

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import orjson
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskFailed
 from perdure.worker.artifacts import artifact_store, orphans
 from perdure.worker.artifacts.backend import INCOMING, Upload
 from perdure.worker.artifacts.local import LocalBackend
-from perdure.worker.durable import workspace_hashes
+from perdure.worker.durable import SharedWorkspace, workspace_hashes
+from perdure.worker.errors import WorkspaceError
 from perdure.worker.journal.forks import fork
+from perdure.worker.workspace import FolderScan, SavedFile, Scanner, encode_manifest
 
 from tests.support.workers import bounded, history, work_off
 
@@ -350,3 +353,143 @@ async def test_a_step_that_runs_again_repeats_no_write_to_a_shared_workspace(app
         await work_off(app)
         await bounded(handle.result())
     assert shown == [b"x", b"newer"]
+
+
+def rows(number: int, size: int) -> bytes:
+    """Return a manifest of so many files of this size."""
+    return encode_manifest({f"f{at}": SavedFile("0" * 64, size) for at in range(number)})
+
+
+@pytest.mark.parametrize(
+    ("manifest", "link", "problem"),
+    [
+        pytest.param(rows(101, 1), {}, "more than 100 files", id="files"),
+        pytest.param(rows(3, 500_000), {}, "more than 1,000,000 bytes", id="bytes"),
+        pytest.param(rows(1, 10**15), {}, "more than 600,000; list it", id="file"),
+        pytest.param(rows(1, 1), {"size": 10**15}, "its manifest has 1,000,000,000,000,000 bytes", id="manifest"),
+        pytest.param(rows(1, 1), {"size": 5}, "does not have the bytes that were saved", id="size"),
+        pytest.param(rows(1, 1), {"size": -5}, "size: Input should be greater", id="no size"),
+        pytest.param(rows(1, 1), {"hash": "../" * 10 + "etc/passwd"}, "hash: String should match", id="hash"),
+        pytest.param(b'{"v":1,"files":[["a","0",1,false]]}', {}, "file 'a' has no hash or no size", id="file's hash"),
+    ],
+)
+async def test_a_restore_keeps_to_the_limits_of_a_save(
+    settings: Settings, tmp_path: Path, manifest: bytes, link: dict[str, Any], problem: str
+) -> None:
+    limits = {"workspace_files": 100, "workspace_limit": 1_000_000, "artifact_limit": 600_000}
+    places = {"artifacts": str(tmp_path / "store"), "workspaces": str(tmp_path / "running")}
+    app = App("test", settings=settings.model_copy(update=places | limits))
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def planted(ctx: Context) -> None:
+        assert ctx.attempt == 1
+        (ctx.workspace.path / "a.txt").write_text("a")
+        await ctx.step("first", lambda: None)
+        store = await artifact_store(app.producer.gateway, app.settings)
+        stored = await store.save("a manifest", manifest)
+        data = {"hash": stored.hash, "size": stored.size} | link
+        steps = app.producer.namespace.partition("test").steps(ctx.task_id)
+        await app.producer.gateway.command("HSET", steps, "s:#workspace", orjson.dumps(data))
+        raise Crash
+
+    async with app:
+        handle = await planted.enqueue()
+        await work_off(app)
+        with pytest.raises(TaskFailed, match=problem):
+            await bounded(handle.result())
+
+
+async def test_the_folder_that_a_mark_names_is_one_of_a_run(app: App, tmp_path: Path) -> None:
+    """A checkpoint that another program changed must not let a run adopt, save and then remove a folder."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "a.txt").write_text("a")
+    mark = {"folder": "../../victim", "host": "h", "step": "first", "why": "?"}
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def planted(ctx: Context) -> None:
+        assert ctx.attempt == 1
+        (ctx.workspace.path / "a.txt").write_text("a")
+        await ctx.step("first", lambda: None)
+        steps = app.producer.namespace.partition("test").steps(ctx.task_id)
+        await app.producer.gateway.command("HSET", steps, "s:#unsaved", orjson.dumps(mark))
+        raise Crash
+
+    async with app:
+        handle = await planted.enqueue()
+        await work_off(app)
+        with pytest.raises(TaskFailed, match="is not the name of its folder"):
+            await bounded(handle.result())
+    assert (victim / "a.txt").read_text() == "a"
+
+
+async def test_a_file_that_becomes_a_link_after_the_scan_is_not_saved(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    scan = Scanner.scan
+
+    def scanned(self: Scanner) -> FolderScan:
+        found = scan(self)
+        for folder in (tmp_path / "running").glob("*/*"):
+            if (folder / "a.txt").is_file():
+                (folder / "a.txt").unlink()
+                (folder / "a.txt").symlink_to(secret)
+                (folder / "below").rename(folder / "moved")
+                (folder / "below").symlink_to(tmp_path)
+        return found
+
+    monkeypatch.setattr(Scanner, "scan", scanned)
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def raced(ctx: Context) -> list[str]:
+        if ctx.attempt == 2:
+            return sorted(found(ctx.workspace.path))
+        folder = ctx.workspace.path
+        (folder / "below").mkdir()
+        for path in ("a.txt", "b.txt", "below/secret.txt"):
+            (folder / path).write_text(path)
+        await ctx.step("first", lambda: None)
+        raise Crash
+
+    async with app:
+        handle = await raced.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == ["b.txt"]
+    assert not any(file.read_bytes() == b"secret" for file in (tmp_path / "store").glob("*/??/*"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+async def test_a_hostile_ignore_file_ends_the_task_with_its_reason(app: App, kind: str) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def hostile(ctx: Context) -> None:
+        ignore = ctx.workspace.path / ".perdureignore"
+        if kind == "device":
+            ignore.symlink_to("/dev/zero")
+        else:
+            os.mkfifo(ignore)
+        await ctx.step("first", lambda: None)
+
+    async with app:
+        handle = await hostile.enqueue()
+        await work_off(app)
+        with pytest.raises(TaskFailed, match=r"could not read \.perdureignore: it must be a regular file"):
+            await bounded(handle.result())
+
+
+@pytest.mark.parametrize("change", [{"hash": "../" * 10 + "etc/hostname"}, {"hash": 5}, {"size": -1}, {"size": "x"}])
+async def test_a_damaged_file_of_a_shared_workspace_hides_no_other(app: App, change: dict[str, Any]) -> None:
+    async with app:
+        shared = SharedWorkspace(app.producer.gateway, app.settings, "team")
+        await shared.write("good.txt", "good")
+        await shared.write("bad.txt", "bad")
+        key = app.producer.namespace.workspace("team")
+        version, by, data = (await app.producer.gateway.command("HGET", key, "f:bad.txt")).split(b" ", 2)
+        damaged = b"%b %b %b" % (version, by, orjson.dumps(orjson.loads(data) | change))
+        await app.producer.gateway.command("HSET", key, "f:bad.txt", damaged, "f:\xff", damaged, "f:../x", damaged)
+        assert [file.path for file in await shared.list()] == ["good.txt"]
+        assert await shared.read("good.txt") == b"good"
+        with pytest.raises(WorkspaceError, match=r"could not read file 'bad\.txt' of shared workspace 'team'"):
+            await shared.read("bad.txt")
