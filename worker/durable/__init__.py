@@ -51,6 +51,8 @@ from .task_memory import CITED_MEMORIES, TaskMemory, cite_memories, cited_memori
 from .task_workspace import (
     FolderOnly,
     Workspace,
+    check_saved_link,
+    check_workspace_field,
     restore_workspace,
     task_workspace_files,
     workspace_hashes,
@@ -93,6 +95,8 @@ __all__ = [
     "Workspace",
     "build_chain",
     "changed_scope",
+    "check_saved_link",
+    "check_workspace_field",
     "cite_memories",
     "cited_memories",
     "codec_of",

@@ -57,6 +57,7 @@ from ..workspace import (
     Manifest,
     SavedFile,
     Scanner,
+    check_folder_name,
     decode_manifest,
     encode_manifest,
     keep_folder,
@@ -71,6 +72,8 @@ from .stop_reasons import ParkReason
 __all__ = [
     "FolderOnly",
     "Workspace",
+    "check_saved_link",
+    "check_workspace_field",
     "restore_workspace",
     "task_workspace_files",
     "workspace_hashes",
@@ -317,12 +320,7 @@ class Workspace:
         return Entry(Kind.SAVED, UNSAVED, data)
 
     def _read_mark(self) -> _Mark:
-        try:
-            return _Mark.model_validate_json(self._run.history.saved[UNSAVED])
-        except ValidationError as error:
-            raise WorkspaceError(
-                f"could not read which files of {self._what} are not saved: {first_problem(error)}"
-            ) from None
+        return _decode_mark(self._what, self._run.history.saved[UNSAVED])
 
     async def catch_up(self, found: Found, *, nested: bool = False) -> None:
         """Save the files of recorded steps that were not saved with them, before the handler continues.
@@ -536,6 +534,29 @@ async def task_workspace_files(
         manifest = await store.read(f"the manifest of {what}", link.hash, link.size)
         for path, file in decode_manifest(what, manifest).items():
             yield f"file {path!r} in {what}", file
+
+
+def check_workspace_field(task_id: str, key: str, data: bytes) -> None:
+    """Check a checkpoint field that leads to files of a workspace. Raises `WorkspaceError`; other fields are valid."""
+    if key == WORKSPACE:
+        _decode(f"task {task_id}", data)
+    elif key == UNSAVED:
+        check_folder_name(_decode_mark(f"the workspace of task {task_id}", data).folder)
+
+
+def check_saved_link(kind: str, data: bytes) -> None:
+    """Check the link that an event of this type has, if it has one. Raises `WorkspaceError`, `ValueError`."""
+    if kind in ("forked", "workspace_saved"):
+        link = saved_link(kind, orjson.loads(data))
+        if link is not None:
+            _decode("the event", orjson.dumps(link))
+
+
+def _decode_mark(what: str, data: bytes) -> _Mark:
+    try:
+        return _Mark.model_validate_json(data)
+    except ValidationError as error:
+        raise WorkspaceError(f"could not read which files of {what} are not saved: {first_problem(error)}") from None
 
 
 def _decode(owner: str, data: bytes) -> WorkspaceLink:

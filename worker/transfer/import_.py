@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import IO, Any, Final, Generic, TypeVar
+from typing import IO, Annotated, Any, Final, Generic, Literal, TypeVar
 
 import anyio.to_thread
 import orjson
-from pydantic import ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from ...queues import Envelope, Producer, TaskHandle, check_task_id, new_task_id
+from ...queues import Envelope, PerdureError, Producer, TaskHandle, TaskMessage, check_name, check_task_id, new_task_id
 from ...queues.derived_tasks import TaskPast, store_copy
 from ...queues.envelope import copied_envelope
 from ...queues.keys import DATA_FORMAT
-from ..artifacts import ArtifactStore
+from ...queues.transport import Sha256
+from ..artifacts import ArtifactLink, ArtifactStore
+from ..durable import check_saved_link, check_workspace_field
 from ..errors import TransferError
 from ..errors.validation import first_problem
 from ..memory import HybridStore, Memory
@@ -33,6 +35,60 @@ _ENTRY: Final = re.compile(r"([0-9]{1,15})-([0-9]{1,15})")
 _BATCH: Final = 64
 
 _FIELD: Final = re.compile(r"[dis]:|c:#step:")
+
+_ARTIFACT: Final = "s:#artifact:"
+
+_INBOX: Final = {
+    re.compile(r"m:[0-9]{1,15}"): re.compile(rb"[0-9]{1,15} .*", re.DOTALL),
+    re.compile(r"n:[0-9]{1,15}"): re.compile(rb"[0-9]{1,15} [!-~]{1,128}"),
+    re.compile(r"id:[!-~]{1,128}|sent|used|last"): re.compile(rb"[0-9]{1,15}"),
+}
+"""Fields of an inbox, and what they hold."""
+
+_LARGEST: Final = 2**53
+"""Largest number that Lua counts exactly."""
+
+_PROBLEM: Final = 300
+"""Most characters of a problem, which quotes the file."""
+
+_Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class _Header(_Line):
+    """First line: the task and its envelope."""
+
+    id: Annotated[str, AfterValidator(check_task_id)]
+    task: str
+    queue: Annotated[str, AfterValidator(lambda name: check_name("queue", name))]
+    state: Literal["scheduled", "dead"]
+    events: _Count
+    entries: _Count
+    data_format: Annotated[int, Field(ge=1)] | None
+    envelope: dict[str, Any]
+
+
+class _NamedLine(_Line):
+    """Field of the checkpoint or the inbox."""
+
+    name: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class _EventLine(_Line):
+    """Entry of the log."""
+
+    id: str
+    fields: Annotated[dict[str, str], Field(max_length=32)]
+
+
+class _ArtifactLine(_Line):
+    """Bytes that follow in chunks."""
+
+    hash: Sha256
+    size: Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +122,7 @@ class _Content:
         last: Id of the last event.
     """
 
-    header: dict[str, Any] = field(default_factory=dict)
+    header: _Header
     arguments: bytes = b""
     names: set[tuple[str, str]] = field(default_factory=set)
     events: int = 0
@@ -99,21 +155,25 @@ async def import_task(
     """
     content = await anyio.to_thread.run_sync(_read, file, store.limit)
     header = content.header
-    task_id, queue = new_id or header["id"], header["queue"]
+    task_id, queue = new_id or header.id, header.queue
+    envelope = copied_envelope(header.envelope, task_id)
+    TaskMessage(task_id, envelope, content.arguments, None, own_id=True).check(
+        producer.payload_limit, producer.large_limit
+    )
     if await producer.find(task_id) is not None:
         raise TransferError(
             f"task {task_id} exists already; nothing was stored: give the imported task another id with --id"
         )
     replayed = []
-    if header["state"] == "dead":
+    if header.state == "dead":
         replayed.append((_next(content.last), {"type": b"replayed", "data": b'{"fresh":false}'}))
         content.events += 1
     await _save_artifacts(store, file)
     new_memories = await _restore_memories(memories, file) if memories is not None and content.memories else 0
     past = TaskPast(
-        header["events"],
-        header["entries"],
-        header["data_format"],
+        header.events,
+        header.entries,
+        header.data_format,
         _Part(file, "checkpoint", _named),
         _Part(file, "inbox", _named),
         _Part(file, "event", _event, replayed),
@@ -123,7 +183,7 @@ async def import_task(
         producer.namespace,
         queue,
         task_id,
-        envelope=copied_envelope(header["envelope"], task_id),
+        envelope=envelope,
         arguments=content.arguments,
         past=past,
         source=f"import {new_task_id()}",
@@ -131,9 +191,9 @@ async def import_task(
     handle = TaskHandle[Any](task_id, partition, producer.gateway, producer.notifications)
     return Imported(
         handle,
-        header["id"],
-        header["task"],
-        header["state"],
+        header.id,
+        header.task,
+        header.state,
         content.events,
         content.artifacts,
         content.memories,
@@ -151,36 +211,45 @@ class _Part(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._file.seek(0)
-        for _, line in read_lines(self._file):
-            if line["kind"] == self._kind:
-                yield self._convert(line)
+        for number, line in read_lines(self._file):
+            if line.get("kind") == self._kind:
+                with _problems_of(number):  # the file has changed
+                    converted = self._convert(line)
+                yield converted
         yield from self._added
 
 
 def _named(line: dict[str, Any]) -> tuple[str, bytes]:
-    return line["name"], unpack(line)
+    return _NamedLine.model_validate(line).name, unpack(line)
 
 
 def _event(line: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
-    fields = {str(name): str(value).encode() for name, value in line["fields"].items()}
-    if "n" in fields:
-        int(fields["n"])
+    event = _EventLine.model_validate(line)
+    fields = {name: value.encode() for name, value in event.fields.items()}
     if "text" in line or "base64" in line:
         fields["data"] = unpack(line)
-    return line["id"], fields
+    return event.id, fields
 
 
 async def _save_artifacts(store: ArtifactStore, file: IO[bytes]) -> None:
     file.seek(0)
     lines = read_lines(file)
-    for _, line in lines:
-        if line["kind"] == "artifact":
-            await store.save(f"artifact {line['hash']}", _chunks(lines, line["size"]))
+    for number, line in lines:
+        if line.get("kind") == "artifact":
+            with _problems_of(number):
+                artifact = _ArtifactLine.model_validate(line)
+            stored = await store.save(f"artifact {artifact.hash}", _chunks(lines, artifact.size))
+            if stored.hash != artifact.hash:
+                raise TransferError(f"line {number}: the file changed while it was read")
 
 
 async def _chunks(lines: Iterator[tuple[int, dict[str, Any]]], size: int) -> AsyncIterator[bytes]:
     while size > 0:
-        data = unpack(next(lines)[1])
+        number, line = next(lines, (0, {}))
+        if line.get("kind") != "chunk":
+            raise TransferError(f"line {number}: the file changed while it was read")
+        with _problems_of(number):
+            data = unpack(line)
         size -= len(data)
         yield data
 
@@ -188,7 +257,7 @@ async def _chunks(lines: Iterator[tuple[int, dict[str, Any]]], size: int) -> Asy
 async def _restore_memories(opened: Callable[[], AbstractAsyncContextManager[HybridStore]], file: IO[bytes]) -> int:
     """Store the memories unchanged, except known ones. Return the number of new ones."""
     file.seek(0)
-    found = (_memory(line) for _, line in read_lines(file) if line["kind"] == "memory")
+    found = (_memory(line) for _, line in read_lines(file) if line.get("kind") == "memory")
     new = 0
     async with opened() as store:
         while some := list(islice(found, _BATCH)):
@@ -209,47 +278,66 @@ def _next(entry: str) -> str:
 
 
 def _read(file: IO[bytes], limit: int) -> _Content:
-    """Return what a file holds, without the bytes of its artifacts. Raises `TransferError`, with the line."""
-    content, reader = _Content(), _ArtifactCheck(limit)
+    """Return what a file holds, without the bytes of its artifacts. Raises `TransferError`, with line and field."""
+    reader = _ArtifactCheck(limit)
+    content: _Content | None = None
     number = 0
     for number, line in read_lines(file):
-        try:
-            if line["kind"] != "chunk":
+        with _problems_of(number):
+            if line.get("kind") != "chunk":
                 reader.end()
-            _take(content, reader, line, number)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            problem = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-            raise TransferError(f"line {number}: {problem}") from None
-    try:
+            if (line.get("kind") == "header") != (number == 1):
+                raise ValueError(f"a line of kind {line.get('kind')!r} cannot be here")
+            if content is None:
+                content = _Content(_header(line))
+            else:
+                _take(content, reader, line)
+    with _problems_of(number):
         reader.end()
-    except ValueError as error:
-        raise TransferError(f"line {number}: {error}") from None
-    if not content.arguments:
+    if content is None or not content.arguments:
         raise TransferError("the file has no arguments: export it again")
     return content
 
 
-def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any], number: int) -> None:
-    kind = line["kind"]
-    if (kind == "header") != (number == 1):
-        raise ValueError(f"a line of kind {kind!r} cannot be here")
-    match kind:
-        case "header":
-            content.header = _header(line)
+@contextmanager
+def _problems_of(number: int) -> Iterator[None]:
+    """Raise `TransferError` with the number of the line for whatever its values cause."""
+    try:
+        yield
+    except TransferError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, PerdureError) as error:
+        if isinstance(error, ValidationError):
+            problem = first_problem(error)
+        else:
+            problem = f"{error.args[0]}: it is missing" if isinstance(error, KeyError) else str(error)
+        shown = problem if len(problem) <= _PROBLEM else f"{problem[:_PROBLEM]}..."
+        raise TransferError(f"line {number}: {shown}") from None
+
+
+def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any]) -> None:
+    match kind := line.get("kind"):
         case "arguments":
+            if content.arguments:
+                raise ValueError("arguments: they are there twice")
             content.arguments = unpack(line)
+            if not isinstance(orjson.loads(content.arguments), dict):
+                raise ValueError("text: arguments must be a JSON object")
         case "checkpoint" | "inbox":
-            name, _ = _named(line)
-            if kind == "checkpoint" and not _FIELD.match(name):
-                raise ValueError(f"checkpoint field {name!r} is unknown: it is of a later version, or damaged")
+            name, data = _named(line)
+            if kind == "checkpoint":
+                _check_field(content.header.id, name, data)
+            elif not any(names.fullmatch(name) and values.fullmatch(data) for names, values in _INBOX.items()):
+                raise ValueError(f"name: field {name[:80]!r} of the inbox, or its value, is none that Perdure writes")
             if (kind, name) in content.names:
-                raise ValueError(f"field {name!r} of the {kind} is there twice")
+                raise ValueError(f"name: field {name[:80]!r} of the {kind} is there twice")
             content.names.add((kind, name))
         case "event":
-            content.last = _check_event(line, content.last)
+            content.last = _check_event(line, content.last, content.header.events)
             content.events += 1
         case "artifact":
-            reader.begin(line["hash"], line["size"])
+            artifact = _ArtifactLine.model_validate(line)
+            reader.begin(artifact.hash, artifact.size)
             content.artifacts += 1
         case "chunk":
             reader.take(unpack(line))
@@ -260,26 +348,38 @@ def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any], numbe
             raise ValueError(f"kind {kind!r} is unknown: it is of a later version, or damaged")
 
 
-def _header(line: dict[str, Any]) -> dict[str, Any]:
-    check_task_id(line["id"])
-    envelope = Envelope.decode(orjson.dumps(line["envelope"]))
-    if envelope.id != line["id"] or envelope.task != line["task"]:
-        raise ValueError("the envelope belongs to another task")
-    for name in ("events", "entries"):
-        if not isinstance(line[name], int) or line[name] < 0:
-            raise ValueError(f"{name} must be a number, got {line[name]!r}")
-    if line["state"] not in ("scheduled", "dead") or not isinstance(line["queue"], str):
-        raise ValueError("the state or the queue is not valid")
-    if max(line["data_format"] or 1, envelope.requires) > DATA_FORMAT:
-        raise ValueError(f"the task needs workers that know data format {line['data_format']}: update Perdure")
-    return line
+def _header(line: dict[str, Any]) -> _Header:
+    header = _Header.model_validate(line)
+    try:
+        envelope = Envelope.decode(orjson.dumps(header.envelope))
+    except ValueError as error:
+        raise ValueError(f"envelope: {error}") from None
+    if envelope.id != header.id or envelope.task != header.task:
+        raise ValueError("envelope: it belongs to another task")
+    if max(header.data_format or 1, envelope.requires) > DATA_FORMAT:
+        raise ValueError(f"data_format: the task needs workers that know {header.data_format}: update Perdure")
+    return header
 
 
-def _check_event(line: dict[str, Any], last: str) -> str:
-    found = _ENTRY.fullmatch(line["id"])
+def _check_field(task_id: str, name: str, data: bytes) -> None:
+    """Check a field of the checkpoint, as far as it leads to files."""
+    if not _FIELD.match(name):
+        raise ValueError(f"name: checkpoint field {name[:80]!r} is unknown: it is of a later version, or damaged")
+    if name.startswith(_ARTIFACT):
+        ArtifactLink.decode(task_id, name.removeprefix(_ARTIFACT), data)
+    check_workspace_field(task_id, name.removeprefix("s:"), data)
+
+
+def _check_event(line: dict[str, Any], last: str, events: int) -> str:
+    entry, fields = _event(line)
+    found = _ENTRY.fullmatch(entry)
     if found is None or tuple(map(int, found.groups())) <= tuple(map(int, last.split("-"))):
-        raise ValueError(f"id of the event must be after {last}, got {line['id']!r}")
-    return _event(line)[0]
+        raise ValueError(f"id: it must be that of an entry after {last}, got {entry[:80]!r}")
+    if "n" in fields and not 0 < int(fields["n"]) <= events:
+        raise ValueError(f"fields.n: it must be a number from 1 to {events}, got {fields['n'][:80]!r}")
+    if "data" in fields and "type" in fields:
+        check_saved_link(line["fields"]["type"], fields["data"])
+    return entry
 
 
 class _ArtifactCheck:
@@ -293,7 +393,7 @@ class _ArtifactCheck:
 
     def begin(self, digest: str, size: int) -> None:
         if size > self._limit:
-            raise ValueError(f"an artifact has {size:,} bytes; PERDURE_ARTIFACT_LIMIT allows {self._limit:,}")
+            raise ValueError(f"size: an artifact has {size:,} bytes; PERDURE_ARTIFACT_LIMIT allows {self._limit:,}")
         self._expected, self._hash, self._size = (digest, size), hashlib.sha256(), 0
 
     def take(self, data: bytes) -> None:

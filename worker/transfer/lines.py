@@ -8,7 +8,6 @@ number of the lines before it and their SHA-256. Bytes are a `text` where they a
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Iterator
 from typing import IO, Any, Final
@@ -57,13 +56,15 @@ def _pack(data: bytes) -> dict[str, str]:
 
 
 def unpack(line: dict[str, Any]) -> bytes:
-    """Return the bytes of a line. Raises `ValueError`, `KeyError`."""
+    """Return the bytes of a line. Raises `ValueError`, `TypeError`, `KeyError`."""
     if "text" in line:
-        return str(line["text"]).encode()
+        if not isinstance(line["text"], str):
+            raise TypeError("text: it must be a text")
+        return line["text"].encode()
     try:
         return base64.b64decode(line["base64"], validate=True)
-    except (binascii.Error, TypeError):
-        raise ValueError("base64 is not valid") from None
+    except (ValueError, TypeError):
+        raise ValueError("base64: it is not valid") from None
 
 
 def read_lines(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -99,6 +100,8 @@ def _check_header(line: Any) -> None:
     if not isinstance(line, dict) or line.get("format") != FORMAT:
         raise TransferError("line 1: the file is not one that 'perdure task export' wrote")
     version = line.get("version")
+    if type(version) is not int:
+        raise TransferError("line 1: version: it must be a number")
     if version != VERSION:
         raise TransferError(
             f"line 1: the file has version {version}; this version of Perdure reads version {VERSION}: update it"

@@ -10,7 +10,7 @@ A manifest is stored in the artifact store as the files are, so a checkpoint con
 files there are. Files and manifest are stored first and linked in the checkpoint afterwards.
 """
 
-from .folders import FOLDER_PREFIX, folder_end, keep_folder, make_folder, remove_folder, take_folder
+from .folders import FOLDER_PREFIX, check_folder_name, folder_end, keep_folder, make_folder, remove_folder, take_folder
 from .manifest import Limits, Manifest, SavedFile, decode_manifest, encode_manifest
 from .scan import FolderScan, Scanner
 
@@ -21,6 +21,7 @@ __all__ = [
     "Manifest",
     "SavedFile",
     "Scanner",
+    "check_folder_name",
     "decode_manifest",
     "encode_manifest",
     "folder_end",

@@ -24,7 +24,15 @@ from ..errors import WorkspaceError
 with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
     import fcntl
 
-__all__ = ["FOLDER_PREFIX", "folder_end", "keep_folder", "make_folder", "remove_folder", "take_folder"]
+__all__ = [
+    "FOLDER_PREFIX",
+    "check_folder_name",
+    "folder_end",
+    "keep_folder",
+    "make_folder",
+    "remove_folder",
+    "take_folder",
+]
 
 FOLDER_PREFIX: Final = "perdure-workspaces-"
 
@@ -87,6 +95,12 @@ def keep_folder(folder: Path, *, keep: bool) -> None:
             mark.unlink(missing_ok=True)
 
 
+def check_folder_name(name: str) -> None:
+    """Raise `WorkspaceError` for a name that no folder of a run has."""
+    if _RUN_FOLDER.fullmatch(name) is None:
+        raise WorkspaceError(f"could not take over a workspace: {name[:100]!r} is not the name of its folder")
+
+
 def take_folder(place: Path, name: str) -> Path | None:
     """Move the folder that another run has left, also of another process, to this process; None if it is missing.
 
@@ -94,8 +108,7 @@ def take_folder(place: Path, name: str) -> Path | None:
 
     Raises `WorkspaceError`, also for a name that no folder of a run has, which may lead elsewhere.
     """
-    if _RUN_FOLDER.fullmatch(name) is None:
-        raise WorkspaceError(f"could not take over a workspace: {name[:100]!r} is not the name of its folder")
+    check_folder_name(name)
     try:
         folder = _own_folder(place) / name
         former = next(filter(_is_own, place.glob(f"{FOLDER_PREFIX}*/{glob.escape(name)}")), None)

@@ -18,9 +18,11 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
     assert decode_manifest("the workspace", encode_manifest(files)) == files
 
 
-@pytest.mark.parametrize(
-    "path", ["", "/etc/passwd", "../a", "src/../../a", "..", ".", "src//a", "src/", "a\nb", "a\x00b", "x" * 1025, "x" * 256, "d/" * 65 + "x"]
-)
+PATHS = ["", "/etc/passwd", "../a", "src/../../a", "..", ".", "src//a", "src/", "a\nb", "a\x00b"]
+LONG = ["x" * 1025, "x" * 256, "d/" * 65 + "x"]
+
+
+@pytest.mark.parametrize("path", PATHS + LONG)
 def test_a_path_outside_the_folder_is_refused(path: str) -> None:
     data = encode_manifest({"fine.txt": SavedFile(DIGEST, 1), path: SavedFile(DIGEST, 1)})
     with pytest.raises(WorkspaceError, match="could not read its manifest: file "):
