@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import InvalidKey
+from ..regular_files import open_regular, read_bounded
 
 __all__ = ["generate_key", "key_id", "read_key_file", "read_keys"]
 
 _BYTES: Final = 32
+_FILE_BYTES: Final = 65_536
 _SEPARATOR = re.compile(r"[\s,]+")
 _URL_SAFE = str.maketrans("-_", "+/")
 
@@ -50,13 +52,13 @@ def read_key_file(path: Path) -> list[bytes]:
     """Read keys from a file, one per line; a line that begins with # is a comment. Raises `InvalidKey`."""
     source = f"key file {path}"
     try:
-        with path.open("rb") as file:
+        with open_regular(path, limit=_FILE_BYTES) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & (stat.S_IROTH | stat.S_IWOTH):
                 raise InvalidKey(
                     f"{source} must not be readable or writable by all users (mode {mode:04o}): chmod 600 {path}"
                 )
-            text = file.read().decode("utf-8", "replace")
+            text = read_bounded(file, _FILE_BYTES, str(path)).decode("utf-8", "replace")
     except OSError as error:
         raise InvalidKey(f"could not read {source}: {error.strerror or error}") from None
     keys = read_keys("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")), source)

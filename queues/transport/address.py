@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import BadAddress
+from ..regular_files import open_regular
 
 __all__ = ["Address", "Node"]
 
@@ -39,6 +40,9 @@ _NODE = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]\s]+))(?::(
 _PARAMETER = re.compile(r"[?&][^=&?]*=")
 _FOR_SENTINELS: Final = ("sentinel_username", "sentinel_password")
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_FILE_BYTES: Final = 1 << 24
+"""Largest file of certificates or of a key."""
+
 _PLACES: Final = ("host", "port", "path")
 _FIXED: Final = (
     "decode_responses",
@@ -174,11 +178,17 @@ class Address:
         return options | {"host": node.host, "port": node.port}
 
     def check_files(self) -> None:
-        """Check that the files of the query exist. Raises `BadAddress`."""
+        """Check that the files of the query are files that can be read. Raises `BadAddress`."""
         for name in _FILES:
-            file = self.query.get(name)
-            if file is not None and not Path(file).is_file():
-                raise BadAddress(f"{self.shown}: the file of {name} does not exist: {file}")
+            if (file := self.query.get(name)) is None:
+                continue
+            try:
+                open_regular(file, limit=_FILE_BYTES).close()
+            except FileNotFoundError:
+                raise BadAddress(f"{self.shown}: the file of {name} does not exist: {file}") from None
+            except OSError as error:
+                problem = f"could not read the file of {name}: {file}: {error.strerror}"
+                raise BadAddress(f"{self.shown}: {problem}") from None
 
     @property
     def shown(self) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from perdure.queues import regular_files
 from perdure.queues.regular_files import NotRegular, open_below, open_folder_below, open_regular, read_regular
 
 KINDS = ("link", "device", "pipe", "socket", "folder")
@@ -90,8 +89,8 @@ def test_a_file_that_is_replaced_before_it_is_opened_is_refused(
             (odd / kind).rename(odd / "file")
         return real(path, flags, **options)
 
-    monkeypatch.setattr(regular_files.os, "open", replaced)
-    monkeypatch.setattr(regular_files.os, "supports_dir_fd", {replaced})
+    monkeypatch.setattr(os, "open", replaced)
+    monkeypatch.setattr(os, "supports_dir_fd", {replaced})
     with pytest.raises(NotRegular):
         open_below(odd, "file")
 

@@ -14,20 +14,22 @@ OUTSIDE = ["http://127.0.0.1:9/x", "file:///etc/hostname", "other.json", "//host
 @pytest.mark.parametrize("reference", OUTSIDE)
 @pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef", "$recursiveRef", "$id", "$schema"])
 def test_nothing_leads_out_of_the_document(keyword: str, reference: object) -> None:
-    for schema in (
+    schemas: list[dict[str, Any]] = [
         {keyword: reference},
         {"properties": {"x": {keyword: reference}}},
         {"$defs": {"x": {"items": {"anyOf": [{keyword: reference}]}}}},
         {"contentSchema": {keyword: reference}},
         {"patternProperties": {"^a": {"not": {keyword: reference}}}},
-    ):
+    ]
+    for schema in schemas:
         with pytest.raises(UnusableSchema, match=r"leaves the document|no address of its own|the dialect must be"):
             check_schema(schema)
 
 
 def test_a_reference_leads_to_a_schema_and_not_to_data() -> None:
     for reference in ("#/default", "#/nowhere", "#/$defs", "#missing", "#/properties/x/enum/0"):
-        schema = {"$ref": reference, "default": {"$ref": "file:///etc/hostname"}, "properties": {"x": {"enum": [{}]}}}
+        schema: dict[str, Any] = {"$ref": reference, "properties": {"x": {"enum": [{}]}}}
+        schema["default"] = {"$ref": "file:///etc/hostname"}
         with pytest.raises(UnusableSchema, match="leads to no schema of the document"):
             check_schema(schema)
 

@@ -9,6 +9,7 @@ from typing import IO, Any, Final
 
 import anyio.to_thread
 
+from ...queues.regular_files import open_regular
 from ..errors import ArtifactError
 
 __all__ = ["CHUNK", "Data", "chunks_of"]
@@ -17,7 +18,7 @@ CHUNK: Final = 1 << 20
 """Size of a read or write in bytes."""
 
 Data = bytes | bytearray | memoryview | str | Path | IO[bytes] | AsyncIterator[bytes]
-"""Bytes; text, which is saved as UTF-8; a `Path`; an open binary file, sync or async; a stream of bytes."""
+"""Bytes; text, which is saved as UTF-8; a `Path` of a regular file; an open binary file, sync or async; a stream of bytes."""
 
 
 async def chunks_of(what: str, data: Data) -> AsyncGenerator[bytes | memoryview, None]:
@@ -29,7 +30,7 @@ async def chunks_of(what: str, data: Data) -> AsyncGenerator[bytes | memoryview,
         for start in range(0, len(view), CHUNK):
             yield view[start : start + CHUNK]
     elif isinstance(data, Path):
-        file = await _in_thread(what, data, data.open, "rb")
+        file = await _in_thread(what, data, open_regular, data)
         try:
             while chunk := await _in_thread(what, data, file.read, CHUNK):
                 yield chunk

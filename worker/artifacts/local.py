@@ -87,7 +87,7 @@ class LocalBackend:
     @contextmanager
     def lock(self, kind: int) -> Iterator[None]:
         """Hold the lock for a moment: shared while an object is saved, exclusive while one is deleted."""
-        file = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, kind)
             yield

@@ -42,7 +42,7 @@ from ...queues.security import names_beside, path_exists
 from ..errors.validation import first_problem
 from .support.connection import connected, seconds_of_delay, warn_unserved
 from .support.errors import Failed, Misuse
-from .support.input_file import opened
+from .support.input_file import numbered_lines, opened
 from .support.options import Delay, in_duration, read_app, read_delay, read_object, read_queue, read_task_id
 from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
@@ -102,7 +102,7 @@ def check(file: IO[bytes], defaults: Defaults) -> int:
     hashes = array("Q")  # of the given ids, eight bytes each: files may be long
     unseen = defaults.secrets
     count = wrong = 0
-    for number, text in _numbered(file):
+    for number, text in numbered_lines(file):
         count += 1
         try:
             message = _item(text, defaults).message
@@ -134,7 +134,7 @@ def _missing(paths: SecretPaths, arguments: Any) -> SecretPaths:
 def _duplicate_ids(file: IO[bytes], defaults: Defaults, duplicates: Set[int]) -> Iterator[str]:
     """Yield a problem for each line that repeats an id."""
     first_lines: dict[str, int] = {}
-    for number, text in _numbered(file):
+    for number, text in numbered_lines(file):
         with suppress(ValueError):  # reported already
             message = _item(text, defaults).message
             if message.own_id and spread(message.id) in duplicates:
@@ -145,7 +145,7 @@ def _duplicate_ids(file: IO[bytes], defaults: Defaults, duplicates: Set[int]) ->
 
 def items(file: IO[bytes], defaults: Defaults) -> Iterator[Item]:
     """Yield the tasks of a checked file."""
-    for number, text in _numbered(file):
+    for number, text in numbered_lines(file):
         try:
             yield _item(text, defaults)
         except ValueError as error:
@@ -198,13 +198,6 @@ def problem(error: ValueError) -> str:
     if isinstance(error, ValidationError):
         return first_problem(error)
     return str(error) if isinstance(error, PayloadTooLarge) else str(error).partition("\n")[0]
-
-
-def _numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    file.seek(0)
-    for number, line in enumerate(file, 1):
-        if text := line.strip():
-            yield number, text
 
 
 def _item(text: bytes, defaults: Defaults) -> Item:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import getpass
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
@@ -17,6 +15,7 @@ from ..errors.validation import first_problem
 from ..identity import Identity, IdentityVersion, identity_versions, set_identity
 from .support.connection import connected
 from .support.errors import Failed, Misuse
+from .support.input_file import read_text
 from .support.output import AsJson, note, print_data, print_json, print_table
 
 __all__ = ["app"]
@@ -114,13 +113,12 @@ async def log(producer: Producer, agent: Agent, *, json: AsJson = False) -> None
         note(f"agent {agent!r} has no identity stored{(await producer.catalog()).hint(agent)}")
 
 
+_FILE_BYTES: Final = 1 << 20
+
+
 def _read(file: str) -> Identity:
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text()
-    except OSError as error:
-        raise Misuse(f"could not read {file}: {error.strerror}") from None
-    try:
-        return Identity.model_validate_json(text)
+        return Identity.model_validate_json(read_text(file, _FILE_BYTES))
     except ValidationError as error:
         raise Misuse(f"{file} is not an identity: {first_problem(error)}") from None
 

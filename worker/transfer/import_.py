@@ -328,9 +328,9 @@ def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any]) -> No
             if kind == "checkpoint":
                 _check_field(content.header.id, name, data)
             elif not any(names.fullmatch(name) and values.fullmatch(data) for names, values in _INBOX.items()):
-                raise ValueError(f"name: field {name[:80]!r} of the inbox, or its value, is none that Perdure writes")
+                raise ValueError(f"field {name[:80]!r} of the inbox, or its value, is none that Perdure writes")
             if (kind, name) in content.names:
-                raise ValueError(f"name: field {name[:80]!r} of the {kind} is there twice")
+                raise ValueError(f"field {name[:80]!r} of the {kind} is there twice")
             content.names.add((kind, name))
         case "event":
             content.last = _check_event(line, content.last, content.header.events)
@@ -364,7 +364,7 @@ def _header(line: dict[str, Any]) -> _Header:
 def _check_field(task_id: str, name: str, data: bytes) -> None:
     """Check a field of the checkpoint, as far as it leads to files."""
     if not _FIELD.match(name):
-        raise ValueError(f"name: checkpoint field {name[:80]!r} is unknown: it is of a later version, or damaged")
+        raise ValueError(f"checkpoint field {name[:80]!r} is unknown: it is of a later version, or damaged")
     if name.startswith(_ARTIFACT):
         ArtifactLink.decode(task_id, name.removeprefix(_ARTIFACT), data)
     check_workspace_field(task_id, name.removeprefix("s:"), data)

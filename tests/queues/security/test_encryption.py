@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,23 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "perdure.queues.security.aesgcm", raising=False)
     with pytest.raises(InvalidKey, match=r"pip install 'perdure\[encryption\]'"):
         Encryptor([b"only here" + bytes(23)])
+
+
+@pytest.mark.timeout(30)
+def test_a_key_file_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
+    pipe, large, link = tmp_path / "pipe", tmp_path / "large", tmp_path / "link"
+    os.mkfifo(pipe, 0o600)
+    large.write_bytes(b"#" * 70_000)
+    large.chmod(0o600)
+    for file, problem in (
+        (pipe, "it must be a regular file, and is a pipe"),
+        (Path("/dev/zero"), "it must be a regular file, and is a device"),
+        (large, "it has more than 65,536 bytes"),
+    ):
+        with pytest.raises(InvalidKey, match=f"could not read key file .*: {problem}"):
+            make_encryptor("", file)
+    kept = tmp_path / "keys"
+    kept.write_text(generate_key())
+    kept.chmod(0o600)
+    link.symlink_to(kept)  # as secrets are mounted into containers
+    assert make_encryptor("", link).active

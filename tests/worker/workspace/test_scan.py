@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from perdure.queues.regular_files import open_folder_below
 from perdure.worker.errors import WorkspaceError
 from perdure.worker.workspace import Limits, Scanner, scan
 
@@ -34,7 +35,7 @@ def test_a_folder_that_is_gone_or_replaced_when_it_is_read_is_left_out(
     (tmp_path / "gone").mkdir()
     (tmp_path / "gone" / "a.txt").write_text("a")
     (tmp_path / "kept.txt").write_text("kept")
-    opened = scan.open_folder_below
+    opened = open_folder_below
 
     def open_folder(folder: Path, path: str) -> int:
         if path == "gone":

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from pydantic_core import to_json
 
+from ....queues.regular_files import read_regular
 from ...journal import Message, estimated_tokens
 
 __all__ = ["Estimate", "Tiktoken", "TokenCounter", "cut", "default_counter", "message_tokens"]
@@ -31,6 +32,9 @@ class Estimate:
 
     count = staticmethod(estimated_tokens)
 
+
+_VOCABULARY_BYTES: Final = 1 << 24
+"""Largest file of a vocabulary. The folder is often one that all users can write into."""
 
 _VOCABULARIES: Final = {
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
@@ -68,7 +72,7 @@ def _cached(encoding: str) -> Path | None:
     source = f"https://openaipublic.blob.core.windows.net/encodings/{encoding}.tiktoken"
     path = Path(folder) / hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     try:
-        intact = hashlib.sha256(path.read_bytes()).hexdigest() == _VOCABULARIES[encoding]
+        intact = hashlib.sha256(read_regular(path, _VOCABULARY_BYTES)).hexdigest() == _VOCABULARIES[encoding]
     except OSError:
         return None
     return path if intact else None

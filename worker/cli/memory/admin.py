@@ -25,7 +25,7 @@ from ...memory.factory import is_postgres, store_path
 from ...settings import Settings
 from ..enqueue import problem
 from ..support.errors import Failed, Misuse
-from ..support.input_file import opened
+from ..support.input_file import numbered_lines, opened
 from ..support.memory_store import Owner, Subject, Tags, Type, with_memory_store, with_store_options, without_embedder
 from ..support.options import OutputFile, open_output, read_object
 from ..support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
@@ -196,7 +196,7 @@ def _check(file: IO[bytes], defaults: Mapping[str, Any]) -> int:
     """
     problems: list[str] = []
     count = wrong = 0
-    for number, text in _numbered(file):
+    for number, text in numbered_lines(file):
         count += 1
         try:
             _read(text, defaults)
@@ -212,18 +212,11 @@ def _check(file: IO[bytes], defaults: Mapping[str, Any]) -> int:
 
 
 def _lines(file: IO[bytes], defaults: Mapping[str, Any]) -> Iterator[Memory | tuple[NewMemory, str, str | None]]:
-    for number, text in _numbered(file):
+    for number, text in numbered_lines(file):
         try:
             yield _read(text, defaults)
         except (ValueError, ValidationError) as error:
             raise Failed(f"line {number} changed while the file was read: {problem(error)}") from None
-
-
-def _numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    file.seek(0)
-    for number, line in enumerate(file, 1):
-        if text := line.strip():
-            yield number, text
 
 
 def _read(text: bytes, defaults: Mapping[str, Any]) -> Memory | tuple[NewMemory, str, str | None]:
