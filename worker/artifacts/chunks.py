@@ -18,7 +18,7 @@ CHUNK: Final = 1 << 20
 """Size of a read or write in bytes."""
 
 Data = bytes | bytearray | memoryview | str | Path | IO[bytes] | AsyncIterator[bytes]
-"""Bytes; text, which is saved as UTF-8; a `Path` of a regular file; an open binary file, sync or async; a stream of bytes."""
+"""Bytes; text, saved as UTF-8; a `Path` of a regular file; an open binary file, sync or async; a stream of bytes."""
 
 
 async def chunks_of(what: str, data: Data) -> AsyncGenerator[bytes | memoryview, None]:
@@ -62,7 +62,8 @@ async def _in_thread(what: str, data: Any, function: Any, *args: Any) -> Any:
         return await anyio.to_thread.run_sync(function, *args)
     except (OSError, ValueError) as error:
         named = data if isinstance(data, Path) else getattr(data, "name", data)
-        raise ArtifactError(f"{what}: could not read {str(named)!r}: {error}") from error
+        problem = getattr(error, "strerror", None) or error
+        raise ArtifactError(f"{what}: could not read {str(named)!r}: {problem}") from error
 
 
 def _checked(what: str, chunk: object) -> bytes | memoryview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
 
@@ -288,3 +289,16 @@ def test_an_invalid_name_is_refused(name: str) -> None:
         check_name("queue", name)
     with pytest.raises(ValueError, match="namespace"):
         Namespace(name)
+
+
+@pytest.mark.timeout(30)
+def test_the_files_of_an_address_are_regular_files(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for file, problem in (
+        (tmp_path / "missing", "the file of ssl_ca_certs does not exist"),
+        (pipe, "could not read the file of ssl_ca_certs: .*it must be a regular file, and is a pipe"),
+        (Path("/dev/zero"), "could not read the file of ssl_ca_certs: .*it must be a regular file, and is a device"),
+    ):
+        with pytest.raises(BadAddress, match=problem):
+            Address.parse(f"rediss://host?ssl_ca_certs={file}").check_files()

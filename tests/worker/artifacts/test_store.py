@@ -247,11 +247,18 @@ async def test_every_kind_of_source_stores_the_same_bytes(place: Place, tmp_path
     assert (await place.store.save("a", b"")).hash == sha(b"")
 
 
+def pipe_in(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
         (lambda folder: folder / "missing", "could not read .*No such file"),
-        (lambda folder: folder, "could not read .*Is a directory"),
+        (lambda folder: folder, "could not read .*it must be a regular file, and is a folder"),
+        (pipe_in, "could not read .*it must be a regular file, and is a pipe"),
+        (lambda folder: Path("/dev/zero"), "could not read .*it must be a regular file, and is a device"),
         (lambda folder: io.StringIO("text"), "must come as bytes, got str; open files with 'rb'"),
         (lambda folder: 17, "data must be bytes, .* got int"),
     ],
