@@ -301,4 +301,4 @@ def test_the_files_of_an_address_are_regular_files(tmp_path: Path) -> None:
         (Path("/dev/zero"), "could not read the file of ssl_ca_certs: .*it must be a regular file, and is a device"),
     ):
         with pytest.raises(BadAddress, match=problem):
-            Address.parse(f"rediss://host?ssl_ca_certs={file}").check_files()
+            Address.parse(f"rediss://host?ssl_ca_certs={file}", data_dir=lambda: tmp_path).check_files()
