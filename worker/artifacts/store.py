@@ -109,7 +109,7 @@ class ArtifactStore:
         """Yield the bytes in chunks. They are read twice: all are verified before the first one is yielded.
 
         Raises:
-            ArtifactError: The hash is none.
+            ArtifactError: The hash is not valid.
             ArtifactMissing, ArtifactDamaged, StoreUnavailable
         """
         async with self._opened(what, digest, size) as file:

@@ -38,11 +38,15 @@ _FIELD: Final = re.compile(r"[dis]:|c:#step:")
 
 _ARTIFACT: Final = "s:#artifact:"
 
-_INBOX: Final = {
-    re.compile(r"m:[0-9]{1,15}"): re.compile(rb"[0-9]{1,15} .*", re.DOTALL),
-    re.compile(r"n:[0-9]{1,15}"): re.compile(rb"[0-9]{1,15} [!-~]{1,128}"),
-    re.compile(r"id:[!-~]{1,128}|sent|used|last"): re.compile(rb"[0-9]{1,15}"),
-}
+_MESSAGE: Final = re.compile(rb"[0-9]{1,15} .*", re.DOTALL)
+_POSITION: Final = re.compile(rb"[0-9]{1,15} [!-~]{1,128}")
+_NUMBER: Final = re.compile(rb"[0-9]{1,15}")
+
+_INBOX: Final = (
+    (re.compile(r"m:[0-9]{1,15}"), _MESSAGE),
+    (re.compile(r"n:[0-9]{1,15}"), _POSITION),
+    (re.compile(r"id:[!-~]{1,128}|sent|used|last"), _NUMBER),
+)
 """Fields of an inbox, and what they hold."""
 
 _LARGEST: Final = 2**53
@@ -327,8 +331,8 @@ def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any]) -> No
             name, data = _named(line)
             if kind == "checkpoint":
                 _check_field(content.header.id, name, data)
-            elif not any(names.fullmatch(name) and values.fullmatch(data) for names, values in _INBOX.items()):
-                raise ValueError(f"field {name[:80]!r} of the inbox, or its value, is none that Perdure writes")
+            elif not any(names.fullmatch(name) and values.fullmatch(data) for names, values in _INBOX):
+                raise ValueError(f"field {name[:80]!r} of the inbox is unknown, or its value is not valid")
             if (kind, name) in content.names:
                 raise ValueError(f"field {name[:80]!r} of the {kind} is there twice")
             content.names.add((kind, name))

@@ -28,7 +28,10 @@ _IGNORED: Final = ("__pycache__", "*.pyc", ".venv", "node_modules", ".cache", ".
 _IGNORE_BYTES: Final = 65_536
 _IGNORE_PATTERNS: Final = 1_000
 _WILDCARDS: Final = 1_000
-"""Limits of the ignore file: its bytes, its patterns, and their wildcards. Each name is matched with all of them."""
+_MATCHERS: Final = 200
+"""Limits of the ignore file: its bytes, its patterns, their wildcards, and the patterns that are more than a name or an
+end such as `*.log`: each name is matched with all of these, by compiled patterns of which `fnmatch` keeps 256.
+"""
 
 _SETTLED: Final = 0.1
 """Seconds after which another change of a file shows in its times: file systems count them in steps of milliseconds."""
@@ -152,10 +155,13 @@ class Scanner:
             problem = f"it has {len(own):,} patterns, more than {_IGNORE_PATTERNS:,}"
         elif sum(len(_WILD.findall(pattern)) for pattern in own) > _WILDCARDS:
             problem = f"its patterns have more than {_WILDCARDS:,} wildcards"
+        patterns = _Patterns((*_IGNORED, *own))
+        if patterns.matchers > _MATCHERS:
+            problem = f"more than {_MATCHERS} of its patterns are neither names nor ends such as *.log"
         if problem is not None:
             raise WorkspaceError(f"{self._what}: could not use {IGNORE_FILE}: {problem}; shorten it")
-        self._ignored = (data, _Patterns((*_IGNORED, *own)))
-        return self._ignored[1]
+        self._ignored = (data, patterns)
+        return patterns
 
 
 class _Patterns:
@@ -166,6 +172,7 @@ class _Patterns:
         for pattern in dict.fromkeys(patterns):
             (paths if "/" in pattern else names).append(pattern.lstrip("/"))
         self._names, self._paths = _Set(names), _Set(paths)
+        self.matchers = len(self._names.wild) + len(self._paths.wild)
 
     def match(self, path: str, name: str) -> bool:
         return self._names.match(name) or self._paths.match(path)
@@ -175,22 +182,23 @@ _WILD: Final = re.compile(r"[*?\[]")
 
 
 class _Set:
-    """Patterns that are matched at once: most are plain texts or ends such as `*.log`, others one expression."""
+    """Patterns that are matched at once: most are plain texts or ends such as `*.log`, others need a matcher each."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        ends = tuple(text for text in patterns if text[:1] == "*" and not _WILD.search(text, 1))
-        plain = [text for text in patterns if not _WILD.search(text)]
-        wild = [re.sub(r"\*+", "*", text) for text in patterns if text not in ends and _WILD.search(text)]
-        self._plain = frozenset(plain)
-        self._ends = tuple(text[1:] for text in ends)
-        self._wild = re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
+        self._plain = frozenset(text for text in patterns if not _WILD.search(text))
+        self._ends = tuple(text[1:] for text in patterns if _is_end(text))
+        self.wild = tuple(text for text in patterns if text not in self._plain and not _is_end(text))
 
     def match(self, text: str) -> bool:
         return (
             text in self._plain
             or text.endswith(self._ends)
-            or (self._wild is not None and self._wild.match(text) is not None)
+            or any(fnmatch.fnmatchcase(text, pattern) for pattern in self.wild)
         )
+
+
+def _is_end(pattern: str) -> bool:
+    return pattern[:1] == "*" and not _WILD.search(pattern, 1)
 
 
 def _signature(found: os.stat_result) -> _Signature:

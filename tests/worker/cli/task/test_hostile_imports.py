@@ -149,7 +149,7 @@ CASES = {
     ),
     "mark of junk": (added(kind="checkpoint", name="s:#unsaved", text="5"), r"line \d+: could not read which files"),
     "inbox name": (line("inbox", name="../x"), r"line \d+: field '../x' of the inbox"),
-    "inbox number": (line("inbox", "sent", text="inf"), r"line \d+: field 'sent' of the inbox, or its value"),
+    "inbox number": (line("inbox", "sent", text="inf"), r"line \d+: field .sent. of the inbox"),
     "event id": (line("event", id="5"), r"line \d+: id: "),
     "event id long": (line("event", id="9" * 10**5 + "-1"), r"line \d+: id: .{0,310}$"),
     "event fields": (line("event", fields=[1]), r"line \d+: fields: "),
