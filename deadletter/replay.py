@@ -94,9 +94,10 @@ async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
             f"could not edit the arguments of task {letter.id}: a newer version of Perdure enqueued it; upgrade, then "
             "replay, or replay it unchanged"
         )
-    kind = arguments_field(letter.envelope.task)
+    task, secrets = letter.envelope.task, letter.envelope.secrets
+    kind = arguments_field(task, secrets)
     cipher = gateway.encryptor.of(letter.partition, letter.id)
-    read = partial(read_arguments, gateway, letter.partition, letter.id, letter.envelope.task, letter.args, plain=True)
+    read = partial(read_arguments, gateway, letter.partition, letter.id, task, secrets, letter.args, plain=True)
     if not gateway.encryptor.active:
         with suppress(LargeValueLost):  # they are to be replaced
             await read()  # raises if they are encrypted: new arguments would be stored without encryption

@@ -185,7 +185,9 @@ async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) 
         if fields["args"] is not None and (fields["env"] or fields["task"]):
             stored = fields["env"] or _envelope(task_id, fields["task"], fields["app"]).encode()
             envelope = Envelope.decode(stored)
-            arguments = await read_arguments(gateway, partition, task_id, envelope.task, fields["args"])
+            arguments = await read_arguments(
+                gateway, partition, task_id, envelope.task, envelope.secrets, fields["args"]
+            )
             return TaskInput(partition, envelope, arguments, stored, fields["edited"] is not None)
     raise UnreadableEnvelope(f"could not read the message of task {task_id}: it was not in any place")
 
@@ -240,7 +242,7 @@ async def _conflict(
         wanted = Envelope.decode(message.envelope)
         if (other := _other_task(stored.envelope, wanted)) is not None:
             return other
-        arguments = message.plain_arguments(gateway.encryptor.of(partition, message.id), wanted.task)
+        arguments = message.plain_arguments(gateway.encryptor.of(partition, message.id), wanted.task, wanted.secrets)
         if stored.edited or stored.arguments == arguments:
             return None
         names = _different(_members(stored.arguments), _members(arguments))

@@ -319,17 +319,18 @@ class TaskMessage(NamedTuple):
         the store if they are too large for Redis.
         """
         form = orjson.loads(self.envelope)
+        task, secrets = form["task"], form.get("secrets", ())
         if len(self.envelope) + len(self.arguments) <= limit:
-            return self._replace(arguments=cipher.encrypt(arguments_field(form["task"]), self.arguments))
-        large = cut_arguments(cipher, self.id, form["task"], self.arguments, store)
+            return self._replace(arguments=cipher.encrypt(arguments_field(task, secrets), self.arguments))
+        large = cut_arguments(cipher, self.id, task, secrets, self.arguments, store)
         form["requires"] = max(form.get("requires", 0), LARGE_ARGUMENTS)
         return self._replace(envelope=orjson.dumps(form), arguments=large.reference.encode(), large=large)
 
-    def plain_arguments(self, cipher: TaskCipher, task: str) -> bytes:
+    def plain_arguments(self, cipher: TaskCipher, task: str, secrets: SecretPaths) -> bytes:
         """Return the arguments of an encrypted message as JSON. Raises `DecryptionError`."""
         if self.large is not None:
-            return cipher.decrypt(argument_chunks(task), self.large.stored)
-        return cipher.decrypt(arguments_field(task), self.arguments)
+            return cipher.decrypt(argument_chunks(task, secrets), self.large.stored)
+        return cipher.decrypt(arguments_field(task, secrets), self.arguments)
 
     def placed_by_id(self) -> TaskMessage:
         """Return the message with a number from its id, so that an unconfirmed task is found when it is sent again."""

@@ -208,7 +208,7 @@ def shown_arguments(cipher: TaskCipher, task: str | None, data: bytes | None, se
     try:
         if (large := LargeValue.decode(data)) is not None:
             return large.shown.encode()
-        return mask(cipher.decrypt(arguments_field(task or "?"), data, plain=True), secrets)
+        return mask(cipher.decrypt(arguments_field(task or "?", secrets), data, plain=True), secrets)
     except (DecryptionError, LargeValueLost) as error:
         return f"({error})".encode()
 

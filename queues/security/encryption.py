@@ -15,8 +15,9 @@ The format of encrypted data, in bytes:
     16  tag
 
 Each task has its own key, derived from the deployment's (NIST SP 800-108r1, counter mode, HMAC-SHA-256) with the
-namespace, the queue and the task's id as context. These and the kind of the data (arguments of which task name, result,
-which step's record) are the associated data, so a record moved to another task, step or field cannot be decrypted.
+namespace, the queue and the task's id as context. These and the kind of the data (arguments of which task name with
+which marks of secrets, result, which step's record) are the associated data, so a record moved to another task, step or
+field cannot be decrypted, nor can arguments whose marks were removed.
 
 Limits. The cipher is AES-256-GCM (NIST SP 800-38D). With random nonces of 96 bits, a key may encrypt 2^32 messages
 (8.3), which keeps the probability of a repeated nonce below 2^-32. The limit applies to the records of one task, since
@@ -31,9 +32,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import orjson
+
 from ..errors import InvalidKey, KeyMissing, NotEncrypted, TamperedData
 from ..keys import Partition
 from .keyring import read_key_file, read_keys
+from .secret_arguments import SecretPaths
 
 if TYPE_CHECKING:
     from .aesgcm import Cipher, KeyRing
@@ -52,6 +56,7 @@ __all__ = [
     "argument_chunks",
     "arguments_field",
     "event_field",
+    "inputs_field",
     "is_encrypted",
     "make_encryptor",
     "step_chunks",
@@ -72,14 +77,27 @@ _NEWEST: Final = 15
 """Highest version that a later release may use; data with any other was never encrypted, or was changed."""
 
 
-def arguments_field(task: str) -> str:
-    """Return the kind of a task's arguments. An envelope that is changed to another name cannot decrypt them."""
-    return f"args:{task}"
+def arguments_field(task: str, secrets: SecretPaths) -> str:
+    """Return the kind of a task's arguments.
+
+    An envelope that is changed to another name, or to other marks of secrets, cannot decrypt them.
+    """
+    return _marked("args", task, secrets)
 
 
-def argument_chunks(task: str) -> str:
+def argument_chunks(task: str, secrets: SecretPaths) -> str:
     """Return the kind of arguments that are stored in chunks."""
-    return f"chunks:{task}"
+    return _marked("chunks", task, secrets)
+
+
+def inputs_field(secrets: SecretPaths) -> str:
+    """Return the kind of a session's inputs, which cannot be decrypted with other marks of secrets."""
+    return _marked("inputs", "", secrets)
+
+
+def _marked(kind: str, name: str, secrets: SecretPaths) -> str:
+    # the marks come first: JSON ends where it says, so no name can look like marks and a shorter name
+    return f"marked-{kind}:{orjson.dumps(secrets).decode()}{name}" if secrets else f"{kind}:{name}"
 
 
 def event_field(number: int) -> str:
@@ -197,6 +215,7 @@ class TaskCipher:
         steps = {"c": "a step", "d": "a step", "i": "the intent of a step", "s": "the progress of a step"}
         if name in steps:
             return f"{steps[name]} {rest!r} of task {self._task_id}"
+        name = name.removeprefix("marked-")
         return f"the {'arguments' if name in ('args', 'chunks') else name} of task {self._task_id}"
 
 

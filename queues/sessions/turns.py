@@ -18,12 +18,11 @@ from ..junk import set_aside, split
 from ..keys import Namespace
 from ..partitions import PartitionRouter
 from ..records import Record, State, read_record
-from ..security import MESSAGE, RESULT, SecretPaths, arguments_field
+from ..security import MESSAGE, RESULT, SecretPaths, arguments_field, inputs_field
 from ..transport import Argument, Gateway, LargeValue, queue_script
 from .address import SessionAddress, TurnId, is_digest
 from .errors import SessionFailed, SessionFull, SessionOfOtherApp, TurnEarly, TurnRefused
 from .record import (
-    INPUTS,
     NOTE_SENDER,
     STATE,
     WORKSPACE,
@@ -115,7 +114,7 @@ async def send_to_session(
         agent,
         session_id,
         queue,
-        cipher.encrypt(INPUTS, given) if given else b"",
+        cipher.encrypt(inputs_field(secrets), given) if given else b"",
         orjson.dumps(secrets),
         MOST_IDS,
     ]
@@ -154,18 +153,21 @@ async def enqueue_turn(gateway: Gateway, address: SessionAddress, turn: TurnId) 
     agent, session_id, queue, app, inputs, secrets, stored = rest
     cipher, name = address.cipher(gateway), agent.decode()
     message = decode_message(cipher, stored)
-    known = {} if inputs is None else orjson.loads(cipher.decrypt(INPUTS, inputs))
+    marks: SecretPaths = tuple(map(tuple, orjson.loads(secrets or b"[]")))
+    known = {} if inputs is None else orjson.loads(cipher.decrypt(inputs_field(marks), inputs))
     arguments = orjson.dumps({**known, "goal": message.content})
     headers = {**message.headers, "session": session_id.decode()}
     owner = None if app is None else app.decode()
     template = EnvelopeTemplate(name, headers, Options(result_ttl=_TURN_TTL), app=owner)
-    task = template.message(arguments, tuple(map(tuple, orjson.loads(secrets or b"[]"))), task_id=str(turn))
-    await _store(gateway, Namespace(address.partition.namespace), queue.decode(), name, task)
+    task = template.message(arguments, marks, task_id=str(turn))
+    await _store(gateway, Namespace(address.partition.namespace), queue.decode(), name, marks, task)
 
 
-async def _store(gateway: Gateway, namespace: Namespace, queue: str, task: str, message: TaskMessage) -> None:
+async def _store(
+    gateway: Gateway, namespace: Namespace, queue: str, task: str, secrets: SecretPaths, message: TaskMessage
+) -> None:
     task_cipher = gateway.encryptor.of(namespace.partition(queue), message.id)
-    message = message._replace(arguments=task_cipher.encrypt(arguments_field(task), message.arguments))
+    message = message._replace(arguments=task_cipher.encrypt(arguments_field(task, secrets), message.arguments))
     await BatchEnqueuer(gateway, PartitionRouter(gateway, namespace, queue), 0.0).one(message)
 
 

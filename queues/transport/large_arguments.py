@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from ..errors import LargeValueLost
 from ..keys import Partition
-from ..security import TaskCipher, argument_chunks, arguments_field
+from ..security import SecretPaths, TaskCipher, argument_chunks, arguments_field
 from .gateway import Gateway
 from .large_values import CutValue, LargeValue, cut, read_large
 from .uploads import UPLOAD_ATTEMPTS, FieldUpload
@@ -53,10 +53,10 @@ class LargeArguments(NamedTuple):
 
 
 def cut_arguments(
-    cipher: TaskCipher, task_id: str, task: str, arguments: bytes, store: ValueStore | None
+    cipher: TaskCipher, task_id: str, task: str, secrets: SecretPaths, arguments: bytes, store: ValueStore | None
 ) -> LargeArguments:
     """Cut arguments, as JSON, encrypted if keys are set. store: see `cut`."""
-    stored = cipher.encrypt(argument_chunks(task), arguments)
+    stored = cipher.encrypt(argument_chunks(task, secrets), arguments)
     return LargeArguments(task_id, cut(_PLACE, stored, size=len(arguments), store=store))
 
 
@@ -88,12 +88,20 @@ async def store_with_upload(
 
 
 async def read_arguments(
-    gateway: Gateway, partition: Partition, task_id: str, task: str, stored: bytes, *, plain: bool | None = None
+    gateway: Gateway,
+    partition: Partition,
+    task_id: str,
+    task: str,
+    secrets: SecretPaths,
+    stored: bytes,
+    *,
+    plain: bool | None = None,
 ) -> bytes:
     """Return stored arguments as decrypted JSON, large ones from their chunks.
 
     Args:
         task: Name of the task.
+        secrets: Paths of its secrets, as its envelope has them.
         plain: Whether arguments that are not encrypted are accepted; see `TaskCipher.decrypt`.
 
     Raises:
@@ -103,7 +111,7 @@ async def read_arguments(
     cipher = gateway.encryptor.of(partition, task_id)
     reference = LargeValue.decode(stored)
     if reference is None:
-        return cipher.decrypt(arguments_field(task), stored, plain=plain)
-    decrypt = partial(cipher.decrypt, argument_chunks(task), plain=plain)
+        return cipher.decrypt(arguments_field(task, secrets), stored, plain=plain)
+    decrypt = partial(cipher.decrypt, argument_chunks(task, secrets), plain=plain)
     what = f"the arguments of task {task_id}"
     return await read_large(gateway, partition.record(task_id), _PLACE, _PLACE, reference, decrypt, what)

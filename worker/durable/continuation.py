@@ -162,10 +162,11 @@ async def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | N
     if given is not None:
         return encode_arguments(given) if schema is None else schema.encode_call((), given)
     stored = run.delivery.fields.get(b"args", b"{}")
-    data = await read_arguments(run.gateway, run.delivery.partition, run.id, run.envelope.task, stored, plain=True)
+    task, secrets = run.envelope.task, run.envelope.secrets
+    data = await read_arguments(run.gateway, run.delivery.partition, run.id, task, secrets, stored, plain=True)
     if schema is not None:
         schema.decode(data)
-    return data, run.envelope.secrets
+    return data, secrets
 
 
 async def _free_id(run: Run) -> str:

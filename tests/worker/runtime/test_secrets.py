@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import orjson
 import pytest
@@ -14,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger as loguru_logger
 from perdure import App, Context, InvalidArguments, Retry, Settings, TaskFailed, Worker
-from perdure.deadletter import Evidence, Reason, Replay, replay
+from perdure.deadletter import Evidence, Filter, Reason, Replay, list_letters, replay
 from perdure.queues import (
+    DecryptionError,
     Envelope,
     Redaction,
+    TamperedData,
     UnreadableEnvelope,
     mask,
     read_secret_paths,
@@ -26,12 +31,15 @@ from perdure.queues import (
     unwrap_secrets,
 )
 from perdure.queues.security.secret_arguments import EVERYTHING, MASK
+from perdure.queues.sessions.address import SessionAddress, TurnId
+from perdure.queues.sessions.turns import enqueue_turn, send_to_session
+from perdure.worker.journal.forks import fork
 from perdure.worker.log import logger
 from pydantic import BaseModel, Field, RootModel, Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
 
 from tests.support.command_line import Answer, call
 from tests.support.stored_data import FIRST, everything, with_keys
-from tests.support.workers import bounded, history, letter, recorded_steps, work_off
+from tests.support.workers import bounded, history, letter, recorded_steps, redis_command, work_off
 
 TOKEN = "s3cr3t-t0ken-of-ada"
 
@@ -168,6 +176,68 @@ def test_redaction_removes_every_occurrence() -> None:
     assert redact(f"{TOKEN} and {TOKEN}, then another and another") == f"{MASK} and {MASK}, then {MASK} and {MASK}"
     quoted = "input_value='a', input_type=str"
     assert redact(f"{quoted}; {quoted}") == "input_type=str; input_type=str"
+
+
+AWKWARD = 'p@ss/w\u00f6rd+&=?~ "Stra\u00dfe"\\%'
+
+ENCODINGS: dict[str, Callable[[str], str]] = {
+    "quote": quote,
+    "quote of all": lambda text: quote(text, safe=""),
+    "quote_plus": quote_plus,
+    "lower case escapes": lambda text: quote_plus(text).replace("%C3%B6", "%c3%b6").replace("%2F", "%2f"),
+    "hex": lambda text: text.encode().hex(),
+    "upper hex": lambda text: text.encode().hex().upper(),
+    "upper": str.upper,
+    "lower": str.lower,
+    "casefold": str.casefold,
+    "swapcase": str.swapcase,
+    "title": str.title,
+    "JSON": lambda text: json.dumps(text)[1:-1],
+    "JSON in UTF-8": lambda text: orjson.dumps(text).decode()[1:-1],
+}
+for encoder in (base64.b64encode, base64.urlsafe_b64encode):
+    for head in ("", "u", "u:", "u:s", "user:"):
+        for tail in ("", "!", "!!"):
+
+            def in_base64(text: str, encode: Any = encoder, head: str = head, tail: str = tail) -> str:
+                return str(encode((head + text + tail).encode()).decode())
+
+            ENCODINGS[f"{encoder.__name__} {head!r} {tail!r}"] = in_base64
+
+
+@pytest.mark.parametrize("others", [0, 60], ids=["alone", "among many"])
+@pytest.mark.parametrize("secret", [TOKEN, AWKWARD, "\u0130zmir-\u03a3\u0391\u03a3", "12345678", "\x00" + TOKEN[:7]])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_encoded_forms_of_a_secret_are_removed(name: str, secret: str, others: int) -> None:
+    redact = Redaction([secret, *(f"another-{number}-of-them" for number in range(others))])
+    encoded = ENCODINGS[name](secret)
+    whole = f"POST https://host/x?token={encoded}&y=1 failed (401)"
+    shown = redact(whole)
+    assert shown.startswith("POST https://host/x?token=")
+    assert shown.endswith("&y=1 failed (401)")
+    left = shown.removeprefix("POST https://host/x?token=").removesuffix("&y=1 failed (401)")
+    assert MASK in left
+    rest = left.replace(MASK, "")
+    assert len(rest) <= 12  # the text beside the secret in Base64, padding included
+    if "b64" in name:  # no character that is left holds a bit of the secret
+        head, tail = left.split(MASK)
+        known = base64.urlsafe_b64decode(head[: len(head) // 4 * 4]).decode(errors="replace")
+        assert "user:".startswith(known) or "u:s".startswith(known)
+        assert secret[:2] not in head + tail
+
+
+def test_forms_of_short_secrets_are_left_alone() -> None:
+    text = f"Mark marked MARK {b'mark'.hex()} {base64.b64encode(b'mark').decode()} {quote('m/rk', safe='')}"
+    assert Redaction(["mark", "m/rk"])(text) == text.replace("mark", MASK, 1)
+
+
+@pytest.mark.parametrize("count", [1, 20, 200])
+def test_the_search_for_many_secrets_is_linear(count: int) -> None:
+    redact = Redaction([f"{TOKEN}-{number:03}" for number in range(count)])
+    for part in (f"{TOKEN}-", base64.b64encode(TOKEN.encode()).decode()[:-2], "a", "6a"):
+        text = part * (1_000_000 // len(part))  # a quadratic search would take hours
+        assert redact(f"{text} {TOKEN}-000").endswith(f" {MASK}")
+        assert redact(f"{TOKEN.upper()}-000 {text}").startswith(f"{MASK} ")
 
 
 def test_too_many_secrets_mask_the_whole_text() -> None:
@@ -417,6 +487,95 @@ def test_an_envelope_with_secrets_is_readable_without_secret_paths() -> None:
     assert Envelope.decode(envelope.encode()) == envelope
     known = {name: value for name, value in orjson.loads(message.envelope).items() if name != "secrets"}
     assert Envelope.decode(orjson.dumps(known)).id == envelope.id
+
+
+# marks that were removed
+
+
+def _without_marks(envelope: bytes) -> bytes:
+    known = orjson.loads(envelope)
+    assert known.pop("secrets")
+    return orjson.dumps(known)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("size", [10, 2_000_000], ids=["small", "in chunks"])
+async def test_marks_that_were_removed_from_a_sealed_task_show_nothing(settings: Settings, size: int) -> None:
+    async with build(with_keys(settings, FIRST)) as app:
+        task = app.tasks["log_in"]
+        handle = await task.options(delay=3600).enqueue(SecretStr(TOKEN), "w" * size)
+        key = handle.partition.record(handle.id)
+        stored, args = await redis_command(app, "HMGET", key, "env", "args")
+        await redis_command(app, "HSET", key, "env", _without_marks(stored))
+        shown = orjson.dumps((await handle.record()).summary()).decode()
+        assert TOKEN not in shown
+        with pytest.raises(DecryptionError):
+            await fork(app.producer, handle.id)
+        forged = (b"env", _without_marks(stored), b"args", args)
+        died = (b"reason", b"failed", b"evidence", b"{}", b"attempts", b"1", b"crashes", b"0", b"worker", b"w")
+        place = (b"id", handle.id.encode(), b"task", b"log_in", *forged, *died)
+        await redis_command(app, "XADD", handle.partition.dead, "*", *place)
+        (dead,) = [found async for found in list_letters(app.producer.gateway, [handle.partition], Filter())]
+        assert TOKEN not in orjson.dumps(dead.summary()).decode()
+        await redis_command(app, "DEL", handle.partition.dead)
+        await redis_command(app, "HDEL", key, "env")  # then the record names the task alone
+        await redis_command(app, "HSET", key, "task", "log_in")
+        assert TOKEN not in orjson.dumps((await handle.record()).summary()).decode()
+        # a name that looks like marks and a shorter name
+        marks = orjson.dumps(orjson.loads(stored)["secrets"]).decode()
+        for name in (f"{marks}log_in", f"log_in\0{marks}"):
+            forgery = orjson.dumps({"v": 1, "id": handle.id, "task": name})
+            await redis_command(app, "HSET", key, "env", forgery)
+            assert TOKEN not in orjson.dumps((await handle.record()).summary()).decode()
+        await redis_command(app, "HSET", key, "env", stored)
+        if size < 1000:
+            assert orjson.loads((await handle.record()).shown_arguments() or b"")["token"] == MASK
+
+
+@pytest.mark.integration
+async def test_a_task_whose_marks_were_removed_does_not_run(settings: Settings) -> None:
+    async with build(with_keys(settings, FIRST)) as app:
+        handle = await app.tasks["log_in"].options(delay=3600).enqueue(SecretStr(TOKEN))
+        key = handle.partition.record(handle.id)
+        stored = await redis_command(app, "HGET", key, "env")
+        await redis_command(app, "HSET", key, "env", _without_marks(stored))
+        await redis_command(app, "ZADD", handle.partition.due, 1, handle.id)
+        await work_off(app)
+        assert (await letter(app, handle)).reason is Reason.UNDECRYPTABLE
+
+
+@pytest.mark.integration
+async def test_without_a_key_the_types_of_the_task_mask_what_lost_its_marks(settings: Settings, log: list[str]) -> None:
+    async with build(settings) as app:
+        account = Account(user="ada", password=SecretStr("another-s3cret"))
+        task = app.tasks["log_in"]
+        handle = await task.options(delay=3600).enqueue(SecretStr(TOKEN), "raises", account=account)
+        key = handle.partition.record(handle.id)
+        known = orjson.loads(await redis_command(app, "HGET", key, "env"))
+        known["secrets"] = [path for path in known["secrets"] if path != ["token"]]
+        assert known["secrets"]
+        await redis_command(app, "HSET", key, "env", orjson.dumps(known))
+        await redis_command(app, "ZADD", handle.partition.due, 1, handle.id)
+        await work_off(app)
+        dead = await letter(app, handle)
+        assert dead.message == f"cannot log in with '{MASK}'"
+        assert TOKEN not in dead.traceback + "".join(log) + repr([event.data for event in await history(handle)])
+
+
+@pytest.mark.integration
+async def test_marks_that_were_removed_from_the_inputs_of_a_session_start_no_turn(settings: Settings) -> None:
+    async with build(with_keys(settings, FIRST)) as app:
+        gateway, namespace = app.producer.gateway, app.producer.namespace
+        inputs = orjson.dumps({"token": TOKEN})
+        turn = await send_to_session(
+            gateway, namespace, "log_in", "ada", "hello", queue=app.name, inputs=(inputs, (("token",),))
+        )
+        address = SessionAddress.of(namespace, "log_in", "ada")
+        assert await redis_command(app, "HGET", address.session, "secrets") == b'[["token"]]'
+        message = await redis_command(app, "HGET", address.session, "m:1")
+        await redis_command(app, "HSET", address.session, "m:2", message, "turn", 2, "secrets", b"[]")
+        with pytest.raises(TamperedData):
+            await enqueue_turn(gateway, address, TurnId(turn.digest, turn.born, 2))
 
 
 # the command line

@@ -118,7 +118,9 @@ class DecodeArguments:
         try:
             encryptor = run.gateway.encryptor
             if data[:1] == MARK or encryptor.required:
-                data = encryptor.of(run.delivery.partition, run.id).decrypt(arguments_field(task.name), data)
+                data = encryptor.of(run.delivery.partition, run.id).decrypt(
+                    arguments_field(task.name, run.envelope.secrets), data
+                )
             execution.arguments = decode_arguments(run, task, data)
         except DecryptionError as error:
             return _undecryptable(execution, self._settings, error)
@@ -130,7 +132,8 @@ class DecodeArguments:
         """Read the chunks of large arguments, and decode them in a thread: the event loop has other tasks."""
         run, task = execution.run, execution.task
         try:
-            data = await read_arguments(run.gateway, run.delivery.partition, run.id, task.name, reference)
+            secrets = run.envelope.secrets
+            data = await read_arguments(run.gateway, run.delivery.partition, run.id, task.name, secrets, reference)
             execution.arguments = await asyncio.to_thread(decode_arguments, run, task, data)
         except DecryptionError as error:
             return _undecryptable(execution, self._settings, error)
@@ -162,9 +165,10 @@ def decode_arguments(run: Run, task: Task[Any, Any], data: bytes) -> dict[str, A
     Raises `InvalidArguments` if they do not fit the handler.
     """
     paths, known = run.envelope.secrets, task.arguments
-    if paths:
-        run.keep_secret(Redaction(secret_values(data, paths)))
+    marked = secret_values(data, paths) if paths else []
+    if marked:
+        run.keep_secret(Redaction(marked))
     arguments = known.decode(data)
-    if known.has_secrets and not paths:  # a producer of an older version, or one without the task's types
-        run.keep_secret(Redaction(known.secret_values(arguments)))
+    if known.has_secrets:  # the marks may be of a producer without the task's types, or were removed
+        run.keep_secret(Redaction([*marked, *known.secret_values(arguments)]))
     return arguments
