@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from .durations import to_seconds
 from .errors import ConfigurationError
 from .keys import check_name
-from .security import Encryptor, make_encryptor
+from .security import Encryptor, make_encryptor, shown_url
 from .transport import Address, Gateway, Replication, ServerRequirements
 
 __all__ = [
@@ -90,6 +90,11 @@ class ConnectionSettings(BaseModel):
         check_no_url(str(place), "a folder of this host")
         return place
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Yield names and values for `repr` and `str`, URLs without their passwords."""
+        for name, value in super().__repr_args__():
+            yield name, shown_url(value) if isinstance(value, str) else value
+
     @property
     def data_folder(self) -> Path:
         """The data directory, else `perdure` in the user's data folder (XDG Base Directory Specification)."""
@@ -141,6 +146,9 @@ def check_no_url(place: str, allowed: str) -> None:
 
 S = TypeVar("S", bound=ConnectionSettings)
 
+_PLACES: Final = ("redis_url", "memory", "artifacts")
+"""Settings that may be URLs with a password."""
+
 
 def read_settings(kind: type[S], given: Mapping[str, object]) -> S:
     """Return settings from the environment; those given that are not None take precedence.
@@ -156,9 +164,7 @@ def read_settings(kind: type[S], given: Mapping[str, object]) -> S:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         where = name if name in given else f"PERDURE_{name.upper()}"
-        secret = (
-            name == "redis_url" or fields[str(first["loc"][0])].annotation is SecretStr
-        )  # a URL may hold a password
+        secret = name in _PLACES or fields[str(first["loc"][0])].annotation is SecretStr
         problem = first["msg"].removeprefix("Value error, ")
         got = "" if secret or ", got " in problem else f" (got {first['input']!r})"
         raise ConfigurationError(f"{where}: {problem}{got}") from None

@@ -12,6 +12,7 @@ from ..deadletter import DEFAULT_RETENTION, Retry
 from ..queues import DEFAULT_PAYLOAD_LIMIT, ConnectionSettings, Seconds, read_settings
 from ..queues.defaults import check_no_url
 from ..queues.envelope import DEFAULT_LARGE_LIMIT
+from ..queues.security import has_credentials
 from ..queues.sessions import MOST_TURNS
 from .errors import ConfigurationError
 
@@ -123,9 +124,18 @@ class Settings(ConnectionSettings):
     @field_validator("webhook_url")
     @classmethod
     def _check_webhook(cls, url: SecretStr) -> SecretStr:
-        parts = urlsplit(url.get_secret_value())
-        if url.get_secret_value() and (parts.scheme not in ("http", "https") or not parts.hostname):
+        text = url.get_secret_value()
+        if not text:
+            return url
+        try:
+            parts = urlsplit(text)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # its text quotes the URL
+            valid = False
+        if not valid:
             raise ValueError("must be an http or https URL")
+        if not (text.isascii() and text.isprintable()) or " " in text:
+            raise ValueError("must be a URL without spaces and other characters that a URL must encode")
         return url
 
     @field_validator("memory")
@@ -133,6 +143,8 @@ class Settings(ConnectionSettings):
     def _check_memory(cls, place: str) -> str:
         if not place.startswith(POSTGRES):
             check_no_url(place, "a file or a postgresql:// URL")
+            if has_credentials(place):
+                raise ValueError("must be a file or a postgresql:// URL, got a connection string with a password")
         return place
 
     @field_validator("workspaces")

@@ -9,6 +9,7 @@ has keys. Secret arguments and redaction keep single values out of listings, log
     keyring             keys as text and in files
     secret_arguments    paths of secrets among a task's arguments; masking, unwrapping, restoring
     redaction           removal of a task's secrets from text
+    urls                URLs without their passwords
 
 The format of encrypted data and the kinds (`arguments_field` and its like) are stored: a change needs a new version
 byte, and older data must stay readable. Kinds are part of the associated data, so renaming a step or a task makes its
@@ -55,6 +56,7 @@ from .secret_arguments import (
     secret_values,
     unwrap_secrets,
 )
+from .urls import has_credentials, shown_url, url_secrets
 
 __all__ = [
     "ANY",
@@ -79,6 +81,7 @@ __all__ = [
     "contains_mask",
     "event_field",
     "generate_key",
+    "has_credentials",
     "has_secret",
     "inputs_field",
     "is_encrypted",
@@ -89,6 +92,8 @@ __all__ = [
     "read_secret_paths",
     "restore_masked",
     "secret_values",
+    "shown_url",
     "step_chunks",
     "unwrap_secrets",
+    "url_secrets",
 ]

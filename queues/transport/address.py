@@ -26,6 +26,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import BadAddress
 from ..regular_files import open_regular
+from ..security import shown_url
 
 __all__ = ["Address", "Node"]
 
@@ -37,7 +38,6 @@ _KNOWN: Final = (
     "unix:///path/to.sock, embedded: or embedded:/data/dir"
 )
 _NODE = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]\s]+))(?::(?P<port>\d+))?")
-_PARAMETER = re.compile(r"[?&][^=&?]*=")
 _FOR_SENTINELS: Final = ("sentinel_username", "sentinel_password")
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _FILE_BYTES: Final = 1 << 24
@@ -88,7 +88,7 @@ class Address:
         text = text.strip()
         scheme, colon, rest = text.partition(":")
         if not colon:
-            raise BadAddress(f"address must be a URL, got {text!r}; known are {_KNOWN}")
+            raise BadAddress(f"address must be a URL, got {shown_url(text)!r}; known are {_KNOWN}")
         if scheme == "embedded":
             path = rest.removeprefix("//")
             return cls(directory=(Path(unquote(path)).expanduser() if path else data_dir()).absolute())
@@ -96,17 +96,25 @@ class Address:
             text = f"unix://{rest}"
         address = cls(text)
         if scheme != "unix" and _has_plain_password(text):
-            raise BadAddress(f"{address.shown!r}: write '/' and '#' of a password as %2F and %23")
+            raise BadAddress(f"{address.shown!r}: write '/', '#' and '?' of a password as %2F, %23 and %3F")
         if "#" in text:
             raise BadAddress(f"{address.shown!r}: write '#' as %23")
+        for name, value in parse_qsl(_Parts.of(text).query, keep_blank_values=True):
+            if "@" in name or ("@" in value and name not in _TEXTS):  # the end of a password
+                raise BadAddress(f"{address.shown!r}: write '?' and '@' of a password as %3F and %40")
         if scheme in _ONE_SERVER:
             _check_one_server(address)
         elif scheme in (*_CLUSTER, *_SENTINEL):
             _check_several(address)
+        elif "@" in text and not rest.startswith("//"):  # the text before the colon may be a user or a password
+            raise BadAddress(f"address must be a URL, got {address.shown!r}; known are {_KNOWN}")
         else:
             raise BadAddress(f"unknown scheme {scheme!r} in {address.shown!r}; known are {_KNOWN}")
         _check_query(address)
         return address
+
+    def __repr__(self) -> str:
+        return f"Address({self.shown!r})"
 
     @property
     def embedded(self) -> bool:
@@ -195,13 +203,7 @@ class Address:
         """The address without its passwords, for messages."""
         if self.directory is not None:
             return f"embedded:{self.directory}"
-        url = _mask_passwords(self.url)
-        head, at, tail = url.rpartition("@")
-        if not at:
-            return url
-        scheme, _, credentials = head.partition("://")
-        user = credentials.partition(":")[0]
-        return f"{scheme}://{user}:***@{tail}"
+        return shown_url(self.url)
 
     @property
     def described(self) -> str:
@@ -212,20 +214,12 @@ class Address:
 
 
 def _has_plain_password(url: str) -> bool:
-    """Whether the credentials contain a '/' or '#', so that the host would be read wrongly."""
+    """Whether the credentials contain a '/', '#' or '?', so that the host would be read wrongly."""
     found = re.match(r"[^@/]*//[^@/?#]*[/#]", url)
-    return found is not None and "@" in url[found.end() :].partition("?")[0]
-
-
-def _mask_passwords(url: str) -> str:
-    """Mask the values of parameters whose name ends in 'password'."""
-    parts, at = [], 0
-    for found in _PARAMETER.finditer(url):
-        if found.start() >= at and found[0][:-1].lower().endswith("password"):
-            parts += [url[at : found.end()], "***"]
-            end = url.find("&", found.end())
-            at = len(url) if end < 0 else end
-    return "".join(parts) + url[at:]
+    if found is not None:
+        return "@" in url[found.end() :].partition("?")[0]
+    found = re.match(r"[^@/]*//[^@/?#]*:(?!\d+\?)[^@/?#\]]*\?", url)
+    return found is not None and "@" in url[found.end() :]
 
 
 class _Parts(NamedTuple):
@@ -314,6 +308,9 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
 }
 """Options of the query that a connection gets, and what parses them."""
 
+_TEXTS: Final = ("username", "password", "ssl_password", *_FOR_SENTINELS, *_FILES, "ssl_ca_path", "ssl_ca_data")
+"""Options whose values may contain an @."""
+
 
 def _options(query: Mapping[str, str]) -> dict[str, Any]:
     return {name: _PARSERS[name](value) for name, value in query.items() if name in _PARSERS}
@@ -353,8 +350,8 @@ def _check_one_server(address: Address) -> None:
         raise BadAddress(f"{address.shown!r} names no host: write {address.scheme}://host:6379")
     try:
         if "," not in parts.hosts:
-            _ = urlsplit(address.url).port
             _ = _one_node(parts.hosts)
+            _ = urlsplit(address.url).port
     except ValueError as error:
         raise BadAddress(f"{address.shown!r}: {error}") from None
     if "," in parts.hosts:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
-from perdure import Retry, Settings
-from perdure.queues import Gateway, Refused
+from perdure import App, Retry, Settings
+from perdure.queues import BadAddress, ConnectionSettings, Gateway, Producer, Refused
+from perdure.queues.security.encryption import NO_KEYS
+from perdure.queues.transport.clients import pipelined_connection
+from perdure.worker.artifacts.store import shown_place
+from perdure.worker.cli.support.connection import ConnectionOptions
 from perdure.worker.errors import ConfigurationError
 from perdure.worker.log import logger
 from perdure.worker.runtime.children.timings import delay_after
 from perdure.worker.settings import load_settings
+from pydantic import SecretStr
+from rich.console import Console
 
 from tests.support.servers import BUNDLED, RedisServer, find_program
 
@@ -83,6 +90,68 @@ def test_the_data_directory_is_resolved_only_if_needed(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", classmethod(no_home))
     assert load_settings(redis_url="redis://localhost").address.url == "redis://localhost"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "postgresql://user:hunter2@host/db",
+        "postgresql://user:hunt er2 hunter2@host/db",
+        "postgresql:///x?host=h&password=hunter2",
+        "redis://user:hunter2@host",
+        "redis+sentinel://:a@host/s?sentinel_password=hunter2",
+        "s3://key:hunt/er hunter2@bucket",
+        "simplecache::ftp://user:hunter2@host/path",
+    ],
+)
+def test_no_text_of_settings_has_a_password(place: str) -> None:
+    settings = Settings(
+        redis_url=place, memory=place if place.startswith("postgresql") else "", artifacts=place,
+        webhook_url=SecretStr("http://host/hunter2"), encryption_keys=SecretStr("hunter2"),
+    )  # fmt: skip
+    for shown in (repr(settings), str(settings), f"{settings}", repr(ConnectionSettings(redis_url=place))):
+        assert "hunter2" not in shown
+        assert "host" in shown or "bucket" in shown
+    console = Console(file=io.StringIO(), width=10_000)
+    console.print(settings)
+    assert "hunter2" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "hunter2" not in shown_place(place)
+
+
+def test_objects_of_a_deployment_show_no_password() -> None:
+    url = "redis://user:hunter2@host"
+    app = App("quiet", redis_url=url)
+    settings = Settings(redis_url=url)
+    gateway = settings.make_gateway(NO_KEYS)
+    producer = Producer(redis_url=url)
+    for shown in (app, app.settings, producer, gateway, settings.address, ConnectionOptions(url)):
+        assert "hunter2" not in repr(shown) + str(shown)
+    connection = pipelined_connection(settings.address, None)
+    assert "hunter2" not in repr(connection) + str(connection)
+
+
+_BAD_PLACES = ("mysql://user:hunter2@host", "host=h password=hunter2", "http://host:hunter2/", "hunter2@host")
+_BAD_URLS = (
+    "http://host:hunter2/",
+    "http://host/hunter2 x",
+    "http://user:hunter2@[host/x",
+    "http://host/hunter2\u00e9",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("PERDURE_MEMORY", value) for value in _BAD_PLACES[:-1]],
+        *[("PERDURE_REDIS_URL", value) for value in _BAD_PLACES],
+        *[("PERDURE_WEBHOOK_URL", value) for value in _BAD_URLS],
+    ],
+)
+def test_an_error_of_a_setting_shows_no_password(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises((ConfigurationError, BadAddress)) as caught:
+        _ = load_settings().address
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("bad", [{"max_attempts": 0}, {"max_crashes": -1}, {"jitter": 2.0}, {"factor": 0.5}])

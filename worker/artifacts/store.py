@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from ...queues.regular_files import NotRegular
 from ...queues.transport import is_sha256
+from ...queues.security import Redaction, url_secrets
 from ..errors import (
     ArtifactDamaged,
     ArtifactError,
@@ -292,12 +293,16 @@ def open_store(place: str, folder: str, *, limit: int) -> ArtifactStore:
 
 
 def shown_place(url: str) -> str:
-    """Return the URL of a store without credentials."""
-    return re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
+    """Return the URL of a store without credentials; a password may contain `/`, `?` and `@`."""
+    scheme, mark, rest = url.partition("://")
+    credentials, _, place = rest.rpartition("@")
+    if "/" in credentials and ":" not in credentials:  # the @ is in the path
+        place = rest
+    return (scheme + mark + place).partition("?")[0]
 
 
 def _remote(url: str, folder: str) -> ArtifactBackend:
-    shown = shown_place(url)
+    shown, hidden = shown_place(url), Redaction([url, *url_secrets(url)])
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # fsspec is an extra
 
@@ -309,5 +314,7 @@ def _remote(url: str, folder: str) -> ArtifactBackend:
     try:
         files, root = url_to_fs(url)
     except (ImportError, ValueError, TypeError, OSError) as error:
-        raise ConfigurationError(f"could not open artifacts at {shown} (PERDURE_ARTIFACTS): {error}") from None
+        raise ConfigurationError(
+            f"could not open artifacts at {shown} (PERDURE_ARTIFACTS): {hidden(str(error))}"
+        ) from None
     return ObjectStoreBackend(files, f"{root.rstrip('/')}/{folder}", f"{shown.rstrip('/')}/{folder}")

@@ -77,9 +77,12 @@ class WebhookTarget:
 
     @property
     def shown(self) -> str:
-        """The URL without the parts that may be secret: user, password, path and query."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/..."
+        """Scheme, host and port of the URL: user, password, path and query may be secret."""
+        try:
+            parts = urlsplit(self.url)
+            return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/..."
+        except ValueError:
+            return "PERDURE_WEBHOOK_URL"
 
 
 async def post(target: WebhookTarget, event: WebhookEvent, limits: WebhookLimits = DEFAULT_LIMITS) -> str | None:
@@ -138,6 +141,8 @@ def _once(target: WebhookTarget, body: bytes, headers: dict[str, str]) -> tuple[
     except urllib.error.HTTPError as error:
         with error:
             return f"the server replied {error.code}", error.code >= 500 or error.code in _TRANSIENT
+    except http.client.InvalidURL:  # its text quotes the path, or user and password
+        return "the URL is not valid: encode its special characters", False
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         return f"{type(reason).__name__}: {reason}", True

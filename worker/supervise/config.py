@@ -26,6 +26,7 @@ class SupervisorConfig:
         burst: whether ordinary children exit when the queues are empty, and are not replaced then.
         alert: shell command to run when the supervisor pauses.
         timings: intervals and time limits.
+        environment: variables of children in addition to those of this process.
     """
 
     command: Sequence[str]
@@ -35,6 +36,7 @@ class SupervisorConfig:
     burst: bool = False
     alert: str | None = None
     timings: SupervisorTimings = field(default_factory=SupervisorTimings)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Supervisor:
         """
         async with anyio.create_task_group() as background:
             self._children = Children(
-                ChildCommand(self._config.command),
+                ChildCommand(self._config.command, dict(self._config.environment)),
                 self._config.timings,
                 background,
                 on_message=self._on_message,

@@ -84,7 +84,7 @@ def test_data_moved_to_another_place_is_refused(there: Partition, task_id: str, 
 def test_arguments_are_bound_to_the_name_of_their_task() -> None:
     cipher = ENCRYPTOR.of(HERE, "x")
     with pytest.raises(TamperedData):
-        cipher.decrypt(arguments_field("delete"), cipher.encrypt(arguments_field("look"), b"{}"))
+        cipher.decrypt(arguments_field("delete", ()), cipher.encrypt(arguments_field("look", ()), b"{}"))
 
 
 def test_data_may_move_between_the_partitions_of_a_queue() -> None:

@@ -173,7 +173,7 @@ def test_a_relative_directory_is_resolved_at_once(tmp_path: Path, monkeypatch: p
         ("unix:///run/redis.sock?db=x", "db must be a number"),
         ("rediss://host?ssl_min_version=99", "ssl_min_version must be the number of a TLS version, such as 771"),
         ("rediss://host?ssl_include_verify_flags=X", "ssl_include_verify_flags must be names of ssl.VerifyFlags"),
-        ("redis://host:port", "Port could not be cast"),
+        ("redis://host:port", "one of the hosts is not host:port"),
         ("redis://host:99999", "Port out of range"),
         ("redis://host/zero", "database must be a number"),
         ("redis://host/0?db=x", "database must be a number"),
@@ -208,6 +208,32 @@ def test_the_error_is_a_queue_error_and_a_value_error() -> None:
 
 
 PASSWORDS = st.from_regex(r"S3cret[A-Za-z0-9%._:@-]{0,20}!", fullmatch=True)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:hunter2",
+        "redis://host:hunter2/0",
+        "redis+cluster://a:1,b:hunter2",
+        "redis:user:hunter2@host",
+        "user:hunter2@host",
+        "hunter2@host:6379",
+        "redis://:hunter2?x=1@host",
+        "redis://:1?db=hunter2@host",
+        "redis://:1?hunter2@host",
+        "redis://u:hunt er hunter2@host:x",
+        "redis://u:hunter2@[host",
+        "redis://h?pass%77ord=hunter2&zz=1",
+        "rediss://h?ssl_password=hunter2&ssl_cert_reqs=no",
+        "redis+sentinel://h/s?sentinel_password=hunter2&no=1",
+        "http://u:hunter2@h",
+    ],
+)
+def test_an_error_about_an_address_shows_no_password(url: str) -> None:
+    with pytest.raises(BadAddress) as caught:
+        parse(url)
+    assert "hunter2" not in str(caught.value) + repr(Address(url)) + str(Address(url))
 
 
 @given(PASSWORDS, st.sampled_from(["redis", "rediss", "unix", "redis+cluster", "rediss+sentinel"]))

@@ -16,6 +16,7 @@ from perdure import App, Context, Settings, Worker
 from perdure.queues import Producer, count_crash, spread
 
 from tests.support.command_line import BOUND, IGNORING_SIGINT, Answer, Running, call, process
+from tests.support.workers import bounded
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -413,3 +414,52 @@ async def test_a_finding_is_logged_by_one_worker_of_a_supervisor(
     assert len([line for line in lines if re.search(r"INFO +worker audit-\S+ started", line)]) == 2
     assert len([line for line in lines if "has no append-only file" in line]) == 1
     assert len([line for line in lines if "other apps share queues with app 'audit'" in line]) == 1
+
+
+SEEING = """
+import os
+from pathlib import Path
+from perdure import App
+
+app = App("seeing", redis_url="redis://127.0.0.1:1")
+
+
+@app.task
+async def look(ctx) -> list[str]:
+    own = [text for text in os.environ.values() if "hunter2" in text]
+    return [Path("/proc/self/cmdline").read_text().replace("\\0", " "), *own]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+@pytest.mark.parametrize("alone", [False, True], ids=["supervisor", "no supervisor"])
+async def test_a_url_of_the_command_line_is_not_on_those_of_children(
+    settings: Settings, tmp_path: Path, alone: bool
+) -> None:
+    (tmp_path / "seeing.py").write_text(SEEING)
+    url = settings.redis_url.replace("://", "://default:hunter2@", 1)
+    options = ["--redis-url", url, "--namespace", settings.namespace]
+    async with App("seeing", settings=settings) as app:
+        handle = await app.producer.enqueue("look", {}, queue="seeing")
+        with Running("worker", "run", "seeing.py:app", *options, *["--no-supervisor"] * alone, cwd=tmp_path) as command:
+            line, *found = await bounded(handle.result())
+            children = _children(command.process.pid)
+    printed = (tmp_path / "stderr").read_text()
+    assert found == []
+    assert "seeing.py:app" in line
+    assert "warning: all users of this machine can read the password in --redis-url" in printed
+    assert "hunter2" not in printed
+    if not alone:
+        assert "hunter2" not in line
+        assert children
+    for child in children:
+        assert "hunter2" not in child
+
+
+def _children(pid: int) -> list[str]:
+    """Return the command lines of the processes below a process."""
+    found: list[str] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (thread / "children").read_text().split()):
+            found += [Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "), *_children(child)]
+    return found

@@ -67,6 +67,8 @@ async def test_a_missing_privilege_for_tables_is_reported(url: str) -> None:
     [
         ("postgresql://user:secret@localhost:1/x", r"postgresql://localhost:1/x: could not be reached: .*refused"),
         ("postgresql://user:secret@localhost:1/x?nonsense=1", "of PERDURE_MEMORY: its URL could not be read"),
+        ("postgresql://user:P secret@localhost:1/x", "of PERDURE_MEMORY: its URL could not be read: .* as %20"),
+        ("postgresql://user:secret@localhost:sec ret/x", "of PERDURE_MEMORY: its URL could not be read"),
         ("postgresql:///x?host=/nowhere&password=secret", r"could not be reached: .*No such file"),
     ],
 )

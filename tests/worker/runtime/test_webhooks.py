@@ -69,6 +69,16 @@ async def test_a_refused_connection_is_reported_without_the_url(captured: Callab
     assert "secret-path" not in repr(WebhookTarget("http://127.0.0.1:9/secret-path"))
 
 
+@pytest.mark.parametrize(
+    "url", ["http://h/hunter2 x", "http://user:hunter2@127.0.0.1:9/x", "http://h:hunter2/", "http://h/\u00e9hunter2"]
+)
+async def test_a_url_that_cannot_be_posted_to_is_not_shown(url: str, captured: Callable[[], str]) -> None:
+    failed = await post(WebhookTarget(url), WebhookEvent({"event": "buried"}), QUICK)
+    assert failed
+    assert "hunter2" not in failed + captured()
+    assert "could not post webhook event" in captured()
+
+
 @pytest.fixture
 def captured() -> Iterator[Callable[[], str]]:
     lines: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
 from uuid import UUID
@@ -15,6 +15,7 @@ import typer
 from ....queues import Catalog, Partition, Producer, Refused, TaskHandle, TaskNotFound, list_workers, queue_partitions
 from ....queues.defaults import unknown_variables
 from ....queues.inspection import find_tasks
+from ....queues.security import has_credentials
 from ...artifacts import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
@@ -29,6 +30,7 @@ __all__ = [
     "known_partitions",
     "redis_now",
     "seconds_of_delay",
+    "warn_of_password",
     "warn_unserved",
     "with_connection_options",
 ]
@@ -42,7 +44,8 @@ RedisUrl = Annotated[
     typer.Option(
         metavar="URL",
         help="URL of the server: redis://, redis+cluster://, redis+sentinel:// (with TLS: rediss), unix:// or "
-        "embedded:. Default: PERDURE_REDIS_URL, then the embedded server.",
+        "embedded:. Default: PERDURE_REDIS_URL, then the embedded server. Give a URL with a password by "
+        "PERDURE_REDIS_URL: all users of a machine can read command lines.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -68,7 +71,7 @@ DataDir = Annotated[
 class ConnectionOptions:
     """Connection options of a command; None leaves an option to the environment."""
 
-    redis_url: str | None = None
+    redis_url: str | None = field(default=None, repr=False)
     namespace: str | None = None
     data_dir: Path | None = None
 
@@ -101,7 +104,18 @@ class ConnectionOptions:
 def with_connection_options(command: Callable[Concatenate[ConnectionOptions, P], None]) -> Callable[..., None]:
     """Add the connection options to a command, which receives them as its first argument."""
     options = {"redis_url": RedisUrl, "namespace": NamespaceName, "data_dir": DataDir}
-    return with_options(command, options, ConnectionOptions)
+    return with_options(command, options, _connection_options)
+
+
+def _connection_options(**given: Any) -> ConnectionOptions:
+    warn_of_password("--redis-url", given["redis_url"], "PERDURE_REDIS_URL")
+    return ConnectionOptions(**given)
+
+
+def warn_of_password(option: str, url: str | None, variable: str) -> None:
+    """Print a warning if a URL of the command line has a password. variable: the setting that hides it."""
+    if url is not None and has_credentials(url):
+        note(f"warning: all users of this machine can read the password in {option}: set {variable} instead")
 
 
 def connected(command: Callable[Concatenate[Producer, P], Coroutine[Any, Any, None]]) -> Callable[..., None]:

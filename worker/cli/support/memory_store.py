@@ -12,6 +12,7 @@ import typer
 
 from ...memory import HybridStore, make_store
 from ...settings import Settings, load_settings
+from .connection import warn_of_password
 from .options import with_options
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Subject",
     "Tags",
     "Type",
+    "store_settings",
     "with_memory_store",
     "with_store_options",
     "without_embedder",
@@ -34,7 +36,8 @@ StorePlace = Annotated[
     typer.Option(
         "--memory",
         metavar="PLACE",
-        help="File, or postgresql://... Default: PERDURE_MEMORY, then memory.sqlite3 in the data folder.",
+        help="File, or postgresql://... Default: PERDURE_MEMORY, then memory.sqlite3 in the data folder. Give a URL with "
+        "a password by PERDURE_MEMORY: all users of a machine can read command lines.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -67,7 +70,13 @@ def without_embedder(settings: Settings) -> Settings:
 
 def with_store_options(command: Callable[Concatenate[Settings, P], None]) -> Callable[..., None]:
     """Add the memory store options to a command, which receives the settings as its first argument."""
-    return with_options(command, {"memory": StorePlace, "data_dir": DataDir}, load_settings)
+    return with_options(command, {"memory": StorePlace, "data_dir": DataDir}, store_settings)
+
+
+def store_settings(*, memory: str | None, **given: object) -> Settings:
+    """Return the settings with the store of --memory."""
+    warn_of_password("--memory", memory, "PERDURE_MEMORY")
+    return load_settings(memory=memory, **given)
 
 
 def with_memory_store(

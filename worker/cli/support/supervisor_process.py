@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from ...log import configure_process_log
-from ...runtime.children.app_command import WORKER_COMMAND, ChildCommand
+from ...runtime.children.app_command import WORKER_COMMAND, ChildCommand, pass_redis_url
 from ...runtime.children.quarantine_pool import most_children
 from ...settings import load_settings
 from ...supervise import Supervisor, SupervisorConfig
@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # the supervisor imports no app
 
 __all__ = ["local_quarantine", "run_supervisor"]
 
-_SUPERVISOR_OPTIONS: Final = ("processes", "no_supervisor", "isolated", "alert", "health_port", "health_host")
-"""Options of the supervisor that are not passed to children."""
+_LEFT_OUT: Final = ("processes", "no_supervisor", "isolated", "alert", "health_port", "health_host", "redis_url")
+"""Options that are not on the command lines of children: those of the supervisor, and the URL, which may be secret."""
 
 
 def run_supervisor(
@@ -55,18 +55,21 @@ def supervisor_config(
 ) -> SupervisorConfig:
     """Return the configuration for children that run this command."""
     slots = processes * context.params["concurrency"]
-    return SupervisorConfig(_command(context), processes, isolated or most_children(slots), **options)
+    command = _command(context)
+    most = isolated or most_children(slots)
+    return SupervisorConfig(command.arguments, processes, most, environment=command.environment, **options)
 
 
 def local_quarantine(context: typer.Context, isolated: int | None, app: App) -> LocalQuarantine:
     """Return the quarantine pool of a worker without a supervisor, for children that run this command."""
     from ...runtime.children.local_quarantine import LocalQuarantine
 
-    return LocalQuarantine(app, ChildCommand(_command(context)), isolated)
+    return LocalQuarantine(app, _command(context), isolated)
 
 
-def _command(context: typer.Context) -> list[str]:
-    return [*WORKER_COMMAND, *_arguments(context, _SUPERVISOR_OPTIONS)]
+def _command(context: typer.Context) -> ChildCommand:
+    url = context.params["redis_url"]
+    return ChildCommand([*WORKER_COMMAND, *_arguments(context, _LEFT_OUT)], pass_redis_url(url))
 
 
 def _arguments(context: typer.Context, without: Collection[str]) -> list[str]:

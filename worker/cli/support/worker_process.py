@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
@@ -24,7 +25,7 @@ from ....queues.runtime import RUNTIME
 from ...app import App
 from ...durable import log_fields
 from ...log import add_to_json, configure_process_log, logger
-from ...runtime.children.app_command import app_digest, use_import_path
+from ...runtime.children.app_command import app_digest, passed_redis_url, use_import_path
 from ...runtime.children.local_quarantine import LocalQuarantine
 from ...runtime.signals import stop_on_signals
 from ...runtime.supervisor_link import SupervisorLink
@@ -188,8 +189,9 @@ def run_worker(
     link = SupervisorLink.from_environment()
     supervised = None if link is None else SupervisedWorker(link)
     use_import_path()
+    url = passed_redis_url()
     app = load_app(application)
-    app.configure(**place.overrides(), **settings)
+    app.configure(**(place if url is None else replace(place, redis_url=url)).overrides(), **settings)
     if app.settings.address.assumed:  # the worker's first line in the log says so
         app.configure(redis_url="embedded:")
     configure_process_log(app.settings.log_level, json=app.settings.log_json, fields=log_fields)

@@ -17,12 +17,12 @@ import typer
 
 from ...artifacts import artifact_store
 from ...memory import HybridStore, MemoryStoreMissing, make_store
-from ...settings import Settings, load_settings
+from ...settings import Settings
 from ...transfer import ExportedTask, close_source, export_task, import_task
 from ..support.connection import ConnectionOptions, find_handle, with_connection_options
 from ..support.errors import Failed
 from ..support.input_file import opened
-from ..support.memory_store import StorePlace, without_embedder
+from ..support.memory_store import StorePlace, store_settings, without_embedder
 from ..support.options import InQueue, OutputFile, TaskId, read_task_id
 from ..support.output import AsJson, note, print_data, print_json
 
@@ -66,7 +66,7 @@ async def _export(
     memory: str | None,
     no_memories: bool,
 ) -> None:
-    settings = load_settings(**place.overrides(), memory=memory)
+    settings = store_settings(**place.overrides(), memory=memory)
     async with place.producer() as producer:
         handle = await find_handle(producer, task_id, queue)
         store = await artifact_store(producer.gateway, settings)
@@ -197,7 +197,7 @@ def import_(
 async def _import(
     place: ConnectionOptions, source: str, new_id: str | None, memory: str | None, no_memories: bool, json: bool
 ) -> None:
-    settings = load_settings(**place.overrides(), memory=memory)
+    settings = store_settings(**place.overrides(), memory=memory)
     memories = None if no_memories else partial(make_store, settings)
     async with place.producer() as producer:
         store = await artifact_store(producer.gateway, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, LiteralString
@@ -58,6 +59,15 @@ async def translated_errors(store: str, wait: float) -> AsyncIterator[None]:
         raise MemoryStoreUnavailable(store, f"its URL could not be read: {_one_line(error)}") from error
 
 
+_QUOTED: Final = re.compile(r'"(?:.*"|.*)', re.DOTALL)
+
+
+def _url_problem(error: Exception) -> str:
+    """Return what is wrong with a URL, without its parts: psycopg quotes them, a password too."""
+    problem = _QUOTED.sub("its value", _one_line(error)).strip()
+    return f"{problem}; write spaces and special characters of a password as %20, %2F, ..."
+
+
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
@@ -98,6 +108,10 @@ class PostgresBackend:
         return f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
 
     async def open(self, embedder: EmbedderIdentity | None, *, create: bool) -> None:
+        try:
+            conninfo_to_dict(self._url)
+        except psycopg.Error as error:
+            raise MemoryStoreUnavailable(self.store, f"its URL could not be read: {_url_problem(error)}") from None
         async with translated_errors(self.store, self._wait):
             # connect once without the pool, which would report a time-out without the cause
             async with await AsyncConnection.connect(self._url, connect_timeout=math.ceil(self._wait)) as connection:

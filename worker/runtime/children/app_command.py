@@ -18,7 +18,15 @@ from ...errors import ConfigurationError
 if TYPE_CHECKING:
     from ...app import App
 
-__all__ = ["WORKER_COMMAND", "ChildCommand", "app_command", "app_digest", "use_import_path"]
+__all__ = [
+    "WORKER_COMMAND",
+    "ChildCommand",
+    "app_command",
+    "app_digest",
+    "pass_redis_url",
+    "passed_redis_url",
+    "use_import_path",
+]
 
 WORKER_COMMAND: Final = (sys.executable, "-P", "-X", "faulthandler", "-m", "perdure.worker.cli", "worker", "run")
 """-P: the working directory is not on the import path, as for the installed program."""
@@ -26,13 +34,16 @@ WORKER_COMMAND: Final = (sys.executable, "-P", "-X", "faulthandler", "-m", "perd
 _IMPORT_PATH: Final = "PERDURE_IMPORT_PATH"
 """Environment variable by which a program passes its import path to its children, and to no process of theirs."""
 
+_REDIS_URL: Final = "PERDURE_SUPERVISED_REDIS_URL"
+"""Environment variable by which a command passes --redis-url on, whose password all users would see on a command line."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
     """Command line of a child, and environment variables in addition to those of this process."""
 
     arguments: Sequence[str]
-    environment: MutableMapping[str, str] = field(default_factory=dict)
+    environment: MutableMapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def app_command(import_path: str, queues: Sequence[str], name: str | None) -> ChildCommand:
@@ -60,6 +71,16 @@ def use_import_path(environment: MutableMapping[str, str] = os.environ) -> None:
     if paths := environment.pop(_IMPORT_PATH, ""):
         given: list[str] = orjson.loads(paths)
         sys.path[:] = [*given, *(entry for entry in sys.path if entry not in given)]
+
+
+def pass_redis_url(url: str | None) -> dict[str, str]:
+    """Return the environment by which the children of a command get its option --redis-url."""
+    return {} if url is None else {_REDIS_URL: url}
+
+
+def passed_redis_url(environment: MutableMapping[str, str] = os.environ) -> str | None:
+    """Return the option --redis-url of the command that started this process, once; processes of handlers do not see it."""
+    return environment.pop(_REDIS_URL, None)
 
 
 def app_digest(app: App) -> str:
