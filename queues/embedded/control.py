@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import EmbeddedServerError
+from ..private_files import open_private
 from .files import POLL, DataDirectory, ask, exclusive, holders, is_free, socket_path
 from .launch import STOPPED_WITHIN, read_record, stop_orphan
 from .server import READY_WITHIN, EmbeddedServer
@@ -67,7 +68,10 @@ def start(directory: Path) -> ServerStatus:
     """
     data = DataDirectory(directory)
     with EmbeddedServer(directory):
-        data.pinned.touch(mode=0o600)
+        try:
+            os.close(open_private(data.pinned, os.O_RDWR | os.O_CREAT))
+        except OSError as error:
+            raise EmbeddedServerError(f"could not create {data.pinned}: {error}") from error
         return _status(data)
 
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import EmbeddedServerError
+from ..private_files import open_private
 
 with suppress(ModuleNotFoundError):  # Windows: DataDirectory.prepare refuses it with an error
     import fcntl
@@ -86,9 +87,15 @@ class DataDirectory:
         try:
             if stat.S_IMODE(found.st_mode) & 0o077:
                 self.path.chmod(0o700)
-            self.startup_lock.touch(mode=0o600)
+            os.close(open_private(self.startup_lock, os.O_RDWR | os.O_CREAT))
         except OSError as error:
             raise EmbeddedServerError(f"could not write to the data directory {self.path}: {error}") from error
+
+    def check_links(self) -> None:
+        """Raise `EmbeddedServerError` if a file that the server opens by its name is a symbolic link."""
+        for path in (self.log, self.aof, self.aof_parts, *self.aof_parts.glob("*")):
+            if path.is_symlink():
+                raise EmbeddedServerError(f"{path} must not be a symbolic link: remove it, or move its target there")
 
     def exists(self) -> bool:
         """Whether a server was ever requested here."""
@@ -112,7 +119,7 @@ def full_disk(path: Path) -> str | None:
     """
     try:
         room = os.statvfs(path)
-        with (path / "redis.log").open("rb") as log:
+        with os.fdopen(open_private(path / "redis.log", os.O_RDONLY), "rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL))
             last_run = log.read().decode(errors="replace").rpartition(" is starting ")[2]
     except OSError:
@@ -179,7 +186,7 @@ def holders(path: Path) -> frozenset[int] | None:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return open_private(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise EmbeddedServerError(f"could not open {path}: {error}") from error
 

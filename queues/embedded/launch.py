@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import EmbeddedServerError
+from ..private_files import open_private, replaced_file
 from .files import POLL, DataDirectory, ask, is_free, place_socket, socket_path
-from .program import find_server
+from .program import find_server, minimal_environment
 
 __all__ = [
     "STOPPED_WITHIN",
@@ -46,10 +47,9 @@ maxmemory-policy noeviction
 
 def write_config(directory: DataDirectory, socket: Path) -> None:
     """Write the configuration of a server on `socket` into the data directory."""
-    directory.config.touch(mode=0o600)
-    directory.config.write_bytes(
-        TEMPLATE % {b"socket": _quoted(socket), b"directory": _quoted(directory.path), b"log": _quoted(directory.log)}
-    )
+    fields = {b"socket": _quoted(socket), b"directory": _quoted(directory.path), b"log": _quoted(directory.log)}
+    with replaced_file(directory.config) as file:
+        file.write(TEMPLATE % fields)
 
 
 def _quoted(path: Path) -> bytes:
@@ -99,21 +99,22 @@ def launch(directory: DataDirectory) -> None:
         EmbeddedServerError: no program, no usable socket path, no disk space, or an old server that does not stop.
     """
     stop_orphan(directory)
+    directory.check_links()
     program = find_server(directory)
     socket = place_socket(directory)
     try:
-        os.truncate(directory.watchdog_lock, 0)  # the record of the last watchdog is not valid any more
+        os.close(open_private(directory.watchdog_lock, os.O_RDWR | os.O_TRUNC))  # the last watchdog's record
         write_config(directory, socket)
         if log_size(directory) > LARGEST_LOG:
             directory.log.replace(directory.log.with_name("redis.log.1"))
-        directory.log.touch(mode=0o600)
-        with directory.log.open("ab") as log:
+        with os.fdopen(open_private(directory.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             watchdog = subprocess.Popen(
                 [sys.executable, "-I", "-S", WATCHDOG, directory.path, program, socket],
                 stdin=subprocess.DEVNULL,
                 stdout=log,  # not the caller's: a pipe there would stay open as long as the server runs
                 stderr=log,
                 start_new_session=True,
+                env=minimal_environment(),
             )
     except OSError as error:
         raise EmbeddedServerError(f"could not start the server in {directory.path}: {error}") from error
@@ -153,13 +154,16 @@ def stop_orphan(directory: DataDirectory) -> None:
 
 def log_size(directory: DataDirectory) -> int:
     """Return the size of the server's log in bytes."""
-    return directory.log.stat().st_size if directory.log.exists() else 0
+    try:
+        return directory.log.lstat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def log_since(directory: DataDirectory, offset: int) -> str:
     """Return the last lines of the server's log after `offset`, for an error message."""
     try:
-        with directory.log.open("rb") as log:
+        with os.fdopen(open_private(directory.log, os.O_RDONLY), "rb") as log:
             if offset <= log_size(directory):  # else the log was rotated
                 log.seek(offset)
             lines = log.read().decode(errors="replace").splitlines()[-QUOTED_LINES:]

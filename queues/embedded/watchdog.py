@@ -58,7 +58,7 @@ def _take_locks() -> tuple[int, int]:
 
 
 def _open(name: str) -> int:
-    return os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
 def _start_server(program: str, server_lock: int) -> int:

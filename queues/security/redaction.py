@@ -150,7 +150,7 @@ def _without_inputs(text: str) -> str:
 
 def _fold(text: str) -> str:
     """Return the text in lower case, character by character: the one capital that has two is replaced."""
-    return text.replace("\u0130", "I").lower().replace("ς", "σ")
+    return text.replace("\u0130", "I").lower().replace("\u03c2", "\u03c3")  # both are the lower case of one letter
 
 
 def _other_cases(value: str) -> Iterator[str]:

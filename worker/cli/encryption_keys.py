@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ...queues import generate_key
+from ...queues.private_files import replaced_file
 from ..settings import load_settings
 from .support.errors import Failed
 from .support.output import AsJson, note, print_data, print_json
@@ -41,11 +41,12 @@ def generate(
         print_data(generate_key())
         return
     try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with replaced_file(output, new=True) as file:
+            file.write(f"{generate_key()}\n".encode())
+    except FileExistsError:
+        raise Failed(f"could not create {output}: File exists; give a new file") from None
     except OSError as error:
-        raise Failed(f"could not create {output}: {error.strerror}; give a new file") from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{generate_key()}\n")
+        raise Failed(f"could not create {output}: {error.strerror or error}; give a new file") from None
     note(f"wrote a new key to {output}; set PERDURE_ENCRYPTION_KEY_FILE to this path")
 
 

@@ -30,7 +30,7 @@ from ..session import TurnHandle
 from ..session_correction import correct_session, stored_state
 from .support.connection import connected, redis_now, warn_unserved
 from .support.errors import Failed, Misuse
-from .support.options import read_app
+from .support.options import OutputFile, open_output, read_app
 from .support.output import (
     AsJson,
     ago,
@@ -328,21 +328,25 @@ async def correct(
 
 @app.command()
 @connected
-async def export(producer: Producer, agent: AgentName, session_id: SessionId) -> None:
+async def export(
+    producer: Producer, agent: AgentName, session_id: SessionId, *, output: OutputFile = None
+) -> None:
     """Print a session as JSON lines: first record and state, then its messages in order.
 
-    Example: perdure session export assistant user-42 > user-42.jsonl
+    Example: perdure session export assistant user-42 -o user-42.jsonl
     """
     record = await _find(producer, agent, session_id)
     content = _content(record)
-    print_json_lines([record.summary() | content])
-    page: list[SessionMessage] = []
-    async for message in read_history(producer.gateway, record.address):
-        page.append(message)
-        if len(page) == _PAGE:
-            print_json_lines([one.summary() for one in page])
-            page.clear()
-    print_json_lines([one.summary() for one in page])
+    with open_output(output) as file:
+        print_json_lines([record.summary() | content], file)
+        page: list[SessionMessage] = []
+        async for message in read_history(producer.gateway, record.address):
+            page.append(message)
+            if len(page) == _PAGE:
+                print_json_lines([message.summary() for message in page], file)
+                page.clear()
+        if page:
+            print_json_lines([message.summary() for message in page], file)
     if problem := content.get("problem"):
         raise Failed(f"{problem}; it was not exported, the messages were")
 

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import orjson
@@ -259,6 +259,16 @@ def has_terminal() -> bool:
     return True
 
 
+_SECRET: Final = ("ENCRYPTION_KEYS", "WEBHOOK_URL", "WEBHOOK_SECRET", "MEMORY", "ARTIFACTS", "SUPERVISED_REDIS_URL")
+"""Settings that an alert command does not get, since they may hold keys and passwords that it does not need."""
+
+
+def _alert_environment() -> dict[str, str]:
+    """Return the environment of an alert command, which may run `perdure` itself."""
+    left_out = {f"PERDURE_{name}" for name in _SECRET}
+    return {name: value for name, value in os.environ.items() if name not in left_out}
+
+
 async def run_alert(command: str, event: Mapping[str, Any], limit: float) -> None:
     """Run the operator's alert command in the shell, with the event as JSON on its standard input.
 
@@ -266,7 +276,7 @@ async def run_alert(command: str, event: Mapping[str, Any], limit: float) -> Non
     """
     try:
         process = await asyncio.create_subprocess_shell(
-            command, stdin=asyncio.subprocess.PIPE, stdout=2, process_group=0
+            command, stdin=asyncio.subprocess.PIPE, stdout=2, process_group=0, env=_alert_environment()
         )
     except OSError as error:
         logger.error("could not start the alert command: {}", error)

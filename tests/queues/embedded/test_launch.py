@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import redis
-from perdure.queues.embedded import EmbeddedServer, full_disk, status, stop
+from perdure.queues.embedded import EmbeddedServer, full_disk, start, status, stop
 from perdure.queues.errors import EmbeddedServerError, Unavailable
 from perdure.queues.transport.clients import translated
 
@@ -110,6 +110,69 @@ def test_the_directory_and_its_files_are_private(directory: Path) -> None:
         os.umask(before)
     assert modes[directory] == 0o700
     assert {file.name: oct(mode) for file, mode in modes.items() if mode & 0o077} == {}
+
+
+CANARY = "canary-f3a91c"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_the_server_and_its_watchdog_get_a_minimal_environment(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PERDURE_ENCRYPTION_KEYS", "OPENAI_API_KEY", "PYTHONPATH"):
+        monkeypatch.setenv(name, CANARY)
+    with EmbeddedServer(directory):
+        found = status(directory)
+        for pid in (found.pid, found.watchdog_pid):
+            assert pid is not None
+            environment = Path(f"/proc/{pid}/environ").read_text()
+            assert CANARY not in environment
+            assert CANARY.encode() not in _memory(pid)
+            if pid == found.watchdog_pid:  # the server replaces its own by its title
+                names = {line.partition("=")[0] for line in environment.split("\0") if line}
+                assert names <= {"PATH", "LANG", "TZ", "HOME"}
+
+
+def _memory(pid: int) -> bytes:
+    """Return what a process has in its heap, its stack and its data."""
+    found: list[bytes] = []
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            place, access, *_ = line.split()
+            start, _, end = place.partition("-")
+            if access.startswith("rw"):
+                with suppress(OSError):
+                    memory.seek(int(start, 16))
+                    found.append(memory.read(int(end, 16) - int(start, 16)))
+    assert sum(map(len, found)) > 100_000
+    return b"".join(found)
+
+
+LINKED = ("redis.conf", "redis.log", "startup.lock", "users.lock", "keeper.lock", "server.lock", "pinned")
+
+
+@pytest.mark.parametrize("name", [*LINKED, "appendonlydir", "appendonly.aof"])
+@pytest.mark.parametrize("target", ["file", "nothing"])
+def test_planted_links_are_not_followed(tmp_path: Path, name: str, target: str) -> None:
+    directory, victim = tmp_path / "data", tmp_path / "victim"
+    directory.mkdir(mode=0o700)
+    if target == "file":
+        victim.mkdir() if name == "appendonlydir" else victim.write_text("untouched")
+    (directory / name).symlink_to(victim)
+    try:
+        start(directory)
+        assert name == "redis.conf"  # it is written to another file, which replaces the link
+    except EmbeddedServerError as error:
+        assert name in str(error)
+    finally:
+        (directory / name).unlink(missing_ok=True)
+        stop(directory, force=True)
+    if target == "nothing":
+        assert not victim.exists()
+    elif name == "appendonlydir":
+        assert not list(victim.iterdir())
+    else:
+        assert victim.read_text() == "untouched"
 
 
 @pytest.mark.parametrize("name", ["two words", 'a "quote" \\x41', "größe", "line\nbreak", "%(socket)b #$"])

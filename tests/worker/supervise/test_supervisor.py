@@ -514,6 +514,16 @@ async def test_messages_left_in_the_pipe_of_a_dead_child_are_read() -> None:
     assert (dead.exit_status, dead.steps) == ("SIGKILL", {"t1": "die"})
 
 
+async def test_an_alert_command_gets_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PERDURE_ENCRYPTION_KEYS", "PERDURE_WEBHOOK_SECRET", "PERDURE_WEBHOOK_URL", "PERDURE_MEMORY"):
+        monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://host")
+    seen = tmp_path / "seen"
+    await run_alert(f"env > {seen}", {"event": "paused"}, 20.0)
+    assert "hunter2" not in seen.read_text()
+    assert "PERDURE_REDIS_URL=redis://host" in seen.read_text()  # the command may run perdure
+
+
 async def test_an_alert_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     await run_alert(f"sleep 1000 & echo $! > {pid_file}; wait", {"event": "paused"}, 0.2)

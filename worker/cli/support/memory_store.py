@@ -36,8 +36,8 @@ StorePlace = Annotated[
     typer.Option(
         "--memory",
         metavar="PLACE",
-        help="File, or postgresql://... Default: PERDURE_MEMORY, then memory.sqlite3 in the data folder. Give a URL with "
-        "a password by PERDURE_MEMORY: all users of a machine can read command lines.",
+        help="File, or postgresql://... Default: PERDURE_MEMORY, then memory.sqlite3 in the data folder. Give a URL "
+        "with a password by PERDURE_MEMORY: all users of a machine can read command lines.",
         rich_help_panel=_PANEL,
     ),
 ]

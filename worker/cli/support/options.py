@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import inspect
 import math
 import re
@@ -18,6 +19,7 @@ from pydantic_core import from_json
 
 from ....deadletter import Reason
 from ....queues import check_name
+from ....queues.private_files import replaced_file
 from .errors import Failed
 
 __all__ = [
@@ -267,12 +269,17 @@ OutputFile = Annotated[
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[TextIO | None]:
-    """Open the file to write to; None for stdout."""
+    """Open the file to write to, which only its owner can read; None for stdout.
+
+    It has its name once it is complete; an interrupted command leaves the file that was there.
+    """
     if path is None:
         yield None
         return
     try:
-        with path.open("w", encoding="utf-8") as file:
+        with replaced_file(path) as data:
+            file = io.TextIOWrapper(data, encoding="utf-8")
             yield file
+            file.detach()
     except OSError as error:
-        raise Failed(f"could not write {path}: {error.strerror}") from None
+        raise Failed(f"could not write {path}: {error.strerror or error}") from None

@@ -15,6 +15,7 @@ from typing import IO, Annotated
 import anyio
 import typer
 
+from ....queues.private_files import replaced_file
 from ...artifacts import artifact_store
 from ...memory import HybridStore, MemoryStoreMissing, make_store
 from ...settings import Settings
@@ -135,29 +136,13 @@ def _written(path: Path | None) -> Iterator[IO[bytes]]:
         with suppress(OSError, ValueError):  # a pipe
             os.fsync(sys.stdout.buffer.fileno())
         return
-    if path.exists():
-        raise Failed(f"{path} exists already: give another file with --output")
     try:
-        number, name = tempfile.mkstemp(dir=path.parent, prefix=".export-")
-        try:
-            with os.fdopen(number, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(number)
-            os.link(name, path)
-            _sync_folder(path.parent)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with replaced_file(path, new=True) as file:
+            yield file
+    except FileExistsError:
+        raise Failed(f"{path} exists already: give another file with --output") from None
     except OSError as error:
-        raise Failed(f"could not write {path}: {error.strerror}") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+        raise Failed(f"could not write {path}: {error.strerror or error}") from None
 
 
 def _is_file(file: IO[bytes]) -> bool:

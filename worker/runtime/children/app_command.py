@@ -35,7 +35,7 @@ _IMPORT_PATH: Final = "PERDURE_IMPORT_PATH"
 """Environment variable by which a program passes its import path to its children, and to no process of theirs."""
 
 _REDIS_URL: Final = "PERDURE_SUPERVISED_REDIS_URL"
-"""Environment variable by which a command passes --redis-url on, whose password all users would see on a command line."""
+"""Environment variable by which a command passes --redis-url on: all users would see its password on a command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def pass_redis_url(url: str | None) -> dict[str, str]:
 
 
 def passed_redis_url(environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Return the option --redis-url of the command that started this process, once; processes of handlers do not see it."""
+    """Return the option --redis-url of the command that started this process, and remove it from the environment."""
     return environment.pop(_REDIS_URL, None)
 
 
