@@ -135,7 +135,8 @@ def _explain(error: Any, arguments: Sequence[str]) -> None:
     if message:
         where = error.ctx.command_path if error.ctx else _named(arguments)
         end = "" if message.endswith("?") else ";"
-        typer.echo(f"perdure: {' '.join(message.split())}{end} see '{where} --help'", err=True)
+        clean = load(".support.terminal:clean")
+        typer.echo(clean(f"perdure: {' '.join(message.split())}{end} see '{where} --help'"), err=True)
 
 
 def _named(arguments: Sequence[str]) -> str:

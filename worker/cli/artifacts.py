@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -22,7 +21,17 @@ from ..settings import load_settings
 from .support.connection import ConnectionOptions, connected, find_handle, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.options import InQueue, TaskId, in_duration
-from .support.output import AsJson, Bar, duration, note, print_data, print_json, print_json_lines, print_table
+from .support.output import (
+    AsJson,
+    Bar,
+    CleanStdout,
+    duration,
+    note,
+    print_data,
+    print_json,
+    print_json_lines,
+    print_table,
+)
 
 __all__ = ["app", "artifact", "describe_link", "note_damaged", "size_text"]
 
@@ -136,11 +145,11 @@ async def _print(store: ArtifactStore, what: str, link: ArtifactLink) -> None:
 
 
 def _copy_to_stdout(file: Path) -> None:
-    sys.stdout.flush()
+    out = CleanStdout()
     try:
         with file.open("rb") as source:
-            shutil.copyfileobj(source, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+            shutil.copyfileobj(source, out)
+        out.flush()
     except OSError as error:
         if error.errno != errno.EPIPE:  # the reader has closed the pipe
             raise Failed(f"could not write to stdout: {error}") from error

@@ -35,6 +35,7 @@ from .support.output import (
     AsJson,
     Bar,
     ago,
+    confirm,
     note,
     print_data,
     print_fields,
@@ -221,7 +222,7 @@ def _confirm(count: int | None) -> None:
     if not _is_terminal():
         raise Misuse("--all deletes dead letters permanently: add --yes, because stdin is no terminal")
     what = "all that match" if count is None else f"all {count}"
-    if not typer.confirm(f"Permanently delete {what} dead letters with their checkpoints?", err=True):
+    if not confirm(f"Permanently delete {what} dead letters with their checkpoints?"):
         raise Failed("nothing was purged")
 
 

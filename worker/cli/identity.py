@@ -6,7 +6,6 @@ import getpass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-import orjson
 import typer
 from pydantic import ValidationError
 
@@ -59,7 +58,7 @@ async def show(
         print_json(_described(shown))
     else:
         note(f"version {shown.version}{_changed(shown)}")
-        print_data(orjson.dumps(shown.identity.model_dump(mode="json"), option=orjson.OPT_INDENT_2).decode())
+        print_json(shown.identity.model_dump(mode="json"))
 
 
 @app.command("set")

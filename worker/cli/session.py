@@ -34,7 +34,7 @@ from .support.options import OutputFile, open_output, read_app
 from .support.output import (
     AsJson,
     ago,
-    clean,
+    confirm,
     note,
     print_data,
     print_fields,
@@ -328,9 +328,7 @@ async def correct(
 
 @app.command()
 @connected
-async def export(
-    producer: Producer, agent: AgentName, session_id: SessionId, *, output: OutputFile = None
-) -> None:
+async def export(producer: Producer, agent: AgentName, session_id: SessionId, *, output: OutputFile = None) -> None:
     """Print a session as JSON lines: first record and state, then its messages in order.
 
     Example: perdure session export assistant user-42 -o user-42.jsonl
@@ -379,7 +377,7 @@ async def forget(
     if not yes:
         if not sys.stdin.isatty():
             raise Misuse("forget deletes the session permanently: add --yes, because stdin is no terminal")
-        if not typer.confirm(f"Permanently delete session {clean(record.name)} with {record.ended} turns?", err=True):
+        if not confirm(f"Permanently delete session {record.name} with {record.ended} turns?"):
             raise Failed("nothing was deleted")
     if not await forget_session(producer.gateway, record.address, born=str(record.born)):
         raise Failed(f"session {record.name} was deleted meanwhile")

@@ -7,6 +7,7 @@
     options.py             other shared options, their parsers, the file of --output
     app_loader.py          import of the APP argument
     output.py              tables, JSON, messages and progress bars
+    terminal.py            escapes of what a terminal would interpret
     events_text.py         an event as one line of text
     errors.py              Failed, Misuse, exit codes and remedies
     worker_process.py      `worker run`: one worker in this process

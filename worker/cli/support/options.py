@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import io
 import inspect
+import io
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping

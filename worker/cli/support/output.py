@@ -1,15 +1,17 @@
 """Output of the commands: data on stdout, as tables or JSON; messages and a progress bar on stderr.
 
-Text from tasks is untrusted: control characters are printed as escapes, never sent to the terminal.
+Text from tasks is untrusted: everything that a command prints goes through this module, which escapes what a terminal
+would interpret (see terminal.py). In JSON it is escaped as \\uXXXX, so that programs read the same value.
 """
 
 from __future__ import annotations
 
-import re
+import codecs
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TextIO
 
@@ -17,6 +19,7 @@ import orjson
 import typer
 
 from ....queues import plain_data
+from .terminal import clean, clean_json
 
 if TYPE_CHECKING:  # rich is imported where a table is printed: a worker prints none
     from rich.console import Console
@@ -27,9 +30,11 @@ if TYPE_CHECKING:  # rich is imported where a table is printed: a worker prints 
 __all__ = [
     "AsJson",
     "Bar",
+    "CleanStdout",
     "ago",
     "as_data",
     "clean",
+    "confirm",
     "duration",
     "fields_table",
     "note",
@@ -37,6 +42,7 @@ __all__ = [
     "print_fields",
     "print_json",
     "print_json_lines",
+    "print_json_text",
     "print_table",
     "print_text",
     "state_text",
@@ -45,12 +51,6 @@ __all__ = [
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-_ACTS = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-"""Characters beyond ASCII that a terminal interprets: control characters, and those that change text direction."""
-
-_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f{_ACTS}]")
-_CONTROL_IN_JSON = re.compile(f"[{_ACTS}]")
 
 _STATE_STYLES = {
     "queued": "cyan",
@@ -65,18 +65,9 @@ _STATE_STYLES = {
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
-def clean(text: str) -> str:
-    """Escape the control characters of a text, except line breaks and tabs."""
-    return _CONTROL.sub(lambda found: _escape(found[0], "\\x"), text)
-
-
-def _escape(char: str, short: str) -> str:
-    return f"{short}{ord(char):02x}" if ord(char) < 0x100 else f"\\u{ord(char):04x}"
-
-
 def _json(data: Any, option: int = 0) -> str:
     """Return JSON in which characters that a terminal interprets are escaped."""
-    return _CONTROL_IN_JSON.sub(lambda found: _escape(found[0], "\\u00"), orjson.dumps(data, option=option).decode())
+    return clean_json(orjson.dumps(data, option=option).decode())
 
 
 def note(message: str) -> None:
@@ -90,8 +81,41 @@ def print_text(text: str) -> None:
 
 
 def print_data(text: str) -> None:
-    """Print data for a program, such as an id, unchanged."""
-    typer.echo(text)
+    """Print data for a program, such as an id or a path."""
+    typer.echo(clean(text))
+
+
+def print_json_text(text: str) -> None:
+    r"""Print JSON as it was stored. What a terminal would interpret is escaped as \uXXXX, which is the same value."""
+    typer.echo(clean_json(text))
+
+
+def confirm(question: str) -> bool:
+    """Ask on stderr, and return the answer."""
+    return typer.confirm(clean(question), err=True)
+
+
+class CleanStdout:
+    """Stdout for bytes: a pipe or a file gets them unchanged, a terminal gets clean text."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._terminal = sys.stdout.isatty()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def write(self, data: bytes) -> int:
+        if self._terminal:
+            sys.stdout.write(clean(self._decode(data)))
+        else:
+            sys.stdout.buffer.write(data)
+        return len(data)
+
+    def fileno(self) -> int:
+        return sys.stdout.buffer.fileno()
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+        sys.stdout.buffer.flush()
 
 
 def print_json(data: Any) -> None:
@@ -115,11 +139,24 @@ def as_data(value: bytes | None) -> Any:
 
 
 def stdout() -> Console:
-    """Return a console that prints text unchanged, without a line limit if stdout is no terminal."""
+    """Return a console that prints clean text, without a line limit if stdout is no terminal."""
+    console = _console_type()(markup=False, highlight=False, emoji=False)
+    if console.is_terminal:
+        return console
+    return _console_type()(markup=False, highlight=False, emoji=False, width=_WIDEST)
+
+
+@cache
+def _console_type() -> type[Console]:
+    """Return the console whose text is clean, whatever its caller has forgotten."""
     from rich.console import Console
 
-    console = Console(markup=False, highlight=False, emoji=False)
-    return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=_WIDEST)
+    class CleanConsole(Console):
+        def render(self, *given: Any, **options: Any) -> Iterable[Any]:
+            for segment in super().render(*given, **options):
+                yield segment if segment.control else segment._replace(text=clean(segment.text))
+
+    return CleanConsole
 
 
 _WIDEST: Final = 10_000
@@ -230,13 +267,11 @@ class Bar:
     """Seconds until the bar appears."""
 
     def __init__(self, what: str, total: int | None = None) -> None:
-        from rich.console import Console
-
         self.done = 0
         self._what = what
         self._total = total
         self._started = time.monotonic()
-        self._console = Console(stderr=True)
+        self._console = _console_type()(stderr=True)
         self._wanted = self._console.is_terminal and not sys.stdout.isatty()
         self._progress: Progress | None = None
 

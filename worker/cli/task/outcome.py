@@ -20,6 +20,7 @@ from ..support.output import (
     print_data,
     print_json,
     print_json_lines,
+    print_json_text,
     print_text,
     state_text,
     stdout,
@@ -140,7 +141,7 @@ async def result(
     if json:
         await _print_outcome(handle)
     else:
-        print_data(value)
+        print_json_text(value)
 
 
 async def _raw_handle(producer: Producer, task_id: str, queue: str | None) -> TaskHandle[str]:

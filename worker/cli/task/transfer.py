@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, cast
 
 import anyio
 import typer
@@ -25,7 +24,7 @@ from ..support.errors import Failed
 from ..support.input_file import opened
 from ..support.memory_store import StorePlace, store_settings, without_embedder
 from ..support.options import InQueue, OutputFile, TaskId, read_task_id
-from ..support.output import AsJson, note, print_data, print_json
+from ..support.output import AsJson, CleanStdout, note, print_data, print_json
 
 __all__ = ["export", "import_"]
 
@@ -131,8 +130,9 @@ def _changed(exported: ExportedTask) -> str:
 def _written(path: Path | None) -> Iterator[IO[bytes]]:
     """Open the file to write to, for its owner only. It has its name once it is complete and on the disk."""
     if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        out = CleanStdout()
+        yield cast("IO[bytes]", out)
+        out.flush()
         with suppress(OSError, ValueError):  # a pipe
             os.fsync(sys.stdout.buffer.fileno())
         return

@@ -1,0 +1,308 @@
+"""What commands print: a terminal never gets what it would interpret or hide, and files only their owner can read."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import pty
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perdure import Agent, AgentState, App, Context, Identity, PlanStep, Retry, Settings
+from perdure.worker import cli
+from perdure.worker.cli import commands
+from perdure.worker.cli.lazy import LazyCommand
+from perdure.worker.cli.support.terminal import clean, clean_json
+
+from tests.support.command_line import BOUND, COMMAND, Answer, call
+from tests.support.workers import bounded, running_worker, work_off
+
+SIGNS = "\x00\x07\x08\x0c\r\x1b\x7f\x80\x9b\xad\u061c\u180e\u200b\u200d\u200e\u2028\u202e\u2060\u2066\ufeff\U000e0041"
+HOSTILE = f"begin{SIGNS}[2Jend"
+
+PACKAGE = Path(cli.__file__).resolve().parent
+
+
+@given(st.text())
+def test_clean_text_has_no_character_that_acts(text: str) -> None:
+    shown = clean(text)
+    assert not set(shown) & set(SIGNS)
+    assert shown == text or not text.isprintable() or not text.isascii()
+
+
+@given(st.text() | st.lists(st.text()) | st.just(HOSTILE))
+def test_clean_json_is_the_same_value(value: Any) -> None:
+    for text in (orjson.dumps(value).decode(), orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()):
+        assert orjson.loads(clean_json(text)) == value
+        assert not set(clean_json(text)) & set(SIGNS)
+
+
+class Noisy(Agent[AgentState]):
+    identity = Identity(role=HOSTILE)
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="one", title=HOSTILE)]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        await ctx.decide(HOSTILE, reasoning=HOSTILE, alternatives=[HOSTILE])
+        await ctx.discover(HOSTILE, source=HOSTILE)
+        await ctx.add_message("user", HOSTILE)
+        await ctx.progress(1, 2, HOSTILE)
+        return HOSTILE
+
+    async def finish(self, ctx: Context, state: AgentState) -> str:
+        return HOSTILE
+
+
+def make_app(settings: Settings) -> App:
+    app = App("noisy", settings=settings)
+    app.agent(Noisy)
+
+    @app.task
+    async def speak(ctx: Context, text: str) -> str:
+        await ctx.artifacts.save("report.txt", HOSTILE)
+        await ctx.memory.add(HOSTILE.replace("\x00", ""), tags=["loud"])
+        await ctx.progress(1, 2, HOSTILE)
+        return HOSTILE
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def fails(ctx: Context, text: str) -> None:
+        raise ValueError(HOSTILE)
+
+    @app.task
+    async def waits(ctx: Context, text: str) -> None:
+        await ctx.ask("ada", HOSTILE)
+
+    return app
+
+
+async def tool(*args: str, stdin: bytes = b"") -> Answer:
+    return await asyncio.to_thread(lambda: call(*args, stdin=stdin))
+
+
+@pytest.fixture
+def place(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
+    for name, value in (("REDIS_URL", settings.redis_url), ("NAMESPACE", settings.namespace)):
+        monkeypatch.setenv(f"PERDURE_{name}", value)
+    monkeypatch.setenv("PERDURE_DATA_DIR", str(settings.data_dir))
+    monkeypatch.chdir(tmp_path)
+    return settings
+
+
+def leaves(command: Any, path: str = "") -> Iterator[str]:
+    command = command.fetch() if isinstance(command, LazyCommand) else command
+    if not hasattr(command, "commands"):
+        yield path
+        return
+    for name, below in command.commands.items():
+        yield from leaves(below, f"{path} {name}".strip())
+
+
+QUIET = {
+    "demo": "its report has names of files of this host only",
+    "bench": "it prints figures",
+    "new": "it prints the paths that its own argument names",
+    "worker run": "it prints a log, see test_log",
+    "server start": "it prints the path of its own option",
+    "server stop": "it prints nothing of tasks",
+    "server status": "it prints figures of the server",
+    "keys generate": "it prints a key",
+    "keys list": "it prints ids of keys",
+    "config set": "it prints its own arguments",
+    "config unset": "it prints its own arguments",
+    "config show": "it prints numbers",
+    "queue metrics": "it prints figures, by names that cannot be hostile",
+    "queue partitions": "it prints figures",
+    "memory reembed": "it prints figures, and needs an embedder",
+    "worker resume": "it prints names of supervisors",
+    "worker health": "it prints names of workers",
+}
+"""Commands that print nothing of what tasks hold."""
+
+
+@pytest.mark.integration
+async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> None:
+    seen: set[str] = set()
+
+    async def check(*args: str, said: bool = True, stdin: bytes = b"") -> Answer:
+        answer = await tool(*args, stdin=stdin)
+        for text in (answer.out, answer.err):
+            assert not set(text) & set(SIGNS), (args, text)
+        assert "Traceback" not in answer.err.partition("ValueError")[0], (args, answer.err)
+        if said:
+            assert "begin" in answer.out + answer.err, (args, answer)
+        seen.update(name for name in leaves(commands) if f"{' '.join(args)} ".startswith(f"{name} "))
+        return answer
+
+    async with make_app(place) as app:
+        marked = {"headers": {"x": HOSTILE}, "key": HOSTILE, "tags": [HOSTILE]}
+        ok = await app.producer.enqueue("speak", {"text": HOSTILE}, queue="noisy", **marked)
+        bad = await app.producer.enqueue("fails", {"text": HOSTILE}, queue="noisy", **marked)
+        asks = await app.producer.enqueue("waits", {"text": HOSTILE}, queue="noisy", **marked)
+        agent = await app.producer.enqueue("noisy", {"goal": HOSTILE}, queue="noisy")
+        await work_off(app)
+        await app.session(Noisy, "ada").send(HOSTILE, sender="bob")
+        await work_off(app)
+        await app.session(Noisy, "ada").send(HOSTILE)
+        for json in ((), ("--json",)):
+            for task in (ok, bad, asks, agent):
+                await check("task", "show", task.id, *json)
+                await check("task", "events", task.id, *json, said=False)
+                await check("task", "why", task.id, *json, said=False)
+            for name in ("result", "watch"):
+                await check("task", name, ok.id, *json, said=name == "result")
+                await check("task", name, bad.id, *json)
+            await check("task", "list", *json, said=bool(json))
+            await check("task", "list", "--error", HOSTILE, *json, said=False)
+            await check("task", "catalog", *json, said=False)
+            await check("task", "versions", *json, said=False)
+            await check("task", "state", agent.id, *json)
+            await check("task", "handoff", agent.id, *json)
+            await check("task", "artifact", ok.id, *json, said=False)
+            await check("task", "send", asks.id, HOSTILE, "--from", "bob", *json, said=False)
+            await check("task", "inbox", asks.id, *json)
+            await check("task", "correct", asks.id, f"x={HOSTILE}", *json, said=False)
+            await check("task", "resolve", asks.id, HOSTILE, "--run-again", *json, said=False)
+            await check("task", "dismiss", asks.id, HOSTILE, *json, said=False)
+            await check("task", "compact", agent.id, *json, said=False)
+            await check("task", "fork", agent.id, *json, said=False)
+            await check("dlq", "list", *json)
+            await check("dlq", "show", bad.id, *json)
+            await check("dlq", "purge", "--error", HOSTILE, *json, said=False)
+            await check("session", "list", *json, said=False)
+            await check("session", "show", "noisy", "ada", *json)
+            await check("session", "send", "noisy", "ada", HOSTILE, "--no-wait", *json, said=False)
+            await check("session", "correct", "noisy", "ada", f"x={HOSTILE}", *json, said=False)
+            await check("identity", "show", "noisy", *json, said=False)
+            await check("identity", "set", "noisy", "-", "--why", HOSTILE, "--by", HOSTILE, *json, said=False,
+                        stdin=orjson.dumps({"role": HOSTILE}))  # fmt: skip
+            await check("identity", "show", "noisy", *json)
+            await check("identity", "log", "noisy", *json)
+            await check("memory", "list", *json)
+            await check("memory", "search", "begin", *json)
+            await check("memory", "add", HOSTILE, *json, said=False)
+            await check("memory", "prune", "--keep", "9", *json, said=False)
+            await check("memory", "forget", HOSTILE, *json)
+            await check("artifacts", "list", *json, said=False)
+            await check("artifacts", "gc", *json, said=False)
+            await check("queue", "list", *json, said=False)
+            await check("worker", "list", *json, said=False)
+            await check("top", *json, said=False)
+            await check(
+                "enqueue",
+                "speak",
+                "--queue",
+                "noisy",
+                "--args",
+                orjson.dumps({"text": HOSTILE}).decode(),
+                *json,
+                said=False,
+            )
+        await check("dlq", "export")
+        await check("session", "export", "noisy", "ada")
+        await check("memory", "export")
+        await check("task", "import", "missing", said=False)
+        await check("dlq", "replay", bad.id, said=False)
+        await check("session", "forget", "noisy", "ada", "--yes", said=False)
+        await check("task", "cancel", asks.id, said=False)
+        await check("task", "show", HOSTILE)  # an error that quotes its argument
+        exported = await tool("task", "export", "nothing")
+        assert not set(exported.err) & set(SIGNS)
+    assert set(leaves(commands)) - seen - QUIET.keys() == {"task export"}  # a file of bytes; see the next test
+
+
+@pytest.mark.integration
+async def test_bytes_are_exact_in_a_pipe_and_clean_on_a_terminal(place: Settings) -> None:
+    async with make_app(place) as app:
+        ok = await app.producer.enqueue("speak", {"text": HOSTILE}, queue="noisy")
+        asks = await app.producer.enqueue("waits", {"text": HOSTILE}, queue="noisy")
+        await work_off(app)
+        for args in (("task", "artifact", ok.id, "report.txt", "-o", "-"), ("task", "export", asks.id, "--keep")):
+            piped = await asyncio.to_thread(
+                lambda args=args: subprocess.run([*COMMAND, *args], capture_output=True, timeout=BOUND, check=False)
+            )
+            assert piped.returncode == 0, piped.stderr
+            assert ("\u202e".encode() in piped.stdout) and (b"\x9b" in piped.stdout)
+            shown = await asyncio.to_thread(on_terminal, *args)
+            assert not set(shown.replace("\r\n", "\n")) & set(SIGNS)
+            assert "begin" in shown
+        result = await tool("task", "result", ok.id)
+        assert orjson.loads(result.out) == HOSTILE  # escaped, and the same value
+
+
+def on_terminal(*args: str) -> str:
+    """Return what a command prints on a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*COMMAND, *args], stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL) as command:
+        os.close(theirs)
+        found = bytearray()
+        try:
+            while data := os.read(ours, 65536):
+                found += data
+        except OSError:  # the terminal has no other end any more
+            pass
+        assert command.wait(BOUND) == 0
+    os.close(ours)
+    return found.decode()
+
+
+@pytest.mark.integration
+async def test_files_that_commands_write_are_for_their_owner_only(place: Settings, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        async with make_app(place) as app:
+            ok = await app.producer.enqueue("speak", {"text": "x"}, queue="noisy")
+            await app.producer.enqueue("fails", {"text": "x"}, queue="noisy")
+            asks = await app.producer.enqueue("waits", {"text": "x"}, queue="noisy")
+            await work_off(app)
+            async with running_worker(app):
+                await bounded((await app.session(Noisy, "ada").send("x")).result())
+            (tmp_path / "letters").write_text("old, and readable by all")
+            (tmp_path / "letters").chmod(0o644)
+            victim = tmp_path / "victim"
+            (tmp_path / "session").symlink_to(victim)
+            for args in (
+                ("dlq", "export", "-o", "letters"),
+                ("memory", "export", "-o", "memories"),
+                ("session", "export", "noisy", "ada", "-o", "session"),
+                ("task", "export", asks.id, "--keep", "-o", "task"),
+                ("task", "artifact", ok.id, "report.txt"),
+                ("task", "artifact", ok.id, "report.txt", "-o", "artifact"),
+                ("keys", "generate", "-o", "key"),
+            ):
+                assert (await tool(*args)).code == 0, args
+            assert place.data_dir is not None
+            files = [file for file in (*tmp_path.rglob("*"), *place.data_dir.rglob("*")) if file.is_file()]
+            modes = {str(file): oct(stat.S_IMODE(file.stat().st_mode)) for file in files}
+    finally:
+        os.umask(before)
+    assert {"letters", "memories", "session", "task", "report.txt", "artifact", "key", "memory.sqlite3"} <= {
+        file.name for file in files
+    }
+    assert {file: mode for file, mode in modes.items() if mode not in ("0o600", "0o400")} == {}
+    assert not victim.exists()
+    assert orjson.loads((tmp_path / "letters").read_text())["task"] == "fails"
+
+
+def test_commands_print_through_the_module_of_the_output() -> None:
+    """A call that prints around it could forget to escape."""
+    allowed = {"output.py", "terminal.py"}
+    found = []
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or file.name in allowed:
+                continue
+            name = ast.unparse(node.func)
+            if name in {"print", "typer.echo", "typer.secho", "typer.confirm", "typer.prompt", "Console"} or name in {
+                "sys.stdout.write", "sys.stderr.write", "sys.stdout.buffer.write",
+            }:  # fmt: skip
+                found.append(f"{file.relative_to(PACKAGE)}: {ast.unparse(node)[:17]}")
+    assert sorted(found) == ["__init__.py: typer.echo(clean(", '__init__.py: typer.echo(f"perd']
