@@ -232,7 +232,8 @@ def test_an_unavailable_server_is_reported_with_the_remedy() -> None:
     assert f"perdure: cannot reach Redis at redis://:***@127.0.0.1:{port}/0" in answer.err
     assert "--redis-url" in answer.err
     assert "secret" not in answer.err
-    assert answer.err.count("\n") == 1
+    assert answer.err.startswith("perdure: warning: all users of this machine can read the password in --redis-url")
+    assert answer.err.count("\n") == 2
 
 
 @pytest.mark.integration
@@ -251,7 +252,7 @@ def test_a_wrong_password_is_refused_and_never_shown() -> None:
     assert f"redis://user:***@127.0.0.1:{port} refused the credentials" in answer.err
     assert "check the user and the password" in answer.err
     assert "mistaken" not in answer.err
-    assert answer.err.count("\n") == 1
+    assert answer.err.count("\n") == 2  # the first one warns of the password
 
 
 @pytest.mark.integration
