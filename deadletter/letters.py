@@ -45,6 +45,7 @@ class DeadLetter:
 
     Attributes:
         args: As stored: with secrets, possibly encrypted. `shown_arguments` is for display.
+        masked: Paths of arguments that are masked for display besides `secrets`: the definition of the task marks them.
         raw: Fields of an unreadable message, as stored.
     """
 
@@ -65,13 +66,14 @@ class DeadLetter:
     envelope: Envelope | None
     raw: Mapping[str, bytes]
     secrets: SecretPaths = ()
+    masked: SecretPaths = field(default=(), repr=False)
     cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
         """Return the arguments as JSON with masked secrets, or why they cannot be decrypted."""
         if self.envelope is None and self.args is not None and is_encrypted(self.args):
             return b"(encrypted, and the envelope with the name of the task cannot be read)"
-        return shown_arguments(self.cipher, self.task, self.args, self.secrets)
+        return shown_arguments(self.cipher, self.task, self.args, self.secrets, self.masked)
 
     @property
     def app(self) -> str | None:
@@ -103,7 +105,7 @@ class DeadLetter:
         }
 
     def _shown_raw(self, name: str, value: bytes) -> bytes:
-        return mask(value, self.secrets) if name == "args" else value
+        return mask(value, (*self.secrets, *self.masked)) if name == "args" else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,9 +101,9 @@ async def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
     if not gateway.encryptor.active:
         with suppress(LargeValueLost):  # they are to be replaced
             await read()  # raises if they are encrypted: new arguments would be stored without encryption
-    if letter.secrets and contains_mask(edited):
+    if (shown := (*letter.secrets, *letter.masked)) and contains_mask(edited):
         former = await read()
-        edited = restore_masked(edited, lambda: former, letter.secrets)
+        edited = restore_masked(edited, lambda: former, shown)
     return cipher.encrypt(kind, edited)
 
 

@@ -161,6 +161,7 @@ from .security import (
     mask,
     read_secret_paths,
     restore_masked,
+    schema_secrets,
     secret_values,
     unwrap_secrets,
 )
@@ -373,6 +374,7 @@ __all__ = [
     "resolution_in",
     "resolve_command",
     "restore_masked",
+    "schema_secrets",
     "resume_supervisor",
     "retire_generation",
     "retry_while_unavailable",

@@ -96,6 +96,8 @@ class Record:
         reported, reported_at: Progress that its handler reported last, possibly encrypted, and when; see `progress`.
         unused: Upper bound of the messages in its inbox. Of a task that has succeeded: those that it left unread.
         handed_to: Id of its successor.
+        secrets: Paths of its secret arguments, as its producer marked them.
+        masked: Further paths that are masked for display, since the definition of the task marks them.
         problem: Why the record cannot be read; then only its key and perhaps its state are known.
     """
 
@@ -133,6 +135,7 @@ class Record:
     handed_to: str | None = None
     problem: str | None = None
     secrets: SecretPaths = ()
+    masked: SecretPaths = field(default=(), repr=False)
     key: str | None = None
     tags: Sequence[str] = ()
     app: str | None = None
@@ -140,7 +143,7 @@ class Record:
 
     def shown_arguments(self) -> bytes | None:
         """Return the arguments as JSON with masked secrets, or why they cannot be decrypted."""
-        return shown_arguments(self.cipher, self.task, self.args, self.secrets)
+        return shown_arguments(self.cipher, self.task, self.args, self.secrets, self.masked)
 
     def shown_result(self) -> bytes | None:
         """Return the result as JSON, the size of a large one, or why it cannot be read."""
@@ -201,14 +204,19 @@ class Record:
         return shown | {name: value for name, value in (more | {"tags": list(self.tags)}).items() if value}
 
 
-def shown_arguments(cipher: TaskCipher, task: str | None, data: bytes | None, secrets: SecretPaths) -> bytes | None:
-    """Return arguments for display: with masked secrets, the size of large ones, or why they cannot be read."""
+def shown_arguments(
+    cipher: TaskCipher, task: str | None, data: bytes | None, secrets: SecretPaths, masked: SecretPaths = ()
+) -> bytes | None:
+    """Return arguments for display: with masked secrets, the size of large ones, or why they cannot be read.
+
+    masked: paths that are masked too, and are not those of the envelope.
+    """
     if data is None:
         return None
     try:
         if (large := LargeValue.decode(data)) is not None:
             return large.shown.encode()
-        return mask(cipher.decrypt(arguments_field(task or "?", secrets), data, plain=True), secrets)
+        return mask(cipher.decrypt(arguments_field(task or "?", secrets), data, plain=True), (*secrets, *masked))
     except (DecryptionError, LargeValueLost) as error:
         return f"({error})".encode()
 

@@ -53,6 +53,7 @@ from .secret_arguments import (
     path_exists,
     read_secret_paths,
     restore_masked,
+    schema_secrets,
     secret_values,
     unwrap_secrets,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "path_exists",
     "read_secret_paths",
     "restore_masked",
+    "schema_secrets",
     "secret_values",
     "shown_url",
     "step_chunks",

@@ -35,6 +35,7 @@ __all__ = [
     "path_exists",
     "read_secret_paths",
     "restore_masked",
+    "schema_secrets",
     "secret_values",
     "unwrap_secrets",
 ]
@@ -199,6 +200,40 @@ def _strings_in(value: Any) -> Iterator[str]:
             left += reversed(one)
         elif one is not None and not isinstance(one, bool):
             yield str(one)
+
+
+def schema_secrets(schema: Any) -> SecretPaths:
+    """Return the paths that a JSON schema of arguments marks as `writeOnly`, as pydantic marks secrets.
+
+    References lead within the document only; the paths of a schema that refers to itself end after a few rounds.
+    """
+    found: dict[SecretPath, None] = {}
+    left: list[tuple[Any, SecretPath, int]] = [(schema, (), 0)]
+    seen = 0
+    while left and seen < _SCHEMA_PARTS:
+        part, path, rounds = left.pop()
+        seen += 1
+        if not isinstance(part, dict) or rounds > _ROUNDS:
+            continue
+        if part.get("writeOnly") is True:
+            found[path] = None
+            continue
+        if isinstance(name := part.get("$ref"), str) and name.startswith("#/$defs/"):
+            definitions = schema.get("$defs")
+            target = definitions.get(name.removeprefix("#/$defs/")) if isinstance(definitions, dict) else None
+            left.append((target, path, rounds + 1))
+        if isinstance(members := part.get("properties"), dict):
+            left += [(below, (*path, str(name)), rounds) for name, below in members.items()]
+        left += [(part.get(name), (*path, ANY), rounds) for name in ("items", "additionalProperties")]
+        for name, deeper in (("prefixItems", (ANY,)), ("anyOf", ()), ("oneOf", ()), ("allOf", ())):
+            if isinstance(parts := part.get(name), list):
+                left += [(below, (*path, *deeper), rounds) for below in parts]
+    return bounded(list(found))
+
+
+_SCHEMA_PARTS: Final = 10_000
+_ROUNDS: Final = 5
+"""Parts of a schema that are searched, and references on the way to one."""
 
 
 def has_secret(schema: Any) -> bool:

@@ -30,6 +30,7 @@ from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
 from .support.letters import LetterOptions, selecting
 from .support.live import Watch, check_watch, show_live
+from .support.marked import mask_defined
 from .support.options import OutputFile, TaskId, TaskIds, open_output, read_object
 from .support.output import (
     AsJson,
@@ -72,10 +73,12 @@ async def select(producer: Producer, wanted: LetterOptions, ids: Sequence[str], 
     if not ids and not every:
         raise Misuse("give IDs, or --all, which options such as --queue, --reason and --task can limit")
     partitions = await known_partitions(producer, wanted.queue)
+    masked = await mask_defined(producer)
     if ids:
-        return Selection(_each(await _find(producer, partitions, ids)), len(set(ids)))
+        return Selection(_each([masked(letter) for letter in await _find(producer, partitions, ids)]), len(set(ids)))
     count = await count_letters(producer.gateway, partitions) if matching == Filter() else None
-    return Selection(list_letters(producer.gateway, partitions, matching, oldest_first=True), count)
+    letters = list_letters(producer.gateway, partitions, matching, oldest_first=True)
+    return Selection((masked(letter) async for letter in letters), count)
 
 
 async def _find(producer: Producer, partitions: Sequence[Partition], ids: Sequence[str]) -> list[DeadLetter]:
@@ -296,7 +299,8 @@ async def list_(
     more = len(found) > limit
     del found[limit:]
     if json:
-        print_json([letter.summary() for letter in found])
+        masked = await mask_defined(producer)
+        print_json([masked(letter).summary() for letter in found])
     elif found:
         print_list(_columns(await redis_now(producer)), found, wide=wide)
     else:
@@ -330,6 +334,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     letter = await find_letter(producer.gateway, await known_partitions(producer, None), task_id)
     if letter is None:
         raise Failed(f"no dead letter {task_id} in namespace {producer.namespace.name!r} on {producer.address.shown}")
+    letter = (await mask_defined(producer))(letter)
     steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
     doubts = await read_doubts(producer.gateway, letter.partition, letter.id)
     remedy = remedy_for(letter.reason, letter.id, letter.error, letter.app, doubts)

@@ -13,6 +13,7 @@ from ...queues.inspection import observed_workers, running_tasks
 from .queue import QUEUE_COLUMNS
 from .support.connection import connected, redis_now
 from .support.live import show_live
+from .support.marked import mask_defined
 from .support.output import AsJson, ago, print_json
 from .support.tables import Column, Wide, list_table
 from .worker import worker_columns
@@ -67,11 +68,12 @@ async def top(producer: Producer, *, wide: Wide = False, json: AsJson = False) -
 
 async def _read(producer: Producer) -> Overview:
     gateway, namespace = producer.gateway, producer.namespace
+    masked = await mask_defined(producer)
     return Overview(
         await redis_now(producer),
         await list_queues(gateway, namespace),
         await observed_workers(gateway, namespace),
-        await running_tasks(gateway, await queue_partitions(gateway, namespace), _MOST_TASKS),
+        list(map(masked, await running_tasks(gateway, await queue_partitions(gateway, namespace), _MOST_TASKS))),
     )
 
 

@@ -9,6 +9,7 @@ import pty
 import stat
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
         return answer
 
     async with make_app(place) as app:
-        marked = {"headers": {"x": HOSTILE}, "key": HOSTILE, "tags": [HOSTILE]}
+        marked: dict[str, Any] = {"headers": {"x": HOSTILE}, "key": HOSTILE, "tags": [HOSTILE]}
         ok = await app.producer.enqueue("speak", {"text": HOSTILE}, queue="noisy", **marked)
         bad = await app.producer.enqueue("fails", {"text": HOSTILE}, queue="noisy", **marked)
         asks = await app.producer.enqueue("waits", {"text": HOSTILE}, queue="noisy", **marked)
@@ -226,9 +227,9 @@ async def test_bytes_are_exact_in_a_pipe_and_clean_on_a_terminal(place: Settings
         asks = await app.producer.enqueue("waits", {"text": HOSTILE}, queue="noisy")
         await work_off(app)
         for args in (("task", "artifact", ok.id, "report.txt", "-o", "-"), ("task", "export", asks.id, "--keep")):
-            piped = await asyncio.to_thread(
-                lambda args=args: subprocess.run([*COMMAND, *args], capture_output=True, timeout=BOUND, check=False)
-            )
+            command = [*COMMAND, *args]
+            run = partial(subprocess.run, command, capture_output=True, timeout=BOUND, check=False)
+            piped = await asyncio.to_thread(run)
             assert piped.returncode == 0, piped.stderr
             assert ("\u202e".encode() in piped.stdout) and (b"\x9b" in piped.stdout)
             shown = await asyncio.to_thread(on_terminal, *args)

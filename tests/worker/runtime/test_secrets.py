@@ -27,6 +27,7 @@ from perdure.queues import (
     mask,
     read_secret_paths,
     restore_masked,
+    schema_secrets,
     secret_values,
     unwrap_secrets,
 )
@@ -620,6 +621,57 @@ async def test_the_command_line_shows_all_but_secrets(
         assert (await answer("dlq", "replay", task_id, "--edit-args", edited)).code == 0
         await work_off(app)
         assert (await answer("task", "result", task_id)).out.strip() == f'"{len(TOKEN)}"'
+
+
+@pytest.mark.integration
+async def test_the_definition_of_a_task_masks_what_has_no_marks(shell: Settings, tmp_path: Path) -> None:
+    async with build(shell) as app:
+        await work_off(app)  # publishes the definitions
+        given = {"token": TOKEN, "how": "raises", "account": {"user": "ada", "password": TOKEN, "spare": [TOKEN]}}
+        handle = await app.producer.enqueue("log_in", given, queue=app.name)
+        listed = [await answer("task", "show", handle.id), await answer("task", "show", handle.id, "--json")]
+        listed.append(await answer("task", "list", "--json"))
+        assert listed[1].json["args"]["account"] == {"user": "ada", "password": MASK, "spare": [MASK]}
+        await work_off(app)
+        for command in (
+            *[("task", "show", handle.id), ("task", "handoff", handle.id), ("dlq", "list", "--json")],
+            *[("dlq", "show", handle.id), ("dlq", "show", handle.id, "--json"), ("dlq", "export")],
+            *[("dlq", "replay", handle.id, "--dry-run", "--json"), ("top", "--json")],
+        ):
+            listed.append(await answer(*command))
+        for printed in listed:
+            assert TOKEN not in printed.out + printed.err
+        edited = orjson.dumps(listed[1].json["args"] | {"how": "well"}).decode()
+        assert (await answer("dlq", "replay", handle.id, "--edit-args", edited)).code == 0
+        await work_off(app)
+        assert (await answer("task", "result", handle.id)).out.strip() == f'"{len(TOKEN)}"'
+
+
+def test_the_paths_of_a_schema_are_those_of_the_values() -> None:
+    schema = App("schemas").task(_everything).arguments.schema()
+    assert schema is not None
+    assert set(schema_secrets(schema)) == {
+        *{("it", name) for name in ("one", "renamed", "chosen")},
+        *{("it", "mapping", "*"), ("it", "accounts", "*", "password"), ("it", "accounts", "*", "spare", "*")},
+        *{("it", "accounts", "*", "key"), ("it", "box", "inside"), ("it", "tokens", "*"), ("it", "pair", "*")},
+        ("it", "nothing"),
+    }
+
+
+async def _everything(ctx: Context, it: Everything) -> None:
+    pass
+
+
+@pytest.mark.parametrize("schema", [None, [], "x", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}])
+def test_a_schema_that_is_no_schema_marks_nothing(schema: Any) -> None:
+    assert schema_secrets(schema) == ()
+    looped = {
+        "$defs": {"a": {"properties": {"b": {"$ref": "#/$defs/a"}, "c": {"writeOnly": True}}}},
+        "$ref": "#/$defs/a",
+    }
+    assert ("c",) in schema_secrets(looped)
+    assert ("b", "c") in schema_secrets(looped)
+    assert schema_secrets({"properties": {"a": {"$ref": "file:///etc/passwd"}}}) == ()
 
 
 @pytest.mark.integration

@@ -4,6 +4,7 @@
     answers.py             warnings of recorded answers, before arguments are replaced
     memory_store.py        options that select a memory store, and the open store for a command
     input_file.py          a file on the disk, or stdin
+    marked.py              secret arguments by the published definitions of their tasks
     options.py             other shared options, their parsers, the file of --output
     app_loader.py          import of the APP argument
     output.py              tables, JSON, messages and progress bars

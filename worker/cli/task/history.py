@@ -32,6 +32,7 @@ from ...journal.handoff import RECEIVED, Why, burial_notes
 from ...journal.handoff.calls import call_text
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
+from ..support.marked import mask_defined
 from ..support.options import InQueue, TaskId, read_object, read_task_id
 from ..support.output import AsJson, note, print_data, print_fields, print_json, print_text
 
@@ -319,7 +320,8 @@ async def handoff(
     handle = await find_handle(producer, task_id, queue)
     record = await handle.record()
     tail = await read_log_tail(producer.gateway, handle.partition, task_id)
-    found = _stored(tail, task_id, RECEIVED) if received else _current(tail, record)
+    masked = await mask_defined(producer)
+    found = _stored(tail, task_id, RECEIVED) if received else _current(tail, masked(record))
     if found is None:
         note(f"task {task_id} has received no handoff document: it continues no other task")
         raise typer.Exit(1)

@@ -14,6 +14,7 @@ from ....queues.runtime import RUNTIME
 from ..support.connection import connected, known_partitions, redis_now
 from ..support.errors import Misuse
 from ..support.live import Watch, check_watch, show_live
+from ..support.marked import mask_defined
 from ..support.options import AppOption, QueueOption, Since, TaskNameOption, Until
 from ..support.output import AsJson, ago, note, print_json, state_text
 from ..support.tables import Column, Wide, list_table, print_list
@@ -89,7 +90,8 @@ async def list_(
     now = await redis_now(producer)
     page = await read(now, note)
     if json:
-        print_json([record.summary() for record in page.tasks])
+        masked = await mask_defined(producer)
+        print_json([masked(record).summary() for record in page.tasks])
     elif page.tasks:
         print_list(task_columns(now), page.tasks, wide=wide)
     elif page.cursor is None:

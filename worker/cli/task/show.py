@@ -11,6 +11,7 @@ from ...artifacts import ArtifactLink, task_links
 from ..artifacts import describe_link, note_damaged, size_text
 from ..support.connection import connected, find_handle
 from ..support.events_text import progress_text
+from ..support.marked import mask_defined
 from ..support.options import InQueue, TaskId
 from ..support.output import (
     AsJson,
@@ -40,7 +41,7 @@ async def show(producer: Producer, task_id: TaskId, *, queue: InQueue = None, js
     Example: perdure task show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
     handle = await find_handle(producer, task_id, queue)
-    record, explained = await handle.record(), await handle.explain()
+    record, explained = (await mask_defined(producer))(await handle.record()), await handle.explain()
     links = await _links(producer.gateway, handle.partition, task_id)
     findings = await _findings(producer.gateway, handle.partition, task_id)
     if json:
