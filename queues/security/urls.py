@@ -8,8 +8,7 @@ from urllib.parse import unquote
 
 __all__ = ["has_credentials", "shown_url", "url_secrets"]
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://")
-_PARAMETER = re.compile(r"(?:^|[?&\s])[^=&?\s]*=")
+_PARAMETER = re.compile(r"[?&\s][^=&?\s]*=")
 _SECRET: Final = ("password", "passwd", "secret", "token", "key", "signature")
 """Endings of the names of parameters whose values are masked."""
 
@@ -23,13 +22,12 @@ def shown_url(url: str) -> str:
     A password may contain every character, since people forget to encode it: it ends at the last `@`.
     """
     url = "".join(text if secret is None else text + _HIDDEN for text, secret in _parameters(url))
-    scheme = _SCHEME.match(url)
-    prefix = scheme[0] if scheme else ""
+    prefix = _scheme(url)
     credentials, at, rest = url[len(prefix) :].rpartition("@")
-    if at and (scheme or ":" in credentials or "/" not in credentials):  # else the @ is in the path of a file
+    if at and (prefix or ":" in credentials or "/" not in credentials):  # else the @ is in the path of a file
         user, colon, _ = credentials.partition(":")
         return f"{prefix}{user if colon and prefix else ''}:{_HIDDEN}@{rest}"
-    if not scheme:
+    if not prefix:
         return url
     hosts, mark, path = _split(rest)
     return prefix + ",".join(_NO_PORT.sub(rf"\1:{_HIDDEN}", host) for host in hosts.split(",")) + mark + path
@@ -43,23 +41,36 @@ def has_credentials(url: str) -> bool:
 def url_secrets(url: str) -> list[str]:
     """Return the passwords of a URL, as they are written and decoded."""
     found = [secret for _, secret in _parameters(url) if secret]
-    scheme = _SCHEME.match(url)
-    if scheme:
-        found.append(url[scheme.end() :].rpartition("@")[0].partition(":")[2])
+    if prefix := _scheme(url):
+        found.append(url[len(prefix) :].rpartition("@")[0].partition(":")[2])
     return [text for text in dict.fromkeys([*found, *map(unquote, found)]) if text]
 
 
 def _parameters(url: str) -> list[tuple[str, str | None]]:
     """Split a URL after the names of secret parameters: each text, and the value that follows, None for the last."""
+    if _scheme(url):
+        return _parameters_of(url)
+    (text, secret), *others = _parameters_of(f" {url}")  # words of the form name=value
+    return [(text[1:], secret), *others]
+
+
+def _parameters_of(url: str) -> list[tuple[str, str | None]]:
     parts: list[tuple[str, str | None]] = []
     at = 0
     for found in _PARAMETER.finditer(url):
-        if found.start() >= at and unquote(found[0][:-1]).lower().endswith(_SECRET):
+        if found.start() >= at and unquote(found[0][1:-1]).lower().endswith(_SECRET):
             end = url.find("&", found.end())
             end = len(url) if end < 0 else end
             parts.append((url[at : found.end()], url[found.end() : end]))
             at = end
     return [*parts, (url[at:], None)]
+
+
+def _scheme(url: str) -> str:
+    """Return the beginning of a URL up to `://`; empty for any other text."""
+    name, mark, _ = url.partition("://")
+    valid = name[:1].isalpha() and name.isascii() and all(char.isalnum() or char in "+.:-" for char in name)
+    return name + mark if mark and valid else ""
 
 
 def _split(rest: str) -> tuple[str, str, str]:

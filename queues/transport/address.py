@@ -218,8 +218,9 @@ def _has_plain_password(url: str) -> bool:
     found = re.match(r"[^@/]*//[^@/?#]*[/#]", url)
     if found is not None:
         return "@" in url[found.end() :].partition("?")[0]
-    found = re.match(r"[^@/]*//[^@/?#]*:(?!\d+\?)[^@/?#\]]*\?", url)
-    return found is not None and "@" in url[found.end() :]
+    authority, _, query = url.partition("//")[2].partition("?")
+    port = authority.rpartition(":")[2]
+    return "@" in query and ":" in authority and not port.isdigit() and not set(authority) & set("@/#]")
 
 
 class _Parts(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, LiteralString
@@ -59,12 +58,10 @@ async def translated_errors(store: str, wait: float) -> AsyncIterator[None]:
         raise MemoryStoreUnavailable(store, f"its URL could not be read: {_one_line(error)}") from error
 
 
-_QUOTED: Final = re.compile(r'"(?:.*"|.*)', re.DOTALL)
-
-
 def _url_problem(error: Exception) -> str:
     """Return what is wrong with a URL, without its parts: psycopg quotes them, a password too."""
-    problem = _QUOTED.sub("its value", _one_line(error)).strip()
+    before, quoted, rest = _one_line(error).partition('"')
+    problem = f"{before}its value{rest.rpartition(chr(34))[2]}" if quoted else before
     return f"{problem}; write spaces and special characters of a password as %20, %2F, ..."
 
 
