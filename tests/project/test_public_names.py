@@ -114,6 +114,7 @@ MEMORY_NAMES = {
     "HashingEmbedder",
     "InvalidMemory",
     "Memory",
+    "MemoryLink",
     "MemoryStoreDamaged",
     "MemoryStoreError",
     "MemoryStoreMissing",

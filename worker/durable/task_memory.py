@@ -15,7 +15,7 @@ import orjson
 from ...queues import Entry, Kind
 from ..errors import ConfigurationError, StepOutsideTask
 from ..journal import redacted
-from ..memory import FoundMemory, Memory, NewMemory, new_memory
+from ..memory import FoundMemory, Memory, MemoryLink, NewMemory, new_memory
 from .run import Run
 from .steps.current import CURRENT_RUN, Step, current_step
 from .steps.execution import run_step
@@ -57,14 +57,17 @@ class TaskMemory:
         source: str = "",
         subject: str = "",
         importance: float = 0.5,
+        links: Sequence[MemoryLink] = (),
     ) -> Memory:
         """Store a memory, or update an equal one. For the fields see `NewMemory`. Raises `InvalidMemory`.
 
         Args:
             source: Origin; empty for this task.
             subject: Whom the memory is about, such as `user:42`; empty for the agent's own.
+            links: Memories that this one supersedes or conflicts with, such as `MemoryLink("supersedes", old.id)`.
         """
         fields = {"type": type, "tags": tuple(tags), "metadata": dict(metadata or {}), "importance": importance}
+        fields["links"] = tuple(links)
         memory = new_memory(text, source=source or _source(self._run), subject=subject, **fields)
         if self._run.redact is not None:
             memory = redacted(memory, self._run.redact)

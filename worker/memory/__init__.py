@@ -9,7 +9,6 @@ The package knows nothing of steps, events and agents; `ctx.memory` is in worker
     postgres/     backend for the workers of several hosts
     embedders.py  Embedder protocol, calls of embedders, HashingEmbedder
     text.py       normal form of a text, words of a query
-    comparison.py relation of two similar memories
     relevance.py  which memories with a near vector match a query
     notes.py      the newest of linked results stands for the others
     pruning.py    policy and plan of a prune

@@ -6,30 +6,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from .comparison import relation
 from .embedders import Vector
 from .memory import Memory, MemoryLink, Relation
-from .text import normal
 
 __all__ = [
-    "CANDIDATES",
     "KEY_LIFETIME",
-    "SIMILAR",
     "Backend",
     "EmbedderIdentity",
     "Near",
     "Where",
     "WordMatch",
     "forgotten_key",
-    "links_of",
     "links_to",
 ]
-
-SIMILAR: Final = 0.92
-"""Cosine similarity from which two memories of one owner, subject and type are compared by their words."""
-
-CANDIDATES: Final = 8
-"""Largest number of similar memories that a new one is compared with."""
 
 KEY_LIFETIME: Final = 90 * 86_400.0
 """Lifetime of an idempotency key in seconds: longer than any task or dead letter is kept by default."""
@@ -78,20 +67,10 @@ class WordMatch(NamedTuple):
     embedded: bool
 
 
-def links_of(memory: Memory, similar: Sequence[Memory]) -> list[MemoryLink]:
-    """Return the links of a new memory to similar ones of its owner, subject and type."""
-    links = []
-    for one in similar:
-        how = "same" if normal(one.text) == normal(memory.text) else relation(one.text, memory.text)
-        if how is not None:
-            links.append(MemoryLink(how, one.id))
-    return links
-
-
-def links_to(memory: Memory, links: Sequence[MemoryLink]) -> dict[str, MemoryLink]:
+def links_to(memory: Memory) -> dict[str, MemoryLink]:
     """Return the links of the other memories back to this one, by their ids."""
     back: dict[Relation, Relation] = {"supersedes": "superseded_by", "superseded_by": "supersedes"}
-    return {one.id: MemoryLink(back.get(one.relation, one.relation), memory.id) for one in links}
+    return {link.id: MemoryLink(back.get(link.relation, link.relation), memory.id) for link in memory.links}
 
 
 class EmbedderIdentity(NamedTuple):
@@ -127,7 +106,7 @@ class Backend(Protocol):
     async def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Memory:
         """Store a memory unless the key is known.
 
-        Merge it into the one with its digest, owner and type; otherwise link it to similar ones, see `links_of`.
+        Merge it into the one with its digest, owner and type; store its links in the linked memories of its scope too.
         """
         ...
 

@@ -109,8 +109,8 @@ class HybridStore:
         """Store a memory; return it as it is stored.
 
         An equal memory of the same owner, subject, type and source is updated instead: one whose text has the same
-        normal form, see `text.normal`. Memories with a cosine similarity of 0.92 and another negation, number, date or
-        name are linked, see comparison.py. A known key makes this a no-op.
+        normal form, see `text.normal`. The memories that its `links` name are linked back to it. A known key makes this
+        a no-op.
         """
         if key is not None and (known := await self._backend.known(key)) is not None:
             return known  # without embedding the text again

@@ -51,6 +51,19 @@ Text = Annotated[
 Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+Relation = Literal["supersedes", "superseded_by", "conflicts", "same"]
+
+
+class MemoryLink(NamedTuple):
+    """Relation of a memory to another one, given by id."""
+
+    relation: Relation
+    id: Label
+
+
+_MOST_LINKS: Final = 8
+
+
 class NewMemory(BaseModel):
     """Memory that is not stored yet.
 
@@ -61,6 +74,8 @@ class NewMemory(BaseModel):
         source: Origin: a URL, a file, a task. Memories of different sources are never merged.
         subject: Person or thing that it is the profile of, such as `user:42`; empty for the agent's own memories.
         importance: From 0 to 1; a memory of importance 0 is never found.
+        links: Relations to stored memories that the caller knows of: this one `supersedes` another, or `conflicts` with
+            it. A link to a memory of another owner, subject or type has no effect.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,16 +87,7 @@ class NewMemory(BaseModel):
     source: Annotated[str, StringConstraints(max_length=2_000), AfterValidator(_without_null)] = ""
     subject: Line = ""
     importance: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
-
-
-Relation = Literal["supersedes", "superseded_by", "conflicts", "same"]
-
-
-class MemoryLink(NamedTuple):
-    """Relation of a memory to another one, given by id."""
-
-    relation: Relation
-    id: str
+    links: Annotated[tuple[MemoryLink, ...], Field(max_length=_MOST_LINKS)] = ()
 
 
 class Memory(NewMemory):
@@ -93,8 +99,7 @@ class Memory(NewMemory):
         created: Seconds since 1970, as are `accessed` and `updated`.
         accesses: Number of uses.
         former: Earlier texts, the last five, the oldest first.
-        links: Memories of similar words that say something else, or the same from another source, the last eight.
-            They may have been removed since.
+        links: Relations to other memories, the last eight, which may have been removed since.
     """
 
     id: Label
@@ -105,7 +110,6 @@ class Memory(NewMemory):
     updated: Time
     accesses: Annotated[int, Field(ge=0)] = 0
     former: tuple[str, ...] = ()
-    links: tuple[MemoryLink, ...] = ()
 
     @property
     def scope(self) -> tuple[str, str, str]:
@@ -185,7 +189,8 @@ def merged(old: Memory, new: Memory) -> Memory:
     both are kept. What had superseded the old memory is now superseded by it: its statement was made again.
     """
     former = [text for text in (*old.former, old.text) if text != new.text]
-    return old.model_copy(
+    kept = (MemoryLink("supersedes", link.id) if link.relation == "superseded_by" else link for link in old.links)
+    return linked(old, [*kept, *(link for link in new.links if link.id != old.id)]).model_copy(
         update={
             "text": new.text,
             "former": tuple(former[-_MOST_FORMER:]),
@@ -195,18 +200,14 @@ def merged(old: Memory, new: Memory) -> Memory:
             "accesses": old.accesses + 1,
             "accessed": max(old.accessed, new.created),
             "updated": max(old.updated, new.created),
-            "links": tuple(
-                MemoryLink("supersedes", one.id) if one.relation == "superseded_by" else one for one in old.links
-            ),
         }
     )
 
 
-_MOST_LINKS: Final = 8
-
-
 def linked(memory: Memory, links: Sequence[MemoryLink]) -> Memory:
-    """Return the memory with these links, which replace earlier ones to the same memories."""
-    known = {one.id for one in links}
-    kept = [one for one in memory.links if one.id not in known]
-    return memory.model_copy(update={"links": tuple([*kept, *links][-_MOST_LINKS:])})
+    """Return the memory with these links; of several to one memory, the last one counts."""
+    latest: dict[str, MemoryLink] = {}
+    for link in (*memory.links, *links):
+        latest.pop(link.id, None)
+        latest[link.id] = link
+    return memory.model_copy(update={"links": tuple(latest.values())[-_MOST_LINKS:]})

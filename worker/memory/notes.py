@@ -1,4 +1,4 @@
-"""Notes of search results: of memories that contradict or repeat each other, the newest stands for the others."""
+"""Notes of search results: of memories that are linked or have equal texts, the newest stands for the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
-from .comparison import relation
 from .memory import FoundMemory, Memory, RelatedMemory
 from .text import normal
 
@@ -56,8 +55,11 @@ def _groups(memories: Iterable[Memory]) -> dict[str, list[Memory]]:
 
 
 def _related(newest: Memory, other: Memory) -> RelatedMemory:
-    # by the texts, since the two may be linked by others only
-    how: Literal["supersedes", "conflicts", "same"] = "same"
-    if normal(other.text) != normal(newest.text):
-        how = relation(other.text, newest.text) or "supersedes"
+    how: Literal["supersedes", "conflicts", "same"] = "supersedes"  # also if the two are linked by others only
+    links = [link.relation for link in newest.links if link.id == other.id]
+    links += [link.relation for link in other.links if link.id == newest.id]
+    if normal(other.text) == normal(newest.text) or "same" in links:
+        how = "same"
+    elif "conflicts" in links:
+        how = "conflicts"
     return RelatedMemory(relation=how, id=other.id, text=other.text, source=other.source, updated=other.updated)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskFailed
-from perdure.memory import NewMemory
+from perdure.memory import MemoryLink, NewMemory
 from perdure.queues import History, Producer
 from perdure.worker.durable import TaskMemory, cite_memories, cited_memories
 from perdure.worker.errors import StepOutsideTask
@@ -355,3 +355,20 @@ async def test_a_task_keeps_the_ids_of_the_latest_memories_that_it_cites() -> No
     written.clear()
     await cite_memories(run, ["m2999", "m2998"])
     assert not written
+
+
+async def test_a_task_names_what_a_memory_supersedes(app: App, place: Path) -> None:
+    @app.task
+    async def job(ctx: Context) -> list[str]:
+        old = await ctx.memory.add("the limit is 10")
+        await ctx.memory.add("the limit is 12", links=[MemoryLink("supersedes", old.id)])
+        [found] = await ctx.memory.search("limit")
+        return [found.memory.text, *(f"{other.relation} {other.text}" for other in found.related)]
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await bounded(handle.result()) == ["the limit is 12", "supersedes the limit is 10"]
+    assert {memory.text: [link.relation for link in memory.links] for memory in await stored_memories(place)} == {
+        "the limit is 10": ["superseded_by"],
+        "the limit is 12": ["supersedes"],
+    }

@@ -1,10 +1,10 @@
-"""Similar memories that say different things: kept apart, linked, and noted in search results."""
+"""Memories that say different things: kept apart, linked by the caller, and noted in search results."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import psycopg
 import pytest
@@ -23,14 +23,20 @@ def near(*texts: str) -> Angles:
     return Angles({text: 1.0 * place for place, text in enumerate(texts)})
 
 
+async def limits(store: HybridStore, **fields: Any) -> list[Memory]:
+    """Store two limits, of which the second supersedes the first."""
+    first = await store.add(new_memory(TEN, **fields))
+    return [first, await store.add(new_memory(TWELVE, links=[("supersedes", first.id)], **fields))]
+
+
 @pytest.mark.parametrize(("old", "new", "how"), [(WANTS, WANTS_NOT, "conflicts"), (TEN, TWELVE, "supersedes")])
-async def test_similar_memories_that_differ_are_linked_and_the_newer_is_found(
+async def test_of_memories_that_the_caller_links_the_newer_is_found(
     stores: Stores, old: str, new: str, how: Literal["conflicts", "supersedes"]
 ) -> None:
     async with stores(near(old, new)) as store:
         first = await store.add(new_memory(old, source="mail"), owner="a")
         stores.clock.now += 5
-        second = await store.add(new_memory(new, source="mail"), owner="a")
+        second = await store.add(new_memory(new, source="mail", links=[(how, first.id)]), owner="a")
         assert first.id != second.id
         assert second.links == (MemoryLink(how, first.id),)
         [back] = (await store.get([first.id]))[0].links
@@ -45,11 +51,20 @@ async def test_similar_memories_that_differ_are_linked_and_the_newer_is_found(
         assert (left.memory.id, left.related) == (first.id, ())
 
 
+async def test_a_repeated_memory_is_linked_to_what_the_repetition_names(stores: Stores) -> None:
+    async with stores(near(TEN, TWELVE)) as store:
+        old, new = await remember(store, TEN, TWELVE)
+        links = [("supersedes", old.id), ("conflicts", new.id), ("conflicts", "unknown")]
+        again = await store.add(new_memory(TWELVE, links=links))
+        assert again.id == new.id
+        assert again.links == (MemoryLink("supersedes", old.id), MemoryLink("conflicts", "unknown"))
+        assert (await store.get([old.id]))[0].links == (MemoryLink("superseded_by", new.id),)
+
+
 async def test_a_superseded_statement_that_is_made_again_is_the_newer_one(stores: Stores) -> None:
     async with stores(near(TEN, TWELVE)) as store:
-        for text in (TEN, TWELVE):
-            await remember(store, text)
-            stores.clock.now += 5
+        await limits(store)
+        stores.clock.now += 5
         last = await store.add(new_memory(TEN))
         [found] = await store.search("limit")
         assert (found.memory.id, found.memory.text) == (last.id, TEN)
@@ -104,9 +119,8 @@ async def test_memories_of_other_owners_subjects_or_types_are_never_merged_or_li
     async with stores(near(TEN, TWELVE)) as store:
         [first] = await remember(store, TEN, **mine)
         for other in OTHERS:
-            theirs = await remember(store, TEN, TWELVE, **mine | other)
+            theirs = await remember(store, TEN, TWELVE, links=[("supersedes", first.id)], **mine | other)
             assert len({first.id, *(one.id for one in theirs)}) == 3
-            assert first.id not in {link.id for one in theirs for link in one.links}
         assert (await store.get([first.id])) == [first]
         [found] = await store.search("limit", owner="a", subject="user:42", type="fact")
         assert (found.memory, found.related) == (first, ())
@@ -135,7 +149,8 @@ async def test_a_profile_has_a_stable_order_and_the_newest_statements(stores: St
         await store.touch([(await store.list(subject="user:42"))[-1].id])
         stores.clock.now += 9_000_000
         assert [one.memory.text for one in await store.profile("user:42")] == before == ["speaks French", TEN]
-        await remember(store, TWELVE, subject="user:42", importance=0.2)
+        [ten] = [one.memory for one in await store.profile("user:42") if one.memory.text == TEN]
+        await remember(store, TWELVE, subject="user:42", importance=0.2, links=[("supersedes", ten.id)])
         profile = await store.profile("user:42")
         assert [one.memory.text for one in profile] == ["speaks French", TWELVE]
         assert [one.text for one in profile[1].related] == [TEN]
@@ -249,7 +264,7 @@ async def test_a_store_of_the_former_version_is_upgraded(stores: Stores, place: 
 
 async def test_links_are_exported_and_restored(stores: Stores, tmp_path: Path) -> None:
     async with stores(near(TEN, TWELVE)) as store:
-        await remember(store, TEN, TWELVE, source="mail", subject="user:42")
+        await limits(store, source="mail", subject="user:42")
         exported = [Memory.model_validate_json(one.model_dump_json()) async for one in store.export()]
     async with HybridStore(SqliteBackend(tmp_path / "copy.sqlite3")) as copy:
         assert await copy.restore(exported) == 2

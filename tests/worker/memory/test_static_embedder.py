@@ -59,6 +59,4 @@ async def test_statements_with_a_negation_are_kept_apart_by_a_real_model(stores:
         for text in (WANTS, WANTS_NOT):
             stores.clock.now += 5
             await store.add(new_memory(text))
-        [found] = await store.search("is EU data wanted?")
-        assert found.memory.text == WANTS_NOT
-        assert [(one.relation, one.text) for one in found.related] == [("conflicts", WANTS)]
+        assert {found.memory.text for found in await store.search("is EU data wanted?")} == {WANTS, WANTS_NOT}

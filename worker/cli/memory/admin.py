@@ -3,7 +3,7 @@
 Each line of a file is a JSON object:
 
     {"text": "Deploys are frozen on Fridays", "type": "rule", "owner": "ops", "tags": [], "metadata": {},
-     "source": "", "subject": "", "importance": 0.5, "key": null}
+     "source": "", "subject": "", "importance": 0.5, "links": [], "key": null}
 
 A line with an id was exported; it is stored unchanged, with its times and counts. All lines are checked before the
 first memory is stored.

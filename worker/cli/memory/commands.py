@@ -64,7 +64,8 @@ async def add(
     Example: perdure memory add "Deploys are frozen on Fridays" --type rule --owner ops
 
     With --file, each line is one memory: {"text": ..., "type"?, "owner"?,
-    "tags"?, "metadata"?, "source"?, "subject"?, "importance"?, "key"?}. All lines are
+    "tags"?, "metadata"?, "source"?, "subject"?, "importance"?, "links"?,
+    "key"?}. A link is a pair such as ["supersedes", ID]. All lines are
     checked before the first is stored. The file may be one that 'perdure
     memory export' wrote; memories that exist already are skipped.
 
@@ -113,7 +114,7 @@ async def search(
     """Search memories by words and meaning, the best match first.
 
     Recent and frequent use raises the rank. If nothing matches, nothing is
-    printed. Of memories that contradict each other, the newest is printed,
+    printed. Of memories that are linked to each other, the newest is printed,
     and the older ones below it as notes.
 
     Example: perdure memory search "when may I deploy?" --owner ops

@@ -12,10 +12,10 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from ..backend import CANDIDATES, SIMILAR, EmbedderIdentity, Near, Where, WordMatch, forgotten_key, links_of
+from ..backend import EmbedderIdentity, Near, Where, WordMatch, forgotten_key
 from ..embedders import Vector
 from ..errors import MemoryStoreDamaged, MemoryStoreUnavailable, VectorsUnavailable
-from ..memory import Memory, linked
+from ..memory import Memory
 from .rows import (
     COLUMNS,
     Connection,
@@ -74,9 +74,6 @@ _WAIT: Final = 10.0
 
 _CONNECTIONS: Final = 4
 """Largest number of connections of a process."""
-
-_ROUNDING: Final = 1e-6
-"""Tolerance of a comparison of vectors, which are stored in single precision."""
 
 
 class PostgresBackend:
@@ -163,27 +160,14 @@ class PostgresBackend:
             if (number := await by_digest(connection, memory, digest)) is not None:
                 stored = await merge(connection, number, memory)
             else:
-                links = [] if vector is None else links_of(memory, await self._similar(connection, memory, vector))
-                stored = linked(memory, links)
+                stored = memory
                 number = await insert(connection, stored, digest)
                 if number is None:
                     raise AssertionError(f"memory {memory.id} appeared while its lock was held")
-                await link_back(connection, stored, links)
+                await link_back(connection, stored)
             await self._put_vector(connection, number, vector)
             await remember_key(connection, key, stored.id, memory.created)
             return stored
-
-    async def _similar(self, connection: Connection, memory: Memory, vector: Vector) -> list[Memory]:
-        query = sql.SQL(
-            """
-            SELECT embedding <=> %s::vector AS distance, {}
-            FROM perdure_memory_vectors JOIN perdure_memories AS memories USING (number)
-            WHERE owner = %s AND type = %s AND subject = %s AND embedder = %s ORDER BY distance LIMIT %s
-            """
-        ).format(COLUMNS)
-        values = written(vector), memory.owner, memory.type, memory.subject, self._label, CANDIDATES
-        rows = await fetch(connection, query, values)
-        return [memory_of(row[1:]) for row in rows if 1 - row[0] >= SIMILAR - _ROUNDING]
 
     async def _put_vector(self, connection: Connection, number: int, vector: Vector | None) -> None:
         """Store the vector of the current text, and delete those of earlier texts and other embedders."""

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection, sql
 
 from ..backend import KEY_LIFETIME, Where, links_to
 from ..embedders import Vector
-from ..memory import Memory, MemoryLink, linked, merged
+from ..memory import Memory, linked, merged
 
 __all__ = [
     "COLUMNS",
@@ -95,7 +95,7 @@ async def merge(connection: Connection, number: int, memory: Memory) -> Memory:
     [row] = await fetch(connection, query, (number,))
     before = memory_of(row)  # its id and links are changed only under the lock of the owner and type
     # FOR UPDATE: `touch` holds no such lock
-    await hold(connection, _ALL, [], [before.id, *(one.id for one in before.links)])
+    await hold(connection, _ALL, [], [before.id, *(link.id for link in (*before.links, *memory.links))])
     [row] = await fetch(connection, query, (number,))
     whole = merged(memory_of(row), memory)
     setting = sql.SQL(", ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in _CHANGED)
@@ -103,15 +103,15 @@ async def merge(connection: Connection, number: int, memory: Memory) -> Memory:
         sql.SQL("UPDATE perdure_memories SET {}, words = {} WHERE number = %s").format(setting, _WORDS),
         (*(_value(whole, name) for name in _CHANGED), _searched(whole), number),
     )
-    await link_back(connection, whole, whole.links)
+    await link_back(connection, whole)
     return whole
 
 
-async def link_back(connection: Connection, memory: Memory, links: Sequence[MemoryLink]) -> None:
+async def link_back(connection: Connection, memory: Memory) -> None:
     """Store in the linked memories of its scope their links to this one."""
-    if not links:
+    if not memory.links:
         return
-    back = links_to(memory, links)
+    back = links_to(memory)
     held = await hold(connection, _ALL, [], list(back))
     query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE id = ANY(%s)").format(COLUMNS)
     for other in map(memory_of, await fetch(connection, query, (held,))):

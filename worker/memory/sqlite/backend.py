@@ -9,9 +9,9 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from ..backend import CANDIDATES, SIMILAR, EmbedderIdentity, Near, Where, WordMatch, forgotten_key, links_of
+from ..backend import EmbedderIdentity, Near, Where, WordMatch, forgotten_key
 from ..embedders import Vector
-from ..memory import Memory, linked
+from ..memory import Memory
 from .driver import Database
 from .rows import (
     COLUMNS,
@@ -35,9 +35,6 @@ R = TypeVar("R")
 
 _WAIT: Final = 10.0
 """Time limit of a wait for the file's lock in seconds."""
-
-_ROUNDING: Final = 1e-6
-"""Tolerance of a comparison of vectors, which are stored in single precision."""
 
 
 _VALID: Final = "embedder = ? AND length(embedding) = ?"
@@ -102,33 +99,20 @@ class SqliteBackend:
             with database.transaction():
                 if key is not None and (known := by_key(database, key)) is not None:
                     return known
-                number, stored = self._store(database, memory, digest, vector)
+                number, stored = self._store(database, memory, digest)
                 self._put_vector(database, number, vector)
                 remember_key(database, key, stored.id, memory.created)
                 return stored
 
         return await self._in_thread(adding)
 
-    def _store(self, database: Database, memory: Memory, digest: str, vector: Vector | None) -> tuple[int, Memory]:
+    def _store(self, database: Database, memory: Memory, digest: str) -> tuple[int, Memory]:
         """Merge the memory into an equal one, else insert it with its links. Return it with its number."""
         if (number := by_digest(database, memory, digest)) is not None:
             return number, merge(database, number, memory)
-        links = [] if vector is None else links_of(memory, self._similar(database, memory, vector))
-        memory = linked(memory, links)
         number = insert(database, memory, digest)
-        link_back(database, memory, links)
+        link_back(database, memory)
         return number, memory
-
-    def _similar(self, database: Database, memory: Memory, vector: Vector) -> list[Memory]:
-        sql = f"""
-            SELECT vec_distance_cosine(embedding, ?) AS distance, {COLUMNS}
-            FROM vectors JOIN memories USING (number)
-            WHERE owner = ? AND type = ? AND subject = ? AND {_VALID}
-            ORDER BY distance NULLS LAST LIMIT ?
-        """  # noqa: S608 - own names
-        values = packed(vector), memory.owner, memory.type, memory.subject, *self._vectors, CANDIDATES
-        rows = database.run(sql, *values)
-        return [memory_of(row[1:]) for row in rows if row[0] is not None and 1 - row[0] >= SIMILAR - _ROUNDING]
 
     def _put_vector(self, database: Database, number: int, vector: Vector | None) -> None:
         """Store the vector of the current text, and delete those of earlier texts and other embedders."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ..backend import KEY_LIFETIME, Where, links_to
 from ..embedders import Vector
-from ..memory import Memory, MemoryLink, linked, merged
+from ..memory import Memory, linked, merged
 from .driver import Database
 
 __all__ = [
@@ -63,13 +63,13 @@ def merge(database: Database, number: int, memory: Memory) -> Memory:
     values = [_value(whole, name) for name in _CHANGED]
     setting = ", ".join(f"{name} = ?" for name in _CHANGED)
     database.run(f"UPDATE memories SET {setting} WHERE number = ?", *values, number)  # noqa: S608 - own names
-    link_back(database, whole, whole.links)
+    link_back(database, whole)
     return whole
 
 
-def link_back(database: Database, memory: Memory, links: Sequence[MemoryLink]) -> None:
+def link_back(database: Database, memory: Memory) -> None:
     """Store in the linked memories of its scope their links to this one."""
-    for one, link in links_to(memory, links).items():
+    for one, link in links_to(memory).items():
         for row in database.run(f"SELECT {COLUMNS} FROM memories WHERE id = ?", one):  # noqa: S608 - own names
             if (other := memory_of(row)).scope == memory.scope:
                 links = _value(linked(other, [link]), "links")
