@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-from urllib.parse import urlsplit
+import re
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_core import from_json
@@ -20,6 +20,11 @@ __all__ = ["POSTGRES", "Settings", "check_settings", "load_settings"]
 
 POSTGRES = ("postgresql://", "postgres://")
 """Beginnings of the URL of a memory store in PostgreSQL."""
+
+_WEBHOOK_URL: Final = re.compile(
+    r"(?i:https?)://(?:\[[0-9a-fA-F:.]+\]|[0-9a-zA-Z._-]+)(?::(?P<port>[0-9]{1,5}))?(?:[/?#][!-~]*)?"
+)
+_LARGEST_PORT: Final = 65_535
 
 Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -66,7 +71,7 @@ class Settings(ConnectionSettings):
             each step.
         webhook_url: URL for events of runs that were resumed, buried, or wait for a person; empty for none.
         webhook_secret: Key of the signature.
-        webhook_timeout: Timeout of one request.
+        webhook_timeout: Limit of one request, from the connection to the status of the reply.
         version_wait: How long a task waits for a worker of a newer version before it becomes a dead letter.
         unknown_task: Retries of tasks without a handler or without the encryption key on this worker;
             `max_attempts` counts deliveries.
@@ -125,17 +130,11 @@ class Settings(ConnectionSettings):
     @classmethod
     def _check_webhook(cls, url: SecretStr) -> SecretStr:
         text = url.get_secret_value()
-        if not text:
-            return url
-        try:
-            parts = urlsplit(text)
-            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # its text quotes the URL
-            valid = False
-        if not valid:
+        if text and not text.lower().startswith(("http://", "https://")):
             raise ValueError("must be an http or https URL")
-        if not (text.isascii() and text.isprintable()) or " " in text:
-            raise ValueError("must be a URL without spaces and other characters that a URL must encode")
+        found = _WEBHOOK_URL.fullmatch(text)
+        if text and (found is None or int(found["port"] or 80) > _LARGEST_PORT):
+            raise ValueError("must be an http or https URL of ASCII characters, without spaces and without a user")
         return url
 
     @field_validator("memory")

@@ -60,7 +60,8 @@ from .stages import (
 )
 from .stopped_run import HandoffMiddleware
 from .task_log import TaskLog
-from .webhooks import WebhookMiddleware, WebhookQueue, unreadable_event
+from .webhook_posting import WebhookQueue
+from .webhooks import WebhookMiddleware, unreadable_event
 
 __all__ = ["Executor"]
 

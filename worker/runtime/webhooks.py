@@ -1,9 +1,7 @@
-"""Webhooks: JSON about resumed, buried and waiting tasks, posted to a URL and signed if there is a secret.
+"""Events of webhooks: JSON about resumed, buried and waiting tasks; webhook_posting.py posts it.
 
-No task waits for a webhook, and none fails because of one: events wait in a bounded queue in memory, each is tried a
-few times, and one that the receiver does not accept is dropped with a warning in the log. So an event may be lost with
-its worker, which an entry of the event log may not; and one whose reply was lost is posted twice, under one delivery
-id.
+No task waits for a webhook, and none fails because of one. An event may be lost with its worker, which an entry of the
+event log may not; and one whose reply was lost is posted twice, under one delivery id.
 
 A webhook leaves the deployment. It contains what is readable in Redis anyway (ids, names, counters, reasons); texts of
 the task (error messages, why it waits) only if tasks are not encrypted, and never with secrets.
@@ -12,83 +10,18 @@ the task (error messages, why it waits) only if tasks are not encrypted, and nev
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
-
-import anyio
 
 from ...deadletter import Evidence, Reason
 from ...queues import Counters, Delivery
 from ..durable import CURRENT_RUN, CallNext, Context, Middleware, Run, Settlement
 from ..journal import Handoff
 from ..journal.run_events import Notified
-from ..log import logger
 from .outcome import Burial, Outcome, Park
 from .settlement import RunSettlement
-from .webhook_posting import DEFAULT_LIMITS, WebhookEvent, WebhookLimits, WebhookTarget, post
+from .webhook_posting import WebhookEvent, WebhookQueue
 
-__all__ = ["WebhookMiddleware", "WebhookQueue", "unreadable_event"]
-
-
-class WebhookQueue:
-    """The events of one worker that wait to be posted."""
-
-    def __init__(self, target: WebhookTarget | None, limits: WebhookLimits = DEFAULT_LIMITS) -> None:
-        """target: None drops every event."""
-        self._target = target
-        self._limits = limits
-        self._waiting: deque[WebhookEvent] = deque()
-        self._added = anyio.Event()
-        self._dropped = 0
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there is a target."""
-        return self._target is not None
-
-    def give(self, event: WebhookEvent) -> None:
-        """Queue an event. Never waits and never fails."""
-        if self._target is None:
-            return
-        if len(self._waiting) >= self._limits.queued:
-            self._dropped += 1
-            if self._dropped == 1:
-                logger.warning(
-                    "more than {} webhook events wait for {}: further ones are dropped",
-                    self._limits.queued,
-                    self._target.shown,
-                )
-            return
-        self._waiting.append(event)
-        self._added.set()
-
-    async def run(self) -> None:
-        """Post the queued events, one after another, until cancelled; then post what still waits, within the grace."""
-        if self._target is None:
-            return
-        try:
-            while True:
-                await self._drain(self._target)
-                self._added = anyio.Event()
-                if not self._waiting:
-                    await self._added.wait()
-        finally:
-            with anyio.move_on_after(self._limits.grace, shield=True):
-                await self._drain(self._target)
-            if self._waiting:
-                logger.warning("{} webhook events were not posted: the worker stopped", len(self._waiting))
-
-    async def _drain(self, target: WebhookTarget) -> None:
-        while self._waiting:
-            event = self._waiting[0]
-            failure = await post(target, event, self._limits)
-            self._waiting.popleft()
-            self._dropped = 0
-            if event.on_posted is not None:
-                try:
-                    await event.on_posted(failure)
-                except Exception:  # noqa: BLE001 - a failing callback must not stop the other events
-                    logger.exception("could not log the result of a webhook")
+__all__ = ["WebhookMiddleware", "unreadable_event"]
 
 
 class WebhookMiddleware(Middleware):

@@ -52,8 +52,7 @@ from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings
 from .slots import Slots
 from .supervisor_link import Link
-from .webhook_posting import WebhookTarget
-from .webhooks import WebhookQueue
+from .webhook_posting import WebhookQueue, WebhookTarget
 
 __all__ = ["Worker"]
 

@@ -22,7 +22,7 @@ from ..runtime.children.child import Child, exit_status_text, wait_any
 from ..runtime.children.processes import Children
 from ..runtime.children.stall_monitor import StallMonitor, health_of
 from ..runtime.health import CombinedReport
-from ..runtime.webhook_posting import WebhookEvent, WebhookTarget, post
+from ..runtime.webhook_posting import WebhookEvent, WebhookQueue
 from .config import AppInfo, SupervisorConfig
 from .crash_counter import SupervisorRegistry
 from .pool import WorkerPool
@@ -38,7 +38,7 @@ class Supervisor:
         self._running: Iterable[Child] = ()
         self._registry: SupervisorRegistry | None = None
         self._pool: WorkerPool | None = None
-        self._webhook: WebhookTarget | None = None
+        self._webhooks: WebhookQueue | None = None
         self._had_terminal = has_terminal()
         self._reload_requested = False
         self._stop_requests = 0
@@ -142,7 +142,8 @@ class Supervisor:
         app = AppInfo.from_message(first.app_info)
         config = self._config
         self._children.set_grace(app.grace)
-        self._webhook = app.webhook
+        self._webhooks = WebhookQueue(app.webhook)
+        self._background.start_soon(self._webhooks.run)
         registry = self._registry = SupervisorRegistry(
             app, config.name, config.processes, self._children.infos, self._send_alert, config.timings
         )
@@ -212,8 +213,8 @@ class Supervisor:
     def _send_alert(self, event: Mapping[str, Any]) -> None:
         if self._config.alert is not None:
             self._background.start_soon(run_alert, self._config.alert, event, self._config.timings.alert_limit)
-        if self._webhook is not None:
-            self._background.start_soon(post, self._webhook, WebhookEvent(event))
+        if self._webhooks is not None:
+            self._webhooks.give(WebhookEvent(event))
 
     async def _drain(self) -> bool:
         """Stop all children, and kill those that exceed the limit; return whether all exited in time."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -16,16 +18,16 @@ from perdure import App, Context, Retry, Settings, TaskFailed
 from perdure.queues import Backoff, Envelope
 from perdure.worker.errors import ConfigurationError
 from perdure.worker.log import logger
-from perdure.worker.runtime.webhook_posting import WebhookEvent, WebhookLimits, WebhookTarget, post, sign
-from perdure.worker.runtime.webhooks import WebhookQueue
+from perdure.worker.runtime.webhook_posting import WebhookEvent, WebhookLimits, WebhookQueue, WebhookTarget, sign
 from perdure.worker.settings import load_settings
 
 from tests.support.servers.webhook_server import Listener, listening
-from tests.support.workers import bounded, history, running_worker, steal, work_off
+from tests.support.workers import BOUND, bounded, history, running_worker, steal, work_off
 
 SECRET = "a webhook's secret"
 
 QUICK = WebhookLimits(backoff=Backoff(first=0.01))
+ONCE = WebhookLimits(tries=1)
 
 
 @pytest.fixture
@@ -34,21 +36,50 @@ def listener() -> Iterator[Listener]:
         yield found
 
 
-async def test_an_event_is_json_and_signed_with_its_time(listener: Listener) -> None:
+async def post(target: WebhookTarget, event: WebhookEvent, limits: WebhookLimits = QUICK) -> str | None:
+    """Post one event through a queue. Return None, or why it was not accepted."""
+    results: list[str | None] = []
+    done = anyio.Event()
+
+    async def on_posted(failure: str | None) -> None:
+        results.append(failure)
+        done.set()
+
+    async with posting(target, limits) as queue:
+        queue.give(replace(event, on_posted=on_posted))
+        await bounded(done.wait())
+    [result] = results
+    return result
+
+
+@asynccontextmanager
+async def posting(target: WebhookTarget, limits: WebhookLimits = QUICK) -> AsyncIterator[WebhookQueue]:
+    """Run a queue during the block, then stop it."""
+    queue = WebhookQueue(target, limits)
+    async with anyio.create_task_group() as group:
+        group.start_soon(queue.run)
+        await anyio.lowlevel.checkpoint()
+        yield queue
+        group.cancel_scope.cancel()
+
+
+async def test_an_event_is_json_and_signed_with_its_time_and_delivery(listener: Listener) -> None:
     where = WebhookTarget(listener.url, SECRET.encode())
     assert await post(where, WebhookEvent({"event": "buried", "id": "x"})) is None
     headers, about = await listener.heard()
     assert about == {"event": "buried", "id": "x"}
     assert headers["Perdure-Event"] == "buried"
     at, _, digest = headers["Perdure-Signature"].removeprefix("t=").partition(",v1=")
-    expected = hmac.new(SECRET.encode(), f"{at}.".encode() + orjson.dumps(about), hashlib.sha256).hexdigest()
-    assert digest == expected
-    assert sign(b"other", orjson.dumps(about), int(at)) != headers["Perdure-Signature"]
+    delivery = headers["Perdure-Delivery"]
+    signed = f"{at}.{delivery}.".encode() + orjson.dumps(about)
+    assert digest == hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+    assert sign(b"other", delivery, orjson.dumps(about), int(at)) != headers["Perdure-Signature"]
+    assert sign(SECRET.encode(), "other", orjson.dumps(about), int(at)) != headers["Perdure-Signature"]
 
 
 async def test_a_transient_error_is_retried_with_the_same_delivery_id(listener: Listener) -> None:
     listener.answers = [503, 429]
-    assert await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"}), QUICK) is None
+    assert await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"})) is None
     deliveries = {(await listener.heard())[0]["Perdure-Delivery"] for _ in range(3)}
     assert len(deliveries) == 1
 
@@ -56,17 +87,19 @@ async def test_a_transient_error_is_retried_with_the_same_delivery_id(listener: 
 @pytest.mark.parametrize(("answer", "tries"), [(404, 1), (302, 1), (500, 5)])
 async def test_a_rejected_event_is_dropped_with_the_reason(listener: Listener, answer: int, tries: int) -> None:
     listener.answers = [answer] * 9
-    failed = await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"}), QUICK)
+    failed = await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"}))
     assert failed == f"the server replied {answer}"
     assert listener.taken.qsize() == tries
 
 
 async def test_a_refused_connection_is_reported_without_the_url(captured: Callable[[], str]) -> None:
-    failed = await post(WebhookTarget("http://127.0.0.1:9/secret-path"), WebhookEvent({"event": "buried"}), QUICK)
+    target = WebhookTarget("http://127.0.0.1:9/secret-path")
+    failed = await post(target, WebhookEvent({"event": "buried"}))
     assert failed is not None
     assert "ConnectionRefusedError" in failed
+    assert "to http://127.0.0.1:9: " in captured()
     assert "secret-path" not in captured()
-    assert "secret-path" not in repr(WebhookTarget("http://127.0.0.1:9/secret-path"))
+    assert "secret-path" not in repr(target)
 
 
 @pytest.mark.parametrize(
@@ -87,35 +120,170 @@ def captured() -> Iterator[Callable[[], str]]:
     logger.remove(number)
 
 
-async def test_the_queue_of_events_is_bounded_and_never_blocks(listener: Listener, captured: Callable[[], str]) -> None:
+Reply = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def replying(reply: Reply) -> AsyncIterator[str]:
+    """Run a TCP server that reads the request and then replies in its own way; yield its URL."""
+
+    ended: list[asyncio.Task[None]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        [length] = [line.partition(b":")[2] for line in head.splitlines() if line.startswith(b"Content-Length:")]
+        reader.feed_data(head + await reader.readexactly(int(length)))
+        with suppress(ConnectionError):
+            await reply(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(asyncio.create_task(serve(reader, writer)))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+        await bounded(asyncio.gather(*ended))
+
+
+async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send an endless interim reply, a byte at a time, each sooner than any timeout of a single read."""
+    writer.write(b"HTTP/1.1 103 Early Hints\r\nX: ")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.005)
+
+
+async def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"HTTP/1.1 103 Early Hints\r\n" + b"X: y\r\n" * 1000)
+        await writer.drain()
+
+
+async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"y" * 65_536)
+        await writer.drain()
+
+
+async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure"),
+    [
+        (drip, "no reply within 0.2 s"),
+        (flood, "ConnectionError: the reply is not HTTP/1.1"),
+        (babble, "ConnectionError: the reply has a line of more than 8192 bytes"),
+        (hang_up, "ConnectionError: the server closed the connection without a reply"),
+    ],
+)
+async def test_a_reply_without_a_status_ends_at_a_limit(reply: Reply, failure: str) -> None:
+    timeout = 0.2 if reply is drip else BOUND
+    async with replying(reply) as url:
+        assert await post(WebhookTarget(url, timeout=timeout), WebhookEvent({"event": "x"}), ONCE) == failure
+
+
+async def test_events_on_which_the_receiver_hangs_delay_no_other() -> None:
+    hung, let_go, heard = asyncio.Event(), asyncio.Event(), asyncio.Queue[int]()
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = int(orjson.loads((await reader.read(65_536)).partition(b"\r\n\r\n")[2])["number"])
+        if number < QUICK.parallel - 1:
+            hanging.add(number)
+            if len(hanging) == QUICK.parallel - 1:
+                hung.set()
+            await let_go.wait()
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        heard.put_nowait(number)
+
+    hanging: set[int] = set()
+    async with replying(reply) as url, posting(WebhookTarget(url, timeout=BOUND)) as queue:
+        for number in range(QUICK.parallel - 1):
+            queue.give(WebhookEvent({"event": "buried", "number": number}))
+        await bounded(hung.wait())
+        for number in range(50, 60):
+            queue.give(WebhookEvent({"event": "buried", "number": number}))
+        assert [await bounded(heard.get()) for _ in range(10)] == [*range(50, 60)]
+        let_go.set()
+
+
+async def test_an_event_that_waits_for_its_next_try_delays_no_other(listener: Listener) -> None:
+    """The first events are refused, and wait for an hour."""
+    limits = WebhookLimits(backoff=Backoff(first=3600.0, longest=3600.0), grace=0.0)
+    listener.answers = [503] * 20
+    async with posting(WebhookTarget(listener.url), limits) as queue:
+        for number in range(25):
+            queue.give(WebhookEvent({"event": "buried", "number": number}))
+        assert {(await listener.heard())[1]["number"] for _ in range(25)} == {*range(25)}
+
+
+async def test_a_full_queue_drops_the_oldest_events_and_counts_them(
+    listener: Listener, captured: Callable[[], str]
+) -> None:
     queue = WebhookQueue(WebhookTarget(listener.url), WebhookLimits(queued=3))
-    for number in range(9):
+    for number in range(19):
         queue.give(WebhookEvent({"event": "buried", "number": number}))
-    assert "are dropped" in captured()
+    assert re.findall(r"the oldest are dropped, (\d+) so far", captured()) == ["1", "10"]
     async with anyio.create_task_group() as group:
         group.start_soon(queue.run)
-        assert [(await listener.heard())[1]["number"] for _ in range(3)] == [0, 1, 2]
+        assert {(await listener.heard())[1]["number"] for _ in range(3)} == {16, 17, 18}
         group.cancel_scope.cancel()
-    left = [orjson.loads(body)["number"] for _, body in listener.taken.queue]
-    assert set(left) <= {2}  # posted again if its reply was not read
+    assert listener.taken.empty()  # what is being posted is posted once, even if the process stops
+    assert "16 webhook events were dropped because too many waited" in captured()
 
 
 async def test_a_stopping_worker_posts_waiting_events(listener: Listener) -> None:
-    queue = WebhookQueue(WebhookTarget(listener.url))
-    async with anyio.create_task_group() as group:
-        group.start_soon(queue.run)
-        await anyio.lowlevel.checkpoint()
+    async with posting(WebhookTarget(listener.url)) as queue:
         queue.give(WebhookEvent({"event": "buried"}))
-        group.cancel_scope.cancel()
     assert (await listener.heard())[1] == {"event": "buried"}
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "hook", "ftp://x/y"])
+async def test_a_stopping_worker_reports_the_events_that_it_could_not_post(captured: Callable[[], str]) -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await stopped.wait()
+
+    stopped = asyncio.Event()
+    async with replying(hang) as url:
+        async with posting(WebhookTarget(url, timeout=BOUND), WebhookLimits(grace=0.01)) as queue:
+            for number in range(12):
+                queue.give(WebhookEvent({"event": "buried", "id": f"task-{number}"}))
+        stopped.set()
+    assert "12 webhook events were not posted before the process stopped: buried task-" in captured()
+    assert "and 2 more" in captured()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "hook",
+        "ftp://x/y",
+        "http://user:word@host/hook",
+        "https://host/services/SECRET TOKEN",
+        "https://host/\nHost: other",
+        "https://host:70000/",
+        "https://host:port/",
+        "https:///hook",
+        "https://hôst/",
+    ],
+)
 def test_an_invalid_url_is_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_WEBHOOK_URL", url)
     with pytest.raises(ConfigurationError, match=r"PERDURE_WEBHOOK_URL: .*must be an http or https URL") as refused:
         load_settings()
     assert url not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["https://host", "HTTP://127.0.0.1:8080/a?b=c#d", "http://[::1]:80/x"])
+def test_a_valid_url_is_shown_without_its_path(url: str) -> None:
+    target = WebhookTarget.of(load_settings(webhook_url=url))
+    assert target is not None
+    assert target.url == url
+    assert target.shown in ("https://host", "http://127.0.0.1:8080", "http://[::1]:80")
 
 
 # events of tasks
