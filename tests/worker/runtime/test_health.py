@@ -7,17 +7,22 @@ import json
 import math
 import re
 import signal
+import socket
+import struct
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from perdure import App, Context, Settings, Unavailable, Worker
 from perdure.queues import LeaseHeartbeat, Namespace, list_workers
 from perdure.queues.delivery import heartbeat
+from perdure.worker.runtime.health import probe_server
 from perdure.worker.runtime.health.probe_server import ProbeServer
 from perdure.worker.runtime.health.report import CombinedReport, IncoherentRun, Level, Report
 
@@ -248,10 +253,10 @@ class Asker:
     """HTTP client of the probes; the test calls it from a thread."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
 
     def ask(self, path: str, method: str = "GET") -> tuple[int, Any]:
-        request = urllib.request.Request(self._address + path, method=method)
+        request = urllib.request.Request(self.address + path, method=method)
         try:
             with urllib.request.urlopen(request, timeout=BOUND) as answer:
                 return answer.status, json.loads(answer.read() or b"null")
@@ -309,6 +314,109 @@ def test_unknown_paths_return_404(probing: Callable[[Report], Asker]) -> None:
     status, body = asker.ask("/healthz")
     assert (status, body) == (404, {"error": "no page /healthz: use /livez or /readyz"})
     assert asker.ask("/livez")[0] == 200
+
+
+def exchange(address: str, request: bytes) -> bytes:
+    """Send bytes to the probe server, and return its reply: nothing if it closes the connection without one."""
+    place = urlsplit(address)
+    with socket.create_connection((place.hostname, place.port), timeout=BOUND) as connection:
+        connection.sendall(request)
+        reply = b""
+        with suppress(ConnectionError):
+            while received := connection.recv(65_536):
+                reply += received
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /livez HTTP/1.1\n\n", 200),
+        (b"GET /livez HTTP/1.0\r\nHost: localhost:80\r\n\r\n", 200),
+        (b"GET /livez HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", 200),
+        (b"GET /livez HTTP/1.1\r\nHOST: evil.example:80\r\n\r\n", 421),
+        (b"POST /livez HTTP/1.1\r\n\r\n", 405),
+        (b"\x16\x03\x01\x02\x00\x01\r\n", 400),
+        (b"GET /livez\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nX: " + b"x" * 5_000, 431),
+        (b"GET /" + b"x" * 5_000, 431),
+        (b"GET /livez HTTP/1.1\r\n" + b"X: y\r\n" * 100, 431),
+    ],
+)
+def test_a_request_of_another_form_is_refused(probing: Callable[[Report], Asker], request_: bytes, status: int) -> None:
+    asker = probing(Report("w", ()))
+    reply = exchange(asker.address, request_)
+    assert reply.startswith(b"HTTP/1.1 %d " % status)
+    assert asker.ask("/livez")[0] == 200
+
+
+def test_any_host_is_answered_on_an_address_that_is_not_loopback() -> None:
+    with ProbeServer(lambda: Report("w", ()), "0.0.0.0", 0) as server:
+        address = server.address.replace("0.0.0.0", "127.0.0.1")
+        assert exchange(address, b"GET /livez HTTP/1.1\r\nHost: worker.example\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_the_server_listens_on_the_address_that_it_is_given(host: str) -> None:
+    with ProbeServer(lambda: Report("w", ()), host, 0) as server:
+        assert Asker(server.address).ask("/livez")[0] == 200
+        with pytest.raises(OSError, match="ddress"):
+            ProbeServer(lambda: Report("w", ()), host, urlsplit(server.address).port or 0)
+
+
+def test_slow_clients_displace_each_other_and_no_probe(
+    probing: Callable[[Report], Asker], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """400 clients send a part of a request and wait; when they end, the log has no line of it."""
+    asker = probing(Report("w", ()))
+    place = urlsplit(asker.address)
+    threads = threading.active_count()
+    with ExitStack() as stack:
+        slow = []
+        for number in range(400):
+            slow.append(stack.enter_context(socket.create_connection((place.hostname, place.port), timeout=BOUND)))
+            with suppress(ConnectionError):
+                slow[-1].sendall(b"GET /livez HTTP/1.1\r\nX: ")
+            if number % 100 == 99:
+                assert asker.ask("/livez")[0] == 200
+        assert threading.active_count() == threads
+        closed = [client for client in slow if is_closed(client)]
+        assert len(closed) >= 400 - 64
+        for client in slow:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
+    assert asker.ask("/livez")[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Return whether the server has closed the connection; it has sent nothing."""
+    client.setblocking(False)
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_a_client_that_sends_nothing_is_disconnected(
+    probing: Callable[[Report], Asker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_server, "_PATIENCE", 0.05)
+    asker = probing(Report("w", ()))
+    assert exchange(asker.address, b"GET /livez HTTP/1.1\r\n") == b""
+
+
+def test_an_error_of_a_report_fails_the_probe_and_leaves_the_server(probing: Callable[[Report], Asker]) -> None:
+    class Broken(Report):
+        @property
+        def live(self) -> bool:
+            raise ValueError("broken")
+
+    asker = probing(Broken("w", ()))
+    for _ in range(2):
+        assert asker.ask("/livez") == (503, {"ok": False, "error": "could not report: ValueError"})
+    assert asker.ask("/readyz")[0] == 503
 
 
 async def test_a_blocked_loop_fails_livez_with_its_reason(app: App) -> None:
