@@ -37,6 +37,8 @@ _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
 _ENQUEUE_LARGE = queue_script("enqueue_large")
 
+_NO_NAMES: Final = ("", "")
+
 _SCRIPT_BYTES: Final = 4 * 1024 * 1024
 """Largest size of one script's messages, so that other clients do not wait long for it."""
 
@@ -276,7 +278,7 @@ class BatchEnqueuer:
             script = _SCHEDULE
         else:
             for message in messages:
-                args += (message.id, message.envelope, message.arguments)
+                args += (message.id, message.envelope, message.arguments, *(message.names or _NO_NAMES))
             keys = [partition.ready, partition.closed, partition.timeline, *records]
             script = _ENQUEUE
         if self._replicated:

@@ -293,7 +293,8 @@ def check_size(what: str, size: int, limit: int, setting: str = "payload_limit")
 
 class TaskMessage(NamedTuple):
     """An encoded task. number: hash of its key, None for a task without a key. own_id: whether the caller chose the id,
-    so that the task may be stored already. large: its arguments, if `arguments` is a reference to chunks.
+    so that the task may be stored already. large: its arguments, if `arguments` is a reference to chunks. names: those of
+    the task and its app, '' for none, if the envelope holds no more than the id and these: what the record keeps of it.
     """
 
     id: str
@@ -302,6 +303,7 @@ class TaskMessage(NamedTuple):
     number: int | None
     own_id: bool
     large: LargeArguments | None = None
+    names: tuple[str, str] | None = None
 
     def check(self, payload_limit: int, large_limit: int) -> None:
         """Raise `PayloadTooLarge` if the task is too large, also with its arguments in chunks."""
@@ -324,7 +326,7 @@ class TaskMessage(NamedTuple):
             return self._replace(arguments=cipher.encrypt(arguments_field(task, secrets), self.arguments))
         large = cut_arguments(cipher, self.id, task, secrets, self.arguments, store)
         form["requires"] = max(form.get("requires", 0), LARGE_ARGUMENTS)
-        return self._replace(envelope=orjson.dumps(form), arguments=large.reference.encode(), large=large)
+        return self._replace(envelope=orjson.dumps(form), arguments=large.reference.encode(), large=large, names=None)
 
     def plain_arguments(self, cipher: TaskCipher, task: str, secrets: SecretPaths) -> bytes:
         """Return the arguments of an encrypted message as JSON. Raises `DecryptionError`."""
@@ -343,7 +345,7 @@ _PLACEHOLDER = "0"
 class EnvelopeTemplate:
     """An encoded envelope without its id. Raises `ValueError` for an invalid task, headers, options, tags or app."""
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_after", "_before", "_names")
 
     def __init__(
         self,
@@ -366,6 +368,7 @@ class EnvelopeTemplate:
         self._before, _, self._after = blank.encode().partition(b'"id":"%s"' % _PLACEHOLDER.encode())
         self._before += b'"id":"'
         self._after = b'"' + self._after
+        self._names = (task, app or "") if blank.plain else None
 
     def message(
         self, arguments: bytes, secrets: SecretPaths = (), *, key: str | None = None, task_id: str | None = None
@@ -374,6 +377,7 @@ class EnvelopeTemplate:
         own_id = task_id is not None
         known = new_task_id() if task_id is None else check_task_id(task_id)
         envelope = b"%b%b%b" % (self._before, known.encode(), self._after)
+        names = self._names if key is None and not secrets else None
         if key is not None:
             if not isinstance(key, str):
                 raise TypeError(f"key must be a string, got {key!r}")
@@ -383,4 +387,4 @@ class EnvelopeTemplate:
         key = task_id if key is None else key
         if secrets:
             envelope = b'%b,"secrets":%b}' % (envelope[:-1], orjson.dumps(secrets))
-        return TaskMessage(known, envelope, arguments, None if key is None else spread(key), own_id)
+        return TaskMessage(known, envelope, arguments, None if key is None else spread(key), own_id, names=names)

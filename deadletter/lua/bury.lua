@@ -1,4 +1,4 @@
--- include: fence, retention
+-- include: fence, payload, retention
 -- Settle a delivery by turning the task into a dead letter.
 -- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline
 -- ARGV  fence (4), last entry (see gap), task id, task name, reason, evidence (JSON), attempts, crashes, retention in
@@ -6,7 +6,8 @@
 --       fields are kept (the first 500: Lua cannot pass more than some thousand values to one command)
 -- returns  0 refused, the lease has passed; 1 buried; 2 nothing was done, for the cancellation of the task was requested:
 --          the caller stores that it was cancelled; -1 - N refused, see gap
--- Atomic: the message leaves the ready stream in the script that adds payload and evidence to the dead-letter stream.
+-- Atomic: the message leaves the ready stream in the script that moves the payload from the record to the dead-letter
+-- stream, with the evidence.
 -- The checkpoint is kept for a replay until the retention has passed. The inbox gets its TTL here even
 -- if it was empty: a message to a dead letter is stored without a TTL of its own.
 if not owned(KEYS[1]) then
@@ -22,20 +23,19 @@ end
 local now = now_ms()
 local letter = {'id', ARGV[6], 'task', ARGV[7], 'reason', ARGV[8], 'evidence', ARGV[9],
   'attempts', ARGV[10], 'crashes', ARGV[11], 'worker', ARGV[2]}
-local found = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
-if found then
-  for i = 1, math.min(#found[2], 1000), 2 do
-    local name = found[2][i]
-    if ARGV[14] == '1' then
-      letter[#letter + 1] = 'raw:' .. name
-      letter[#letter + 1] = found[2][i + 1]
-    elseif name == 'env' or name == 'args' then
-      letter[#letter + 1] = name
-      letter[#letter + 1] = found[2][i + 1]
-    end
+local raw = ARGV[14] == '1'
+local found = raw and redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
+for i = 1, found and math.min(#found[2], 1000) or 0, 2 do
+  letter[#letter + 1] = 'raw:' .. found[2][i]
+  letter[#letter + 1] = found[2][i + 1]
+end
+begin_outcome(KEYS[1], KEYS[2])
+local envelope, arguments = payload(KEYS[2], ARGV[6])
+if envelope and not raw then
+  for _, part in ipairs({'env', envelope, 'args', arguments}) do
+    letter[#letter + 1] = part
   end
 end
-begin_outcome(KEYS[2])
 register_retention(KEYS[8], ARGV[13], now)
 redis.call('HSETNX', KEYS[2], 'at', string.match(ARGV[3], '^%d+'))
 letter[#letter + 1] = 'at'
@@ -43,6 +43,7 @@ letter[#letter + 1] = redis.call('HGET', KEYS[2], 'at')
 local entry = redis.call('XADD', KEYS[5], '*', unpack(letter))
 redis.call('HSET', KEYS[2], 'state', 'dead', 'dead', entry, 'reason', ARGV[8], 'error', ARGV[9],
   'attempts', ARGV[10], 'crashes', ARGV[11], 'finished', now, 'worker', ARGV[2])
+redis.call('HDEL', KEYS[2], 'env', 'args', 'task', 'app')
 close(KEYS[1], KEYS[2])
 redis.call('ZADD', KEYS[9], 'NX', redis.call('HGET', KEYS[2], 'at'), ARGV[6])
 redis.call('PEXPIRE', KEYS[9], 2592000000)

@@ -50,6 +50,12 @@ if nameless then
   return 1
 end
 redis.call('HSET', KEYS[2], 'state', 'queued', 'entry', entry, 'attempts', 0, 'crashes', 0, 'returns', 0)
+for i = 3, #message, 2 do
+  if message[i] == 'env' or message[i] == 'args' then
+    redis.call('HSET', KEYS[2], message[i], message[i + 1])
+  end
+end
+redis.call('HSETNX', KEYS[2], 'at', string.match(entry, '^%d+'))
 redis.call('HINCRBY', KEYS[2], 'replays', 1)
 if not holder[1] then
   redis.call('ZADD', KEYS[7], string.match(entry, '^%d+'), ARGV[5])

@@ -5,14 +5,13 @@ Burying is part of the package `deadletter`.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
-from ..envelope import Envelope
 from ..errors import LeaseLost
 from ..keys import RELEASED, Partition
 from ..partitions import registered_retention
@@ -60,7 +59,6 @@ def succeed(
     *,
     ran: float,
     ttl: float,
-    envelope: Envelope | None = None,
     written: bool = True,
     handed_to: str | None = None,
     entries: int = 0,
@@ -71,7 +69,6 @@ def succeed(
         entries: Number of the run's last entry, without which the outcome is not stored; 0 if it needs none.
         ran: Seconds that the run took.
         ttl: Seconds for which the record is kept.
-        envelope: The envelope of the message if the caller has decoded it; saves a read in the script.
         written: False if this delivery has written nothing into the checkpoint.
         handed_to: Id of the successor, whose result is this task's result.
 
@@ -82,7 +79,7 @@ def succeed(
     if gateway.encryptor.active:
         result = gateway.encryptor.of(delivery.partition, task_id).encrypt(RESULT, result)
     state = State.SUCCEEDED
-    return _finish(gateway, delivery, task_id, state, result, counters, ran, ttl, envelope, written, handed_to, entries)
+    return _finish(gateway, delivery, task_id, state, result, counters, ran, ttl, written, handed_to, entries)
 
 
 async def cancelled(
@@ -93,11 +90,10 @@ async def cancelled(
     *,
     ran: float,
     ttl: float,
-    envelope: Envelope | None = None,
     written: bool = True,
 ) -> None:
     """Store that the task was cancelled, and acknowledge the message, also if Redis lacks entries. See `succeed`."""
-    await _finish(gateway, delivery, task_id, State.CANCELLED, b"null", counters, ran, ttl, envelope, written)
+    await _finish(gateway, delivery, task_id, State.CANCELLED, b"null", counters, ran, ttl, written)
 
 
 async def _finish(
@@ -109,15 +105,11 @@ async def _finish(
     counters: Counters,
     ran: float,
     ttl: float,
-    envelope: Envelope | None,
     written: bool,
     handed_to: str | None = None,
     entries: int = 0,
 ) -> None:
     partition = delivery.partition
-    kept = () if envelope is None else _kept(delivery, envelope)
-    if handed_to is not None:
-        kept = (*(kept or _whole(delivery)), "handed_to", handed_to)
     keys = [
         partition.ready,
         partition.record(task_id),
@@ -138,37 +130,12 @@ async def _finish(
         round(ran * 1000),
         max(1, round(ttl * 1000)),
         registered_retention(ttl),
-        *kept,
     ]
+    if b"again" not in delivery.fields:  # else the record has the time of the enqueue
+        args += ("at", delivery.entry.partition(b"-")[0])
+    if handed_to is not None:
+        args += ("handed_to", handed_to)
     check_accepted(await gateway.run(_FINISH, keys, args), task_id, "outcome")
-
-
-_SMALL: Final = 1024
-"""Bytes of arguments up to which they are sent with the outcome. Larger ones are moved by the script."""
-
-
-def _kept(delivery: Delivery, envelope: Envelope) -> Sequence[Argument]:
-    """Return the fields of the message that the record keeps, if sending them is cheaper than a read in the script.
-
-    An envelope with only an id and names is kept as the names. The time of the enqueue is that of the message, unless
-    the task ran or waited before: then its record has it.
-    """
-    arguments = delivery.fields.get(b"args", b"")
-    if len(arguments) > _SMALL or b"again" in delivery.fields:
-        return ()
-    at = delivery.entry.partition(b"-")[0]
-    if envelope.plain:
-        names = ("task", envelope.task) if envelope.app is None else ("task", envelope.task, "app", envelope.app)
-        return (*names, "args", arguments, "at", at)
-    return ("env", delivery.fields[b"env"], "args", arguments, "at", at)
-
-
-def _whole(delivery: Delivery) -> Sequence[Argument]:
-    """Return all fields of the message, as the script would move them."""
-    known: tuple[Argument, ...] = tuple(
-        one for name in ("env", "args") for one in (name, delivery.fields.get(name.encode(), b""))
-    )
-    return known if b"again" in delivery.fields else (*known, "at", delivery.entry.partition(b"-")[0])
 
 
 async def reschedule(

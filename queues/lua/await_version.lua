@@ -4,7 +4,7 @@
 -- ARGV  fence (4), task id, version that it needs (a data format, or a version of the task's code), longest wait in
 --       milliseconds, what it waits for, then names and values of counters that the record gets
 -- returns  0 refused, the lease has passed; 1 settled
--- Atomic: the payload moves from the message to the record, and the task is due or pending, never both, never neither.
+-- Atomic: the task is due or pending, never both, never neither. Its payload is in the record.
 -- The wait starts at the first call for the task (field newer_since), however often an older worker gets it meanwhile.
 -- A task whose cancellation was requested is due at once. The checkpoint is not touched.
 if not owned(KEYS[1]) then
@@ -16,9 +16,8 @@ local due = now
 if redis.call('HEXISTS', KEYS[5], 'cancel') == 0 then
   due = math.max(now, since + ARGV[7])
 end
-begin_outcome(KEYS[2])
-keep_payload(KEYS[1], KEYS[2])
-put_off(KEYS[3], KEYS[4], ARGV[5], due)
+begin_outcome(KEYS[1], KEYS[2])
+put_off(KEYS[3], KEYS[4], KEYS[2], ARGV[5], due)
 close(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'newer_since', since, 'state', 'scheduled', 'worker', ARGV[2],
   'waits', ARGV[8], 'wakes', 'version', unpack(ARGV, 9))

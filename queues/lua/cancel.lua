@@ -41,15 +41,6 @@ else
     redis.pcall('PUBLISH', ARGV[10] .. pending[1][2], ARGV[3])
     return 'requested'
   end
-  local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]
-  if found then
-    for i = 1, #found[2], 2 do
-      local name = found[2][i]
-      if name == 'env' or name == 'args' then
-        redis.call('HSET', KEYS[2], name, found[2][i + 1])
-      end
-    end
-  end
   redis.call('XACK', KEYS[1], ARGV[1], entry)
   redis.call('XDEL', KEYS[1], entry)
   redis.call('HSETNX', KEYS[2], 'at', string.match(entry, '^%d+'))
@@ -58,7 +49,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('DEL', KEYS[8])
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', now)
-redis.call('HDEL', KEYS[2], 'entry', 'waits', 'wakes')
+redis.call('HDEL', KEYS[2], 'entry', 'due', 'waits', 'wakes')
 register_retention(KEYS[6], ARGV[5], now)
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])

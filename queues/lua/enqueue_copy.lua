@@ -25,7 +25,8 @@ replace(KEYS[5], KEYS[8], ARGV[8])
 replace(KEYS[6], KEYS[9], ARGV[9])
 replace(KEYS[7], KEYS[10], ARGV[10])
 local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[1], 'args', ARGV[2], 'again', '1')
-redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'events', ARGV[5], 'entries', ARGV[6], 'forked', ARGV[3])
+redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'at', string.match(entry, '^%d+'), 'env', ARGV[1],
+  'args', ARGV[2], 'events', ARGV[5], 'entries', ARGV[6], 'forked', ARGV[3])
 if ARGV[7] ~= '' then
   redis.call('HSET', KEYS[3], 'format', ARGV[7])
 end

@@ -19,13 +19,13 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if ARGV[4] == '0' then
   local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[2], 'args', ARGV[3])
-  redis.call('HSET', KEYS[4], 'state', 'queued', 'entry', entry)
+  redis.call('HSET', KEYS[4], 'state', 'queued', 'entry', entry, 'env', ARGV[2], 'args', ARGV[3])
   now = string.match(entry, '^%d+')
 else
   local due = now + tonumber(ARGV[4])
   local first = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')
   redis.call('ZADD', KEYS[6], due, ARGV[1])
-  redis.call('HSET', KEYS[4], 'state', 'scheduled', 'at', now, 'env', ARGV[2], 'args', ARGV[3])
+  redis.call('HSET', KEYS[4], 'state', 'scheduled', 'at', now, 'due', due, 'env', ARGV[2], 'args', ARGV[3])
   if not first[2] or due < tonumber(first[2]) then
     redis.call('XADD', KEYS[7], 'MAXLEN', 16, '*', 'why', 'due')
   end

@@ -23,7 +23,8 @@ if KEYS[6] then
   take_upload(KEYS[6], KEYS[3])
 end
 local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[1], 'args', ARGV[2], 'again', '1')
-redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'at', now, 'handed_from', ARGV[3])
+redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'at', now, 'env', ARGV[1], 'args', ARGV[2],
+  'handed_from', ARGV[3])
 redis.call('HSET', KEYS[4], ARGV[4], ARGV[5])
 redis.call('ZADD', KEYS[5], now, ARGV[6])
 redis.call('PEXPIRE', KEYS[5], 2592000000)

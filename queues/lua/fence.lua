@@ -11,14 +11,16 @@
 -- gap(record, number): whether Redis has lost the entry with this number, the last that the run stored (0: it stored
 --   none): then the answer for the run, -1 - N; N is the number of the last entry that the record has. An outcome is
 --   stored only with all entries that it follows from: the run sends the missing ones again, or gives up.
--- begin_outcome(record): the first write of every outcome. It frees memory, and Redis lets a script through on a full
---   server once it has written: only the first write that may need memory is refused.
+-- begin_outcome(stream, record): the first write of every outcome. It frees memory, and Redis lets a script through on a
+--   full server once it has written: only the first write that may need memory is refused. A record without `entry` is
+--   not that of a task in the queue: another program has added the message, or deleted the record. Then the record gets
+--   the payload of the message.
 -- count_returned(record): count this delivery among those of the message that ended without an outcome and without a
 --   crash (field returned; begin_outcome deletes it). A missing record stays missing: it would have no TTL.
 -- close(stream, record): acknowledge and delete the message, and store the fence that did so.
 -- now_ms(): the time of Redis in milliseconds.
--- keep_payload(stream, record): move the message's fields into the record, so that there is always one copy of them.
--- put_off(due_set, nudges, task, due): add the task to the due set, and wake a worker that sleeps until a later one.
+-- put_off(due_set, nudges, record, task, due): add the task to the due set, and wake a worker that sleeps until a later
+--   one. The record keeps the time, should the due set be lost (see put_back.lua), and that of the enqueue.
 local function fence_text()
   return ARGV[3] .. ' ' .. ARGV[4]
 end
@@ -38,8 +40,16 @@ local function gap(record, number)
   return last < tonumber(number) and -1 - last
 end
 
-local function begin_outcome(record)
-  redis.call('HDEL', record, 'entry', 'run', 'began', 'alive', 'step', 'step_at', 'suspect', 'returned')
+local function begin_outcome(stream, record)
+  if redis.call('HDEL', record, 'entry', 'run', 'began', 'alive', 'step', 'step_at', 'suspect', 'returned') == 0 then
+    local found = redis.call('XRANGE', stream, ARGV[3], ARGV[3])[1]
+    for i = 1, found and #found[2] or 0, 2 do
+      local name = found[2][i]
+      if name == 'env' or name == 'args' then
+        redis.call('HSET', record, name, found[2][i + 1])
+      end
+    end
+  end
 end
 
 local function count_returned(record)
@@ -57,20 +67,9 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function keep_payload(stream, record)
-  local found = redis.call('XRANGE', stream, ARGV[3], ARGV[3])[1]
+local function put_off(due_set, nudges, record, task, due)
   redis.call('HSETNX', record, 'at', string.match(ARGV[3], '^%d+'))
-  if found then
-    for i = 1, #found[2], 2 do
-      local name = found[2][i]
-      if name == 'env' or name == 'args' then
-        redis.call('HSET', record, name, found[2][i + 1])
-      end
-    end
-  end
-end
-
-local function put_off(due_set, nudges, task, due)
+  redis.call('HSET', record, 'due', due)
   local first = redis.call('ZRANGE', due_set, 0, 0, 'WITHSCORES')
   redis.call('ZADD', due_set, due, task)
   if not first[2] or due < tonumber(first[2]) then

@@ -3,7 +3,7 @@
 -- KEYS  ready stream, record, inbox, control, retentions, timeline, then steps and log if there may be any
 -- ARGV  fence (4), last entry (see gap), state, result (JSON), attempts, crashes, milliseconds of the last run,
 --       retention of all keys of the task in milliseconds, the same rounded up to one that is registered, then names
---       and values of what the record keeps of the message; without them, the script reads the message
+--       and values of what the record gets: the time of the enqueue, unless it has that, and the successor
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: stores the outcome, acknowledges and deletes the message, and sets the retention. If the task succeeds, field
 -- `unread` is the number of messages that no run has read, unless a successor gets them: after this, none is accepted.
@@ -26,10 +26,7 @@ local lost = gap(KEYS[2], ARGV[5])
 if lost then
   return lost
 end
-begin_outcome(KEYS[2])
-if #ARGV == 12 then
-  keep_payload(KEYS[1], KEYS[2])
-end
+begin_outcome(KEYS[1], KEYS[2])
 local now = now_ms()
 register_retention(KEYS[5], ARGV[12], now)
 redis.call('HSET', KEYS[2], 'state', ARGV[6], 'result', ARGV[7], 'attempts', ARGV[8], 'crashes', ARGV[9],

@@ -5,7 +5,7 @@
 --       case, what it waits for, what wakes it (message: any message to its inbox; time: nothing before its time),
 --       number of the last message that the run knows of
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
--- Atomic: the payload moves from the message to the record, and the task is due or pending, never both, never neither.
+-- Atomic: the task is due or pending, never both, never neither. Its payload is in the record.
 -- If a message wakes the task, and one came after the run has looked, the task is due at once: no message can come
 -- between the run's look and this act unseen. So is a task whose cancellation was requested. Field `wakes` tells the
 -- scripts that may wake a task whether they do. A record without it was parked by an earlier version: a message wakes
@@ -23,9 +23,8 @@ local due = now_ms()
 if not came and redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
   due = due + tonumber(ARGV[10])
 end
-begin_outcome(KEYS[2])
-keep_payload(KEYS[1], KEYS[2])
-put_off(KEYS[3], KEYS[4], ARGV[6], due)
+begin_outcome(KEYS[1], KEYS[2])
+put_off(KEYS[3], KEYS[4], KEYS[2], ARGV[6], due)
 close(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
   'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9], 'waits', ARGV[11], 'wakes', ARGV[12])

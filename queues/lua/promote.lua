@@ -1,10 +1,11 @@
+-- include: payload
 -- Move due tasks to the ready stream.
 -- KEYS  due set, ready stream, then one record per id
 -- ARGV  ids, in the order of the records; then, if the messages are for a worker that claims them next: group, consumer of
 --       released messages, their idle time in milliseconds
 -- returns  the number of tasks that were moved now
 -- Atomic per task: it is in the due set or on the stream, never both, never neither. An id that is no longer due,
--- because another worker promoted it or it was cancelled, is left alone. The task leaves the due set first: a full
+-- because another worker promoted it or it was cancelled, is left alone; one that is not scheduled leaves the due set only. The task leaves the due set first: a full
 -- server then accepts the rest (see fence.lua), which needs no more memory than before. All scores are read before,
 -- because the last task that leaves deletes the due set (see fence.lua). Messages for a worker that claims them are
 -- released ones from the start, so that no blocked read of another worker returns them. Where messages wait on the stream,
@@ -30,11 +31,11 @@ end
 for i = 3, #KEYS do
   if scores[i] and tonumber(scores[i]) <= now then
     redis.call('ZREM', KEYS[1], ARGV[i - 2])
-    local payload = redis.call('HMGET', KEYS[i], 'env', 'args')
-    if payload[1] then
-      local entry = redis.call('XADD', KEYS[2], '*', 'env', payload[1], 'args', payload[2] or '{}', 'again', '1')
+    local envelope, arguments = payload(KEYS[i], ARGV[i - 2])
+    if envelope and redis.call('HGET', KEYS[i], 'state') == 'scheduled' then
+      local entry = redis.call('XADD', KEYS[2], '*', 'env', envelope, 'args', arguments, 'again', '1')
       redis.call('HSET', KEYS[i], 'state', 'queued', 'entry', entry)
-      redis.call('HDEL', KEYS[i], 'env', 'args', 'waits', 'wakes', 'returned')
+      redis.call('HDEL', KEYS[i], 'due', 'waits', 'wakes', 'returned')
       moved = moved + 1
     end
   end

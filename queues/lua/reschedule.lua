@@ -4,7 +4,7 @@
 -- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, delay in milliseconds, event type, event
 --       data (JSON)
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
--- Atomic: the payload moves from the message to the record, and the task is due or pending, never both, never neither.
+-- Atomic: the task is due or pending, never both, never neither. Its payload is in the record.
 -- If its cancellation was requested, the task is due at once: the next worker cancels it, whatever the delay was.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
@@ -17,9 +17,8 @@ local due = now_ms()
 if redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
   due = due + tonumber(ARGV[10])
 end
-begin_outcome(KEYS[2])
-keep_payload(KEYS[1], KEYS[2])
-put_off(KEYS[3], KEYS[4], ARGV[6], due)
+begin_outcome(KEYS[1], KEYS[2])
+put_off(KEYS[3], KEYS[4], KEYS[2], ARGV[6], due)
 close(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
   'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9], 'error', ARGV[12])

@@ -38,7 +38,8 @@ if closed then
   return 'closed'
 end
 local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[1], 'args', ARGV[2])
-redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'token', ARGV[3])
+redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'env', ARGV[1], 'args', ARGV[2],
+  'token', ARGV[3])
 redis.call('ZADD', KEYS[8], string.match(entry, '^%d+'), ARGV[4])
 redis.call('PEXPIRE', KEYS[8], 2592000000)
 return 'stored'

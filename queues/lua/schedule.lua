@@ -1,4 +1,4 @@
--- Put tasks into the due set; their payload is in the record meanwhile. An id that has a record already is left alone.
+-- Put tasks into the due set. An id that has a record already is left alone.
 -- KEYS  due set, nudge stream, mark of a closed partition, timeline, then one record per task
 -- ARGV  delay in milliseconds, then id, envelope and arguments of each task
 -- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
@@ -18,7 +18,7 @@ for i = 5, #KEYS do
     stored[i - 4] = -1
   else
     redis.call('ZADD', KEYS[1], due, ARGV[at])
-    redis.call('HSET', KEYS[i], 'state', 'scheduled', 'at', now,
+    redis.call('HSET', KEYS[i], 'state', 'scheduled', 'at', now, 'due', due,
       'env', ARGV[at + 1], 'args', ARGV[at + 2])
     times[#times + 1] = now
     times[#times + 1] = ARGV[at]

@@ -251,7 +251,7 @@ async def test_a_lost_reply_does_not_store_again_what_was_taken_meanwhile(
     """The script is asked again after the task was read, claimed and rescheduled by others: still known."""
     envelope = Envelope(id="x", task="t").encode()
     keys = [partition.ready, partition.closed, partition.timeline, partition.record("x")]
-    arguments: list[Argument] = ["x", envelope, b"{}"]
+    arguments: list[Argument] = ["x", envelope, b"{}", "", ""]
     ask = (queue_script("enqueue"), keys, arguments)
     assert await gateway.run(*ask) == [1]
     delivery = await take_over(gateway, await read_one(await worker(gateway, partition)))

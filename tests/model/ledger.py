@@ -141,10 +141,23 @@ class Ledger:
         self.pending.pop(delivery.entry, None)
         self.ready.remove(delivery.entry)
 
-    def _keep_payload(self, delivery: Delivery, task: str) -> None:
+    def _begin_outcome(self, delivery: Delivery, task: str) -> None:
+        """Remove what belongs to the message; a record that was not stored with it gets the payload."""
         record = self.at.record(task)
-        self.held.put_new(record, "at", _time_of(delivery.entry))
-        self.held.put(record, _payload(self.ready.find(delivery.entry)))
+        gone = ("entry", *_RUN, "suspect", "returned")
+        if all(self.held.get(record, name) is None for name in gone):
+            self.held.put(record, _payload(self.ready.find(delivery.entry)))
+        self.held.drop(record, *gone)
+
+    def payload(self, task: str) -> dict[bytes, bytes]:
+        """Return envelope and arguments of a task as a message has them, from its record; nothing if it lacks them."""
+        record = self.at.record(task)
+        envelope, name = self.held.get(record, "env"), self.held.get(record, "task")
+        if envelope is None and name is not None:
+            envelope = orjson.dumps({"v": 1, "id": task, "task": name.decode()})
+        if envelope is None:
+            return {}
+        return {b"env": envelope, b"args": self.held.get(record, "args") or b"{}"}
 
     # -- enqueuing
 
@@ -153,7 +166,9 @@ class Ledger:
         for (task, envelope, args), answer in zip(tasks, answers, strict=True):
             if answer == 1:
                 entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args)))
-                self.held.put(self.at.record(task), {"state": "queued", "entry": entry})
+                named = orjson.loads(envelope).keys() == {"v", "id", "task"}
+                kept: Hash = {"task": "t"} if named else {"env": envelope}
+                self.held.put(self.at.record(task), {"state": "queued", "entry": entry, "args": args, **kept})
                 self._list(task, by_producer=True)
         return answers
 
@@ -162,8 +177,8 @@ class Ledger:
         answers = [self._stored(task) for task, _, _ in tasks]
         for (task, envelope, args), answer in zip(tasks, answers, strict=True):
             if answer == 1:
-                self._schedule(task, delay)
-                kept: Hash = {"state": "scheduled", "at": Moment(), "env": envelope, "args": args}
+                due = self._schedule(task, delay)
+                kept: Hash = {"state": "scheduled", "at": Moment(), "due": due, "env": envelope, "args": args}
                 self.held.put(self.at.record(task), kept)
                 self._list(task, by_producer=True)
         if 1 in answers and (first is None or self.held.now + delay < first):
@@ -198,11 +213,11 @@ class Ledger:
         """Add the message or the due time of a task that has no state yet."""
         record, first = self.at.record(task), self._earliest()
         if delay:
-            self._schedule(task, delay)
-            self.held.put(record, {"state": "scheduled", "at": Moment(), "env": envelope, "args": args})
+            due = self._schedule(task, delay)
+            self.held.put(record, {"state": "scheduled", "at": Moment(), "due": due, "env": envelope, "args": args})
         else:
             entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args)))
-            self.held.put(record, {"state": "queued", "entry": entry})
+            self.held.put(record, {"state": "queued", "entry": entry, "env": envelope, "args": args})
         self._list(task, by_producer=True)
         if delay and (first is None or self.held.now + delay < first):
             self.nudge("due")
@@ -260,12 +275,12 @@ class Ledger:
             if score is None or float(text_of(score)) > self.held.now:
                 continue
             record = self.at.record(task)
-            envelope, args = self.held.get(record, "env"), self.held.get(record, "args")
+            payload = self.payload(task)
             self.held.drop_score(self.at.due, task)
-            if envelope is not None:
-                entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args or b"{}"), (b"again", b"1")))
+            if payload and self.state(task) == b"scheduled":
+                entry = self.held.add(self.at.ready, (*payload.items(), (b"again", b"1")))
                 self.held.put(record, {"state": "queued", "entry": entry})
-                self.held.drop(record, "env", "args", "waits", "wakes", "returned")
+                self.held.drop(record, "due", "waits", "wakes", "returned")
                 moved += 1
         return moved
 
@@ -473,7 +488,6 @@ class Ledger:
         counts: tuple[int, int],
         ran: int,
         ttl: int,
-        kept: Mapping[str, bytes] | None,
         checkpoint: bool,
         last: int = 0,
     ) -> bool:
@@ -483,12 +497,12 @@ class Ledger:
             return False
         record, steps, log, inbox, control = self.parts(task)
         self._register_retention(ttl)
-        if kept is None:
-            self._keep_payload(delivery, task)
+        self._begin_outcome(delivery, task)
         outcome: Hash = {"state": state, "result": result, "attempts": counts[0], "crashes": counts[1], "ran": ran}
         self.held.put(record, outcome)
         self._settle(delivery, task)
-        self.held.put(record, {"finished": Moment(), **(kept or {})})
+        kept: Hash = {} if b"again" in delivery.fields else {"at": _time_of(delivery.entry)}
+        self.held.put(record, {"finished": Moment(), **kept})
         unread = [at for at in range(1, int(self.held.get(inbox, "sent") or 0) + 1) if self._is_unused(inbox, at)]
         if unread and state == "succeeded" and self.held.get(record, "handed_to") is None:
             self.held.put(record, {"unread": len(unread)})
@@ -502,7 +516,6 @@ class Ledger:
         record = self.at.record(task)
         self._close_message(delivery)
         self.held.put(record, {"worker": delivery.worker, "settled": _fence(delivery)})
-        self.held.drop(record, "entry", *_RUN, "suspect", "returned")
 
     def retry(
         self,
@@ -562,7 +575,8 @@ class Ledger:
         if not self.owned(delivery):
             return self.settled(delivery, task)
         record, first = self.at.record(task), self._earliest()
-        self._keep_payload(delivery, task)
+        self._begin_outcome(delivery, task)
+        self.held.put_new(record, "at", _time_of(delivery.entry))
         self.held.put_new(record, "newer_since", Moment())
         since = self.held.hashes[record]["newer_since"]
         start = None if isinstance(since, Later) and since.known is None else int(text_of(since))
@@ -575,7 +589,7 @@ class Ledger:
         if counts is not None:
             self.held.put(record, dict(zip(("attempts", "crashes", "returns"), counts, strict=True)))
         self._settle(delivery, task)
-        self._schedule(task, delay)
+        self.held.put(record, {"due": self._schedule(task, delay)})
         self.held.set_score(waiting, task, str(needed).encode())
         self.held.expire(limit, waiting)
         if first is None or self.held.now + delay < first:
@@ -600,9 +614,10 @@ class Ledger:
     def _defer(self, delivery: Delivery, task: str, delay: int, counts: tuple[int, int, int]) -> None:
         """Move the task from its message to the due set."""
         record, first = self.at.record(task), self._earliest()
-        self._keep_payload(delivery, task)
-        self._schedule(task, delay)
-        numbers = {"attempts": counts[0], "crashes": counts[1], "returns": counts[2]}
+        self._begin_outcome(delivery, task)
+        self.held.put_new(record, "at", _time_of(delivery.entry))
+        numbers: Hash = {"due": self._schedule(task, delay)}
+        numbers |= {"attempts": counts[0], "crashes": counts[1], "returns": counts[2]}
         self.held.put(record, {"state": "scheduled", **numbers})
         self._settle(delivery, task)
         if first is None or self.held.now + delay < first:
@@ -652,11 +667,11 @@ class Ledger:
             return False
         record, steps, log, inbox, control = self.parts(task)
         self._register_retention(retention)
-        message = self.ready.find(delivery.entry) or ()
+        kept: Fields = ()
         if raw:
-            kept: Fields = tuple((b"raw:" + field, value) for field, value in message[:500])
-        else:
-            kept = tuple((field, value) for field, value in message if field in (b"env", b"args"))
+            kept = tuple((b"raw:" + field, value) for field, value in (self.ready.find(delivery.entry) or ())[:500])
+        self._begin_outcome(delivery, task)
+        kept = kept if raw else tuple(self.payload(task).items())
         self.held.put_new(record, "at", _time_of(delivery.entry))
         letter = self.held.add(
             self.at.dead,
@@ -669,6 +684,7 @@ class Ledger:
         )
         reported: Hash = {"reason": reason, "error": evidence, "attempts": counts[0], "crashes": counts[1]}
         self.held.put(record, {"state": "dead", "dead": letter, "finished": Moment(), **reported})
+        self.held.drop(record, "env", "args", "task", "app")
         self._settle(delivery, task)
         self._list(task, self.held.hashes[record]["at"])
         self.note_event(task, "buried", evidence)
@@ -754,13 +770,12 @@ class Ledger:
                 self.held.put(control, {"cancel": "1"})
                 self.news.append((self.namespace.worker_channel(pending.owner), task))
                 return "running"
-            self.held.put(record, _payload(self.ready.find(entry)))
             self.pending.pop(entry, None)
             self.ready.remove(entry)
             self.held.put_new(record, "at", _time_of(entry))
         self._register_retention(retention)
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
-        self.held.drop(record, "entry", "waits", "wakes")
+        self.held.drop(record, "entry", "due", "waits", "wakes")
         self.held.delete(control)
         self.held.expire(retention, record, steps, log, inbox)
         self._keep_timeline()
@@ -832,6 +847,7 @@ class Ledger:
         if answer == 1:
             entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
             self.held.put(record, {"state": "queued", "entry": entry, "at": Moment(), "handed_from": source})
+            self.held.put(record, {"env": envelope, "args": args})
             self.held.put(steps, {name: value})
             self._list(task)
         return answer
@@ -869,6 +885,7 @@ class Ledger:
         entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
         numbers = {"events": past.events, "entries": past.entries}
         self.held.put(record, {"state": "queued", "entry": entry, **numbers, "forked": source})
+        self.held.put(record, {"at": Moment(), "env": envelope, "args": args})
         if past.format is not None:
             self.held.put(record, {"format": past.format})
         self._list(task)
@@ -908,7 +925,7 @@ class Ledger:
         self.note_event(task, "exported", event)
         self._register_retention(retention)
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
-        self.held.drop(record, "entry", "waits", "wakes", "dead", "reason", "error")
+        self.held.drop(record, "entry", "due", "waits", "wakes", "dead", "reason", "error")
         self.held.delete(control)
         self.held.expire(retention, record, steps, log, inbox)
         self._keep_timeline()
@@ -986,6 +1003,8 @@ class Ledger:
         replays = int(self.held.get(record, "replays") or 0) + 1
         zero = {"attempts": 0, "crashes": 0, "returns": 0}
         self.held.put(record, {"state": "queued", "entry": entry, "replays": replays, **zero})
+        self.held.put(record, _payload(_message_again(found, args)))
+        self.held.put_new(record, "at", Moment())
         self.held.drop(record, "dead", "reason", "error", "finished", "result", "settled", *CRASHES)
         self.note_event(task, "replayed", b'{"fresh":true}' if fresh else b'{"fresh":false}')
         if args is not None:

@@ -293,7 +293,8 @@ class Queues(RuleBasedStateMachine):
             self.number += 1
             reported = {"from": "here"} if headers else {}
             envelope = Envelope(id=task, task="t", headers=reported).encode()
-            found.append(TaskMessage(task, envelope, orjson.dumps({"n": self.number}), None, True))
+            names = None if headers else ("t", "")
+            found.append(TaskMessage(task, envelope, orjson.dumps({"n": self.number}), None, True, names=names))
         return found
 
     def join(self, name: str) -> Consumer:
@@ -693,7 +694,6 @@ class Queues(RuleBasedStateMachine):
         success=st.booleans(),
         counters=st.tuples(numbers, numbers),
         ttl=lifetimes,
-        sent=st.booleans(),
         ahead=aheads,
     )
     def finish(
@@ -703,36 +703,26 @@ class Queues(RuleBasedStateMachine):
         success: bool,
         counters: tuple[int, int],
         ttl: int,
-        sent: bool,
         ahead: int,
     ) -> None:
         delivery, task = self.pick(which, standing)
         if task not in TASKS:
             return
-        envelope = Envelope.decode(delivery.fields[b"env"])
         written = delivery.fence in self.written
         state, result, act = ("succeeded", b"[1]", None) if success else ("cancelled", b"null", cancelled)
-        kept = self.kept(delivery, envelope) if sent else None
         last = self.last_entry(task) + ahead if success else 0
         for _ in range(2):
             expected = self.ledger.finish(
-                delivery, task, state, result, counters, 1500, ttl, kept, written or delivery.has_history, last
+                delivery, task, state, result, counters, 1500, ttl, written or delivery.has_history, last
             )
-            counts, given = Counters(*counters), envelope if sent else None
-            rest: dict[str, Any] = {"ran": 1.5, "ttl": ttl / 1000, "envelope": given, "written": written}
+            counts = Counters(*counters)
+            rest: dict[str, Any] = {"ran": 1.5, "ttl": ttl / 1000, "written": written}
             if act is None:
                 ended = succeed(self.ground.gateway, delivery, task, result, counts, **rest, entries=last)
             else:
                 ended = act(self.ground.gateway, delivery, task, counts, **rest)
             self.same(self.ground.accepted(ended), expected)
         self.end(delivery)
-
-    def kept(self, delivery: Delivery, envelope: Envelope) -> dict[str, bytes] | None:
-        """Return the fields of the message that are sent with the outcome."""
-        if b"again" in delivery.fields:
-            return None
-        reported = {"args": delivery.fields[b"args"], "at": delivery.entry.partition(b"-")[0]}
-        return reported | ({"env": delivery.fields[b"env"]} if envelope.headers else {"task": b"t"})
 
     @rule(
         which=which,

@@ -44,8 +44,7 @@ def _of_task(ledger: Ledger, task: str) -> Iterator[str]:
         yield "is nowhere"
     if state == b"dead" and letters and last_letter not in letters and max(letters) > (last_letter or b""):
         yield f"its letter is not {last_letter!r}"
-    elsewhere = state in (b"queued", b"dead", None)
-    if elsewhere == bool(payload):
+    if (state in (b"dead", None)) == bool(payload):
         yield f"is {state!r}, and its record holds {payload}"
     base = held.get(record, "base")
     if base is not None and held.stream(ledger.at.log(task)).find(base) is None:

@@ -20,7 +20,7 @@ from tests.conftest import watched
 SCRIPTS = sorted(Path(perdure.__file__).parent.glob("*/lua/*.lua"))
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
-PRELUDES = {"fence", "retention", "seen", "upload"}
+PRELUDES = {"fence", "payload", "retention", "seen", "upload"}
 KEYLESS = {"TIME"}
 FIRST = {
     "XPENDING",

@@ -108,7 +108,6 @@ class Settler:
             success.counters,
             ran=ran,
             ttl=self._result_ttl(run),
-            envelope=run.envelope,
             written=run.has_written,
             handed_to=success.handed_to,
             entries=last,
