@@ -19,6 +19,8 @@ on one server.
                                                               format); TTL of their longest wait
     {ns:queue:n}:versions:TASK    zset    workers             tasks of a name that wait for a version of its code
                                                               (the score); TTL of their longest wait
+    {ns:queue:n}:checked          string  workers             position of the last search for lost tasks in the
+                                                              timeline; TTL of an hour
     {ns:queue:n}:lock:promote     string  workers             fleet lock for promoting; TTL of a few seconds
     {ns:queue:n}:lock:clean       string  workers             fleet lock for cleaning up; TTL of half a minute
     {ns:queue:n}:lock:sweep       string  workers             fleet lock for claiming; TTL of half a claim interval
@@ -138,7 +140,7 @@ def check_name(kind: str, name: object) -> str:
 
 
 _STREAMS: Final = ("ready", "nudge", "dead", "junk")
-_OTHERS: Final = ("due", "timeline", "seen", "closed", "mark", "retentions", "versions")
+_OTHERS: Final = ("due", "timeline", "seen", "closed", "mark", "retentions", "versions", "checked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ class Partition:
     mark: str = field(init=False, compare=False, repr=False)
     versions: str = field(init=False, compare=False, repr=False)
     retentions: str = field(init=False, compare=False, repr=False)
+    checked: str = field(init=False, compare=False, repr=False)
     promote_lock: str = field(init=False, compare=False, repr=False)
     clean_lock: str = field(init=False, compare=False, repr=False)
     sweep_lock: str = field(init=False, compare=False, repr=False)

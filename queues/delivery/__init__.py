@@ -13,6 +13,7 @@
 | `settlement` | what ends a delivery: succeed, cancel, reschedule, park, release (bury is in `deadletter`) |
 | `quarantine_store` | tasks that are suspected of killing workers |
 | `due_set` | promotion of scheduled tasks |
+| `lost_tasks` | tasks that another program has taken out of the queue, and their return |
 | `fleet_locks` | locks that leave a chore to one worker of the fleet |
 
 Before a change: every write for a delivery is made by a script that includes `fence.lua`, and is refused once the lease
@@ -30,6 +31,7 @@ from .due_set import promote_due, wake_version
 from .fleet_locks import acquire_fleet_locks
 from .heartbeat import LeaseHeartbeat, renew_lease
 from .leases import NOT_STARTED, Delivery, Leases, RunStatus, check_accepted
+from .lost_tasks import Place, find_places, put_back_lost, replace_exhausted
 from .quarantine_store import (
     CrashReport,
     clear_quarantined,
@@ -52,6 +54,7 @@ __all__ = [
     "Kind",
     "LeaseHeartbeat",
     "Leases",
+    "Place",
     "Position",
     "RunStatus",
     "SingleNodeReader",
@@ -64,10 +67,12 @@ __all__ = [
     "clear_quarantined",
     "close_exported",
     "edit_checkpoint",
+    "find_places",
     "last_step",
     "load_history",
     "park",
     "promote_due",
+    "put_back_lost",
     "quarantine",
     "raise_count",
     "read_mark",
@@ -76,6 +81,7 @@ __all__ = [
     "recorded_steps",
     "release",
     "renew_lease",
+    "replace_exhausted",
     "report_crash",
     "reschedule",
     "succeed",

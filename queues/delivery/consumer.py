@@ -95,6 +95,11 @@ class Consumer:
         self._had_messages = True
         self.partitions: Sequence[Partition] = list(partitions)
 
+    @property
+    def lease(self) -> float:
+        """Seconds after which deliveries that were not renewed are claimed."""
+        return self._lease_ms / 1000
+
     def set_lease(self, lease: float) -> None:
         """Claim deliveries that were not renewed for this time, in seconds, from now on."""
         self._lease_ms = round(lease * 1000)

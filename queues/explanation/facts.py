@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from ..catalog import Catalog, read_catalog
+from ..delivery import Place, find_places
 from ..doubts import Doubt, read_doubts
 from ..errors import Refused, UnreadableRecord
 from ..event_log import TaskEvent, opened_events
@@ -54,6 +55,7 @@ class Facts:
         stats: Numbers of the partition, if the task is queued.
         doubts: Risky steps that were cut off, unless the task runs or has ended.
         senders: Senders of its unread messages, if the task is parked.
+        place: Whether the task is where its record says, as one script has seen it; None if this user may not look.
     """
 
     record: Record
@@ -71,18 +73,20 @@ class Facts:
     stats: QueueStats | None = None
     doubts: Sequence[Doubt] = ()
     senders: Sequence[str] | None = ()
+    place: Place | None = Place.SOUND
 
 
 async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
     """Read the facts of a task, None if there is no record. Takes two round trips, and two more if it is queued."""
     namespace = Namespace(partition.namespace)
-    record, task, workers, config, paused, catalog = await asyncio.gather(
+    record, task, workers, config, paused, catalog, place = await asyncio.gather(
         read_record(gateway, partition, task_id),
         _allowed(_read_task(gateway, partition, task_id)),
         _allowed(list_workers(gateway, namespace)),
         _allowed(load_config(gateway, namespace)),
         _allowed(paused_supervisors(gateway, namespace)),
         _allowed(read_catalog(gateway, namespace)),
+        _allowed(find_places(gateway, partition, [task_id])),
     )
     if record is None:
         return None
@@ -116,6 +120,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         await _allowed(partition_stats(gateway, partition)) if record.state is State.QUEUED else None,
         await read_doubts(gateway, partition, task_id) if doubtful else (),
         await _allowed(_senders(gateway, partition, task_id)) if parked else (),
+        place[0] if place else None,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ..defaults import LONGEST
+from ..delivery import Place
 from ..doubts import Doubt
 from ..durations import iso_time
 from ..keys import RELEASED, SUSPECTS
@@ -106,7 +107,7 @@ class _Said:
 def explain_facts(facts: Facts) -> Explanation:
     """Return the explanation of a task."""
     record = facts.record
-    said = _STATES[record.state](facts)
+    said = _lost(facts) or _STATES[record.state](facts)
     known = descriptions(facts)
     running = record.state is State.RUNNING
     step = current_step(facts) if running else None
@@ -141,6 +142,29 @@ def explain_facts(facts: Facts) -> Explanation:
 
 
 # states
+
+
+def _lost(facts: Facts) -> _Said | None:
+    """Explain a task that another program has taken out of the queue; None for any other task."""
+    record = facts.record
+    what = _LOST.get(facts.place)
+    if what is None or record.state not in (State.QUEUED, State.SCHEDULED, State.WAITING):
+        return None
+    if facts.place is Place.NO_PAYLOAD:
+        remedy = f"enqueue it again under another id, and run: perdure task cancel {record.id}"
+        return _Said("lost", f"{what}, and its record has no arguments, so that no worker can put it back", remedy)
+    if facts.workers is None or serving_workers(facts):
+        return _Said("lost", f"{what}; a worker puts it back, mostly within a minute", None)
+    cause, missing, remedy = next_worker(facts)
+    return _Said(cause, f"{what}; a worker puts it back, but {missing}", remedy)
+
+
+_LOST: Final[dict[Place | None, str]] = {
+    Place.NO_MESSAGE: "its message is gone from the stream: another program has deleted it",
+    Place.SKIPPED: "no worker gets its message: another program has read or acknowledged it",
+    Place.NOT_DUE: "it is scheduled, but gone from the due set: another program has removed it",
+    Place.NO_PAYLOAD: "its message is gone from the stream: another program has deleted it",
+}
 
 
 def _queued(facts: Facts) -> _Said:

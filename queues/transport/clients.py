@@ -158,8 +158,16 @@ def translated(shown: str) -> Iterator[None]:
                     "free space on its disk; until then it stores nothing new",
                 ) from error
             raise Unavailable(f"Redis at {shown} cannot serve now: {str(error).rstrip('.')}", _remedy(error)) from error
+        if _USED_UP in str(error):
+            raise Refused(
+                f"{shown} could not add a message: no id is left in the stream, because another program has added the "
+                "largest one; workers replace such a stream once a minute: start a worker, and try again"
+            ) from error
         raise Refused(f"{shown} refused a command: {error}") from error
 
+
+_USED_UP: Final = "exhausted the last possible ID"
+"""Part of the error of XADD after the largest id."""
 
 START_REMEDY: Final = "start the server, or name another one with PERDURE_REDIS_URL (or --redis-url of a command)"
 

@@ -14,6 +14,7 @@ holds for all scripts.
 | `test_enqueue` | enqueue |
 | `test_inbox` | park, send_message |
 | `delivery/test_large_arguments` | enqueue_large, upload_chunk |
+| `delivery/test_lost_tasks` | put_back, replace_stream |
 | `delivery/test_leases` | raise_count, renew_leases |
 | `delivery/test_quarantine` | clear_quarantined, quarantine, report_crash, take_quarantined |
 | `test_queue_rates` | read_workers, register_worker |

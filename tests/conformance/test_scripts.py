@@ -53,7 +53,7 @@ from perdure.queues import (
     take_quarantined,
     wake_version,
 )
-from perdure.queues.delivery import Position, close_exported, edit_checkpoint, read_mark
+from perdure.queues.delivery import Position, close_exported, edit_checkpoint, put_back_lost, read_mark
 from perdure.queues.derived_tasks import TaskPast, store_copy
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT
 from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
@@ -86,7 +86,7 @@ from tests.support.servers.every_node import on_every_node
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
-PRELUDES = {"fence", "retention", "seen", "upload"}
+PRELUDES = {"fence", "payload", "retention", "seen", "upload"}
 
 
 def header(path: Path) -> str:
@@ -246,6 +246,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await confirm_successor(gateway, namespace, "next token")
         await gateway.command("ZADD", partition.due, 1, b"\xff")
         assert await set_aside(gateway, partition, partition.due, "zset", [b"\xff"]) == 1
+        assert await put_back_lost(gateway, partition, 0.0) == 0
         assert await (await known(producer, "next")).cancel() is State.CANCELLED
         large = await producer.enqueue("t", {"text": "x" * DEFAULT_PAYLOAD_LIMIT}, queue="default")
         assert await large.cancel() is State.CANCELLED

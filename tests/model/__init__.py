@@ -28,11 +28,13 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | park | park |
 | partition_status | is_as_expected |
 | promote | promote |
+| put_back | mistake |
 | quarantine | set_aside |
 | raise_count | raise_count |
 | release | release |
 | remove_consumer | forget |
 | renew_leases | beat |
+| replace_stream | mistake |
 | replay | replay |
 | report_crash | crash |
 | reschedule | retry |

@@ -1034,6 +1034,58 @@ class Ledger:
         self.held.drop_score(self.at.timeline, *gone)
         return len(gone)
 
+    # -- mistakes of other programs
+
+    def delete_message(self, entry: bytes) -> None:
+        """Delete a message that is not pending."""
+        self.ready.remove(entry)
+
+    def acknowledge(self, entry: bytes) -> None:
+        self.pending.pop(entry, None)
+
+    def delete_consumer(self, worker: str) -> None:
+        """Delete a consumer with what is pending on it."""
+        for entry in [entry for entry, held in self.pending.items() if held.owner == worker]:
+            del self.pending[entry]
+        self.ready.names[worker] = False
+
+    def skip_messages(self, last: bytes) -> None:
+        self.ready.delivered = Id(last)
+
+    def replace_stream(self, last: bytes) -> None:
+        """Replace the stream, whose last id was used up. last: its last id then."""
+        self.ready.last = Id(last)
+
+    def put_lost_back(self) -> int:
+        """Put the tasks back that are not where their records say, the oldest first; return their number."""
+        listed = self.held.sets.get(self.at.timeline, {})
+        found = [task for task in sorted(listed, key=lambda task: (float(text_of(listed[task])), task))]
+        found = [task for task in found if self._put_lost_back(task)]
+        self.held.strings[self.at.checked] = b"0"
+        self.held.expire(HOUR, self.at.checked)
+        return len(found)
+
+    def _put_lost_back(self, task: str) -> bool:
+        record, state = self.at.record(task), self.state(task)
+        if state == b"scheduled" and task not in self.held.sets.get(self.at.due, {}):
+            known = self.held.hashes[record]
+            self.held.set_score(self.at.due, task, Moment() if "waits" in known else known["due"])
+            return True
+        entry = self.held.get(record, "entry")
+        if state != b"queued" or entry is None or entry in self.pending or self._is_new(entry):
+            return False
+        payload = self.payload(task)
+        self.ready.remove(entry)
+        new = self.held.add(self.at.ready, (*payload.items(), (b"again", b"1")))
+        self.held.put_new(record, "at", _time_of(entry))
+        self.held.put(record, {"entry": new})
+        self.held.drop(record, *_RUN, "returned")
+        return True
+
+    def _is_new(self, entry: bytes) -> bool:
+        new = self.ready.new() if self.ready.grouped else self.ready.entries
+        return any(one.known == entry for one, _ in new)
+
     def trim(self, oldest: int) -> int:
         """Delete letters from before a time, and the records that belong to them."""
         letters = self.held.stream(self.at.dead)

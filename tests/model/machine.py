@@ -47,7 +47,7 @@ from perdure.queues import (
     wake_version,
     write_entries,
 )
-from perdure.queues.delivery import close_exported, read_mark
+from perdure.queues.delivery import close_exported, put_back_lost, read_mark
 from perdure.queues.delivery.heartbeat import renewal
 from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
 from perdure.queues.delivery.quarantine_store import (
@@ -66,7 +66,7 @@ from perdure.queues.partitions.resharding import partition_status as standing_of
 from perdure.queues.partitions.route import SINGLE
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.large_values import LargeValue
-from perdure.queues.transport.scripts import queue_script
+from perdure.queues.transport.scripts import pairs, queue_script
 
 from tests.model.ground import Ground
 from tests.model.later import Moment, text_of
@@ -97,6 +97,9 @@ CHORES = (
     "reroute",
     "share",
 )
+
+MISTAKES = ("due", "message", "acknowledge", "both", "consumer", "skip", "ids")
+"""What another program does: removes a due time or a message, acknowledges a message, and so on."""
 
 GARBAGE: tuple[dict[bytes, bytes], ...] = (
     {b"junk": b"1"},
@@ -1110,6 +1113,47 @@ class Queues(RuleBasedStateMachine):
             self.copy = None
         for sent in [] if kept else self.runs.values():
             sent.before, sent.entries = sent.last, []
+
+    # -- mistakes of other programs
+
+    @rule(what=st.sampled_from(MISTAKES), which=which, name=workers)
+    def mistake(self, what: str, which: int, name: str) -> None:
+        """Let another program take tasks out of the queue, and put them back; twice: a reply may be lost."""
+        at, ready = self.partition, self.ledger.ready
+        if what == "due":
+            for task in [task for task in TASKS if which % 3 == 0 or task == TASKS[which % 4]]:
+                self.ground.command("ZREM", at.due, task)
+                self.ledger.held.drop_score(at.due, task)
+        elif what == "message" and (new := [one for one, _ in ready.entries if one.known not in ready.pending]):
+            for one in new if which % 3 == 0 else [new[which % len(new)]]:
+                self.ground.command("XDEL", at.ready, text_of(one))
+                self.ledger.delete_message(text_of(one))
+        elif what in ("acknowledge", "both") and ready.pending:
+            entry = sorted(ready.pending)[which % len(ready.pending)]
+            self.ground.command("XACK", at.ready, GROUP, entry)
+            self.ledger.acknowledge(entry)
+            if what == "both":
+                self.ground.command("XDEL", at.ready, entry)
+                self.ledger.delete_message(entry)
+        elif what == "consumer" and ready.grouped:
+            worker = (self.names[name], RELEASED, SUSPECTS)[which % 3]
+            self.ground.command("XGROUP", "DELCONSUMER", at.ready, GROUP, worker)
+            self.ledger.delete_consumer(worker)
+        elif what == "skip" and ready.grouped and ready.entries:
+            self.ground.command("XGROUP", "SETID", at.ready, GROUP, "$")
+            self.ledger.skip_messages(self.last_id())
+        elif what == "ids" and ready.grouped:
+            self.ground.command("XADD", at.ready, f"{2**64 - 1}-{2**64 - 1 - which % 2}", "a", "b")
+        for _ in range(2):
+            found = self.ground.run(put_back_lost(self.ground.gateway, at, 0.0))
+            if what == "ids" and ready.grouped:
+                self.ledger.replace_stream(self.last_id())
+            self.same(found, self.ledger.put_lost_back())
+
+    def last_id(self) -> bytes:
+        """Return the last id that the ready stream has given."""
+        found: bytes = pairs(self.ground.command("XINFO", "STREAM", self.partition.ready))[b"last-generated-id"]
+        return found
 
     # -- occasional chores
 

@@ -9,6 +9,7 @@ import pytest
 from perdure.deadletter import Reason
 from perdure.queues import CatalogTask, Record, State, TaskEvent, WorkerInfo
 from perdure.queues.catalog import Catalog
+from perdure.queues.delivery import Place
 from perdure.queues.explanation import REMEDIES, Explanation, Facts, explain_facts
 from perdure.queues.explanation.facts import published_lease
 from perdure.queues.keys import RELEASED, SUSPECTS
@@ -208,6 +209,21 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
         ),
         (explain(DEAD), "dead", "it has been a dead letter since "),
         (explain(RUNNING), "running", "it has been running since "),
+        (
+            explain(QUEUED, place=Place.NO_MESSAGE),
+            "lost",
+            "its message is gone from the stream: another program has deleted it; a worker puts it back, mostly within",
+        ),
+        (
+            explain(QUEUED, place=Place.SKIPPED, workers=()),
+            "no_worker",
+            "another program has read or acknowledged it; a worker puts it back, but no worker serves queue 'reports'",
+        ),
+        (explain(FAILED, place=Place.NOT_DUE), "lost", "it is scheduled, but gone from the due set: another program"),
+        (explain(WAITING, place=Place.NOT_DUE), "lost", "it is scheduled, but gone from the due set: another program"),
+        (explain(QUEUED, place=Place.NO_PAYLOAD), "lost", "its record has no arguments, so that no worker can put it"),
+        (explain(RUNNING, place=Place.NO_MESSAGE), "running", "it has been running since "),  # read just before
+        (explain(QUEUED, place=None), "ready", "it is queued, and 1 worker serves queue 'reports'"),
     ],
 )
 def test_each_cause_has_its_sentence(found: Explanation, cause: str, text: str) -> None:

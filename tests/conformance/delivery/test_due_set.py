@@ -66,12 +66,12 @@ async def test_a_due_task_becomes_a_message(gateway: Gateway, partition: Partiti
     assert ids([delivery]) == ["x"]
 
 
-async def test_the_payload_is_in_one_place_at_a_time(
+async def test_a_promoted_task_keeps_its_payload_in_the_record(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="x", delay=60, queue="default")
     await promote(gateway, partition, "x")
-    assert await gateway.command("HMGET", partition.record("x"), "env", "args", "due") == [None, None, None]
+    assert await gateway.command("HMGET", partition.record("x"), "args", "due") == [b"{}", None]
 
 
 async def test_tasks_are_promoted_in_the_order_of_their_due_times(

@@ -29,7 +29,15 @@ from perdure.queues import (
     take_quarantined,
     wake_version,
 )
-from perdure.queues.delivery import Position, close_exported, edit_checkpoint, read_mark, read_position
+from perdure.queues.delivery import (
+    Position,
+    close_exported,
+    edit_checkpoint,
+    put_back_lost,
+    read_mark,
+    read_position,
+    replace_exhausted,
+)
 from perdure.queues.derived_tasks import TaskPast, store_copy
 from perdure.queues.errors import Unavailable
 from perdure.queues.inspection import trim_timeline
@@ -112,6 +120,36 @@ async def test_a_touch_that_arrives_late_restarts_no_lease(
     (after,) = await pending(gateway, partition)
     assert (after[0], after[1], after[3]) == (before[0], before[1], before[3])
     assert after[2] >= 50_000
+
+
+async def test_a_search_for_lost_tasks_that_arrives_late_puts_nothing_back_twice(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, line: Line
+) -> None:
+    late, proxy = line
+    await gateway.command("XACK", partition.ready, "workers", delivery.entry)
+    proxy.hold(queue_script("put_back").sha.encode())
+    assert await put_back_lost(late, partition, 0.0) == 1
+    await deliver_unchanged(gateway, namespace, proxy)
+    again = await read_one(await worker(gateway, partition))
+    await deliver_unchanged(gateway, namespace, proxy)
+    await SETTLING["reschedule"](gateway, again, "x")
+    await deliver_unchanged(gateway, namespace, proxy)
+    await promote(gateway, partition, "x")
+    await SETTLING["succeed"](gateway, await read_one(await worker(gateway, partition)), "x")
+    await deliver_unchanged(gateway, namespace, proxy)
+
+
+async def test_a_stream_that_is_replaced_late_keeps_what_was_added_since(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, delivery: Delivery, line: Line
+) -> None:
+    late, proxy = line
+    await gateway.command("XADD", partition.ready, "18446744073709551615-0", "a", "b")
+    proxy.hold(queue_script("replace_stream").sha.encode())
+    assert await replace_exhausted(late, partition)
+    await producer.enqueue("t", task_id="y", queue="default")
+    await deliver_unchanged(gateway, namespace, proxy)
+    await SETTLING["succeed"](gateway, delivery, "x")
+    await deliver_unchanged(gateway, namespace, proxy)
 
 
 async def test_a_timeline_that_is_trimmed_late_keeps_the_next_task_of_the_id(

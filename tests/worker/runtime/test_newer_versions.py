@@ -208,7 +208,8 @@ async def test_a_message_that_requires_a_newer_version_waits_for_it(
     handle: TaskHandle[Any] = TaskHandle("new", partition_of(app), app.producer.gateway, app.producer.notifications)
     envelope = Envelope(id="new", task="stepped", requires=NEXT, tenant="acme").encode()
     entry = await redis_command(app, "XADD", handle.partition.ready, "*", "env", envelope, "args", "{}")
-    await redis_command(app, "HSET", handle.partition.record("new"), "state", "queued", "entry", entry)
+    kept = ("state", "queued", "entry", entry, "env", envelope, "args", "{}")
+    await redis_command(app, "HSET", handle.partition.record("new"), *kept)
     async with running_worker(app):
         await wait_until(lambda: waits_for_a_version(handle), "it is parked")
     assert ran == []
@@ -226,7 +227,9 @@ async def of_newer_envelope(app: App) -> tuple[TaskHandle[Any], bytes]:
     envelope = orjson.dumps(future)
     await redis_command(app, "XTRIM", handle.partition.ready, "MAXLEN", 0)
     entry = await redis_command(app, "XADD", handle.partition.ready, "*", "env", envelope, "args", '{"n":1}')
-    await redis_command(app, "HSET", handle.partition.record(handle.id), "entry", entry)
+    record = handle.partition.record(handle.id)
+    await redis_command(app, "HSET", record, "entry", entry, "env", envelope, "args", '{"n":1}')
+    await redis_command(app, "HDEL", record, "task", "app")
     return handle, envelope
 
 

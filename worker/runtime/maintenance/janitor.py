@@ -1,4 +1,4 @@
-"""The janitor: removes expired dead letters, idle consumers and partitions that are no longer used."""
+"""The janitor: puts lost tasks back; removes expired dead letters, idle consumers and partitions that are not used."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ....queues import (
     present_workers,
     retire_generation,
 )
+from ....queues.delivery import put_back_lost
 from ....queues.inspection import trim_timeline
 from ...log import logger
 from ...loop_errors import LoopErrors
@@ -92,6 +93,7 @@ class Janitor:
         present = await present_workers(self._gateway, self._namespace)
         for partition in mine:
             parts: dict[str, Callable[[], Awaitable[int]]] = {
+                "lost tasks": partial(put_back_lost, self._gateway, partition, self._consumer.lease),
                 "timeline": partial(trim_timeline, self._gateway, partition),
                 "dead letters": partial(trim_letters, self._gateway, partition, self._dead_letter_ttl()),
                 "consumers": partial(self._consumer.remove_idle_consumers, partition, self._idle_consumer, present),

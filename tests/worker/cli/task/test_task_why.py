@@ -11,8 +11,9 @@ from typing import Any
 
 import anyio
 import pytest
+import redis
 from perdure import App, Context, Retry, Settings
-from perdure.queues import Producer, State, list_tasks
+from perdure.queues import Namespace, Producer, State, list_tasks
 from perdure.worker.cli.task.outcome import _spinner
 from rich.console import Console
 
@@ -90,6 +91,24 @@ def test_a_queued_task_says_that_no_worker_serves_its_queue() -> None:
     assert found["sentence"] == "it is queued, and no worker serves queue 'test'"
     assert found["remedy"] == "start a worker: perdure worker run APP --queues test"
     assert found["since"] is not None
+
+
+def test_a_task_that_another_program_took_out_of_the_queue_says_so(settings: Settings) -> None:
+    queued, delayed = enqueue("adds"), enqueue("adds", "--delay", "7200")
+    partition = Namespace(settings.namespace).partition("test")
+    with redis.Redis.from_url(settings.redis_url) as client:
+        client.xtrim(partition.ready, maxlen=0, approximate=False)
+        client.delete(partition.due)
+    found = why(queued)
+    assert found["sentence"] == (
+        "its message is gone from the stream: another program has deleted it; a worker puts it back, but no worker "
+        "serves queue 'test'"
+    )
+    assert found["task"] == "adds"
+    assert why(delayed)["sentence"].startswith("it is scheduled, but gone from the due set: another program has removed")
+    assert call("task", "show", queued, "--json").json["args"] == {}
+    for task_id in (queued, delayed):
+        assert "cancelled" in call("task", "cancel", task_id).out + call("task", "show", task_id).out
 
 
 def test_a_task_that_failed_says_when_its_next_attempt_starts(work: Any) -> None:

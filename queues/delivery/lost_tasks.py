@@ -1,0 +1,153 @@
+"""Tasks that another program has taken out of the queue, and their return.
+
+A client of the server can delete a message (XTRIM, XDEL, DEL, FLUSHDB of a part), acknowledge it in the place of its
+worker, delete a consumer with what is pending on it, delete a due time, or use up the ids of a stream. The record of a
+task has its payload and says where the task must be, so that the janitor finds such tasks and puts them back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+from ..envelope import is_task_id
+from ..junk import report_once, split
+from ..keys import GROUP, Partition
+from ..transport import Gateway, queue_script
+
+__all__ = ["Place", "find_places", "put_back_lost", "replace_exhausted"]
+
+_PUT_BACK = queue_script("put_back")
+_REPLACE = queue_script("replace_stream")
+_logger = logging.getLogger(__name__)
+
+_PAGE: Final = 500
+"""Tasks that one script looks at."""
+
+_PAGE_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of messages that one script looks at: Redis reads a message as a whole."""
+
+_NEWEST: Final = 2_000
+"""Tasks that each round looks at, the last ones that were enqueued."""
+
+_ROUND: Final = 25_000
+"""Other tasks that a round looks at. The next one continues after them."""
+
+_ROUND_BYTES: Final = 64 * 1024 * 1024
+
+_CURSOR_TTL: Final = 3_600_000
+"""Milliseconds for which the position of the last round is kept."""
+
+_AHEAD: Final = 86_400_000
+"""Milliseconds that the ids of a stream may be ahead of the clock, which may have been set back."""
+
+_KEPT: Final = 64 * 1024 * 1024
+"""Largest number of bytes that the new stream gets of the old one: about 50 ms of the server's time."""
+
+
+class Place(IntEnum):
+    """The place of a task that has not ended, compared with its record. See put_back.lua."""
+
+    SOUND = 0
+    NO_MESSAGE = 1
+    SKIPPED = 2
+    """Its message was read, but is not pending, so that no worker gets it."""
+    NOT_DUE = 3
+    NO_PAYLOAD = 4
+    """Its message is gone, and the record cannot replace it."""
+
+
+async def find_places(gateway: Gateway, partition: Partition, task_ids: Sequence[str]) -> list[Place]:
+    """Return the places of tasks, and change nothing. Of many large ones, only those of the first are returned."""
+    return await _look(gateway, partition, task_ids, mend=False, grace=0.0)
+
+
+async def _look(
+    gateway: Gateway, partition: Partition, task_ids: Sequence[str], *, mend: bool, grace: float
+) -> list[Place]:
+    keys = [partition.ready, partition.due, *map(partition.record, task_ids)]
+    args = (GROUP, int(mend), round(grace * 1000), _PAGE_BYTES, *task_ids)
+    return [Place(found) for found in await gateway.run(_PUT_BACK, keys, args)]
+
+
+async def put_back_lost(gateway: Gateway, partition: Partition, grace: float) -> int:
+    """Put tasks back that are not where their records say; return their number.
+
+    Each call looks at the last tasks that were enqueued and at a part of the others, and the next call at the next part.
+    If any was lost, it looks at all of them.
+
+    Args:
+        grace: Seconds since its last heartbeat for which a run is left alone: it finds out that its lease has passed.
+    """
+    await replace_exhausted(gateway, partition)
+    known, cursor = await gateway.pipeline([("ZCARD", partition.timeline), ("GET", partition.checked)])
+    start = int(cursor) if cursor is not None and cursor.isdigit() else 0
+    start = start if start < known else 0
+    walk = _Walk(gateway, partition, grace)
+    await walk.go(max(0, known - _NEWEST), known)
+    reached = await walk.go(start, min(start + _ROUND, known))
+    if walk.put_back:
+        await walk.go(0, known, limited=False)
+    await gateway.command("SET", partition.checked, 0 if reached >= known else reached, "PX", _CURSOR_TTL)
+    if walk.put_back:
+        shown = ", ".join(walk.shown) + (", ..." if walk.put_back > len(walk.shown) else "")
+        _logger.warning(
+            "put %d of the tasks of queue %s, partition %d, back: another program had taken them out of it: %s",
+            *(walk.put_back, partition.queue, partition.index, shown),
+        )
+    return walk.put_back
+
+
+_SHOWN: Final = 3
+
+
+class _Walk:
+    """A walk through the timeline of a partition, by rank: the oldest task first."""
+
+    def __init__(self, gateway: Gateway, partition: Partition, grace: float) -> None:
+        self._gateway = gateway
+        self._partition = partition
+        self._grace = grace
+        self.put_back = 0
+        self.shown: list[str] = []
+
+    async def go(self, rank: int, end: int, *, limited: bool = True) -> int:
+        """Look at the tasks from a rank to another one; return the rank that was reached within the limit."""
+        scripts = _ROUND_BYTES // _PAGE_BYTES + (end - rank) // _PAGE
+        while rank < end and (scripts > 0 or not limited):
+            found = await self._gateway.command("ZRANGE", self._partition.timeline, rank, min(rank + _PAGE, end) - 1)
+            if not found:
+                break
+            ids = split(found, is_task_id).good  # the trim of the timeline moves the others to the junk
+            rank += len(found)
+            while ids:
+                places = await _look(self._gateway, self._partition, ids, mend=True, grace=self._grace)
+                self._note(ids, places)
+                ids = ids[len(places) :]
+                scripts -= 1
+        return rank
+
+    def _note(self, task_ids: Sequence[str], places: Sequence[Place]) -> None:
+        for task_id, place in zip(task_ids, places, strict=False):
+            if place is Place.NO_PAYLOAD:
+                report_once(f"could not put task {task_id} back, whose message was deleted: its record has no arguments")
+            elif place is not Place.SOUND:
+                self.put_back += 1
+                if len(self.shown) < _SHOWN:
+                    self.shown.append(task_id)
+
+
+async def replace_exhausted(gateway: Gateway, partition: Partition) -> bool:
+    """Replace streams whose ids another program has used up, so that they take entries again. Return whether any was.
+
+    Tasks whose messages cannot be kept are put back next: see `put_back_lost`.
+    """
+    replaced = False
+    for stream in (partition.ready, partition.nudge):
+        left = await gateway.run(_REPLACE, [stream], [GROUP, _AHEAD, _KEPT])
+        if left >= 0:
+            replaced = True
+            _logger.warning("replaced stream %s, whose ids were used up; %d entries were not kept", stream, left)
+    return replaced
