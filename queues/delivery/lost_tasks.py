@@ -15,7 +15,7 @@ from typing import Final
 from ..envelope import is_task_id
 from ..junk import report_once, split
 from ..keys import GROUP, Partition
-from ..transport import Gateway, queue_script
+from ..transport import Argument, Gateway, queue_script
 
 __all__ = ["Place", "find_places", "put_back_lost", "replace_exhausted"]
 
@@ -68,7 +68,7 @@ async def _look(
     gateway: Gateway, partition: Partition, task_ids: Sequence[str], *, mend: bool, grace: float
 ) -> list[Place]:
     keys = [partition.ready, partition.due, *map(partition.record, task_ids)]
-    args = (GROUP, int(mend), round(grace * 1000), _PAGE_BYTES, *task_ids)
+    args: list[Argument] = [GROUP, int(mend), round(grace * 1000), _PAGE_BYTES, *task_ids]
     return [Place(found) for found in await gateway.run(_PUT_BACK, keys, args)]
 
 

@@ -79,14 +79,15 @@ class Facts:
 async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
     """Read the facts of a task, None if there is no record. Takes two round trips, and two more if it is queued."""
     namespace = Namespace(partition.namespace)
-    record, task, workers, config, paused, catalog, place = await asyncio.gather(
-        read_record(gateway, partition, task_id),
+    (record, place), task, workers, config, paused, catalog = await asyncio.gather(
+        asyncio.gather(
+            read_record(gateway, partition, task_id), _allowed(find_places(gateway, partition, [task_id]))
+        ),
         _allowed(_read_task(gateway, partition, task_id)),
         _allowed(list_workers(gateway, namespace)),
         _allowed(load_config(gateway, namespace)),
         _allowed(paused_supervisors(gateway, namespace)),
         _allowed(read_catalog(gateway, namespace)),
-        _allowed(find_places(gateway, partition, [task_id])),
     )
     if record is None:
         return None

@@ -155,8 +155,8 @@ def _lost(facts: Facts) -> _Said | None:
         return _Said("lost", f"{what}, and its record has no arguments, so that no worker can put it back", remedy)
     if facts.workers is None or serving_workers(facts):
         return _Said("lost", f"{what}; a worker puts it back, mostly within a minute", None)
-    cause, missing, remedy = next_worker(facts)
-    return _Said(cause, f"{what}; a worker puts it back, but {missing}", remedy)
+    cause, missing, start = next_worker(facts)
+    return _Said(cause, f"{what}; a worker puts it back, but {missing}", start)
 
 
 _LOST: Final[dict[Place | None, str]] = {

@@ -12,9 +12,8 @@
 --   none): then the answer for the run, -1 - N; N is the number of the last entry that the record has. An outcome is
 --   stored only with all entries that it follows from: the run sends the missing ones again, or gives up.
 -- begin_outcome(stream, record): the first write of every outcome. It frees memory, and Redis lets a script through on a
---   full server once it has written: only the first write that may need memory is refused. A record without `entry` is
---   not that of a task in the queue: another program has added the message, or deleted the record. Then the record gets
---   the payload of the message.
+--   full server once it has written: only the first write that may need memory is refused. A record
+--   without a payload gets that of the message: an earlier version has stored it, or another program the message.
 -- count_returned(record): count this delivery among those of the message that ended without an outcome and without a
 --   crash (field returned; begin_outcome deletes it). A missing record stays missing: it would have no TTL.
 -- close(stream, record): acknowledge and delete the message, and store the fence that did so.
@@ -41,7 +40,8 @@ local function gap(record, number)
 end
 
 local function begin_outcome(stream, record)
-  if redis.call('HDEL', record, 'entry', 'run', 'began', 'alive', 'step', 'step_at', 'suspect', 'returned') == 0 then
+  redis.call('HDEL', record, 'entry', 'run', 'began', 'alive', 'step', 'step_at', 'suspect', 'returned')
+  if redis.call('HEXISTS', record, 'args') == 0 then
     local found = redis.call('XRANGE', stream, ARGV[3], ARGV[3])[1]
     for i = 1, found and #found[2] or 0, 2 do
       local name = found[2][i]

@@ -144,10 +144,9 @@ class Ledger:
     def _begin_outcome(self, delivery: Delivery, task: str) -> None:
         """Remove what belongs to the message; a record that was not stored with it gets the payload."""
         record = self.at.record(task)
-        gone = ("entry", *_RUN, "suspect", "returned")
-        if all(self.held.get(record, name) is None for name in gone):
+        self.held.drop(record, "entry", *_RUN, "suspect", "returned")
+        if self.held.get(record, "args") is None:
             self.held.put(record, _payload(self.ready.find(delivery.entry)))
-        self.held.drop(record, *gone)
 
     def payload(self, task: str) -> dict[bytes, bytes]:
         """Return envelope and arguments of a task as a message has them, from its record; nothing if it lacks them."""

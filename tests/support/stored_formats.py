@@ -37,7 +37,7 @@ SECRET = "nobody but the task reads this"
 _NAME = "NAMESPACE"
 """Stands for the name of the namespace in the keys of a file."""
 
-_PASSING = ("lock", "nudge", "seen", "mark", "registry")
+_PASSING = ("lock", "nudge", "seen", "checked", "mark", "registry")
 """Kinds of keys that no later process reads: they live for seconds, or only while a worker does."""
 
 
