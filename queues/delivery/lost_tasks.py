@@ -23,17 +23,17 @@ _PUT_BACK = queue_script("put_back")
 _REPLACE = queue_script("replace_stream")
 _logger = logging.getLogger(__name__)
 
-_PAGE: Final = 500
+_PAGE: Final = 250
 """Tasks that one script looks at."""
 
 _PAGE_BYTES: Final = 4 * 1024 * 1024
 """Bytes of messages that one script looks at: Redis reads a message as a whole."""
 
 _NEWEST: Final = 2_000
-"""Tasks that each round looks at, the last ones that were enqueued."""
+"""Tasks that each round looks at: the last ones that were enqueued, and half as many before the first message."""
 
-_ROUND: Final = 25_000
-"""Other tasks that a round looks at. The next one continues after them."""
+_ROUND: Final = 10_000
+"""Other tasks that a round looks at. The next one continues after them. Redis needs 3 to 4 us for each."""
 
 _ROUND_BYTES: Final = 64 * 1024 * 1024
 
@@ -75,18 +75,28 @@ async def _look(
 async def put_back_lost(gateway: Gateway, partition: Partition, grace: float) -> int:
     """Put tasks back that are not where their records say; return their number.
 
-    Each call looks at the last tasks that were enqueued and at a part of the others, and the next call at the next part.
-    If any was lost, it looks at all of them.
+    Each call looks at the last tasks that were enqueued, at those enqueued before the first message of the stream, which
+    a trim removes, and at a part of the others; the next call looks at the next part. If any was lost, it looks at all.
 
     Args:
         grace: Seconds since its last heartbeat for which a run is left alone: it finds out that its lease has passed.
     """
     await replace_exhausted(gateway, partition)
-    known, cursor = await gateway.pipeline([("ZCARD", partition.timeline), ("GET", partition.checked)])
+    known, cursor, first = await gateway.pipeline(
+        [
+            ("ZCARD", partition.timeline),
+            ("GET", partition.checked),
+            ("XRANGE", partition.ready, "-", "+", "COUNT", 1),
+        ]
+    )
     start = int(cursor) if cursor is not None and cursor.isdigit() else 0
     start = start if start < known else 0
     walk = _Walk(gateway, partition, grace)
     await walk.go(max(0, known - _NEWEST), known)
+    if first:
+        at = first[0][0].partition(b"-")[0]
+        older = await gateway.command("ZCOUNT", partition.timeline, "-inf", at)
+        await walk.go(max(0, older - _NEWEST // 2), older)
     reached = await walk.go(start, min(start + _ROUND, known))
     if walk.put_back:
         await walk.go(0, known, limited=False)
@@ -132,7 +142,9 @@ class _Walk:
     def _note(self, task_ids: Sequence[str], places: Sequence[Place]) -> None:
         for task_id, place in zip(task_ids, places, strict=False):
             if place is Place.NO_PAYLOAD:
-                report_once(f"could not put task {task_id} back, whose message was deleted: its record has no arguments")
+                report_once(
+                    f"could not put task {task_id} back, whose message was deleted: its record has no arguments"
+                )
             elif place is not Place.SOUND:
                 self.put_back += 1
                 if len(self.shown) < _SHOWN:

@@ -80,9 +80,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     """Read the facts of a task, None if there is no record. Takes two round trips, and two more if it is queued."""
     namespace = Namespace(partition.namespace)
     (record, place), task, workers, config, paused, catalog = await asyncio.gather(
-        asyncio.gather(
-            read_record(gateway, partition, task_id), _allowed(find_places(gateway, partition, [task_id]))
-        ),
+        asyncio.gather(read_record(gateway, partition, task_id), _allowed(find_places(gateway, partition, [task_id]))),
         _allowed(_read_task(gateway, partition, task_id)),
         _allowed(list_workers(gateway, namespace)),
         _allowed(load_config(gateway, namespace)),

@@ -295,6 +295,22 @@ async def test_a_round_that_finds_a_lost_task_looks_at_all(
     assert sorted(ids(await read(await worker(gateway, partition), 20))) == names
 
 
+async def test_a_round_looks_at_the_tasks_before_the_first_message(
+    gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trim removes the oldest messages."""
+    for name, value in (("_PAGE", 2), ("_NEWEST", 4), ("_ROUND", 3)):
+        monkeypatch.setattr(f"perdure.queues.delivery.lost_tasks.{name}", value)
+    names = [f"t{number}" for number in range(9)]
+    await stored(producer, *names)
+    await gateway.command("XTRIM", partition.ready, "MAXLEN", 4)
+    first = int((await gateway.command("XRANGE", partition.ready, "-", "+"))[0][0].partition(b"-")[0])
+    for number, name in enumerate(names):
+        await gateway.command("ZADD", partition.timeline, "XX", first + number - 5, name)
+    await gateway.command("SET", partition.checked, 5, "PX", 60_000)
+    assert await put_back_lost(gateway, partition, 0.0) == 5
+
+
 # exhausted ids
 
 
@@ -337,9 +353,7 @@ async def test_a_stream_with_ids_ahead_of_the_clock_is_replaced(
     assert await gateway.command("XLEN", partition.ready) == 0
 
 
-async def test_a_stream_without_a_group_is_replaced(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_a_stream_without_a_group_is_replaced(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     needs_server(gateway, "it does not check the largest id")
     await gateway.command("XADD", partition.ready, LAST_ID, "a", "b")
     assert await replace_exhausted(gateway, partition)
@@ -376,9 +390,7 @@ async def test_a_large_stream_is_replaced_in_part_and_the_rest_is_put_back(
     assert sorted(ids(await read(await worker(gateway, partition), 200))) == names
 
 
-async def test_nudges_with_used_up_ids_are_replaced(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_nudges_with_used_up_ids_are_replaced(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     needs_server(gateway, "it does not check the largest id")
     await worker(gateway, partition)
     await gateway.command("XADD", partition.nudge, LAST_ID, "why", "due")

@@ -104,7 +104,7 @@ async def test_queued_tasks_are_put_back_and_succeed_once(
     lost = logging.getLogger("perdure.queues.delivery.lost_tasks")
     monkeypatch.setattr(lost, "handlers", [caplog.handler])
     count = app.tasks["count"]
-    texts = ["", "a" * 100, "\u00e9\"\\" * 10, "b" * 2_000_000]
+    texts = ["", "a" * 100, '\u00e9"\\' * 10, "b" * 2_000_000]
     handles = [await count.enqueue(number=number, text=texts[number % 3]) for number in range(198)]
     handles += [await count.options(key="k", tags=["x"]).enqueue(number=198), await count.enqueue(199, texts[3])]
     await make(app, mistake)

@@ -105,7 +105,9 @@ def test_a_task_that_another_program_took_out_of_the_queue_says_so(settings: Set
         "serves queue 'test'"
     )
     assert found["task"] == "adds"
-    assert why(delayed)["sentence"].startswith("it is scheduled, but gone from the due set: another program has removed")
+    assert why(delayed)["sentence"].startswith(
+        "it is scheduled, but gone from the due set: another program has removed"
+    )
     assert call("task", "show", queued, "--json").json["args"] == {}
     for task_id in (queued, delayed):
         assert "cancelled" in call("task", "cancel", task_id).out + call("task", "show", task_id).out
