@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import heapq
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +27,12 @@ from ..queues import (
     shown_arguments,
 )
 from ..queues.durations import iso_time
-from ..queues.envelope import readable_envelope
+from ..queues.envelope import is_task_id, readable_envelope
 from ..queues.errors import Refused, UnreadableRecord
+from ..queues.junk import split
 from .policy import Reason
 
 __all__ = ["DAMAGED", "DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
-
-_SHOWN: Final = 128
-"""Most characters of an id that is no task id."""
 
 PAGE: Final = 200
 """Letters of one page, read from one partition."""
@@ -162,7 +161,7 @@ async def list_letters(
     while heads:
         _, position = heads[0]
         page = pages[position]
-        letter = _listed(gateway, page.partition, *page.entries.popleft())
+        letter = await _listed(gateway, page.partition, *page.entries.popleft())
         if not page.entries:
             await page.load()
         if page.entries:
@@ -180,13 +179,27 @@ async def count_letters(gateway: Gateway, partitions: Sequence[Partition]) -> in
 
 
 async def find_letter(gateway: Gateway, partitions: Sequence[Partition], task_id: str) -> DeadLetter | None:
-    """The dead letter of one task, or None."""
-    entries = await gateway.pipeline([("HGET", partition.record(task_id), "dead") for partition in partitions])
-    for partition, entry in zip(partitions, entries, strict=True):
-        if entry is not None:
-            found = await gateway.command("XRANGE", partition.dead, entry, entry)
-            return _letter(gateway, partition, *found[0]) if found else None
+    """Return the dead letter of one task, or None. One that cannot be read has the reason `damaged`.
+
+    Args:
+        task_id: `entry-ENTRY` finds a damaged letter that no record names, as `list_letters` shows it.
+    """
+    unnamed = _UNNAMED.fullmatch(task_id)
+    if unnamed:
+        found: Sequence[Any] = [unnamed[1].encode()] * len(partitions)
+    else:
+        found = await gateway.pipeline_each([("HGET", partition.record(task_id), "dead") for partition in partitions])
+    for partition, entry in zip(partitions, found, strict=True):
+        if isinstance(entry, bytes) and _ENTRY.fullmatch(entry):
+            (page,) = await gateway.pipeline_each([("XRANGE", partition.dead, entry, entry)])
+            if isinstance(page, list) and page:
+                return await _listed(gateway, partition, *page[0])
     return None
+
+
+_ENTRY: Final = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+_UNNAMED: Final = re.compile(r"entry-([0-9]{1,20}-[0-9]{1,20})")
+"""Id of a damaged letter that no record names."""
 
 
 @dataclass(slots=True)
@@ -243,15 +256,24 @@ DAMAGED: Final = "damaged"
 """Reason of a dead letter that cannot be read, because another program has written it."""
 
 
-def _listed(gateway: Gateway, partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:
+async def _listed(gateway: Gateway, partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:
     """Return a letter; of one that cannot be read, its place and the problem."""
     try:
         return _letter(gateway, partition, entry, flat)
     except UnreadableRecord as error:
         known = pairs(flat)
         raw = {name.decode("utf-8", "backslashreplace"): value for name, value in known.items()}
-        task_id = known.get(b"id", b"").decode("utf-8", "backslashreplace")[:_SHOWN]
+        task_id = await _owner(gateway, partition, entry, known.get(b"id", b""))
         return _damaged(partition, entry, task_id or f"entry-{entry.decode()}", str(error), raw)
+
+
+async def _owner(gateway: Gateway, partition: Partition, entry: bytes, named: bytes) -> str | None:
+    """Return the id that a damaged letter names, if the record of this task names the letter, too."""
+    for task_id in split([named], is_task_id).good:
+        (known,) = await gateway.pipeline_each([("HGET", partition.record(task_id), "dead")])
+        if known == entry:
+            return task_id
+    return None
 
 
 def _damaged(
@@ -286,7 +308,7 @@ def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[byt
         problem = f"field {error.args[0].decode()} is missing"
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
         problem = f"a field is damaged ({error})"
-    remedy = f"purge it with 'XDEL {partition.dead} {entry.decode()}'"
+    remedy = "see its fields with 'perdure dlq show', and delete it with 'perdure dlq purge'"
     raise UnreadableRecord(f"entry {entry.decode()} of {partition.dead}", problem, remedy)
 
 

@@ -22,8 +22,8 @@ from ...deadletter import (
     purge_all,
     replay_all,
 )
-from ...queues import Partition, Producer, recorded_steps
-from ...queues.doubts import read_doubts
+from ...queues import Partition, Producer, QueueError, Unavailable, recorded_steps
+from ...queues.doubts import Doubt, read_doubts
 from ...queues.explanation import remedy_for
 from .support.answers import warn_of_answers
 from .support.connection import connected, known_partitions, redis_now
@@ -139,11 +139,13 @@ async def replay(
     """
     how = Replay(fresh=fresh, args=_new_arguments(producer, edit_args), rate=rate)
     selected = await select(producer, wanted, ids or (), every)
-    selected = Selection(_undamaged(selected.letters), selected.count)
+    damaged: list[str] = []
+    selected = Selection(_undamaged(selected.letters, damaged), selected.count)
     if edit_args is not None and not fresh:
         selected = Selection(warn_of_answers(producer, selected.letters), selected.count)
     if dry_run:
         await _print_selected(selected, json)
+        _refuse_damaged(ids, damaged)
         return
     gone = []
     with Bar("replaying", selected.count) as bar:
@@ -153,13 +155,21 @@ async def replay(
                 gone.append(letter.id)
             bar.advance()
     _summarize("replayed", bar.done, gone)
+    _refuse_damaged(ids, damaged)
 
 
-async def _undamaged(letters: AsyncIterable[DeadLetter]) -> AsyncIterator[DeadLetter]:
-    """Yield the letters that can be read; the others are named."""
+def _refuse_damaged(ids: Sequence[str] | None, damaged: Sequence[str]) -> None:
+    """Raise `Failed` if dead letters that the caller named could not be replayed."""
+    if ids and damaged:
+        raise Failed(f"could not replay {', '.join(damaged[:5])}: damaged; 'perdure dlq purge ID' deletes it")
+
+
+async def _undamaged(letters: AsyncIterable[DeadLetter], damaged: list[str]) -> AsyncIterator[DeadLetter]:
+    """Yield the letters that can be read; name the others, and add their ids to `damaged`."""
     async for letter in letters:
         if letter.reason == DAMAGED:
             note(f"dead letter {letter.id} is left out: {letter.message}")
+            damaged.append(letter.id)
         else:
             yield letter
 
@@ -335,9 +345,11 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     if letter is None:
         raise Failed(f"no dead letter {task_id} in namespace {producer.namespace.name!r} on {producer.address.shown}")
     letter = (await mask_defined(producer))(letter)
-    steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
-    doubts = await read_doubts(producer.gateway, letter.partition, letter.id)
-    remedy = remedy_for(letter.reason, letter.id, letter.error, letter.app, doubts)
+    steps, doubts = await _recorded(producer, letter)
+    if letter.reason == DAMAGED:
+        remedy = f"another program has written or changed it; run: perdure dlq purge {letter.id}"
+    else:
+        remedy = remedy_for(letter.reason, letter.id, letter.error, letter.app, doubts)
     if json:
         found = {"steps": steps, "remedy": remedy, "doubts": [doubt.summary() for doubt in doubts]}
         print_json(letter.summary() | found)
@@ -370,6 +382,18 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     )
     if letter.traceback:
         print_text(f"\n{letter.traceback.rstrip()}")
+
+
+async def _recorded(producer: Producer, letter: DeadLetter) -> tuple[list[str], list[Doubt]]:
+    """Return the recorded steps and the steps in doubt; none, with a note, if the checkpoint cannot be read."""
+    try:
+        steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
+        return steps, await read_doubts(producer.gateway, letter.partition, letter.id)
+    except Unavailable:
+        raise
+    except QueueError as error:
+        note(f"could not read the checkpoint of {letter.id}: {error}")
+        return [], []
 
 
 @app.command()

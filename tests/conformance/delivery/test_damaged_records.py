@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from perdure.deadletter import DAMAGED, Filter, find_letter, list_letters
+from perdure.deadletter import DAMAGED, Filter, find_letter, list_letters, purge
 from perdure.queues import Gateway, Partition, Producer
 from perdure.queues.errors import UnreadableRecord
 from perdure.queues.explanation.facts import read_facts
@@ -50,14 +50,26 @@ async def test_a_damaged_dead_letter_is_named(
     fields = {"id": "x", "task": "t", "reason": "timeout", "evidence": "{}", "attempts": "1", "crashes": "0"}
     kept = {name: value for name, value in ({**fields, "worker": "w"} | letter).items() if value is not None}
     await gateway.command("XADD", partition.dead, "1-0", *(part for pair in kept.items() for part in pair))
-    (listed,) = [one async for one in list_letters(gateway, [partition], Filter())]
-    assert (listed.id, listed.reason) == ("x", DAMAGED)
-    assert listed.message.startswith(f"could not read entry 1-0 of {partition.dead}: {problem}")
-    await gateway.command("HSET", partition.record("x"), "dead", "1-0")
-    with pytest.raises(UnreadableRecord, match=re.escape(f"could not read entry 1-0 of {partition.dead}: {problem}")):
-        await find_letter(gateway, [partition], "x")
+    for task_id in ("entry-1-0", "x"):
+        (listed,) = [one async for one in list_letters(gateway, [partition], Filter())]
+        assert (listed.id, listed.reason) == (task_id, DAMAGED)
+        assert listed.message.startswith(f"could not read entry 1-0 of {partition.dead}: {problem}")
+        assert await find_letter(gateway, [partition], task_id) == listed
+        await gateway.command("HSET", partition.record("x"), "state", "dead", "dead", "1-0")
+    assert await purge(gateway, listed)
+    assert await gateway.command("EXISTS", partition.dead, partition.record("x")) == 1  # the empty stream
+    assert await find_letter(gateway, [partition], "entry-1-0") is None
+
+
+@pytest.mark.parametrize("entry", [b"\xff", b"", b"-", b"+", b"1-1", b"9" * 30 + b"-1"])
+async def test_a_record_that_names_no_letter_has_none(gateway: Gateway, partition: Partition, entry: bytes) -> None:
+    await gateway.command("XADD", partition.dead, "5-0", "id", "another")
+    await gateway.command("HSET", partition.record("x"), "dead", entry)
+    assert await find_letter(gateway, [partition], "x") is None
     await gateway.command("DEL", partition.record("x"))
-    await gateway.command("XDEL", partition.dead, "1-0")
+    await gateway.command("SET", partition.record("x"), "another type", "EX", 60)
+    assert await find_letter(gateway, [partition], "x") is None
+    await gateway.command("DEL", partition.dead)
 
 
 async def test_the_explanation_names_a_damaged_field(
