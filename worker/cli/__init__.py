@@ -4,7 +4,7 @@
     worker.py, health.py    worker run, list, health, resume
     enqueue.py              enqueue: one task, or a file of tasks
     task/                   perdure task
-    queue.py                queue list, metrics, partitions; task catalog
+    queue.py                queue list, junk, metrics, partitions; task catalog
     queue_metrics.py        the Prometheus metrics
     top.py                  top: queues, workers and running tasks on a live screen
     dlq.py                  dlq list, show, replay, purge, export
@@ -48,7 +48,7 @@ COMMANDS = (
     LazyCommand("worker", ".worker:app", "Run workers, list them, and check their health."),
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),
-    LazyCommand("queue", ".queue:app", "List queues, export metrics, set partitions."),
+    LazyCommand("queue", ".queue:app", "List queues and junk, export metrics, set partitions."),
     LazyCommand("top", ".top:top", "Show queues, workers and running tasks live."),
     LazyCommand("dlq", ".dlq:app", "List, show, replay, purge and export dead letters."),
     LazyCommand("session", ".session:app", "List sessions of agents, talk in them, export and forget them."),

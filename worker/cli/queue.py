@@ -1,4 +1,4 @@
-"""`perdure queue`: list queues, export their metrics, and set the number of partitions. `perdure task catalog`."""
+"""`perdure queue`: list queues and junk, export metrics, and set the number of partitions. `perdure task catalog`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from ...queues import (
     load_route,
     set_partitions,
 )
+from ...queues.junk import JunkItem, read_junk, shown_bytes
+from ...queues.keys import Partition, SessionPartition
 from .lazy import load
-from .support.connection import connected, known_partitions
-from .support.errors import Failed
+from .support.connection import connected, known_partitions, redis_now
+from .support.errors import Failed, Misuse
 from .support.live import Watch, check_watch, show_live
 from .support.options import read_queue
-from .support.output import AsJson, duration, note, print_data, print_json, print_table
+from .support.output import AsJson, ago, duration, note, print_data, print_json, print_table
 from .support.tables import Column, Wide, list_table, print_list
 
 if TYPE_CHECKING:  # rich is imported where a list is drawn
@@ -39,10 +41,13 @@ __all__ = ["QUEUE_COLUMNS", "app", "catalog"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+_MOST_JUNK: Final = 10_000
+"""Most items of one list of junk."""
+
 
 @app.callback()
 def queue() -> None:
-    """List queues, export their metrics, and set their partitions."""
+    """List queues and junk, export metrics, and set partitions."""
 
 
 @app.command("list")
@@ -230,6 +235,58 @@ async def _print_partitions(producer: Producer, queue_name: str, json: bool) -> 
             for one in stats.partitions
             if one.index in generation.indexes
         ],
+    )
+
+
+@app.command()
+@connected
+async def junk(
+    producer: Producer,
+    queue_name: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", parser=read_queue, help="Only items of this queue.")
+    ] = None,
+    *,
+    sessions: Annotated[bool, typer.Option("--sessions", help="Only items of the sessions of agents.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=_MOST_JUNK, metavar="N", help="Print at most N items.")] = 100,
+    wide: Wide = False,
+    json: AsJson = False,
+) -> None:
+    """List what other programs wrote into keys of Perdure, the newest first.
+
+    Workers move such items out of the way and log a warning. An item here
+    was no task: nothing is lost, and you need not do anything but find the
+    program that wrote it. Items are kept for 30 days, at most 1,000 of each
+    partition. Bytes that are not printable are shown as escapes.
+
+    Example: perdure queue junk default --json
+    """
+    if queue_name is not None and sessions:
+        raise Misuse("give either QUEUE or --sessions")
+    partitions: list[Partition | SessionPartition] = []
+    if not sessions:
+        partitions += await known_partitions(producer, queue_name)
+    if queue_name is None:
+        partitions += producer.namespace.session_partitions
+    found, problems = await read_junk(producer.gateway, partitions, limit)
+    if json:
+        print_json([item.summary() for item in found])
+    elif found:
+        print_list(_junk_columns(await redis_now(producer)), found, wide=wide)
+    else:
+        note(f"no junk in namespace {producer.namespace.name!r} on {producer.address.shown}")
+    for problem in problems:
+        note(problem)
+
+
+def _junk_columns(now: int) -> Sequence[Column[JunkItem]]:
+    since = ago(now, whole=True)
+    return (
+        Column("moved", lambda item: since(item.at)),
+        Column("key", lambda item: shown_bytes(item.key)[1:-1], least=12),
+        Column("item", lambda item: shown_bytes(item.item), least=8),
+        Column("content", lambda item: shown_bytes(item.content), wide=True),
+        Column("bytes", lambda item: str(item.size), right=True),
+        Column("reason", lambda item: item.reason, least=12),
     )
 
 

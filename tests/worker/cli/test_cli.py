@@ -124,7 +124,7 @@ def test_the_commands_are_these() -> None:
         *(f"identity {name}" for name in ("show", "set", "log")),
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"config {name}" for name in ("set", "unset", "show")),
-        *(f"queue {name}" for name in ("list", "metrics", "partitions")),
+        *(f"queue {name}" for name in ("list", "junk", "metrics", "partitions")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),

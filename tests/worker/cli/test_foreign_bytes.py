@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest import mock
 
+import anyio.to_thread
 import pytest
 import redis
 from perdure import Settings
-from perdure.queues import Namespace, Partition
+from perdure.queues import Address, Gateway, Namespace, Partition
+from perdure.queues.junk import set_aside
 from perdure.queues.keys import SessionPartition
 
 from tests.support.command_line import call
@@ -133,3 +136,77 @@ def test_a_damaged_letter_can_be_purged_and_is_not_replayed(server: redis.Redis,
     assert "left out" in replayed.err
     assert call("dlq", "purge", "--all", "--yes").code == 0
     assert call("dlq", "list", "--json").json == []
+
+
+def test_a_damaged_letter_is_shown_and_purged_by_its_id(server: redis.Redis, settings: Settings) -> None:
+    at = place(settings)
+    server.xadd(at.dead, {b"id": b"broken", b"task": b"\xff", b"args": b"\x1b[2J"}, "7-7")
+    server.hset(at.record("broken"), mapping={"state": "dead", "dead": "7-7"})
+    server.set(at.steps("broken"), "another type")
+    server.xadd(at.dead, {b"\xff": b"\x00"}, "8-8")
+    assert {row["id"] for row in call("dlq", "list", "--json").json} == {"broken", "entry-8-8"}
+    for task_id in ("broken", "entry-8-8"):
+        shown, data = call("dlq", "show", task_id), call("dlq", "show", task_id, "--json")
+        assert (shown.code, data.code) == (0, 0), shown.err + data.err
+        assert "damaged" in shown.out
+        assert data.json["message"].startswith("could not read entry ")
+        assert "\x1b" not in shown.out
+        replayed = call("dlq", "replay", task_id)
+        assert replayed.code == 1
+        assert f"could not replay {task_id}: damaged" in replayed.err
+        assert call("dlq", "purge", task_id).out.strip() == task_id
+        assert call("dlq", "show", task_id).code == 1
+    assert not server.exists(at.record("broken"), at.steps("broken"))
+    assert server.xlen(at.dead) == 0
+
+
+async def moved(settings: Settings, partition: Partition | SessionPartition, key: str, *items: bytes) -> None:
+    """Move members of a sorted set to the junk, as workers do."""
+    gateway = Gateway(Address(settings.redis_url))
+    await gateway.open()
+    await set_aside(gateway, partition, key, "zset", items)
+    await gateway.close()
+
+
+async def test_junk_is_listed_with_its_reason(server: redis.Redis, settings: Settings) -> None:
+    at, group = place(settings), sessions(settings)
+    foreign = [b"\xff\x1b[2J", b"", b"a b", b"x" * 10_000]
+    server.zadd(at.due, dict.fromkeys(foreign, 1.0))
+    server.zadd(group.timeline, {b"ada": 1.0})
+    await moved(settings, at, at.due, *foreign)
+    await moved(settings, group, group.timeline, b"ada")
+    table = await anyio.to_thread.run_sync(call, "queue", "junk")
+    assert table.code == 0, table.err
+    assert "\x1b" not in table.out
+    listed = await anyio.to_thread.run_sync(call, "queue", "junk", "--json")
+    rows = listed.json
+    assert [(row["key"], row["item"]) for row in rows[:2]] == [
+        (repr(group.timeline), "'ada'"),
+        (repr(at.due), mock.ANY),
+    ]
+    reasons = {row["item"][:20]: (row["bytes"], row["reason"]) for row in rows}
+    assert reasons == {
+        "'ada'": (3, "it is not the digest of a session"),
+        r"'\xff\x1b[2J'": (5, "it is not UTF-8"),
+        "''": (0, "it is empty"),
+        "'a b'": (3, "it is not the id of a scheduled task"),
+        f"'{'x' * 19}": (10_000, "it is not the id of a scheduled task"),
+    }
+    one_queue = await anyio.to_thread.run_sync(call, "queue", "junk", "default", "--json", "--limit", "2")
+    assert [row["queue"] for row in one_queue.json] == ["default"] * 2
+    of_sessions = await anyio.to_thread.run_sync(call, "queue", "junk", "--sessions", "--json")
+    assert [row["item"] for row in of_sessions.json] == ["'ada'"]
+    both = await anyio.to_thread.run_sync(call, "queue", "junk", "default", "--sessions")
+    assert both.code == 2
+
+
+def test_junk_that_is_damaged_itself_is_listed(server: redis.Redis, settings: Settings) -> None:
+    at, group = place(settings), sessions(settings)
+    assert "no junk" in call("queue", "junk").err
+    server.xadd(at.junk, {b"\xff": b"\xff", b"bytes": b"9" * 5000})
+    server.set(group.junk, "another type")
+    found = call("queue", "junk", "--json")
+    assert found.code == 0
+    assert [(row["item"], row["bytes"]) for row in found.json] == [("''", 0)]
+    assert f"could not read {group.junk}: " in found.err
+    assert call("queue", "junk", "unknown").code == 1
