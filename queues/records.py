@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -320,7 +321,8 @@ def _set_unused(place: _Place, reply: Sequence[bytes | None]) -> None:
 
 
 def _set_due(place: _Place, score: bytes | None) -> None:
-    place.due = None if score is None else int(float(score))
+    due = math.nan if score is None else float(score)
+    place.due = int(due) if math.isfinite(due) else None
 
 
 def _set_fields(place: _Place, entries: Sequence[Any]) -> None:

@@ -65,5 +65,8 @@ async def acquire_fleet_locks(
 
 
 def _outlasts(left_ms: int, px: int) -> bool:
-    """Whether a lock has far more than its TTL left: the clock of Redis was set back. Workers may differ in the TTL."""
-    return left_ms > 4 * px
+    """Return whether a lock has far more than its TTL left: the clock of Redis was set back, or another program wrote it.
+
+    Workers may differ in the TTL. -1: it has none.
+    """
+    return left_ms > 4 * px or left_ms == -1

@@ -337,7 +337,7 @@ async def resumable_tasks(
     Args:
         saved: Key of the saved value.
 
-    Raises `DecryptionError`.
+    `Record.problem` is set in a record that cannot be read. Raises `DecryptionError`.
     """
     partitions = await queue_partitions(gateway, namespace)
     for pattern, only, node in _scans(gateway, namespace, None, partitions, "steps"):
@@ -351,19 +351,19 @@ async def _resumable(
     gateway: Gateway, partition: Partition, ids: Sequence[str], saved: str
 ) -> AsyncIterator[tuple[Record, bytes | None]]:
     read: list[Command] = [("HMGET", partition.record(one), "state", "entries", "forked") for one in ids]
-    states = dict(zip(ids, await gateway.pipeline(read), strict=True))
-    live = [
-        one
-        for one, (state, entries, forked) in states.items()
-        if (entries or forked) and state not in (None, b"succeeded", b"cancelled")
-    ]
+    states = dict(zip(ids, await gateway.pipeline_each(read), strict=True))
+    live = [task_id for task_id, reply in states.items() if isinstance(reply, Refused) or _may_resume(*reply)]
     if not live:
         return
-    values = await gateway.pipeline([("HGET", partition.steps(one), f"s:{saved}") for one in live])
-    for record, value in zip(await read_records(gateway, partition, live), values, strict=True):
+    values = await gateway.pipeline_each([("HGET", partition.steps(one), f"s:{saved}") for one in live])
+    for record, value in zip(await read_each(gateway, partition, live), values, strict=True):
         if record is not None:
             cipher = gateway.encryptor.of(partition, record.id)
-            yield record, None if value is None else cipher.decrypt(f"s:{saved}", value)
+            yield record, cipher.decrypt(f"s:{saved}", value) if isinstance(value, bytes) else None
+
+
+def _may_resume(state: bytes | None, entries: bytes | None, forked: bytes | None) -> bool:
+    return bool(entries or forked) and state not in (None, b"succeeded", b"cancelled")
 
 
 async def _fields(gateway: Gateway, keys: list[str], pattern: str) -> dict[str, dict[bytes, bytes]]:

@@ -5,7 +5,8 @@
 -- Atomic: check and mark in one act. Only a replay can add to a closed, empty partition, and there is no dead letter:
 -- since the partition is empty, no record was stored or given another TTL. Each record that still exists was kept for a
 -- retention that is registered here, from a time before the partition was empty, and before the retention was used last.
--- The mark outlives the partition, for producers that were away meanwhile.
+-- A retention that is no number is of another program (retention.lua). The mark outlives the partition, for producers that
+-- were away meanwhile.
 if redis.call('HEXISTS', KEYS[5], 'last') == 0 then
   return 0
 end
@@ -19,7 +20,8 @@ redis.call('HSETNX', KEYS[5], 'empty', now)
 local empty = tonumber(redis.call('HGET', KEYS[5], 'empty'))
 local found = redis.call('ZRANGE', KEYS[6], 0, -1, 'WITHSCORES')
 for i = 1, #found, 2 do
-  if math.min(found[i + 1], empty) + found[i] > now then
+  local kept = #found[i] <= 15 and string.match(found[i], '^%d+$') or 0
+  if math.min(tonumber(found[i + 1]), empty) + kept > now then
     return 0
   end
 end

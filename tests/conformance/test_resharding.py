@@ -619,6 +619,33 @@ async def test_a_retention_that_is_registered_is_not_written_again(
     assert int(await gateway.command("ZSCORE", partition.retentions, member)) >= until
 
 
+@pytest.mark.parametrize(
+    ("member", "score"),
+    [
+        *((b"\xff", "1"), (b"", "1e300"), (b" 1 2 ", "inf"), (b"nan", "-inf"), (b"inf", "9007199254740993")),
+        *((b"1e400", "1"), (b"9" * 400, "inf"), (b"-1", "1e300"), (b"0x10", "1")),
+    ],
+)
+async def test_a_foreign_retention_stops_no_outcome(
+    gateway: Gateway, namespace: Namespace, producer: Producer, member: bytes, score: str
+) -> None:
+    partition = at(namespace, 0)
+    await gateway.command("ZADD", partition.retentions, score, member)
+    await finish_one(gateway, producer, 60)
+    assert await gateway.command("ZSCORE", partition.retentions, member) is None
+    assert 60_000 < await gateway.command("PTTL", partition.retentions) < 240_000
+    await gateway.command("ZADD", partition.retentions, score, member)
+    (kept,) = {*await gateway.command("ZRANGE", partition.retentions, 0, -1)} - {member}
+    await gateway.command("ZADD", partition.retentions, "XX", "inf", kept)
+    await finish_one(gateway, producer, 60)
+    assert 60_000 < await gateway.command("PTTL", partition.retentions) < 240_000
+    route = await set_partitions(gateway, namespace, "default", 2)
+    await gateway.command("ZADD", partition.retentions, score, member)
+    await retire_generation(gateway, namespace, "default", route, route.previous[0])
+    await gateway.command("HINCRBY", partition.closed, "empty", -150_000)
+    assert await retire_generation(gateway, namespace, "default", route, route.previous[0])
+
+
 async def test_a_record_is_found_whose_retention_redis_had_lost(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:

@@ -219,3 +219,14 @@ async def test_one_of_many_janitors_cleans_up(gateway: Gateway, namespace: Names
     await gateway.command("PEXPIRE", partition.clean_lock, 0)
     await crew[3].clean()
     assert cleaned[1:] == ["w3"]
+
+
+async def test_a_lock_without_a_ttl_is_taken(gateway: Gateway, partition: Partition) -> None:
+    """Another program has written it: without a TTL, the chore would be done by no worker."""
+    await gateway.command("SET", partition.promote_lock, b"\xff")
+    locks = {partition: partition.promote_lock}
+    assert (await acquire_fleet_locks(gateway, locks, "a", 2.5, renew=True))[partition] == 0
+    assert await gateway.command("GET", partition.promote_lock) == b"a"
+    await gateway.command("PERSIST", partition.promote_lock)
+    assert (await acquire_fleet_locks(gateway, locks, "b", 2.5))[partition] == 0
+    assert 0 < await gateway.command("PTTL", partition.promote_lock) <= 2500

@@ -100,6 +100,29 @@ def test_a_broken_record_is_a_row_with_its_problem(server: redis.Redis, settings
         assert "could not read" in rows["broken"]["problem"]
 
 
+@pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
+def test_a_task_whose_due_time_is_no_time_is_listed(server: redis.Redis, settings: Settings, score: str) -> None:
+    assert call("enqueue", "sound", "--queue", "default", "--id", "later", "--delay", "3600").code == 0
+    server.zadd(place(settings).due, {"later": score})
+    check_lists()
+    rows = {row["id"]: row for row in call("task", "list", "--json").json}
+    assert rows["later"]["state"] == "scheduled"
+    assert "problem" not in rows["later"]
+    assert call("task", "show", "later").code == call("task", "why", "later").code == 0
+
+
+def test_versions_are_listed_beside_a_record_that_cannot_be_read(server: redis.Redis, settings: Settings) -> None:
+    at = place(settings)
+    for task_id in ("broken", "other"):
+        server.hset(at.steps(task_id), "s:#version", "2")
+    server.hset(at.record("broken"), mapping={"state": "weird", "entries": "1"})
+    server.set(at.record("other"), "another type")
+    listed = call("task", "versions")
+    assert listed.code == 0, listed.err
+    assert "task broken is left out: could not read " in listed.err
+    assert "task other is left out: could not read " in listed.err
+
+
 def test_a_record_of_another_type_is_a_row_with_its_problem(server: redis.Redis, settings: Settings) -> None:
     at = place(settings)
     server.set(at.record("broken"), "x")

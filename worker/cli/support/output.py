@@ -62,6 +62,8 @@ _STATE_STYLES = {
     "cancelled": "magenta",
 }
 
+_LARGEST_FLOAT: Final = 10**300
+
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -247,10 +249,13 @@ def ago(now_ms: int, *, whole: bool = False) -> Callable[[int | None], str]:
 
 
 def timestamp(at: int | None) -> str | None:
-    """Return a Redis time in milliseconds as local time."""
+    """Return a Redis time in milliseconds as local time; one that no calendar has as a number of milliseconds."""
     if at is None:
         return None
-    return datetime.fromtimestamp(at / 1000, UTC).astimezone().isoformat(" ", "milliseconds")
+    try:
+        return datetime.fromtimestamp(at / 1000, UTC).astimezone().isoformat(" ", "milliseconds")
+    except (OSError, OverflowError, ValueError):
+        return f"{at:g} ms" if abs(at) < _LARGEST_FLOAT else "?"
 
 
 class Bar:

@@ -130,6 +130,9 @@ async def _read(producer: Producer, app: str | None) -> Mapping[str, list[Versio
         use_of(task, version).workers = count
     known: set[str] = set()
     async for record, stored in resumable_tasks(producer.gateway, producer.namespace, VERSION):
+        if record.problem is not None and record.id not in known:
+            known.add(record.id)
+            note(f"task {record.id} is left out: {record.problem}")
         if record.id in known or record.task is None or app not in (None, record.app):
             continue
         known.add(record.id)
