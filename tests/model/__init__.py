@@ -42,6 +42,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | retire_partition | retire |
 | schedule | enqueue |
 | send_message | send |
+| set_aside | move_to_junk |
 | set_config | set_config |
 | set_route | reroute |
 | take_quarantined | take_suspect |
@@ -55,5 +56,5 @@ Every script that moves a task or writes a key of a task has a method of `machin
 Scripts of sessions (session_begin, session_correct, session_end, session_forget, session_look, session_send) have a
 model of their own, `test_sessions`. Scripts that write no key of a task have none: records of workers and supervisors
 (count_crash, read_workers, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), and
-files of shared workspaces (put_file), and what other programs wrote (set_aside). tests/conformance has their tests.
+files of shared workspaces (put_file). tests/conformance has their tests.
 """

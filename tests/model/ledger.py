@@ -14,6 +14,7 @@ from typing import NamedTuple
 import orjson
 from perdure.queues import Delivery, Namespace, Partition
 from perdure.queues.delivery.leases import RELEASED_IDLE_MS, RunStatus
+from perdure.queues.junk import JUNK_ENTRIES, JUNK_TTL
 from perdure.queues.keys import RELEASED, SUSPECTS, is_reserved
 
 from tests.model.later import Id, Later, Moment, Stamped, Value, text_of
@@ -39,6 +40,9 @@ _UPLOAD = 600_000
 """Milliseconds for which an upload is kept after its last chunk."""
 
 _COMPARED = ("state", "events", "entries", "settled", "replays", "dead", "waits")
+
+KEPT = 4096
+"""Most bytes that the junk keeps of an item, and of its content."""
 
 VALID = 60_000
 """Milliseconds for which a registered retention may be used."""
@@ -1092,6 +1096,14 @@ class Ledger:
         for one, fields in old:
             self.discard(text_of(one), _plain(fields)[b"id"].decode())
         return len(old)
+
+    def move_to_junk(self, key: str, items: Mapping[bytes, bytes]) -> int:
+        """Move what another program wrote, with its content, from a key to the junk. The key keeps what else it has."""
+        for item, content in items.items():
+            fields = ((b"key", key.encode()), (b"item", item[:KEPT]), (b"content", content[:KEPT]))
+            self.held.add(self.at.junk, (*fields, (b"bytes", b"%d" % len(item + content))), most=JUNK_ENTRIES)
+        self.held.expire(round(JUNK_TTL * 1000), self.at.junk)
+        return len(items)
 
     # -- workers that leave
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import orjson
 from hypothesis import strategies as st
@@ -59,6 +59,7 @@ from perdure.queues.delivery.quarantine_store import (
 )
 from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.inspection import trim_timeline
+from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP, KEY_FORMAT, RELEASED, RESERVED, SUSPECTS, is_reserved
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
@@ -69,10 +70,11 @@ from perdure.queues.transport.large_values import LargeValue
 from perdure.queues.transport.scripts import pairs, queue_script
 
 from tests.model.ground import Ground
-from tests.model.later import Moment, text_of
+from tests.model.later import Id, Moment, text_of
 from tests.model.ledger import HOUR, LEASE, Handed, Ledger, LedgerCopy, Past
 from tests.model.picture import Copy, put_back, take_copy, take_picture
 from tests.model.promises import broken_promises
+from tests.model.shelf import Stream
 from tests.support.consumers import Held, worker
 from tests.support.delivery_calls import EVIDENCE
 
@@ -81,6 +83,8 @@ __all__ = ["Queues"]
 TASKS = ("t0", "t1", "t2", "t3")
 WORKERS = ("a", "b", "c")
 MINUTE = 60_000
+FOREIGN = (b"\xff", b"", b"\x00", b"a b", b"x" * 5000)
+"""Items that no part of Perdure writes."""
 
 CHORES = (
     "trim",
@@ -1070,6 +1074,34 @@ class Queues(RuleBasedStateMachine):
     def trim_timeline(self) -> None:
         expected = self.ledger.trim_timeline()
         agree(self.ground.run(trim_timeline(self.ground.gateway, self.partition)), expected)
+
+    @rule(
+        kind=st.sampled_from(["due", "timeline", "control", "dead"]),
+        items=st.lists(st.sampled_from(FOREIGN), min_size=1, max_size=3, unique=True),
+        task=tasks,
+    )
+    def move_to_junk(self, kind: str, items: list[bytes], task: str) -> None:
+        """Another program writes items into a key; a worker moves them away, and does so again after a lost reply."""
+        command, key = self.ground.gateway.command, self.partition.control(task)
+        moved: dict[bytes, bytes] = {}
+        if kind == "control":
+            moved = dict.fromkeys(items, b"content")
+            self.ground.run(command("HSET", key, *[part for pair in moved.items() for part in pair]))
+        elif kind == "dead":
+            key = self.partition.dead
+            for item in items:
+                moved[self.ground.run(command("XADD", key, "*", "id", item))] = b"id " + item
+            self.ledger.held.streams.setdefault(key, Stream()).last = Id()
+        else:
+            key = getattr(self.partition, kind)
+            moved = dict.fromkeys(items, b"")
+            self.ground.run(command("ZADD", key, *[part for item in items for part in (1, item)]))
+        shapes: dict[str, Literal["hash", "stream", "zset"]] = {"control": "hash", "dead": "stream"}
+        shape = shapes.get(kind, "zset")
+        expected = self.ledger.move_to_junk(key, moved)
+        for answer in (expected, 0):
+            junk = [*moved, b"never there"] if shape != "stream" else [*moved]
+            agree(self.ground.run(set_aside(self.ground.gateway, self.partition, key, shape, junk)), answer)
 
     @rule()
     def promote(self) -> None:
