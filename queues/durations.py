@@ -60,7 +60,7 @@ def _number(seconds: float, what: str) -> float:
 
 def shown_time(at: float) -> str:
     """Return a time in milliseconds since the epoch as texts show it to people and models, in UTC."""
-    return f"{datetime.fromtimestamp(min(at, _LATEST) / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(min(max(at, 0), _LATEST) / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def iso_time(at: int | None) -> str | None:
@@ -68,5 +68,5 @@ def iso_time(at: int | None) -> str | None:
     if at is None:
         return None
     return (
-        datetime.fromtimestamp(min(at, _LATEST) / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        datetime.fromtimestamp(min(max(at, 0), _LATEST) / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     )
