@@ -34,7 +34,7 @@ help:
 	  'make format       format the code and sort its imports' \
 	  'make model        a thousand random sequences of all scripts, compared with a model (MODEL_SEED, MODEL_RUNS)' \
 	  'make simulate     a thousand runs of the whole system under virtual time, with faults (SEEDS, SEED)' \
-  'make fuzz         ten thousand hostile messages to a worker process (FUZZ_SEED, FUZZ_ENTRIES)' \
+  'make fuzz         ten thousand hostile messages, and as many mutations of all keys (FUZZ_SEED, FUZZ_COUNT)' \
 	  'make bounded      100,000 tasks of all outcomes, which leave no key in Redis and no memory in the worker' \
 	  'make evaluate     measure what agents know over long and interrupted runs, and print the figures (EVALUATE)' \
 	  'make failover     kill primaries and move slots under load, and print the outcomes of the tasks' \
@@ -160,7 +160,8 @@ simulate: SEED ?= 0
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --start $(SEED)
 
-fuzz: export FUZZ_ENTRIES ?= 10000
+# FUZZ_ONLY: numbers of the mutations of keys that are applied, as a failure names them.
+fuzz: export FUZZ_COUNT ?= 10000
 fuzz: export FUZZ_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 fuzz: install
 	$(BIN)/python -m pytest tests/fuzz -rP $(UNLIMITED)

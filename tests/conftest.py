@@ -128,7 +128,7 @@ def watched(submit: Callable[[Any, Command], Any], astray: list[str]) -> Callabl
     def watching(wire: Any, command: Command) -> Any:
         if command[0] == "EVALSHA":
             keys = [str(key) for key in command[3 : 3 + int(command[2])]]
-            tags = {re.sub(r".*?\{([^}]+)\}.*", r"\1", key) for key in keys}
+            tags = {re.sub(r"(?s).*?\{([^}]+)\}.*", r"\1", key) for key in keys}
             if len(tags) != 1:
                 names = {script.sha: script.name for script in loaded_scripts()}
                 astray.append(f"{names.get(str(command[1]))} touches {sorted(tags)}")

@@ -1,6 +1,6 @@
 """Hostile messages: an entry that bypasses the producer has no effect on any other task.
 
-`make fuzz` posts 10,000 entries. FUZZ_SEED (printed where a test fails) and FUZZ_ENTRIES change what is posted.
+`make fuzz` posts 10,000 entries. FUZZ_SEED (printed where a test fails) and FUZZ_COUNT change what is posted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support.paths import PROGRAMS
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 SEED = int(os.environ.get("FUZZ_SEED", "20261121"))
-ENTRIES = int(os.environ.get("FUZZ_ENTRIES", "400"))
+ENTRIES = int(os.environ.get("FUZZ_COUNT", "400"))
 
 HONEST_EACH = 20
 """One honest task after so many hostile entries."""
@@ -228,7 +228,7 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 
 
 async def test_poison_from_outside_harms_only_itself(settings: Settings, producer: Producer, tmp_path: Path) -> None:
-    print(f"FUZZ_SEED={SEED} FUZZ_ENTRIES={ENTRIES}")  # noqa: T201 - shown where the test fails
+    print(f"FUZZ_SEED={SEED} FUZZ_COUNT={ENTRIES}")  # noqa: T201 - shown where the test fails
     first = classics()
     entries = first + await anyio.to_thread.run_sync(functools.partial(gather, ENTRIES - len(first), SEED))
 

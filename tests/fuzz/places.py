@@ -1,0 +1,121 @@
+"""Every key of `queues/keys.py`, with its type and its place in a namespace."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from perdure.queues import Namespace, Partition
+from perdure.queues.keys import SessionPartition
+
+__all__ = ["NO_KEYS", "TABLES", "Place", "Type", "key_names", "places"]
+
+Type = Literal["hash", "stream", "string", "zset"]
+
+TABLES: Final[dict[type, dict[str, Type]]] = {
+    Partition: {
+        "ready": "stream",
+        "nudge": "stream",
+        "timeline": "zset",
+        "due": "zset",
+        "seen": "string",
+        "dead": "stream",
+        "closed": "hash",
+        "junk": "stream",
+        "mark": "string",
+        "retentions": "zset",
+        "versions": "zset",
+        "task_versions": "zset",
+        "promote_lock": "string",
+        "clean_lock": "string",
+        "sweep_lock": "string",
+        "record": "hash",
+        "steps": "hash",
+        "log": "stream",
+        "inbox": "hash",
+        "control": "hash",
+        "upload": "hash",
+    },
+    SessionPartition: {
+        "session": "hash",
+        "history": "stream",
+        "timeline": "zset",
+        "due": "zset",
+        "junk": "stream",
+        "forgotten": "hash",
+    },
+    Namespace: {
+        "session_lock": "string",
+        "queues": "hash",
+        "deployment": "hash",
+        "sharing": "zset",
+        "workers": "zset",
+        "worker": "hash",
+        "supervisors": "zset",
+        "supervisor": "hash",
+        "catalog": "zset",
+        "catalog_entry": "string",
+        "crashes": "zset",
+        "workspace": "hash",
+        "workspaces": "zset",
+        "identity": "hash",
+        "config": "hash",
+        "paused": "zset",
+        "pause": "hash",
+    },
+}
+"""Type of each key, by the attribute or method that makes it."""
+
+NO_KEYS: Final[dict[type, frozenset[str]]] = {
+    Partition: frozenset({"namespace", "queue", "index", "run_keys", "task_keys"}),
+    SessionPartition: frozenset({"namespace", "index"}),
+    Namespace: frozenset({"name", "partition", "session_partitions", "task_keys", "worker_channel"}),
+}
+"""Public names that make no key: parts of a key, lists of keys, patterns and channels."""
+
+_NAME: Final = "NAME"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A kind of key in one namespace.
+
+    Attributes:
+        key: The key; of a kind with names, the start of each key.
+        named: Whether a name follows, such as the id of a task.
+    """
+
+    name: str
+    type: Type
+    key: bytes
+    named: bool
+
+    def keys(self, known: list[bytes]) -> list[bytes]:
+        """Return the existing keys of this kind."""
+        if not self.named:
+            return [self.key]
+        return [key for key in known if key.startswith(self.key) and len(key) > len(self.key)]
+
+
+def key_names(owner: type) -> set[str]:
+    """Return the public names of a class of `queues/keys.py`."""
+    fields = {name for name in getattr(owner, "__dataclass_fields__", {}) if not name.startswith("_")}
+    return fields | {name for name in vars(owner) if not name.startswith("_")}
+
+
+def places(namespace: Namespace, partition: Partition, sessions: SessionPartition) -> Iterator[Place]:
+    """Yield each kind of key of a namespace, of one partition of a queue, and of one partition of the sessions."""
+    for owner in (partition, sessions, namespace):
+        for name, kind in TABLES[type(owner)].items():
+            yield _place(owner, name, kind)
+
+
+def _place(owner: Any, name: str, kind: Type) -> Place:
+    title = f"{type(owner).__name__}.{name}"
+    made = getattr(owner, name)
+    if isinstance(made, str):
+        return Place(title, kind, made.encode(), named=False)
+    key: str = made(*[_NAME] * len(inspect.signature(made).parameters))
+    return Place(title, kind, key[: key.index(_NAME)].encode(), named=True)
