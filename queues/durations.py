@@ -68,5 +68,7 @@ def iso_time(at: int | None) -> str | None:
     if at is None:
         return None
     return (
-        datetime.fromtimestamp(min(max(at, 0), _LATEST) / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        datetime.fromtimestamp(min(max(at, 0), _LATEST) / 1000, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
     )

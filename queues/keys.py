@@ -38,6 +38,7 @@ on one server.
     {ns:~sessions:n}:junk         stream  workers             like that of a queue
     {ns:~sessions:n}:forgotten    hash    workers, operators  while tasks of forgotten sessions are to be deleted
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
+    {ns}:junk                     stream  all                 like that of a queue
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
     {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its data
     {ns}:registry:sharing:QUEUE   zset    workers             members of a queue; TTL of an hour (score: ms; < 0: left)
@@ -266,6 +267,10 @@ class Namespace:
     @property
     def session_partitions(self) -> list[SessionPartition]:
         return [SessionPartition(self.name, index) for index in range(SESSION_PARTITIONS)]
+
+    @property
+    def junk(self) -> str:
+        return f"{{{self.name}}}:junk"
 
     @property
     def session_lock(self) -> str:

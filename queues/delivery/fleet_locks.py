@@ -65,8 +65,8 @@ async def acquire_fleet_locks(
 
 
 def _outlasts(left_ms: int, px: int) -> bool:
-    """Return whether a lock has far more than its TTL left: the clock of Redis was set back, or another program wrote it.
+    """Whether no worker has set a lock so: it has far more than its TTL left, or none (-1).
 
-    Workers may differ in the TTL. -1: it has none.
+    The clock of Redis was set back, or another program wrote it. Workers may differ in the TTL.
     """
-    return left_ms > 4 * px or left_ms == -1
+    return left_ms == -1 or left_ms > 4 * px

@@ -13,7 +13,7 @@ from ..errors import Refused
 from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
 from ..partitions import load_routes
 from ..presence import list_workers, total_rates
-from ..records import Record, State, read_records
+from ..records import Record, State
 from ..transport import Command, Gateway, pairs
 from ..transport.large_values import LINKS, linked_object
 from .damaged import read_each

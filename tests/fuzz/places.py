@@ -47,6 +47,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "forgotten": "hash",
     },
     Namespace: {
+        "junk": "stream",
         "session_lock": "string",
         "queues": "hash",
         "deployment": "hash",
@@ -69,9 +70,9 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
 """Type of each key, by the attribute or method that makes it."""
 
 NO_KEYS: Final[dict[type, frozenset[str]]] = {
-    Partition: frozenset({"namespace", "queue", "index", "run_keys", "task_keys"}),
-    SessionPartition: frozenset({"namespace", "index"}),
-    Namespace: frozenset({"name", "partition", "session_partitions", "task_keys", "worker_channel"}),
+    Partition: frozenset({"namespace", "queue", "index", "run_keys", "shared_keys", "task_keys"}),
+    SessionPartition: frozenset({"namespace", "index", "shared_keys"}),
+    Namespace: frozenset({"name", "partition", "session_partitions", "shared_keys", "task_keys", "worker_channel"}),
 }
 """Public names that make no key: parts of a key, lists of keys, patterns and channels."""
 

@@ -24,8 +24,9 @@ from ...queues import (
     load_route,
     set_partitions,
 )
-from ...queues.junk import JunkItem, read_junk, shown_bytes
-from ...queues.keys import Partition, SessionPartition
+from ...queues.inspection.junk_items import JunkItem, read_junk
+from ...queues.junk import shown_bytes
+from ...queues.keys import Namespace, Partition, SessionPartition
 from .lazy import load
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
@@ -262,18 +263,21 @@ async def junk(
     """
     if queue_name is not None and sessions:
         raise Misuse("give either QUEUE or --sessions")
-    partitions: list[Partition | SessionPartition] = []
+    names = producer.namespace
+    places: list[Partition | SessionPartition | Namespace] = []
     if not sessions:
-        partitions += await known_partitions(producer, queue_name)
+        places += await known_partitions(producer, queue_name)
     if queue_name is None:
-        partitions += producer.namespace.session_partitions
-    found, problems = await read_junk(producer.gateway, partitions, limit)
+        places += names.session_partitions
+    if queue_name is None and not sessions:
+        places.append(names)
+    found, problems = await read_junk(producer.gateway, places, limit)
     if json:
         print_json([item.summary() for item in found])
     elif found:
         print_list(_junk_columns(await redis_now(producer)), found, wide=wide)
     else:
-        note(f"no junk in namespace {producer.namespace.name!r} on {producer.address.shown}")
+        note(f"no junk in namespace {names.name!r} on {producer.address.shown}")
     for problem in problems:
         note(problem)
 
