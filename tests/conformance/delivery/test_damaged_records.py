@@ -50,12 +50,14 @@ async def test_a_damaged_dead_letter_is_named(
     fields = {"id": "x", "task": "t", "reason": "timeout", "evidence": "{}", "attempts": "1", "crashes": "0"}
     kept = {name: value for name, value in ({**fields, "worker": "w"} | letter).items() if value is not None}
     await gateway.command("XADD", partition.dead, "1-0", *(part for pair in kept.items() for part in pair))
-    for task_id in ("entry-1-0", "x"):
-        (listed,) = [one async for one in list_letters(gateway, [partition], Filter())]
-        assert (listed.id, listed.reason) == (task_id, DAMAGED)
-        assert listed.message.startswith(f"could not read entry 1-0 of {partition.dead}: {problem}")
-        assert await find_letter(gateway, [partition], task_id) == listed
-        await gateway.command("HSET", partition.record("x"), "state", "dead", "dead", "1-0")
+    (unnamed,) = [letter async for letter in list_letters(gateway, [partition], Filter())]
+    assert (unnamed.id, unnamed.reason) == ("entry-1-0", DAMAGED)
+    assert unnamed.message.startswith(f"could not read entry 1-0 of {partition.dead}: {problem}")
+    assert await find_letter(gateway, [partition], "entry-1-0") == unnamed
+    await gateway.command("HSET", partition.record("x"), "state", "dead", "dead", "1-0")
+    (listed,) = [letter async for letter in list_letters(gateway, [partition], Filter())]
+    assert (listed.id, listed.reason) == ("x", DAMAGED)
+    assert await find_letter(gateway, [partition], "x") == listed
     assert await purge(gateway, listed)
     assert await gateway.command("EXISTS", partition.dead, partition.record("x")) == 1  # the empty stream
     assert await find_letter(gateway, [partition], "entry-1-0") is None
