@@ -7,5 +7,6 @@
 | `places` | every key of `queues/keys.py` |
 | `mutations` | seeded mutations of keys |
 | `world` | the deployment that is mutated, and its checks |
-| `test_keys` | what mutations do to workers and lists, and the search for a guilty one |
+| `test_keys` | what mutations do to workers and lists |
+| `search` | the search for guilty mutations |
 """

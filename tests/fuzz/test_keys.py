@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import redis.asyncio
@@ -19,6 +19,7 @@ from perdure.worker.log import logger
 
 from tests.fuzz.mutations import Mutation, draw
 from tests.fuzz.places import places
+from tests.fuzz.search import guilty
 from tests.fuzz.world import QUEUE, TIMINGS, World
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
@@ -32,25 +33,6 @@ BATCH = 100
 
 MOST_FAILURES = 10
 """Failures after which a run ends. The mutations of each are searched for."""
-
-
-async def guilty(
-    mutations: Sequence[Mutation], fails: Callable[[Sequence[Mutation]], Awaitable[bool]]
-) -> Sequence[Mutation]:
-    """Return few of the mutations that fail together: one, unless it takes several."""
-    step = len(mutations) // 2
-    while step:
-        start = 0
-        while start < len(mutations):
-            part, rest = mutations[start : start + step], [*mutations[:start], *mutations[start + step :]]
-            if len(part) < len(mutations) and await fails(part):
-                mutations, start, step = part, 0, max(1, len(part) // 2)
-            elif rest and len(rest) < len(mutations) and step < 2 and await fails(rest):
-                mutations = rest
-            else:
-                start += step
-        step //= 2
-    return mutations
 
 
 async def search(
