@@ -20,7 +20,7 @@ Before a change: every move of a task from one place to another is one script; k
 layers in pyproject.toml say which module may import which.
 """
 
-from .catalog import CATALOG_REFRESH, AppEntry, Catalog, CatalogTask, publish_entry, read_catalog
+from .catalog import CATALOG_REFRESH, AppEntry, Catalog, CatalogTask, is_listed, publish_entry, read_catalog
 from .defaults import LONGEST, ConnectionSettings, Seconds, nearest, read_settings, unknown_option
 from .delivery import (
     Consumer,
@@ -114,6 +114,7 @@ from .errors import (
     UnreadableCheckpoint,
     UnreadableEnvelope,
     UnreadableMessage,
+    WrongType,
 )
 from .event_log import LogTail, TaskEvent, find_event, read_events, read_last_events, read_log_tail, walk_events
 from .handle import TaskHandle, serving
@@ -140,7 +141,15 @@ from .partitions import (
     set_partitions,
     spread,
 )
-from .presence import WorkerInfo, announce, deployment_id, list_workers, present_workers, withdraw
+from .presence import (
+    WorkerInfo,
+    announce,
+    deployment_id,
+    list_workers,
+    present_workers,
+    read_registered,
+    withdraw,
+)
 from .producer import Key, Producer, key_of, map_items
 from .records import Record, State, opened_error, read_record, shown_arguments
 from .security import (
@@ -296,6 +305,7 @@ __all__ = [
     "UnreadableMessage",
     "Wake",
     "WorkerInfo",
+    "WrongType",
     "acquire_fleet_locks",
     "announce",
     "arguments_field",
@@ -323,6 +333,7 @@ __all__ = [
     "generate_key",
     "has_secret",
     "is_encrypted",
+    "is_listed",
     "jittered",
     "key_of",
     "last_message",
@@ -361,6 +372,7 @@ __all__ = [
     "read_log_tail",
     "read_partitions",
     "read_record",
+    "read_registered",
     "read_secret_paths",
     "read_settings",
     "read_task_input",

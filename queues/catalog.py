@@ -8,6 +8,7 @@ and seldom afterwards; no task costs anything.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -15,14 +16,22 @@ from typing import Any, Final
 import orjson
 
 from .defaults import nearest
-from .errors import CatalogError, Refused
-from .junk import report_once, shown_bytes, split
-from .keys import Namespace, check_name
+from .errors import CatalogError, Refused, WrongType
+from .junk import report_once, shown_bytes, trim_index
+from .keys import Namespace, check_name, is_name
 from .presence import WorkerInfo
 from .schemas import UnusableSchema, check_schema, find_problems
 from .transport import Gateway
 
-__all__ = ["CATALOG_REFRESH", "AppEntry", "Catalog", "CatalogTask", "publish_entry", "read_catalog"]
+__all__ = [
+    "CATALOG_REFRESH",
+    "AppEntry",
+    "Catalog",
+    "CatalogTask",
+    "is_listed",
+    "publish_entry",
+    "read_catalog",
+]
 
 KEPT: Final = 30 * 86_400
 """TTL of an entry in seconds."""
@@ -32,6 +41,15 @@ CATALOG_REFRESH: Final = 6 * 3600.0
 
 _ENTRIES: Final = 100
 """Most entries of a namespace; the oldest are dropped."""
+
+_PAGE: Final = 500
+_PAGES: Final = 10
+"""Members that a reader reads at once, and how often, until it has the newest entries: other programs may add some."""
+
+_AHEAD_MS: Final = 86_400_000
+"""Milliseconds after the clock of Redis beyond which a start is not a worker's."""
+
+_VERSION = re.compile(r"[0-9a-f]{12}")
 
 _ENTRY_BYTES: Final = 1_048_576
 """Largest entry; one that is larger with schemas is published without any."""
@@ -101,8 +119,12 @@ class AppEntry:
 class Catalog:
     """The published tasks of a namespace."""
 
-    def __init__(self, entries: Sequence[Sequence[CatalogTask]]) -> None:
-        """entries: the tasks of each entry, those of the worker that started last first."""
+    def __init__(self, entries: Sequence[Sequence[CatalogTask]], problems: Mapping[str, str] | None = None) -> None:
+        """Args:
+        entries: the tasks of each entry, those of the worker that started last first.
+        problems: what another program wrote, by the name of the entry or key.
+        """
+        self.problems = dict(problems or {})
         self.tasks: list[CatalogTask] = []
         self.all_versions = [task for entry in entries for task in entry]
         known: set[tuple[str, str]] = set()
@@ -155,41 +177,100 @@ class Catalog:
 
 
 async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry, started: int) -> None:
-    """Store or refresh an entry. started: when the worker did, in milliseconds of Redis' clock."""
+    """Store or refresh an entry. started: when the worker did, in milliseconds of Redis' clock.
+
+    Members that start in the future are removed. If there are more entries than a reader reads, so are members without
+    an entry, and then the oldest ones.
+    """
     index, member = namespace.catalog, f"{entry.app}:{entry.version}"
-    await gateway.pipeline(
+    latest = await _now(gateway, namespace) + _AHEAD_MS
+    *_, listed = await gateway.pipeline(
         [
             ("SET", namespace.catalog_entry(entry.app, entry.version), entry.data, "EX", KEPT),
+            ("ZREMRANGEBYSCORE", index, f"({latest}", "+inf"),
             ("ZADD", index, "GT", started, member),
-            ("ZREMRANGEBYRANK", index, 0, -_ENTRIES - 1),
             ("PEXPIRE", index, KEPT * 1000),
+            ("ZCARD", index),
         ]
     )
+    if listed > _ENTRIES:
+        await trim_index(gateway, index, lambda member: _entry_key(namespace, member))
+        await gateway.command("ZREMRANGEBYRANK", index, 0, -_ENTRIES - 1)
+
+
+async def is_listed(gateway: Gateway, namespace: Namespace, entry: AppEntry) -> bool:
+    """Return whether a reader finds an entry: it is stored, and there are not too many others."""
+    score, stored, listed, (seconds, _) = await gateway.pipeline(
+        [
+            ("ZSCORE", namespace.catalog, f"{entry.app}:{entry.version}"),
+            ("TYPE", namespace.catalog_entry(entry.app, entry.version)),
+            ("ZCARD", namespace.catalog),
+            ("TIME",),
+        ],
+        node_of=namespace.catalog,
+    )
+    in_time = score is not None and float(score) <= int(seconds) * 1000 + _AHEAD_MS
+    return in_time and stored == b"string" and listed <= _ENTRIES
 
 
 async def read_catalog(gateway: Gateway, namespace: Namespace) -> Catalog:
-    """Return the catalog, in two round trips. Expired entries are left out, unreadable ones with a warning."""
-    (members,) = await gateway.pipeline_each([("ZRANGE", namespace.catalog, 0, -1, "REV")])
-    if isinstance(members, Refused):
-        if "WRONGTYPE" not in str(members):
-            raise members
-        report_once(f"the catalog of tasks is ignored: key {namespace.catalog}: {members}")
-        return Catalog([])
-    known, foreign = split(members, _is_member)
-    if foreign:
-        report_once(f"members of {namespace.catalog} are ignored, such as {shown_bytes(foreign[0])}")
-    names = [(app, version) for app, _, version in (member.partition(":") for member in known)]
+    """Return the catalog, in three round trips. Entries that have expired are left out.
+
+    What another program wrote is left out, reported once, and named in `problems`. However much that is, a bounded
+    number of members is read.
+    """
+    problems: dict[str, str] = {}
+    names: list[tuple[str, str]] = []
+    latest = await _now(gateway, namespace) + _AHEAD_MS
+    for page in range(_PAGES):
+        try:
+            members: list[bytes] = await gateway.command(
+                "ZRANGE", namespace.catalog, latest, "-inf", "BYSCORE", "REV", "LIMIT", page * _PAGE, _PAGE
+            )
+        except WrongType as error:
+            problems[namespace.catalog] = f"the catalog of tasks is ignored: key {namespace.catalog}: {error}"
+            break
+        for member in members:
+            name = _member(member)
+            if name is not None:
+                names.append(name)
+            else:
+                problems.setdefault(namespace.catalog, f"members such as {shown_bytes(member)} are ignored")
+        if len(names) >= _ENTRIES or len(members) < _PAGE:
+            break
+    names = names[:_ENTRIES]
     stored = await gateway.pipeline_each([("GET", namespace.catalog_entry(*name)) for name in names]) if names else []
-    for reply in stored:
-        if isinstance(reply, Refused):
-            report_once(f"an entry of the catalog of tasks is ignored: {reply}")
-    found = [(name, data) for name, data in zip(names, stored, strict=True) if isinstance(data, bytes)]
-    return Catalog([_decode(*name, data) for name, data in found])
+    entries: list[list[CatalogTask]] = []
+    for name, data in zip(names, stored, strict=True):
+        if isinstance(data, WrongType):
+            problems[":".join(name)] = f"ignored: {data}"
+        elif isinstance(data, Refused):
+            raise data
+        elif data is not None:
+            tasks, problem = _decode(*name, data)
+            entries.append(tasks)
+            if problem:
+                problems[":".join(name)] = problem
+    for shown, problem in problems.items():
+        report_once(f"catalog of tasks, {shown}: {problem}")
+    return Catalog(entries, problems)
 
 
-def _is_member(text: str) -> bool:
-    app, colon, version = text.partition(":")
-    return bool(app and colon and version)
+async def _now(gateway: Gateway, namespace: Namespace) -> int:
+    """Return the time of Redis in milliseconds."""
+    seconds, micros = await gateway.command("TIME", node_of=namespace.catalog)
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def _member(member: bytes) -> tuple[str, str] | None:
+    """Return the app and version that a member names; None for one that no part of Perdure wrote."""
+    app, colon, version = member.decode("utf-8", "replace").rpartition(":")
+    return (app, version) if colon and is_name(app) and _VERSION.fullmatch(version) else None
+
+
+def _entry_key(namespace: Namespace, member: str) -> str | None:
+    name = _member(member.encode())
+    return None if name is None else namespace.catalog_entry(*name)
 
 
 def _encode(tasks: Sequence[CatalogTask], *, schemas: bool) -> bytes:
@@ -205,9 +286,8 @@ def _encode(tasks: Sequence[CatalogTask], *, schemas: bool) -> bytes:
     return orjson.dumps({"tasks": listed})
 
 
-def _decode(app: str, version: str, data: bytes) -> list[CatalogTask]:
-    """Decode an entry of any version of Perdure. Unknown fields are ignored; what is unreadable is reported."""
-    where = f"catalog entry {app[:_NAME]!r}, version {version[:_NAME]!r}"
+def _decode(app: str, version: str, data: bytes) -> tuple[list[CatalogTask], str]:
+    """Decode an entry of any version of Perdure; return its tasks, and what is wrong. Unknown fields are ignored."""
     try:
         if len(data) > _ENTRY_BYTES:
             raise ValueError(f"it has {len(data):,} bytes, more than {_ENTRY_BYTES:,}")
@@ -216,18 +296,15 @@ def _decode(app: str, version: str, data: bytes) -> list[CatalogTask]:
             raise TypeError("it has no list of tasks")
     except (LookupError, TypeError, ValueError) as error:
         problem = "it has no list of tasks" if isinstance(error, LookupError | TypeError) else str(error)
-        report_once(f"{where}, is ignored: {problem}")
-        return []
+        return [], f"ignored: {problem}"
     tasks, problems = [], []
     for number, fields in enumerate(listed, 1):
         try:
             tasks.append(_task(app, version, fields))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             problem = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
             problems.append(f"task {number}: {problem}")
-    if problems:
-        report_once(f"{len(problems)} tasks of {where}, are ignored: {problems[0][:_NAME]}")
-    return tasks
+    return tasks, f"{len(problems)} tasks are ignored: {problems[0][:_NAME]}" if problems else ""
 
 
 def _task(app: str, version: str, fields: Mapping[str, Any]) -> CatalogTask:

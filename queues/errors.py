@@ -7,7 +7,8 @@ PerdureError                    every error that Perdure raises on purpose
 │   │   ├── NotOpen             the connection is closed, or was never opened: nothing was sent
 │   │   └── NotReplicated       the write is stored, but too few replicas confirmed it in time
 │   ├── Refused                 Redis refused the client or a command (password, rights, version)
-│   │   └── UnsafeServer        Perdure refuses the server: it would lose acknowledged tasks
+│   │   ├── UnsafeServer        Perdure refuses the server: it would lose acknowledged tasks
+│   │   └── WrongType           a key has a value of another type, which another program has put there
 │   ├── EventLoopError          a connection was used on another event loop than its own
 │   ├── BadAddress              the URL does not name a server that Perdure can use
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
@@ -85,6 +86,7 @@ __all__ = [
     "UnreadableMessage",
     "UnreadableRecord",
     "UnsafeServer",
+    "WrongType",
 ]
 
 
@@ -169,6 +171,10 @@ class NotReplicated(Unavailable):
 
 class Refused(QueueError):
     """Redis refused the client or a command: wrong password, missing rights, version too old."""
+
+
+class WrongType(Refused):
+    """A key has a value of another type, which another program has put there."""
 
 
 class UnsafeServer(Refused):

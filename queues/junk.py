@@ -2,7 +2,7 @@
 
 Whatever a script or a collection returns is bytes, and any client of the server may have written them. `split` decodes
 them into good items and bad ones, and `set_aside` moves the bad ones out of the way, so that the next reader does not
-find them again.
+find them again. A key with a value of another type is the gateway's matter: `Gateway.set_keys_aside`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,26 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
-from .keys import Partition, SessionPartition
-from .transport import Gateway, queue_script
+from .keys import JUNK_ENTRIES, JUNK_TTL_MS, Partition, SessionPartition, junk_keys
+from .transport import Command, Gateway, queue_script
 
-__all__ = ["JUNK_ENTRIES", "JUNK_TTL", "Items", "report_once", "set_aside", "shown_bytes", "split"]
+__all__ = [
+    "JUNK_ENTRIES",
+    "JUNK_TTL",
+    "Items",
+    "report_once",
+    "set_aside",
+    "set_hash_aside",
+    "shown_bytes",
+    "split",
+    "trim_index",
+]
 
 _SET_ASIDE = queue_script("set_aside")
+_SET_KEY_ASIDE = queue_script("set_key_aside")
 _logger = logging.getLogger(__name__)
 
-JUNK_ENTRIES: Final = 1000
-"""Most entries of the junk of a partition; the oldest make room."""
-
-JUNK_TTL: Final = 30 * 86_400.0
+JUNK_TTL: Final = JUNK_TTL_MS / 1000
 """Seconds for which the junk is kept after its last entry."""
 
 _KEPT: Final = 4096
@@ -31,6 +39,10 @@ _KEPT: Final = 4096
 _SHOWN: Final = 80
 """Most bytes of an item in a text."""
 
+
+_PAGE: Final = 1000
+_MOST_PAGES: Final = 100
+"""Members of an index that are checked at once, and how often one call does so."""
 
 _MOST_REPORTED: Final = 1000
 _reported: set[str] = set()
@@ -81,7 +93,7 @@ async def set_aside(
     """Move bad items of a key to the junk of its partition, and warn. Return how many were moved now."""
     if not items:
         return 0
-    args = (kind, JUNK_ENTRIES, round(JUNK_TTL * 1000), _KEPT, *items)
+    args = (kind, JUNK_ENTRIES, JUNK_TTL_MS, _KEPT, *items)
     moved: int = await gateway.run(_SET_ASIDE, [key, partition.junk], args)
     if moved:
         shown = ", ".join(map(shown_bytes, items[:3])) + (", ..." if len(items) > 3 else "")
@@ -89,3 +101,54 @@ async def set_aside(
             "moved %d items of %s to %s, which no part of Perdure wrote: %s", moved, key, partition.junk, shown
         )
     return moved
+
+
+async def set_hash_aside(gateway: Gateway, key: str, field: str, value: bytes) -> bool:
+    """Move a hash that another program wrote to the junk, and warn. Return whether it was moved now.
+
+    field, value: what the caller has judged by (b"" if the field is missing): a hash with another value stays.
+    """
+    kept = junk_keys(key)
+    args = ("hash", JUNK_ENTRIES, JUNK_TTL_MS, field, value)
+    moved = bool(await gateway.run(_SET_KEY_ASIDE, [key, kept.value, kept.entries], args))
+    if moved:
+        _logger.warning(
+            "moved %s, which no part of Perdure wrote (%s: %s), to %s", key, field, shown_bytes(value), kept.value
+        )
+    return moved
+
+
+async def trim_index(gateway: Gateway, index: str, entry_of: Callable[[str], str | None]) -> int:
+    """Remove members of an index that have no entry. Return their number.
+
+    Such a member was written by another program, or its entry has expired. A process that registers again meanwhile
+    lists itself at its next registration.
+
+    Args:
+        index: key of a sorted set.
+        entry_of: returns the key of a member's entry, None for a member that no part of Perdure writes.
+    """
+    removed, start = 0, 0
+    for _ in range(_MOST_PAGES):
+        members: list[bytes] = await gateway.command("ZRANGE", index, start, start + _PAGE - 1)
+        named = [_entry(member, entry_of) for member in members]
+        checks: list[Command] = [("EXISTS", entry) for entry in named if entry is not None]
+        exist = iter(await gateway.pipeline(checks) if checks else ())
+        gone = [member for member, entry in zip(members, named, strict=True) if entry is None or not next(exist)]
+        foreign = [member for member, entry in zip(members, named, strict=True) if entry is None]
+        if foreign:
+            shown = shown_bytes(foreign[0])
+            report_once(f"members of {index} are removed, which no part of Perdure wrote, such as {shown}")
+        if gone:
+            removed += await gateway.command("ZREM", index, *gone)
+        start += len(members) - len(gone)
+        if len(members) < _PAGE:
+            break
+    return removed
+
+
+def _entry(member: bytes, entry_of: Callable[[str], str | None]) -> str | None:
+    try:
+        return entry_of(member.decode())
+    except UnicodeDecodeError:
+        return None

@@ -13,6 +13,8 @@ on one server.
     {ns:queue:n}:closed           hash    resharding.py       from the closing of the partition; TTL once retired
     {ns:queue:n}:junk             stream  workers             items that another program wrote into keys of the
                                                               partition; at most 1,000; TTL of 30 days, renewed
+    {ns:queue:n}:junk:NAME        any     all                 value of another type that another program had put under
+                                                              the key {ns:queue:n}:NAME; TTL of 30 days
     {ns:queue:n}:mark             string  replication.py      write that replicas confirm; TTL of a minute
     {ns:queue:n}:retentions       zset    workers, operators  TTL until the last record that they cover has expired
     {ns:queue:n}:versions         zset    workers             tasks that wait for a newer version (score: its data
@@ -36,9 +38,11 @@ on one server.
     {ns:~sessions:n}:timeline     zset    producers, workers  sessions by time of the last activity (ms)
     {ns:~sessions:n}:due          zset    producers, workers  sessions to look at (score: ms of Redis' clock)
     {ns:~sessions:n}:junk         stream  workers             like that of a queue
+    {ns:~sessions:n}:junk:NAME    any     all                 like that of a queue
     {ns:~sessions:n}:forgotten    hash    workers, operators  while tasks of forgotten sessions are to be deleted
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:junk                     stream  all                 like that of a queue
+    {ns}:junk:NAME                any     all                 like that of a queue
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
     {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its data
     {ns}:registry:sharing:QUEUE   zset    workers             members of a queue; TTL of an hour (score: ms; < 0: left)
@@ -71,17 +75,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 __all__ = [
     "DATA_FORMAT",
     "GROUP",
+    "JUNK_ENTRIES",
+    "JUNK_TTL_MS",
     "KEY_FORMAT",
     "LEFT_TTL_MS",
     "RELEASED",
     "RESERVED",
     "SESSION_PARTITIONS",
     "SUSPECTS",
+    "JunkKeys",
     "Namespace",
     "Partition",
     "SessionPartition",
@@ -89,6 +96,8 @@ __all__ = [
     "check_name",
     "is_name",
     "is_reserved",
+    "junk_keys",
+    "stored_type",
 ]
 
 DATA_FORMAT: Final = 2
@@ -108,6 +117,12 @@ RELEASED = "~released"
 
 SUSPECTS = "~suspects"
 """Consumer of quarantined messages."""
+
+JUNK_ENTRIES: Final = 1000
+"""Most entries of the junk of a partition; the oldest make room."""
+
+JUNK_TTL_MS: Final = 30 * 86_400_000
+"""Milliseconds for which junk is kept: the list after its last entry, a value of another type from its move on."""
 
 LEFT_TTL_MS: Final = 3_600_000
 """Milliseconds for which a late registration is refused: a kernel gives up unsent bytes after some 15 minutes."""
@@ -138,6 +153,51 @@ def check_name(kind: str, name: object) -> str:
             f"{kind} must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter or digit, got {name!r}"
         )
     return name
+
+
+_TYPES: Final = {
+    "string": ("seen", "mark", "lock:*", "registry:catalog:*"),
+    "hash": (
+        *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
+        *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),
+        "control:pause:*",
+    ),
+    "stream": ("ready", "nudge", "dead", "junk", "log:*", "history:*"),
+    "zset": (
+        *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
+        *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
+    ),
+}
+"""Keys of each type, without their hash tag; `*` stands for an id."""
+
+_TYPE_OF: Final = {name: stored for stored, names in _TYPES.items() for name in names}
+_KEY: Final = re.compile(r"(\{([^{}:]+)(:[^{}]+)?\}):(.+)", re.DOTALL)
+
+
+def stored_type(key: str) -> str | None:
+    """Return the type that a key has, in the words of TYPE. None for what has no fixed type: uploads, kept junk."""
+    found = _KEY.fullmatch(key)
+    if found is None:
+        return None
+    name = found[4]
+    if name in _TYPE_OF:
+        return _TYPE_OF[name]
+    # An operator asks of a task under `control:ID`, and of the namespace under `control:pause:NAME`.
+    prefixes = [name[: at + 1] + "*" for at, letter in enumerate(name) if letter == ":"]
+    return next((_TYPE_OF[prefix] for prefix in reversed(prefixes) if prefix in _TYPE_OF), None)
+
+
+class JunkKeys(NamedTuple):
+    """Keys for a value of another type: `value` takes it, `entries` is the list of junk."""
+
+    value: str
+    entries: str
+
+
+def junk_keys(key: str) -> JunkKeys:
+    """Return where a value of another type is kept that another program had put under a key: in its hash slot."""
+    tag, end, name = key.partition("}:")
+    return JunkKeys(f"{tag}{end}junk:{name}", f"{tag}{end}junk")
 
 
 _STREAMS: Final = ("ready", "nudge", "dead", "junk")
@@ -210,6 +270,12 @@ class Partition:
             self._control + task_id,
         )
 
+    @property
+    def shared_keys(self) -> tuple[str, ...]:
+        """The keys of the partition that belong to no task."""
+        names = (*_STREAMS, *_OTHERS, "promote_lock", "clean_lock", "sweep_lock")
+        return tuple(getattr(self, name) for name in names)
+
     def task_versions(self, task: str) -> str:
         return f"{self.versions}:{task}"
 
@@ -245,6 +311,11 @@ class SessionPartition:
     def forgotten(self) -> str:
         return f"{self._tag}:forgotten"
 
+    @property
+    def shared_keys(self) -> tuple[str, ...]:
+        """The keys of the partition that belong to no session."""
+        return (self.due, self.timeline, self.junk, self.forgotten)
+
     def session(self, digest: str) -> str:
         return f"{self._tag}:session:{digest}"
 
@@ -263,6 +334,12 @@ class Namespace:
 
     def partition(self, queue: str, index: int = 0) -> Partition:
         return Partition(self.name, check_name("queue", queue), index)
+
+    @property
+    def shared_keys(self) -> tuple[str, ...]:
+        """The keys of the namespace that are not of one worker, queue or app."""
+        registries = (self.workers, self.supervisors, self.catalog, self.workspaces)
+        return (self.queues, self.deployment, self.config, self.paused, self.session_lock, *registries)
 
     @property
     def session_partitions(self) -> list[SessionPartition]:

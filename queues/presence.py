@@ -15,14 +15,25 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .durations import iso_time
-from .errors import ServerFull
-from .junk import split
+from .errors import ServerFull, WrongType
+from .junk import report_once, shown_bytes, split
 from .keys import LEFT_TTL_MS, Namespace
 from .runtime import RUNTIME
 from .shared_config import SharedConfig, read_seconds
 from .transport import Argument, Gateway, pairs, queue_script
 
-__all__ = ["WorkerInfo", "announce", "deployment_id", "list_workers", "present_workers", "total_rates", "withdraw"]
+__all__ = [
+    "Registered",
+    "WorkerInfo",
+    "announce",
+    "deployment_id",
+    "list_workers",
+    "present_workers",
+    "read_members",
+    "read_registered",
+    "total_rates",
+    "withdraw",
+]
 
 _REGISTER = queue_script("register_worker")
 _READ_WORKERS = queue_script("read_workers")
@@ -31,6 +42,13 @@ _MISSED: Final = 2
 """Intervals without a registration after which a worker is presumed dead."""
 
 _DEFAULT_INTERVAL: Final = 5.0
+
+_MEMBERS: Final = 1000
+_PAGES: Final = 30
+"""Members of a registry that are read at once, and how often: other programs may add some."""
+
+_MOST_PROBLEMS: Final = 20
+"""Most entries of other programs that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +136,54 @@ async def deregister(gateway: Gateway, registry: str, entry: str, member: str) -
         )
 
 
+class Registered(NamedTuple):
+    """Registered workers, the longest running first, and what another program wrote, by the name of entry or key."""
+
+    workers: list[WorkerInfo]
+    problems: dict[str, str]
+
+
 async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInfo]:
     """Return the registered workers, the longest running first. Some may be presumed dead."""
-    ids = await gateway.command("ZRANGE", namespace.workers, 0, -1)
-    if not ids:
-        return []
-    keys = [namespace.worker(worker) for worker in split(ids).good]
-    if not keys:
-        return []
-    now, announced = await gateway.run(_READ_WORKERS, keys, [])
-    workers = [_read(found, now) for found in announced]
-    return sorted((worker for worker in workers if worker is not None), key=lambda worker: worker.started)
+    workers, problems = await read_registered(gateway, namespace)
+    for name, problem in problems.items():
+        report_once(f"registry of workers, {name}: {problem}")
+    return workers
+
+
+async def read_registered(gateway: Gateway, namespace: Namespace) -> Registered:
+    """Return the registered workers, and what cannot be read."""
+    found = Registered([], {})
+    ids, foreign = split(await read_members(gateway, namespace.workers, found.problems))
+    for member in foreign[:_MOST_PROBLEMS]:
+        found.problems[shown_bytes(member)] = "ignored: it is the id of no worker"
+    for start in range(0, len(ids), _MEMBERS):
+        some = ids[start : start + _MEMBERS]
+        now, announced = await gateway.run(_READ_WORKERS, [namespace.worker(worker) for worker in some], [])
+        for worker, registered in zip(some, announced, strict=True):
+            if (info := _read(registered, now)) is not None:
+                found.workers.append(info)
+            elif registered and not _has_left(registered) and len(found.problems) < _MOST_PROBLEMS:
+                found.problems[worker] = "ignored: its registration cannot be read"
+            elif registered is None and len(found.problems) < _MOST_PROBLEMS:
+                found.problems[worker] = f"ignored: {namespace.worker(worker)} is of another type"
+    found.workers.sort(key=lambda worker: worker.started)
+    return found
+
+
+async def read_members(gateway: Gateway, registry: str, problems: dict[str, str]) -> list[bytes]:
+    """Return the members of a registry, the latest first, a bounded number. Add a problem if it is of another type."""
+    members: list[bytes] = []
+    for page in range(_PAGES):
+        try:
+            found = await gateway.command("ZRANGE", registry, page * _MEMBERS, (page + 1) * _MEMBERS - 1, "REV")
+        except WrongType as error:
+            problems[registry] = f"ignored: {error}"
+            break
+        members += found
+        if len(found) < _MEMBERS:
+            break
+    return members
 
 
 async def present_workers(gateway: Gateway, namespace: Namespace) -> set[str]:
@@ -195,9 +250,20 @@ def _read(registered: bytes | list[bytes] | None, now: int) -> WorkerInfo | None
         return None
 
 
+def _has_left(registered: bytes | list[bytes]) -> bool:
+    return isinstance(registered, list) and b"left" in registered[::2]
+
+
 async def deployment_id(gateway: Gateway, namespace: Namespace) -> str:
-    """Return the id of the deployment: 32 hexadecimal digits, created atomically by the first call."""
+    """Return the id of the deployment: 32 hexadecimal digits, created atomically by the first call.
+
+    A hash of another type is moved out of the way, with a warning: the deployment gets a new id.
+    """
     key = namespace.deployment
     made: tuple[str | bytes, ...] = ("HSETNX", key, "id", RUNTIME.token(16))
-    _, found = await gateway.pipeline([made, ("HGET", key, "id")])
+    try:
+        _, found = await gateway.pipeline([made, ("HGET", key, "id")])
+    except WrongType:
+        await gateway.set_keys_aside([key])
+        _, found = await gateway.pipeline([made, ("HGET", key, "id")])
     return str(found.decode("utf-8", "backslashreplace"))

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
+from .errors import Refused, WrongType
+from .junk import report_once
 from .keys import Namespace
 from .transport import Gateway, pairs, queue_script
 
@@ -84,8 +86,14 @@ def _is_possible(name: str, seconds: float) -> bool:
 
 
 async def load_config(gateway: Gateway, namespace: Namespace) -> SharedConfig:
-    """Return the stored settings."""
-    found, now = await gateway.pipeline([("HGETALL", namespace.config), ("TIME",)], node_of=namespace.config)
+    """Return the stored settings; none, with a warning, if the hash is of another type."""
+    found, now = await gateway.pipeline_each([("HGETALL", namespace.config), ("TIME",)], node_of=namespace.config)
+    if isinstance(found, WrongType):
+        report_once(f"the stored settings are ignored: {namespace.config}: {found}")
+        found = []
+    for reply in (found, now):
+        if isinstance(reply, Refused):
+            raise reply
     return SharedConfig.decode(pairs(found), int(now[0]) * 1000 + int(now[1]) // 1000)
 
 
@@ -99,7 +107,11 @@ async def set_config(
     """
     text = "" if value is None else f"{value:.15g}"
     while True:
-        old, last = await gateway.command("HMGET", namespace.config, name, "change")
+        try:
+            old, last = await gateway.command("HMGET", namespace.config, name, "change")
+        except WrongType:
+            await gateway.set_keys_aside([namespace.config])
+            continue
         if (old or b"") == text.encode():
             return False
         if await gateway.run(_SET, [namespace.config], [name, text, round(change * 1000), last or 0]):

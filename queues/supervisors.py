@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .durations import iso_time
+from .errors import Refused
 from .junk import split
-from .keys import Namespace
-from .presence import deregister
+from .keys import Namespace, is_name
+from .presence import deregister, read_members
 from .transport import Gateway, pairs, queue_script
 
 __all__ = [
@@ -32,6 +33,12 @@ _UNPAUSE = queue_script("unpause_supervisor")
 
 _PAUSE_TTL_MS: Final = 30 * 24 * 3600 * 1000
 """Milliseconds for which a pause is kept after the last registration of its supervisor."""
+
+_MOST_PROBLEMS: Final = 20
+"""Most entries of other programs that are named."""
+
+_DIGITS: Final = 15
+"""Most digits of a time in milliseconds."""
 
 
 class SupervisorState(NamedTuple):
@@ -130,26 +137,50 @@ async def resume_supervisor(gateway: Gateway, namespace: Namespace, supervisor: 
 
 async def paused_supervisors(gateway: Gateway, namespace: Namespace) -> list[str]:
     """Return the names of the paused supervisors, running or not."""
-    return split(await gateway.command("ZRANGE", namespace.paused, 0, -1)).good
+    return [name for name in split(await read_members(gateway, namespace.paused, {})).good if is_name(name)]
 
 
-async def list_supervisors(gateway: Gateway, namespace: Namespace) -> list[SupervisorInfo]:
-    """Return the registered supervisors, the longest running first; then those with only a pause left."""
-    ids = split(await gateway.command("ZRANGE", namespace.supervisors, 0, -1)).good
-    found = await gateway.pipeline([("HGETALL", namespace.supervisor(one)) for one in ids])
+async def list_supervisors(
+    gateway: Gateway, namespace: Namespace, problems: dict[str, str] | None = None
+) -> list[SupervisorInfo]:
+    """Return the registered supervisors, the longest running first; then those with only a pause left.
+
+    problems: gets what another program wrote, by the name of the entry or key.
+    """
+    problems = {} if problems is None else problems
+    ids = split(await read_members(gateway, namespace.supervisors, problems)).good
+    found = await gateway.pipeline_each([("HGETALL", namespace.supervisor(one)) for one in ids])
     seconds, micros = await gateway.command("TIME", node_of=namespace.supervisors)
     now = int(seconds) * 1000 + int(micros) // 1000
-    known = [info for flat in found if flat and (info := _read(pairs(flat), now)) is not None]
+    known = []
+    for supervisor, flat in zip(ids, found, strict=True):
+        if isinstance(flat, Refused) or (flat and b"left" not in flat[::2]):
+            info = None if isinstance(flat, Refused) else _read(pairs(flat), now)
+            if info is not None:
+                known.append(info)
+            elif len(problems) < _MOST_PROBLEMS:
+                problems[supervisor] = f"ignored: {flat if isinstance(flat, Refused) else 'it cannot be read'}"
     names = {info["name"] for info in known}
     absent = [name for name in await paused_supervisors(gateway, namespace) if name not in names]
     known += [{"id": name, "name": name} for name in absent]
-    pauses = await gateway.pipeline([("HGETALL", namespace.pause(info["name"])) for info in known])
-    counts = await gateway.pipeline([("ZCOUNT", namespace.crashes(info["name"]), 0, "+inf") for info in known])
-    supervisors = [
-        SupervisorInfo(**info, crashes=crashes, paused_since=int(pause.get(b"since", 0)), why=_text(pause, b"why"))
-        for info, flat, crashes in zip(known, pauses, counts, strict=True)
-        if (pause := pairs(flat)) or info["name"] in names
-    ]
+    pauses = await gateway.pipeline_each([("HGETALL", namespace.pause(info["name"])) for info in known])
+    counts = await gateway.pipeline_each([("ZCOUNT", namespace.crashes(info["name"]), 0, now) for info in known])
+    supervisors: list[SupervisorInfo] = []
+    for info, flat, crashes in zip(known, pauses, counts, strict=True):
+        pause: Mapping[bytes, bytes] = {} if isinstance(flat, Refused) else pairs(flat)
+        for reply in (flat, crashes):
+            if isinstance(reply, Refused):
+                problems[info["name"]] = f"its pause or its crashes are ignored: {reply}"
+        if pause or info["name"] in names:
+            since = pause.get(b"since", b"0")
+            supervisors.append(
+                SupervisorInfo(
+                    **info,
+                    crashes=crashes if isinstance(crashes, int) else 0,
+                    paused_since=int(since) if since.isdigit() and len(since) <= _DIGITS else 0,
+                    why=_text(pause, b"why"),
+                )
+            )
     return sorted(supervisors, key=lambda info: (info.seen is None, info.started, info.id))
 
 

@@ -29,6 +29,12 @@ for i = 1, found and math.min(#found[2], 1000) or 0, 2 do
   letter[#letter + 1] = 'raw:' .. found[2][i]
   letter[#letter + 1] = found[2][i + 1]
 end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[4], '0-0', '0-0')
+redis.call('XRANGE', KEYS[5], '0-0', '0-0')
+redis.call('HEXISTS', KEYS[6], '')
+redis.call('ZSCORE', KEYS[8], '')
+redis.call('ZSCORE', KEYS[9], '')
 begin_outcome(KEYS[1], KEYS[2])
 local envelope, arguments = payload(KEYS[2], ARGV[6])
 if envelope and not raw then

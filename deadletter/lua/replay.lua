@@ -42,6 +42,9 @@ if ARGV[3] ~= '' and former then
     redis.call('HDEL', KEYS[2], 'args:' .. digest .. ':' .. chunk)
   end
 end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[4], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[7], '')
 local entry = redis.call('XADD', KEYS[5], '*', unpack(message))
 redis.call('XDEL', KEYS[1], ARGV[1])
 if nameless then

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import anyio
 
-from ..errors import LeaseLost, Refused, ServerFull, Unavailable
+from ..errors import LeaseLost, Refused, ServerFull, Unavailable, WrongType
 from ..junk import split
 from ..keys import GROUP, RELEASED, Partition, is_reserved
 from ..runtime import RUNTIME
@@ -179,6 +179,11 @@ class Consumer:
     async def _read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
         try:
             reply = await self._reader.read(partitions, count, block)
+        except WrongType:
+            if not await self._gateway.set_keys_aside(key for one in partitions for key in (one.ready, one.nudge)):
+                raise
+            await self.create_groups()
+            return []
         except Refused as error:
             if not is_missing_group(error):
                 raise

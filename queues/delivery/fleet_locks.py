@@ -2,15 +2,17 @@
 
 A lock saves work and protects nothing, since every chore may be done twice. So a lock has a TTL and needs no release:
 if its holder dies, the next worker acquires it after the TTL. If the clock of Redis was set back, a lock lasts longer
-than its TTL, and the next worker takes it over.
+than its TTL, and the next worker takes it over; so it does with a lock that another program wrote, without a TTL or of
+another type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TypeVar
 
-from ..errors import ServerFull
+from ..errors import Refused, ServerFull
 from ..transport import Command, Gateway
 
 __all__ = ["acquire_fleet_locks"]
@@ -57,6 +59,9 @@ async def acquire_fleet_locks(
             if reply is None
         ]
         outlasting = [lock for lock, left_ms in held if _outlasts(left_ms, px)]
+        if outlasting:
+            with suppress(Refused):  # such as a user without the right to RENAME
+                await gateway.set_keys_aside(locks[lock] for lock in outlasting)
         await gateway.pipeline([("SET", locks[lock], worker, "PX", px) for lock in outlasting])
     except ServerFull:
         return waits | dict.fromkeys(wanted, 0.0)

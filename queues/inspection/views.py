@@ -11,7 +11,7 @@ from typing import Any, Final
 from ..envelope import check_task_id
 from ..errors import Refused
 from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
-from ..partitions import load_routes
+from ..partitions import Route, load_routes, read_routes
 from ..presence import list_workers, total_rates
 from ..records import Record, State
 from ..transport import Command, Gateway, pairs
@@ -92,7 +92,10 @@ class QueueStats:
 
 async def queue_partitions(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> list[Partition]:
     """Return the partitions of one queue, or of all queues: all partitions that may hold anything."""
-    routes = await load_routes(gateway, namespace)
+    return _partitions(namespace, await load_routes(gateway, namespace), queue)
+
+
+def _partitions(namespace: Namespace, routes: Mapping[str, Route], queue: str | None) -> list[Partition]:
     return [
         namespace.partition(name, index)
         for name, route in routes.items()
@@ -120,19 +123,30 @@ async def find_tasks(gateway: Gateway, namespace: Namespace, task_id: str, queue
 async def list_queues(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> list[QueueStats]:
     """Return the numbers of one queue, or of all queues by name, with those of their partitions.
 
-    The cost depends on the number of partitions and workers, not on the number of messages.
+    What another program wrote among the routes is a queue with a problem. The cost depends on the number of partitions
+    and workers, not on the number of messages.
     """
-    found = await _all_stats(gateway, await queue_partitions(gateway, namespace, queue))
+    routes, problems = await read_routes(gateway, namespace)
+    found = await _all_stats(gateway, _partitions(namespace, routes, queue))
     queues: dict[str, list[QueueStats]] = {}
     for stats in found:
         queues.setdefault(stats.queue, []).append(stats)
     present = [worker for worker in await list_workers(gateway, namespace) if not worker.presumed_dead]
     rates = total_rates(present)
     serving = Counter(name for worker in present for name in set(worker.queues))
-    return [
-        replace(_sum(partitions), rate=rates.get(name, 0.0), workers=serving[name])
-        for name, partitions in queues.items()
-    ]
+    listed = []
+    for name, partitions in queues.items():
+        total = replace(_sum(partitions), rate=rates.get(name, 0.0), workers=serving[name])
+        if (problem := problems.pop(name, None)) is not None:
+            total = replace(total, problem="; ".join(filter(None, (problem, total.problem))))
+        listed.append(total)
+    listed += [_damaged(name, problem) for name, problem in problems.items() if queue in (None, name)]
+    return listed
+
+
+def _damaged(name: str, problem: str) -> QueueStats:
+    """Return a queue whose name or route another program wrote."""
+    return QueueStats(name, 0, 0, 0, 0, None, {}, rate=0.0, workers=0, problem=problem)
 
 
 async def _all_stats(gateway: Gateway, partitions: Sequence[Partition]) -> list[QueueStats]:

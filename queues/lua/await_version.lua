@@ -16,6 +16,9 @@ local due = now
 if redis.call('HEXISTS', KEYS[5], 'cancel') == 0 then
   due = math.max(now, since + ARGV[7])
 end
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[3], '')
+redis.call('ZSCORE', KEYS[6], '')
 begin_outcome(KEYS[1], KEYS[2])
 put_off(KEYS[3], KEYS[4], KEYS[2], ARGV[5], due)
 close(KEYS[1], KEYS[2])

@@ -27,6 +27,8 @@ if born(now[1], now[2]) ~= born(ARGV[6] ~= '' and ARGV[6], ARGV[7])
   or (now[3] or '') ~= ARGV[8] or (now[4] or '') ~= ARGV[9] or (now[5] or '') ~= ARGV[11] then
   return 'changed'
 end
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[6], '')
 redis.call('PERSIST', KEYS[8])
 if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])

@@ -21,6 +21,10 @@ for i = 1, 11 do
     return 0
   end
 end
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[4], '')
+redis.call('ZSCORE', KEYS[5], '')
+redis.call('XRANGE', KEYS[9], '0-0', '0-0')
 redis.call('XADD', KEYS[3], '*', 'type', 'exported', 'data', ARGV[4])
 if now[1] == 'scheduled' then
   redis.call('ZREM', KEYS[4], ARGV[1])

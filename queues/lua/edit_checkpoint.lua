@@ -23,6 +23,10 @@ if (task[2] or '0') ~= ARGV[4] or (task[3] or '0') ~= ARGV[5] or (task[4] or '')
   or (task[5] or '') ~= ARGV[7] or (task[6] or '') ~= ARGV[8] or taken() or redis.call('EXISTS', KEYS[2]) == 0 then
   return 0
 end
+-- a key of another type ends the script here, before its first write
+redis.call('HEXISTS', KEYS[2], '')
+redis.call('XRANGE', KEYS[3], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[4], '')
 local first = 13 + ARGV[12]
 redis.call('HSET', KEYS[1], 'events', ARGV[4] + 1, 'entries', ARGV[5] + 1)
 for i = first, #ARGV, 2 do

@@ -7,6 +7,8 @@
 -- The record has the payload as well, so that a task can be put back whose message another program has deleted.
 -- A task that is known stays known after the partition was closed: the reply that said so was lost. The timeline gets its
 -- TTL with the first outcome: a producer needs no right to give keys a TTL, with which it could delete them.
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[3], '')
 local closed = redis.call('EXISTS', KEYS[2]) == 1
 local stored, times = {}, {}
 for i = 4, #KEYS do

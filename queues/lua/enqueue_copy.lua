@@ -18,6 +18,9 @@ if redis.call('HLEN', KEYS[8]) ~= tonumber(ARGV[8]) or redis.call('XLEN', KEYS[9
   or redis.call('HLEN', KEYS[10]) ~= tonumber(ARGV[10]) or (KEYS[11] and not complete(KEYS[11], ARGV[2])) then
   return false
 end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[1], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[4], '')
 if KEYS[11] then
   take_upload(KEYS[11], KEYS[3])
 end

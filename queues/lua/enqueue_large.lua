@@ -14,6 +14,10 @@ end
 if not complete(KEYS[5], ARGV[3]) then
   return false
 end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[1], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[3], '')
+redis.call('ZSCORE', KEYS[6], '')
 take_upload(KEYS[5], KEYS[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

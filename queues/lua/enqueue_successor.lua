@@ -17,6 +17,10 @@ end
 if KEYS[6] and not complete(KEYS[6], ARGV[2]) then
   return false
 end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[1], '0-0', '0-0')
+redis.call('HEXISTS', KEYS[4], '')
+redis.call('ZSCORE', KEYS[5], '')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if KEYS[6] then

@@ -26,6 +26,8 @@ local lost = gap(KEYS[2], ARGV[5])
 if lost then
   return lost
 end
+local kept = redis.call('EXISTS', KEYS[3], KEYS[4]) > 0
+local left = kept and ARGV[6] == 'succeeded' and redis.call('HEXISTS', KEYS[2], 'handed_to') == 0 and unread(KEYS[3])
 begin_outcome(KEYS[1], KEYS[2])
 local now = now_ms()
 register_retention(KEYS[5], ARGV[12], now)
@@ -35,8 +37,7 @@ redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[11])
 redis.call('PEXPIRE', KEYS[6], 2592000000)
-if redis.call('EXISTS', KEYS[3], KEYS[4]) > 0 then
-  local left = ARGV[6] == 'succeeded' and redis.call('HEXISTS', KEYS[2], 'handed_to') == 0 and unread(KEYS[3])
+if kept then
   if left and left > 0 then
     redis.call('HSET', KEYS[2], 'unread', left)
   end

@@ -5,6 +5,10 @@
 -- returns  1 deleted; 0 there is no such task; -1 it has another successor, which the caller must delete first
 -- Atomic: a worker that runs the task has lost its lease when this returns, so that nothing it writes later is stored.
 -- Idempotent. The notification of the worker is a hint: without it, it sees that when it next renews the lease.
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[7], '')
+redis.call('XRANGE', KEYS[8], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[9], '')
 local known = redis.call('HMGET', KEYS[2], 'entry', 'dead', 'handed_to')
 if (known[3] or '') ~= ARGV[4] then
   return -1

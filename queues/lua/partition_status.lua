@@ -9,6 +9,9 @@ local last = redis.call('HGET', KEYS[3], 'last')
 if not last then
   return -1
 end
+if not string.match(last, '^%d+%-%d+$') then
+  last = '+' -- another program wrote the mark: every message must have been delivered
+end
 if redis.call('XLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2]) == 0 then
   return 2
 end

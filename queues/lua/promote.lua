@@ -10,6 +10,8 @@
 -- because the last task that leaves deletes the due set (see fence.lua). Messages for a worker that claims them are
 -- released ones from the start, so that no blocked read of another worker returns them. Where messages wait on the stream,
 -- no read blocks, and these are added to them.
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[2], '0-0', '0-0')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local moved = 0

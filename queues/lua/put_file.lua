@@ -6,6 +6,8 @@
 -- Atomic: of two writers that expect one version, one gets a conflict. Idempotent: the workspace knows the ids of its last
 -- 100 changes, and repeats none of them, also if another writer has changed the file since. Versions follow the clock, so
 -- that none is used again after the workspace has expired.
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[2], '')
 local done = ARGV[3] ~= '' and redis.call('HGET', KEYS[1], 'id:' .. ARGV[3])
 if done then
   return {done == '0' and 'removed' or 'stored', done}

@@ -10,6 +10,8 @@ if not owned(KEYS[1]) then
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
   return pending and pending[2] == ARGV[5] and tostring(pending[4]) == ARGV[4] and 1 or 0
 end
+-- a key of another type ends the script here, before its first write
+redis.call('HEXISTS', KEYS[3], '')
 redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[5], 0, ARGV[3], 'IDLE', 0, 'JUSTID')
 if count_returned(KEYS[3]) then
   redis.call('HSET', KEYS[3], 'suspect', '1')

@@ -15,6 +15,8 @@ end
 if not owned(KEYS[1]) then
   return 0
 end
+-- a key of another type ends the script here, before its first write
+redis.call('HEXISTS', KEYS[2], '')
 redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4] + 1, 'JUSTID')
 count_returned(KEYS[2])
 return 1

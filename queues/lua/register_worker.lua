@@ -5,7 +5,8 @@
 -- returns  {its start time, milliseconds of Redis' clock, fields and values of the stored settings}
 -- Atomic: no hash is without a TTL, and none has fields of two registrations. Idempotent. A registration that arrives
 -- after the worker has left, which its hash says, changes nothing. The first write needs no memory, so that a full
--- server accepts the rest (see fence.lua).
+-- server accepts the rest (see fence.lua). A member in the future is none of a worker, or the clock was set back: that
+-- worker lists itself again at its next registration.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local started = tonumber(ARGV[3])
@@ -33,4 +34,5 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[2], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - tonumber(ARGV[2]))
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '(' .. now, '+inf')
 return {started, now, redis.call('HGETALL', KEYS[3])}

@@ -22,6 +22,9 @@ local lost = gap(KEYS[2], ARGV[5])
 if lost then
   return lost
 end
+-- a key of another type ends the script here, before its first write
+redis.call('HEXISTS', KEYS[2], '')
+redis.call('XRANGE', KEYS[3], '0-0', '0-0')
 redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[6], 0, ARGV[3], 'IDLE', ARGV[7], 'JUSTID')
 if count_returned(KEYS[2]) then
   redis.call('HSET', KEYS[2], 'released', ARGV[2] .. ' ' .. fence_text())

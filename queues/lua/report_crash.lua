@@ -10,6 +10,9 @@ local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1
 if not (pending and pending[2] == ARGV[2] and tostring(pending[4]) == ARGV[4]) then
   return 0
 end
+-- a key of another type ends the script here, before its first write
+redis.call('HEXISTS', KEYS[2], '')
+redis.call('XRANGE', KEYS[3], '0-0', '0-0')
 redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[5], 0, ARGV[3], 'IDLE', ARGV[6], 'JUSTID')
 if ARGV[7] ~= '' then
   redis.call('HDEL', KEYS[2], 'run', 'began', 'alive', 'step', 'step_at')

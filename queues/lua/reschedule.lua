@@ -17,6 +17,8 @@ local due = now_ms()
 if redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
   due = due + tonumber(ARGV[10])
 end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[5], '0-0', '0-0')
 begin_outcome(KEYS[1], KEYS[2])
 put_off(KEYS[3], KEYS[4], KEYS[2], ARGV[6], due)
 close(KEYS[1], KEYS[2])

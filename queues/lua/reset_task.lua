@@ -23,6 +23,10 @@ end
 if KEYS[9] and not complete(KEYS[9], ARGV[2]) then
   return false
 end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[1], '0-0', '0-0')
+redis.call('XRANGE', KEYS[6], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[8], '')
 local closed = redis.call('EXISTS', KEYS[2]) == 1
 if KEYS[9] and not closed then
   take_upload(KEYS[9], KEYS[3])

@@ -4,6 +4,8 @@
 -- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
 -- Atomic: record, due time and entry in the timeline appear together, and nothing is stored once the partition is closed.
 -- Nudges a worker if the earliest due time has changed.
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[4], '')
 local closed = redis.call('EXISTS', KEYS[3]) == 1
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -22,6 +22,8 @@ elseif task[2] then
 elseif state == 'succeeded' or state == 'cancelled' then
   return {'ended', state}
 end
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[3], '')
 local most, sent, used = tonumber(ARGV[4]), tonumber(known[2] or 0), tonumber(known[3] or 0)
 if sent - used >= most then
   while used < sent do

@@ -14,6 +14,8 @@ elseif tonumber(known[2] or 0) > tonumber(known[3] or 0) and not known[4] then
 elseif (known[5] or '') ~= ARGV[3] or tonumber(known[3] or 0) ~= tonumber(ARGV[5]) then
   return {'changed'}
 end
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[2], '')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('HSET', KEYS[1], 'corrections', ARGV[4], 'at', now)

@@ -22,6 +22,10 @@ elseif n > turn then
 elseif ended >= n then
   return {'ended', tostring(turn), tostring(ended)}
 end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[2], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[3], '')
+redis.call('ZSCORE', KEYS[4], '')
 local unread = redis.call('HDEL', KEYS[1], 'failed') == 1
 redis.call('ZADD', KEYS[4], now, ARGV[1])
 if ARGV[4] == 'failed' then

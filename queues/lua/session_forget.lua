@@ -24,6 +24,10 @@ if ARGV[3] ~= '' then
     return 0
   end
 end
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[3], '')
+redis.call('ZSCORE', KEYS[4], '')
+redis.call('HEXISTS', KEYS[5], '')
 redis.call('DEL', KEYS[1], KEYS[2])
 if ARGV[3] == '' then
   redis.call('HSET', KEYS[5], ARGV[1] .. ' ' .. known[1], known[2] or '0')

@@ -11,6 +11,8 @@ local score = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[1]) or now + 1)
 if score > now then
   return {}
 end
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[3], '')
 local turn, ended = tonumber(known[3]) or 0, tonumber(known[4]) or 0
 if turn == ended and known[7] then
   local sent = (tonumber(known[2]) or ended) + 1

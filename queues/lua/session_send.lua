@@ -26,6 +26,10 @@ local waiting = sent - (known[5] and turn or ended)
 if waiting >= tonumber(ARGV[4]) then
   return {'full', tostring(waiting)}
 end
+-- a key of another type ends the script here, before its first write
+redis.call('XRANGE', KEYS[2], '0-0', '0-0')
+redis.call('ZSCORE', KEYS[3], '')
+redis.call('ZSCORE', KEYS[4], '')
 sent = sent + 1
 redis.call('HSET', KEYS[1], 'm:' .. sent, now .. ' ' .. ARGV[3], 'id:' .. ARGV[2], sent, 'n:' .. sent, ARGV[2],
   'sent', sent, 'born', born, 'at', now, 'agent', ARGV[6], 'id', ARGV[7], 'queue', ARGV[8])

@@ -11,8 +11,9 @@ end
 if found ~= ARGV[2] then
   return 0
 end
+local known = redis.call('HGET', KEYS[2], 'format')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-if not redis.call('HGET', KEYS[2], 'format') then
+if not known then
   redis.call('HSET', KEYS[2], 'format', ARGV[4])
 end
 return 1

@@ -8,6 +8,9 @@
 if redis.call('HGET', KEYS[3], 'since') ~= ARGV[2] then
   return 0
 end
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[1], '')
+redis.call('ZSCORE', KEYS[2], '')
 redis.call('DEL', KEYS[3])
 local crashes = redis.call('ZRANGEBYSCORE', KEYS[1], 0, '+inf', 'WITHSCORES')
 for i = 1, #crashes, 2 do

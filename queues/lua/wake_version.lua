@@ -5,6 +5,8 @@
 -- Atomic: a task is due in the script that takes it from those that wait. Idempotent. The first write frees memory, so
 -- that a full server accepts the rest (see fence.lua). There is no nudge: the caller promotes the tasks. A nudge would
 -- reach the consumer that has waited longest, and the messages the next one, which may be of the older version again.
+-- a key of another type ends the script here, before its first write
+redis.call('ZSCORE', KEYS[1], '')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local woken = 0

@@ -24,6 +24,8 @@
 if not owned(KEYS[1]) then
   return 0
 end
+local asked = redis.call('HEXISTS', KEYS[6], 'cancel') + 1
+local latest = tonumber(redis.call('HGET', KEYS[5], 'last') or 0)
 local known = redis.call('HMGET', KEYS[2], 'entries', 'events')
 local last, events = tonumber(known[1] or 0), known[2]
 local number = tonumber(ARGV[5])
@@ -123,4 +125,4 @@ if taken then
   end
   redis.call('HSET', KEYS[5], 'used', used)
 end
-return {redis.call('HEXISTS', KEYS[6], 'cancel') + 1, tonumber(redis.call('HGET', KEYS[5], 'last') or 0)}
+return {asked, latest}

@@ -17,7 +17,7 @@ routes.
 from __future__ import annotations
 
 from .assignment import PartitionAssignment
-from .resharding import close_previous, load_route, load_routes, retire_generation, set_partitions
+from .resharding import close_previous, load_route, load_routes, read_routes, retire_generation, set_partitions
 from .retention import registered_retention
 from .route import MOST_PARTITIONS, SINGLE, Generation, Route, spread
 from .router import PartitionRouter
@@ -32,6 +32,7 @@ __all__ = [
     "close_previous",
     "load_route",
     "load_routes",
+    "read_routes",
     "registered_retention",
     "retire_generation",
     "set_partitions",

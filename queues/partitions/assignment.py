@@ -23,7 +23,7 @@ from ..errors import ServerFull
 from ..junk import split
 from ..keys import LEFT_TTL_MS, Namespace, Partition
 from ..transport import Gateway, queue_script
-from .resharding import PartitionStatus, close_previous, partition_status, sync_route
+from .resharding import PartitionStatus, close_previous, open_again, partition_status, sync_route
 from .route import SINGLE, Generation, Route, spread
 
 __all__ = ["READERS", "PartitionAssignment", "assigned_partitions", "join_group", "leave_group"]
@@ -68,7 +68,7 @@ _MEMBER_TTL: Final = 15.0
 """Seconds after which the others take the partitions of a silent worker."""
 
 _CHECKS: Final = 16
-"""Drained partitions that one refresh checks."""
+"""Drained partitions that one refresh checks, and partitions of the last generation."""
 
 
 @dataclass(slots=True)
@@ -79,6 +79,7 @@ class _Queue:
     drained: set[int] = field(default_factory=set)
     empty: set[int] = field(default_factory=set)
     checked: int = 0
+    looked_at: int = 0
     members: set[str] = field(default_factory=set)
     read_from: list[Partition] = field(default_factory=list)
     served: list[Partition] = field(default_factory=list)
@@ -128,6 +129,7 @@ class PartitionAssignment:
             queue.route = await sync_route(self._gateway, self._namespace, queue.name, queue.route)
             previous = [index for generation in queue.route.previous for index in generation.indexes]
             await self._check_drained(queue, previous)
+            await self._check_open(queue)
             await self._close(queue, [index for index in previous if index not in queue.closed])
             if self._share and not self._leaving:
                 queue.members = await join_group(self._gateway, self._namespace, queue.name, self._worker, _MEMBER_TTL)
@@ -187,6 +189,17 @@ class PartitionAssignment:
         some = [index for index in previous[start : start + _CHECKS] if index in queue.drained]
         queue.checked = start + _CHECKS
         await asyncio.gather(*(self._ask(queue, index) for index in some))
+
+    async def _check_open(self, queue: _Queue) -> None:
+        """Open partitions of the last generation that another program has closed, for producers that may not."""
+        partitions = [self._namespace.partition(queue.name, index) for index in queue.route.last.indexes]
+        start = queue.looked_at if queue.looked_at < len(partitions) else 0
+        some = partitions[start : start + _CHECKS]
+        queue.looked_at = start + _CHECKS
+        marks = await self._gateway.pipeline([("EXISTS", partition.closed) for partition in some])
+        for partition, mark in zip(some, marks, strict=True):
+            if mark:
+                await open_again(self._gateway, partition)
 
     async def _ask(self, queue: _Queue, index: int) -> bool:
         found = await partition_status(self._gateway, self._namespace.partition(queue.name, index))

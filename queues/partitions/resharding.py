@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-import orjson
+import anyio
 
-from ..errors import Refused
-from ..junk import report_once, shown_bytes, split
+from ..errors import Refused, Unavailable, WrongType
+from ..junk import report_once, set_hash_aside, shown_bytes, split
 from ..keys import DATA_FORMAT, GROUP, KEY_FORMAT, Namespace, Partition, check_name, is_name
-from ..transport import Gateway, pairs, queue_script
+from ..runtime import RUNTIME
+from ..transport import Command, Gateway, pairs, queue_script
 from .route import SINGLE, Generation, Route, UnreadableRoute
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "load_route",
     "load_routes",
     "next_route",
+    "open_again",
     "partition_status",
+    "read_routes",
     "retire_generation",
     "set_partitions",
     "sync_route",
@@ -37,6 +40,12 @@ _SET_ROUTE = queue_script("set_route")
 _CLOSE = queue_script("close_partition")
 _STATUS = queue_script("partition_status")
 _RETIRE = queue_script("retire_partition")
+
+_MOST_PROBLEMS: Final = 20
+"""Most foreign names of queues that a list shows."""
+
+_OPENING: Final = 0.05
+"""Seconds between two looks whether a worker has opened a partition."""
 
 _DIGITS: Final = 9
 """Most digits of a data format that are read as a number."""
@@ -50,40 +59,80 @@ and its write, can store a task that no worker finds.
 
 
 async def load_routes(gateway: Gateway, namespace: Namespace) -> dict[str, Route]:
-    """Return the routes of all queues of the namespace, by name."""
-    found, data_format = await gateway.pipeline(
-        [("HGETALL", namespace.queues), ("HGET", namespace.deployment, "format")], node_of=namespace.queues
-    )
-    _check_format(namespace, data_format)
-    stored, routes = pairs(found), dict[str, Route]()
-    for name in sorted(split(stored, is_name).good):  # no key has another name
-        data = stored[name.encode()]
-        try:
-            routes[name] = _decode(name, data)
-        except Refused as error:  # the other queues can be read
-            report_once(str(error))
+    """Return the routes of all queues of the namespace, by name. What another program wrote there is reported once."""
+    routes, problems = await read_routes(gateway, namespace)
+    for problem in problems.values():
+        report_once(problem)
     return routes
 
 
+class Routes(NamedTuple):
+    """Routes of queues, and the problems of those that cannot be read, by name."""
+
+    routes: dict[str, Route]
+    problems: dict[str, str]
+
+
+async def read_routes(gateway: Gateway, namespace: Namespace) -> Routes:
+    """Return the routes of all queues of the namespace. Problems have the key's name if the key is of another type."""
+    found = await _read_routes(gateway, namespace, ("HGETALL", namespace.queues))
+    if isinstance(found, WrongType):
+        return Routes({}, {namespace.queues: _other_type(namespace, found)})
+    stored, read = pairs(found), Routes({}, {})
+    names = split(stored, is_name)  # no queue has another name
+    for name in sorted(names.good):
+        try:
+            read.routes[name] = Route.decode(stored[name.encode()])
+        except UnreadableRoute as error:  # workers and producers use the first partition until they know another route
+            read.routes[name] = SINGLE
+            read.problems[name] = f"the route of queue {name!r} is ignored: it {error}"
+    for shown in map(shown_bytes, names.bad[:_MOST_PROBLEMS]):
+        read.problems[shown] = f"a field of {namespace.queues} is ignored: {shown} names no queue"
+    return read
+
+
+async def _read_routes(gateway: Gateway, namespace: Namespace, command: Command) -> Any:
+    """Read from the hash of queues, and check the data format. Returns `WrongType` if the hash is of another type."""
+    found, data_format = await gateway.pipeline_each(
+        [command, ("HGET", namespace.deployment, "format")], node_of=namespace.queues
+    )
+    for reply in (found, data_format):
+        if isinstance(reply, Refused) and not isinstance(reply, WrongType):
+            raise reply
+    if isinstance(data_format, WrongType):
+        report_once(f"the format of namespace {namespace.name!r} is ignored: {namespace.deployment}: {data_format}")
+    else:
+        _check_format(namespace, data_format)
+    return found
+
+
+def _other_type(namespace: Namespace, error: WrongType) -> str:
+    return f"the routes of all queues are ignored: {namespace.queues}: {error}"
+
+
 async def load_route(gateway: Gateway, namespace: Namespace, queue: str) -> Route | None:
-    """Return the route of a queue, None if it was never used."""
-    data = await gateway.command("HGET", namespace.queues, queue)
+    """Return the route of a queue, None if it was never used, or another program wrote it."""
+    try:
+        data = await gateway.command("HGET", namespace.queues, queue)
+    except WrongType as error:
+        report_once(_other_type(namespace, error))
+        return None
     return None if data is None else _decode(queue, data)
 
 
 async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: Route = SINGLE) -> Route:
     """Return the route of a queue, joined with what the caller knows, and store it if it differs.
 
-    That registers a new queue, and restores a route that a server has lost. Raises `ValueError` for a name that is not
-    valid.
+    That registers a new queue, restores a route that a server has lost, and replaces one that another program wrote.
+    Raises `ValueError` for a name that is not valid.
     """
     check_name("queue", queue)
     while True:
-        data, data_format = await gateway.pipeline(
-            [("HGET", namespace.queues, queue), ("HGET", namespace.deployment, "format")], node_of=namespace.queues
-        )
-        _check_format(namespace, data_format)
-        stored = None if data is None or _is_foreign(queue, data) else _decode(queue, data)
+        data = await _read_routes(gateway, namespace, ("HGET", namespace.queues, queue))
+        if isinstance(data, WrongType):  # the script that stores the route moves it out of the way
+            report_once(_other_type(namespace, data))
+            data = None
+        stored = None if data is None else _decode(queue, data)
         joined = known if stored is None else stored.joined(known)
         if joined == stored:
             return joined
@@ -115,13 +164,14 @@ async def _has_tasks(gateway: Gateway, partition: Partition) -> bool:
 
 async def _join_marks(gateway: Gateway, namespace: Namespace, queue: str, route: Route) -> Route:
     """Return the route joined with the marks of closed partitions: a failover may have lost a change of the hash."""
-    marks = await gateway.pipeline(
-        [("HGET", namespace.partition(queue, index).closed, "route") for index in route.last.indexes]
-    )
+    partitions = [namespace.partition(queue, index) for index in route.last.indexes]
+    marks = await gateway.pipeline_each([("HGET", partition.closed, "route") for partition in partitions])
     joined = route
-    for mark in marks:
-        if mark is not None:
-            joined = joined.joined(_decode(queue, mark))
+    for partition, mark in zip(partitions, marks, strict=True):
+        if isinstance(mark, Refused) and not isinstance(mark, WrongType):
+            raise mark
+        if not isinstance(mark, WrongType) and (closed_with := _route_on(partition, mark)) is not None:
+            joined = joined.joined(closed_with)
     return route if joined == route else await sync_route(gateway, namespace, queue, joined)
 
 
@@ -159,16 +209,61 @@ async def partition_status(gateway: Gateway, partition: Partition) -> PartitionS
 
 
 async def next_route(gateway: Gateway, namespace: Namespace, partition: Partition, known: Route) -> Route:
-    """Return the route that follows a closed partition. Raises `Refused` if no route follows."""
-    mark = await gateway.command("HGET", partition.closed, "route")
-    if mark is not None:
-        known = known.joined(_decode(partition.queue, mark))
-    route = await sync_route(gateway, namespace, partition.queue, known)
-    if partition.index in route.last.indexes:
+    """Return the route that follows a closed partition.
+
+    If another program wrote the mark, the partition is open again, and the route is the known one. Raises `Refused` if
+    no route follows.
+    """
+    try:
+        mark = await gateway.command("HGET", partition.closed, "route")
+    except WrongType:
+        mark = b""
+    closed_with = _route_on(partition, mark)
+    route = await sync_route(
+        gateway, namespace, partition.queue, known if closed_with is None else known.joined(closed_with)
+    )
+    if partition.index in route.last.indexes and not await _is_opened(gateway, partition):
         raise Refused(
             f"partition {partition.index} of queue {partition.queue!r} is closed, and its route has no next one"
         )
     return route
+
+
+async def _is_opened(gateway: Gateway, partition: Partition) -> bool:
+    """Open a partition that another program has closed, or wait until a worker does: a producer may lack the right."""
+    try:
+        return await open_again(gateway, partition)
+    except Unavailable:
+        raise
+    except Refused:
+        deadline = RUNTIME.monotonic() + gateway.patience
+        while RUNTIME.monotonic() < deadline:
+            if not await gateway.command("EXISTS", partition.closed):
+                return True
+            await anyio.sleep(_OPENING)
+        raise
+
+
+async def open_again(gateway: Gateway, partition: Partition) -> bool:
+    """Open a partition that another program has closed. Return whether it is open."""
+    if await gateway.set_keys_aside([partition.closed]):
+        return True
+    exists, mark = await gateway.pipeline([("EXISTS", partition.closed), ("HGET", partition.closed, "route")])
+    if not exists:
+        return True
+    if _route_on(partition, mark) is not None:
+        return False
+    await set_hash_aside(gateway, partition.closed, "route", mark or b"")
+    return not await gateway.command("EXISTS", partition.closed)
+
+
+def _route_on(partition: Partition, mark: bytes | None) -> Route | None:
+    """Return the route with which a partition was closed; None if another program wrote the mark.
+
+    A change stores the route before it closes a partition, so each mark of Perdure has the generation that follows.
+    """
+    route = None if mark is None else _decode(partition.queue, mark)
+    return None if route is None or partition.index in route.last.indexes else route
 
 
 async def retire_generation(
@@ -202,18 +297,10 @@ def _check_format(namespace: Namespace, stored: bytes | None) -> None:
         )
 
 
-def _is_foreign(queue: str, data: bytes) -> bool:
-    """Return whether another program wrote a route: no version writes what is no JSON."""
-    try:
-        orjson.loads(data)
-    except ValueError:
-        report_once(f"the route of queue {queue!r} is replaced: it must be JSON, got {shown_bytes(data)}")
-        return True
-    return False
-
-
-def _decode(queue: str, data: bytes) -> Route:
+def _decode(queue: str, data: bytes) -> Route | None:
+    """Decode a route; None, with a warning, for one that another program wrote: a later format is the namespace's."""
     try:
         return Route.decode(data)
     except UnreadableRoute as error:
-        raise Refused(f"could not read the route of queue {queue!r}: {error}; upgrade this process") from None
+        report_once(f"a route of queue {queue!r} is ignored: it {error}")
+        return None

@@ -22,9 +22,13 @@ __all__ = ["MOST_PARTITIONS", "SINGLE", "Generation", "Route", "UnreadableRoute"
 MOST_PARTITIONS: Final = 1024
 """Largest number of partitions of one generation."""
 
+_MOST_GENERATIONS: Final = 1000
+_LAST_INDEX: Final = 2**31
+"""Limits of a stored route: one beyond them was written by another program."""
+
 
 class UnreadableRoute(ValueError):
-    """The stored route is not one that this version can read."""
+    """The stored route was written by another program: a later format of it would be refused with its namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +109,22 @@ class Route:
             listed = [[0, found]] if isinstance(found, int) else found["generations"]
             generations = tuple(Generation(int(first), int(count)) for first, count in listed)
         except (ValueError, TypeError, LookupError):
-            raise UnreadableRoute(f"route must be a number or JSON with generations, got {data!r}") from None
-        if not generations or any(one.first < 0 or one.count < 1 for one in generations):
-            raise UnreadableRoute(f"route must have generations that are not empty, got {data!r}")
+            raise UnreadableRoute(f"must be a number or JSON with generations, got {_shown(data)}") from None
+        if not 1 <= len(generations) <= _MOST_GENERATIONS:
+            raise UnreadableRoute(f"must have 1 to {_MOST_GENERATIONS} generations, got {_shown(data)}")
+        end = 0
+        for generation in generations:
+            if not (end <= generation.first <= _LAST_INDEX and 1 <= generation.count <= MOST_PARTITIONS):
+                raise UnreadableRoute(
+                    f"must have generations one after the other, each of 1 to {MOST_PARTITIONS} partitions, got "
+                    f"{_shown(data)}"
+                )
+            end = generation.end
         return cls(generations)
+
+
+def _shown(data: bytes) -> str:
+    return repr(data[:80])[1:] + ("..." if len(data) > 80 else "")
 
 
 SINGLE: Final = Route((Generation(0, 1),))

@@ -31,7 +31,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from ..embedded import FULL_DISK, full_disk
-from ..errors import Refused, ServerFull, Unavailable
+from ..errors import Refused, ServerFull, Unavailable, WrongType
 from ..runtime import RUNTIME
 from .address import Address, Node
 from .sentinel import followed_async, followed_sync
@@ -44,6 +44,7 @@ __all__ = [
     "async_client",
     "is_missing_group",
     "is_read_only",
+    "is_wrong_type",
     "pipelined_connection",
     "sync_client",
     "translated",
@@ -163,7 +164,7 @@ def translated(shown: str) -> Iterator[None]:
                 f"{shown} could not add a message: no id is left in the stream, because another program has added the "
                 "largest one; workers replace such a stream once a minute: start a worker, and try again"
             ) from error
-        raise Refused(f"{shown} refused a command: {error}") from error
+        raise (WrongType if is_wrong_type(error) else Refused)(f"{shown} refused a command: {error}") from error
 
 
 _USED_UP: Final = "exhausted the last possible ID"
@@ -205,6 +206,11 @@ server has become the primary.
 def is_read_only(error: BaseException | None) -> bool:
     """Whether a replica refused a write, of a command or of a script (which Redis 6.2 reports differently)."""
     return isinstance(error, ReadOnlyError) or "READONLY " in str(error)
+
+
+def is_wrong_type(error: BaseException | None) -> bool:
+    """Whether a key has a value of another type. Redis 6.2 puts the text of a script in front."""
+    return isinstance(error, (ResponseError, WrongType)) and "WRONGTYPE " in str(error)
 
 
 def was_not_executed(error: BaseException | None) -> bool:

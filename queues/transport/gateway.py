@@ -8,12 +8,17 @@ script (enqueue by id, settle by fence, record by number) except for those that 
 whose reply was lost is sent again for `patience` seconds. Any other raises `Unavailable` at once, and its caller finds
 out whether it was executed. `ServerFull` is also raised at once, since the server stays full until an operator frees
 memory. Writes that replicas must confirm have a separate connection (replication.py).
+
+A script that finds a value of another type under one of its keys is repeated once that was moved out of the way
+(`set_keys_aside`). Each script is written so that its first execution, which ended there, and the second one do what
+one execution on a missing key does. Other commands are repeated in a worker only: a listing leaves what it finds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +32,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError
 
 from ..embedded import EmbeddedServer
-from ..errors import NotOpen, NotReplicated, QueueError, Refused, ServerFull, Unavailable
+from ..errors import NotOpen, NotReplicated, QueueError, Refused, ServerFull, Unavailable, WrongType
+from ..keys import JUNK_ENTRIES, JUNK_TTL_MS, junk_keys, stored_type
 from ..runtime import RUNTIME
 from ..security import NO_KEYS, Encryptor
 from .address import Address, Node
@@ -38,6 +44,7 @@ from .clients import (
     START_REMEDY,
     async_client,
     is_read_only,
+    is_wrong_type,
     pipelined_connection,
     translated,
     was_not_executed,
@@ -46,12 +53,15 @@ from .cluster import ClusterConnection
 from .foreign_server import recognise
 from .pipelining import Argument, ClientAdapter, Command, CommandConnection, PipelinedConnection
 from .replication import Replication, Replicator
-from .scripts import Script, loaded_scripts
+from .scripts import Script, loaded_scripts, queue_script
 from .server_check import DEFAULT_REQUIREMENTS, ServerRequirements, check_servers
 from .threadsafe_calls import ThreadsafeCaller
 from .value_store import ValueStore
 
 __all__ = ["Argument", "BlockingConnection", "Command", "Gateway", "GatewayTimings"]
+
+_SET_KEY_ASIDE: Final = queue_script("set_key_aside")
+_logger = logging.getLogger(__name__)
 
 _BACKOFF: Final = Backoff(first=0.02, longest=1.0)
 """Delays before a command is sent again."""
@@ -116,6 +126,7 @@ class Gateway:
         self._cluster: ClusterConnection | None = None
         self._replicator: Replicator | None = None
         self._borrowed = False
+        self.repairs = False  # whether all commands, and not only scripts, move a value of another type out of the way
         self.value_store: ValueStore | None = None  # for the largest values; kept here, as `encryptor` is
         self.caller: ThreadsafeCaller | None = None  # of this gateway's event loop, for synchronous code
 
@@ -221,7 +232,8 @@ class Gateway:
         try:
             return await self._submit(command, node_of)
         except _ERRORS as error:
-            return await self._retry(error, partial(self._submit, command, node_of), repeatable)
+            keys = self._mended([command])
+            return await self._retry(error, partial(self._submit, command, node_of), repeatable, keys)
 
     async def command_now(self, *command: Argument) -> Any:
         """Write one command that is not repeatable at once, see `submit_now`."""
@@ -241,14 +253,14 @@ class Gateway:
         try:
             return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
         except _ERRORS as error:
-            return await self._retry(error, partial(self._evaluate, script, keys, args), True)
+            return await self._retry(error, partial(self._evaluate, script, keys, args), True, keys)
 
     async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Execute one script that must not be sent again after a lost reply."""
         try:
             return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
         except _ERRORS as error:
-            return await self._retry(error, partial(self._evaluate, script, keys, args), False)
+            return await self._retry(error, partial(self._evaluate, script, keys, args), False, keys)
 
     async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         try:
@@ -277,7 +289,7 @@ class Gateway:
         try:
             return await evaluate()
         except _ERRORS as error:
-            return await self._retry(error, evaluate, True)
+            return await self._retry(error, evaluate, True, keys)
 
     def _open_replicator(self) -> Replicator:
         """Return the replicator. Raises `NotOpen`."""
@@ -311,7 +323,8 @@ class Gateway:
         try:
             return await self._gather(commands, node_of)
         except _ERRORS as error:
-            replies: list[Any] = await self._retry(error, lambda: self._gather(commands, node_of), True)
+            call, mended = (lambda: self._gather(commands, node_of)), self._mended(commands)
+            replies: list[Any] = await self._retry(error, call, True, mended)
             return replies
 
     async def pipeline_each(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
@@ -348,19 +361,74 @@ class Gateway:
             raise NotOpen(f"the connection to {self.address.shown} is not open: use it within 'async with'")
         return self._connection
 
-    async def _retry(self, error: BaseException, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
+    async def _retry(
+        self, error: BaseException, call: Callable[[], Awaitable[Any]], repeatable: bool, keys: Sequence[str] = ()
+    ) -> Any:
         """Repeat a failed call while that is allowed and may help, for `patience` seconds.
 
         A call that the server refused without executing it may always be repeated.
+
+        Args:
+            keys: those of the call whose values of another type are moved out of the way.
         """
         deadline, delays = RUNTIME.monotonic() + self.patience, _BACKOFF.delays()
         while True:
-            if not isinstance(error, NoScriptError):
+            if keys and is_wrong_type(error):
+                await self._mend(error, keys, repeatable, deadline, next(delays))
+            elif not isinstance(error, NoScriptError):
                 await self._wait_to_retry(error, repeatable or was_not_executed(error), deadline, next(delays))
             try:
                 return await call()
             except _ERRORS as next_error:
                 error = next_error
+
+    async def _mend(
+        self, error: BaseException, keys: Sequence[str], repeatable: bool, deadline: float, delay: float
+    ) -> None:
+        """Move values of another type out of the way, or wait until a worker does. Raise the error if that is all."""
+        problem = f"another program has put a value of another type under one of the keys {', '.join(keys[:10])}"
+        moved = False
+        try:
+            moved = await self.set_keys_aside(keys)
+        except Refused as refused:
+            problem += f", which this user may not move ({refused}); a worker with the right to RENAME does"
+        if not repeatable or (not moved and RUNTIME.monotonic() + delay > deadline):
+            raise WrongType(f"{self.address.shown} refused a command: {error}: {problem}") from error
+        if not moved:  # another process may have done so
+            await anyio.sleep(delay)
+
+    def _mended(self, commands: Sequence[Command]) -> Sequence[str]:
+        """Return the keys of commands, if those may be moved out of the way. An argument may look like one."""
+        if not self.repairs:
+            return ()
+        words = dict.fromkeys(word for command in commands for word in command[1:] if isinstance(word, str))
+        return [word for word in words if stored_type(word) is not None]
+
+    async def set_keys_aside(self, keys: Iterable[str]) -> bool:
+        """Move values of another type, which another program has put under keys, to the junk, and warn of each.
+
+        What the value has replaced is lost: a worker restores what it can. The checkpoint of a task stays, because a
+        run without it would repeat its steps. Return whether a value was moved.
+        """
+        wanted = {key: stored for key in keys if (stored := stored_type(key)) is not None and ":steps:" not in key}
+        types = await self.pipeline([("TYPE", key) for key in wanted])
+        moved = False
+        for (key, stored), found in zip(wanted.items(), types, strict=True):
+            if found.decode() not in (stored, "none"):
+                moved = await self._set_key_aside(key, stored) or moved
+        return moved
+
+    async def _set_key_aside(self, key: str, stored: str) -> bool:
+        kept = junk_keys(key)
+        args: tuple[Argument, ...] = (stored, JUNK_ENTRIES, JUNK_TTL_MS)
+        found: bytes = await self.run(_SET_KEY_ASIDE, [key, kept.value, kept.entries], args)
+        if found:
+            _logger.warning(
+                "key %s had a value of type %s instead of %s, which no part of Perdure wrote: moved it to %s, where it "
+                "is kept for 30 days, and continued with a new key; find the program that wrote it",
+                *(key, found.decode(), stored, kept.value),
+            )
+        return bool(found)
 
     async def _wait_to_retry(self, error: BaseException, repeatable: bool, deadline: float, delay: float) -> None:
         """Wait before the next attempt, or raise the translated error if no attempt may follow."""

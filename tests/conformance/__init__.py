@@ -24,6 +24,7 @@ holds for all scripts.
 | `sessions/test_protocol` | session_begin, session_correct, session_end, session_forget, session_look, session_send |
 | `sessions/test_removal` | forget_task |
 | `test_junk` | set_aside |
+| `test_wrong_types` | set_key_aside |
 | `delivery/test_settlement` | release, reschedule |
 | `registries/test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |
@@ -37,6 +38,7 @@ holds for all scripts.
 | `workspaces/test_shared_files` | put_file |
 
 The other files test what several scripts promise together: `test_one_place` that a task is always in one place,
+`test_wrong_types` that a script does on a key of another type what it does on a missing one,
 `delivery/test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection` and `test_saved_fields` the
 read-only views, `delivery/test_hash_scan` pages of a hash, `test_enqueue_many` batches, and the files `test_late_*`
 that bytes which arrive late change nothing.

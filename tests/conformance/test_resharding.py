@@ -34,8 +34,15 @@ from perdure.queues import (
     set_partitions,
     succeed,
 )
-from perdure.queues.keys import DATA_FORMAT, KEY_FORMAT
-from perdure.queues.partitions.resharding import PartitionStatus, close_partition, partition_status, sync_route
+from perdure.queues.junk import set_hash_aside
+from perdure.queues.keys import DATA_FORMAT, KEY_FORMAT, junk_keys
+from perdure.queues.partitions.resharding import (
+    PartitionStatus,
+    close_partition,
+    open_again,
+    partition_status,
+    sync_route,
+)
 from perdure.queues.partitions.route import SINGLE, spread
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import Script, queue_script
@@ -113,7 +120,10 @@ async def test_a_queue_whose_name_is_not_valid_is_neither_stored_nor_read(
         await sync_route(gateway, namespace, "a b")
     assert await gateway.command("HKEYS", namespace.queues) == [b"default"]
     await gateway.command("HSET", namespace.queues, "a b", "1")
-    assert [stats.queue for stats in await list_queues(gateway, namespace)] == ["default"]
+    listed = {stats.queue: stats.problem for stats in await list_queues(gateway, namespace)}
+    assert listed.keys() == {"default", "'a b'"}
+    assert not listed["default"]
+    assert "names no queue" in listed["'a b'"]
 
 
 @pytest.mark.parametrize("count", [0, 1025])
@@ -140,9 +150,37 @@ async def test_concurrent_changes_never_share_an_index(
 async def test_a_route_of_a_newer_version_is_reported(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
+    """A newer format of routes is one of the namespace; any other route was written by another program."""
     await gateway.command("HSET", namespace.queues, "default", '{"rings": 3}')
-    with pytest.raises(Refused, match=r"queue 'default'.*upgrade"):
+    await gateway.command("HSET", namespace.deployment, "format", DATA_FORMAT + 1)
+    with pytest.raises(Refused, match=r"format .*upgrade"):
         await producer.enqueue("t", queue="default")
+    await gateway.command("HSET", namespace.deployment, "format", DATA_FORMAT)
+    await producer.enqueue("t", queue="default")
+    assert await gateway.command("HGET", namespace.queues, "default") == b"1"
+
+
+@pytest.mark.parametrize("mark", [b"x", b"5", b"\xff", b"{}"])
+async def test_a_mark_of_another_program_closes_no_partition(
+    gateway: Gateway, namespace: Namespace, producer: Producer, mark: bytes
+) -> None:
+    partition = namespace.partition("default")
+    await gateway.command("HSET", partition.closed, "route", mark, "last", "x")
+    assert await partition_status(gateway, partition) is PartitionStatus.EMPTY
+    handle = await producer.enqueue("t", queue="default")
+    assert handle.partition == partition
+    assert await gateway.command("EXISTS", partition.closed) == 0
+    assert await gateway.command("HGET", junk_keys(partition.closed).value, "route") == mark
+
+
+async def test_a_mark_that_was_stored_meanwhile_stays(gateway: Gateway, namespace: Namespace) -> None:
+    partition = namespace.partition("default")
+    await gateway.command("HSET", partition.closed, "route", "x")
+    await gateway.command("HSET", partition.closed, "route", Route((Generation(0, 1), Generation(1, 2))).encode())
+    assert not await set_hash_aside(gateway, partition.closed, "route", b"x")
+    assert not await open_again(gateway, partition)
+    assert await gateway.command("EXISTS", partition.closed)
+    await gateway.command("DEL", partition.closed)
 
 
 # producers

@@ -247,6 +247,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await gateway.command("ZADD", partition.due, 1, b"\xff")
         assert await set_aside(gateway, partition, partition.due, "zset", [b"\xff"]) == 1
         assert await put_back_lost(gateway, partition, 0.0) == 0
+        await gateway.command("ZADD", partition.closed, 1, "x")
+        assert await gateway.set_keys_aside([partition.closed])
         assert await (await known(producer, "next")).cancel() is State.CANCELLED
         large = await producer.enqueue("t", {"text": "x" * DEFAULT_PAYLOAD_LIMIT}, queue="default")
         assert await large.cancel() is State.CANCELLED

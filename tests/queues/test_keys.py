@@ -33,6 +33,7 @@ FIRST = {
     "XREVRANGE",
     "XTRIM",
     "SET",
+    "TYPE",
     "EXISTS",
     "DEL",
     "PEXPIRE",

@@ -315,6 +315,7 @@ async def catalog(
     An entry stays for 30 days after the last worker of its app. With --json,
     each task has the JSON schemas of its arguments and result, and the problem
     of schemas that cannot be used, such as a reference to another document.
+    An entry that another program wrote is a row with its problem.
 
     Example: perdure task catalog report --json
     """
@@ -322,10 +323,13 @@ async def catalog(
     tasks = listed.tasks if name is None else listed.named(name)
     if name is not None and not tasks:
         raise Failed(f"no worker has published a task {name!r}")
+    problems = {} if name is not None else listed.problems
     if json:
-        print_json([asdict(task) | {"problem": task.problem} for task in tasks])
-    elif tasks:
-        print_table(("task", "app", "queue", "arguments", "description"), map(_catalog_row, tasks))
+        rows = [{"name": entry, "problem": problem} for entry, problem in problems.items()]
+        print_json([*(asdict(task) | {"problem": task.problem} for task in tasks), *rows])
+    elif tasks or problems:
+        damaged = [(entry, "", "", "", f"(problem: {problem})") for entry, problem in problems.items()]
+        print_table(("task", "app", "queue", "arguments", "description"), [*map(_catalog_row, tasks), *damaged])
         for task in tasks:
             if task.problem is not None:
                 note(f"the schemas of task {task.name!r} of app {task.app!r} cannot be used: {task.problem}")

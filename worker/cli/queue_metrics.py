@@ -52,7 +52,7 @@ class _Queues(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         up = "Whether Redis responds."
         try:
-            queues = self._read()
+            queues = [stats for stats in self._read() if stats.partitions or not stats.problem]
         except QueueError:
             yield GaugeMetricFamily("perdure_up", up, value=0)
             return

@@ -18,6 +18,7 @@ from ...queues import (
     check_name,
     list_supervisors,
     paused_supervisors,
+    read_registered,
     resume_supervisor,
 )
 from ...queues.inspection import observed_workers
@@ -232,7 +233,8 @@ async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False,
     """List the workers and supervisors that are registered in Redis.
 
     A paused supervisor is listed until it is resumed. With --json: an
-    object with "workers" and "supervisors".
+    object with "workers", "supervisors" and "problems", which names what
+    another program wrote into the registries.
 
     Example: perdure worker list
     """
@@ -254,15 +256,19 @@ async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False,
         await show_live(screen)
         return
     workers = await observed_workers(producer.gateway, producer.namespace)
-    supervisors = await list_supervisors(producer.gateway, producer.namespace)
+    problems = (await read_registered(producer.gateway, producer.namespace)).problems
+    supervisors = await list_supervisors(producer.gateway, producer.namespace, problems)
     if json:
         print_json(
             {
                 "workers": [info.summary() for info in workers],
                 "supervisors": [info.summary() for info in supervisors],
+                "problems": [{"id": name, "problem": problem} for name, problem in problems.items()],
             }
         )
         return
+    for name, problem in problems.items():
+        note(f"{name}: {problem}")
     now = await redis_now(producer)
     if workers:
         print_list(worker_columns(now), workers, wide=wide)

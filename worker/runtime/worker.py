@@ -107,6 +107,7 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         self._namespace = Namespace(self.settings.namespace)
         self._gateway = keep_large_values(self.settings.make_gateway(app.encryptor), self.settings)
+        self._gateway.repairs = True
         self._shared = SharedSettings(self.settings)
         self._slots = Slots(concurrency)
         self._quarantine = (

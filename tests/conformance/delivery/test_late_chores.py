@@ -179,6 +179,19 @@ async def test_a_member_that_is_set_aside_late_is_one_that_another_program_wrote
     assert await gateway.command("ZRANGE", partition.due, 0, -1) == [b"y"]
 
 
+async def test_a_key_that_is_moved_late_is_one_that_another_program_replaced_again(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, line: Line
+) -> None:
+    late, proxy = line
+    await gateway.command("SET", partition.due, "x")
+    proxy.hold(queue_script("set_key_aside").sha.encode())
+    assert await late.set_keys_aside([partition.due])
+    await deliver_unchanged(gateway, namespace, proxy)
+    await producer.enqueue("t", task_id="y", queue="default", delay=3600)
+    await deliver_unchanged(gateway, namespace, proxy)
+    assert await gateway.command("ZRANGE", partition.due, 0, -1) == [b"y"]
+
+
 async def test_tasks_that_are_woken_late_wait_for_their_version_again(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, line: Line
 ) -> None:

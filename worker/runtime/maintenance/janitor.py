@@ -1,4 +1,7 @@
-"""The janitor: puts lost tasks back; removes expired dead letters, idle consumers and partitions that are not used."""
+"""The janitor: puts lost tasks back; removes expired dead letters, idle consumers and partitions that are not used.
+
+It also moves values of another type out of the way, so that producers without that right find their keys again.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +96,7 @@ class Janitor:
         present = await present_workers(self._gateway, self._namespace)
         for partition in mine:
             parts: dict[str, Callable[[], Awaitable[int]]] = {
+                "keys": partial(self._gateway.set_keys_aside, partition.shared_keys),
                 "lost tasks": partial(put_back_lost, self._gateway, partition, self._consumer.lease),
                 "timeline": partial(trim_timeline, self._gateway, partition),
                 "dead letters": partial(trim_letters, self._gateway, partition, self._dead_letter_ttl()),
@@ -100,6 +104,9 @@ class Janitor:
             }
             for part, work in parts.items():
                 await self._errors.attempt(work, f"{part} of queue {partition.queue}, partition {partition.index}")
+        names = self._namespace
+        shared = (*names.shared_keys, *map(names.sharing, self._assignment.routes))
+        await self._errors.attempt(partial(self._gateway.set_keys_aside, shared), "keys of the namespace")
         for queue, route in self._assignment.routes.items():
             await self._errors.attempt(partial(self._retire, queue, route), f"route of queue {queue}")
 

@@ -21,6 +21,7 @@ from ....queues import (
     SharedConfig,
     WorkerInfo,
     announce,
+    is_listed,
     list_workers,
     publish_entry,
     withdraw,
@@ -116,6 +117,7 @@ class Registration:
         self._on_config = on_config
         self._entry = entry
         self._published = -math.inf
+        self._refused = False
         self._rates = SettleRate(settled)
         self._errors = LoopErrors("publish the registration")
 
@@ -156,8 +158,7 @@ class Registration:
         while True:
             try:
                 await self.announce()
-                if RUNTIME.monotonic() - self._published >= CATALOG_REFRESH:
-                    await self._publish()
+                await self._publish()
             except QueueError as error:
                 self._health.read_failed(error)
                 self._errors.note(error)
@@ -166,11 +167,18 @@ class Registration:
             await anyio.sleep(self._info.interval)
 
     async def _publish(self) -> None:
-        """Publish the app's tasks. A refusal is logged once: an older rule may not let workers write the catalog."""
-        self._published = RUNTIME.monotonic()
+        """Publish the app's tasks now and then, and if another program has removed them or hides them.
+
+        A refusal is logged once: an older rule may not let workers write the catalog.
+        """
+        fresh = RUNTIME.monotonic() - self._published < CATALOG_REFRESH
         try:
+            if fresh and (self._refused or await is_listed(self._gateway, self._namespace, self._entry)):
+                return
+            self._published, self._refused = RUNTIME.monotonic(), False
             await publish_entry(self._gateway, self._namespace, self._entry, self._info.started)
         except Refused as error:
+            self._refused = True
             logger.warning("could not publish the catalog of tasks: {}", error)
 
     async def withdraw(self) -> None:

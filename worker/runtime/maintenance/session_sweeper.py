@@ -50,6 +50,8 @@ class SessionSweeper:
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
         if waits["sessions"]:
             return
+        shared = [key for group in self._namespace.session_partitions for key in group.shared_keys]
+        await self._errors.attempt(partial(self._gateway.set_keys_aside, shared), "keys")
         for address in await due_sessions(self._gateway, self._namespace):
             try:
                 await check_session(self._gateway, address, self._lost_end)
