@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ..errors import UnreadableCheckpoint
+from ..errors import UnreadableCheckpoint, WrongType
 from ..event_log import TaskEvent, opened_events, read_last_events
 from ..keys import DATA_FORMAT, Partition
 from ..security import PROGRESS, TaskCipher, event_field
-from ..transport import Argument, Gateway, pairs, queue_script
+from ..transport import Argument, Command, Gateway, pairs, queue_script
 from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
@@ -210,16 +210,20 @@ async def write_entries(
         LeaseLost: The lease has passed to another worker.
         EntriesLost: Redis lacks entries before the first one.
         NotReplicated: Too few replicas have the entries in time.
+        UnreadableCheckpoint: Another program has replaced the checkpoint.
     """
     partition = delivery.partition
     keys = partition.run_keys(task_id)
     args: list[Argument] = [*delivery.fence, first]
     for entry in entries:
         args += entry
-    if replicated:
-        answer: Any = await gateway.run_replicated(_WRITE, keys, args, partition.mark)
-    else:
-        answer = await gateway.run(_WRITE, keys, args)
+    try:
+        if replicated:
+            answer: Any = await gateway.run_replicated(_WRITE, keys, args, partition.mark)
+        else:
+            answer = await gateway.run(_WRITE, keys, args)
+    except WrongType as error:
+        raise UnreadableCheckpoint(task_id, f"{partition.steps(task_id)}: {error}") from error
     if isinstance(answer, int):
         check_accepted(answer, task_id, f"record of {', '.join(entry.step for entry in entries)}")
     written: Any = answer  # which `check_accepted` has not refused
@@ -253,19 +257,22 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
     One round trip reads a checkpoint of one page. The rest of a larger one is read when it is asked for.
     """
     partition = delivery.partition
-    fields, last, cancel, (cursor, steps), latest, time = await gateway.pipeline(
-        [
-            ("HMGET", partition.record(task_id), *_FIELDS),
-            ("HGET", partition.inbox(task_id), "last"),
-            ("HEXISTS", partition.control(task_id), "cancel"),
-            ("HSCAN", partition.steps(task_id), 0, "MATCH", NO_CHUNKS, "COUNT", PAGE),
-            ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _LATEST),
-            ("TIME",),
-        ],
-        node_of=partition.ready,
-    )
-    *stored, suspect, crash, handed_from, continued = fields
     broken: list[str] = []
+    commands: list[Command] = [
+        ("HMGET", partition.record(task_id), *_FIELDS),
+        ("HGET", partition.inbox(task_id), "last"),
+        ("HEXISTS", partition.control(task_id), "cancel"),
+        ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _LATEST),
+        ("TIME",),
+        ("HSCAN", partition.steps(task_id), 0, "MATCH", NO_CHUNKS, "COUNT", PAGE),
+    ]
+    try:
+        fields, last, cancel, latest, time, (cursor, steps) = await gateway.pipeline(commands, node_of=partition.ready)
+    except WrongType as error:  # the other keys were moved out of the way
+        broken.append(f"{partition.steps(task_id)}: {error}")
+        fields, last, cancel, latest, time = await gateway.pipeline(commands[:-1], node_of=partition.ready)
+        cursor, steps = b"0", []
+    *stored, suspect, crash, handed_from, continued = fields
     numbers = [_number(name, value, broken) for name, value in zip(_FIELDS, stored, strict=False)]
     attempts, crashes, returns, excused, recent, recent_at, events, returned, entries = (
         value or 0 for value in numbers[: len(_NUMBERS)]

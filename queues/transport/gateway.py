@@ -387,15 +387,23 @@ class Gateway:
     ) -> None:
         """Move values of another type out of the way, or wait until a worker does. Raise the error if that is all."""
         problem = f"another program has put a value of another type under one of the keys {', '.join(keys[:10])}"
-        moved = False
+        moved = waits = False
         try:
             moved = await self.set_keys_aside(keys)
+            waits = not moved and not await self._are_of_another_type(filter(_is_kept, keys))
         except Refused as refused:
             problem += f", which this user may not move ({refused}); a worker with the right to RENAME does"
-        if not repeatable or (not moved and RUNTIME.monotonic() + delay > deadline):
+            waits = True
+        if not repeatable or not (moved or (waits and RUNTIME.monotonic() + delay <= deadline)):
             raise WrongType(f"{self.address.shown} refused a command: {error}: {problem}") from error
         if not moved:  # another process may have done so
             await anyio.sleep(delay)
+
+    async def _are_of_another_type(self, keys: Iterable[str]) -> bool:
+        """Return whether any of these keys has a value of another type."""
+        wanted = {key: stored_type(key) for key in keys}
+        types = await self.pipeline([("TYPE", key) for key in wanted]) if wanted else ()
+        return any(found.decode() not in (stored, "none") for found, stored in zip(types, wanted.values(), strict=True))
 
     def _mended(self, commands: Sequence[Command]) -> Sequence[str]:
         """Return the keys of commands, if those may be moved out of the way. An argument may look like one."""
@@ -410,7 +418,7 @@ class Gateway:
         What the value has replaced is lost: a worker restores what it can. The checkpoint of a task stays, because a
         run without it would repeat its steps. Return whether a value was moved.
         """
-        wanted = {key: stored for key in keys if (stored := stored_type(key)) is not None and ":steps:" not in key}
+        wanted = {key: stored for key in keys if (stored := stored_type(key)) is not None and not _is_kept(key)}
         types = await self.pipeline([("TYPE", key) for key in wanted])
         moved = False
         for (key, stored), found in zip(wanted.items(), types, strict=True):
@@ -496,6 +504,11 @@ class Gateway:
         if self._client is None:
             raise NotOpen(f"the connection to {self.address.shown} is not open: use it within 'async with'")
         return self._client
+
+
+def _is_kept(key: str) -> bool:
+    """Whether a value of another type stays under a key: in place of the checkpoint of a task."""
+    return "}:steps:" in key
 
 
 async def _connected(pubsub: PubSub) -> PubSub:

@@ -6,8 +6,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import anyio
 import pytest
-from perdure import App, Context, Retry, Settings, Worker
+from perdure import App, Context, Retry, Settings, State, Worker
+from perdure.queues.inspection.damaged import read_each
 from perdure.queues.keys import junk_keys, stored_type
 from perdure.worker.runtime.options import WorkerTimings
 
@@ -136,3 +138,49 @@ async def test_a_ready_stream_without_its_group_is_read_again(app: App) -> None:
         await check_works(app)
         await redis_command(app, "DEL", ready)
         await check_works(app)
+
+
+class Gate:
+    """Halts a task between two steps."""
+
+    def __init__(self) -> None:
+        self.reached = anyio.Event()
+        self.opened = anyio.Event()
+        self.runs = 0
+
+    async def first(self) -> int:
+        self.runs += 1
+        return 1
+
+    async def second(self) -> int:
+        return 2
+
+    async def handle(self, ctx: Context) -> int:
+        found = await ctx.step("first", self.first)
+        self.reached.set()
+        await self.opened.wait()
+        return found + await ctx.step("second", self.second)
+
+
+@pytest.mark.parametrize("name", ["record", "steps", "log", "inbox", "control"])
+@pytest.mark.parametrize("kind", ["string", "list", "zset"])
+async def test_a_key_of_a_task_of_another_type_harms_that_task_only(app: App, name: str, kind: str) -> None:
+    gate = Gate()
+    app.task(gate.handle, name="gated", retry=Retry(max_attempts=3, base=0.05))
+    async with running_worker(app) as worker:
+        handle = await app.producer.enqueue("gated", queue="foreign")
+        await bounded(gate.reached.wait())
+        key = getattr(handle.partition, name)(handle.id)
+        await replace(app, key, kind)
+        gate.opened.set()
+        await check_works(app)
+
+        async def ended() -> bool:
+            (row,) = await read_each(app.producer.gateway, handle.partition, [handle.id])
+            return row is not None and row.state in (State.SUCCEEDED, State.DEAD)
+
+        await wait_until(ended, "the task has ended")
+        assert gate.runs == 1
+        await check_works(app)
+        assert worker.id
+    await redis_command(app, "DEL", key)
