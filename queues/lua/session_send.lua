@@ -8,11 +8,17 @@
 -- Atomic: the message is stored, its id is known, and a turn is claimed, all or none. Idempotent: after a lost reply it
 -- answers with the first number, as long as no more messages followed than it remembers ids. The task of a claimed turn is
 -- stored by the caller; until the turn has ended, the session is due, so that a worker stores the task if the caller died.
+-- Where another program has removed a session, but not its history, the turns continue with the numbers there.
 local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended', 'failed', 'id:' .. ARGV[2], 'app')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local born = known[1] or string.format('%.0f', now)
 local sent, turn, ended = tonumber(known[2] or 0), tonumber(known[3] or 0), tonumber(known[4] or 0)
+if not known[1] then
+  local latest = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+  sent = latest and tonumber(string.match(latest[1], '^%d+')) or 0
+  turn, ended = sent, sent
+end
 if known[7] and ARGV[12] ~= '' and known[7] ~= ARGV[12] then
   return {'app', known[7]}
 end
@@ -53,7 +59,7 @@ if known[5] then
 end
 if turn == ended then
   turn = ended + 1
-  redis.call('HSET', KEYS[1], 'turn', turn, 'claimed', now)
+  redis.call('HSET', KEYS[1], 'turn', turn, 'claimed', now, 'ended', ended)
   redis.call('ZADD', KEYS[3], now + 60000, ARGV[1])
 end
 redis.call('ZADD', KEYS[4], now, ARGV[1])

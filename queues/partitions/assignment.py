@@ -191,11 +191,16 @@ class PartitionAssignment:
         await asyncio.gather(*(self._ask(queue, index) for index in some))
 
     async def _check_open(self, queue: _Queue) -> None:
-        """Open partitions of the last generation that another program has closed, for producers that may not."""
+        """Do for producers what they may lack the right to do: move away what another program put under their keys.
+
+        Some partitions of the last generation, the next ones each time.
+        """
         partitions = [self._namespace.partition(queue.name, index) for index in queue.route.last.indexes]
         start = queue.looked_at if queue.looked_at < len(partitions) else 0
         some = partitions[start : start + _CHECKS]
         queue.looked_at = start + _CHECKS
+        written = ("ready", "nudge", "due", "timeline", "closed")
+        await self._gateway.set_keys_aside(getattr(partition, name) for partition in some for name in written)
         marks = await self._gateway.pipeline([("EXISTS", partition.closed) for partition in some])
         for partition, mark in zip(some, marks, strict=True):
             if mark:

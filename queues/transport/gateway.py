@@ -66,6 +66,9 @@ _logger = logging.getLogger(__name__)
 _BACKOFF: Final = Backoff(first=0.02, longest=1.0)
 """Delays before a command is sent again."""
 
+_FOR_A_WORKER: Final = 10.0
+"""Seconds that a process without the right to move a value of another type waits for a worker, at least."""
+
 _ERRORS: Final = (RedisError, OSError, Unavailable)
 """Errors of the client library, and `Unavailable` for those that are already translated."""
 
@@ -393,7 +396,7 @@ class Gateway:
             waits = not moved and not await self._are_of_another_type(filter(_is_kept, keys))
         except Refused as refused:
             problem += f", which this user may not move ({refused}); a worker with the right to RENAME does"
-            waits = True
+            waits, deadline = True, deadline + max(0.0, _FOR_A_WORKER - self.patience)
         if not repeatable or not (moved or (waits and RUNTIME.monotonic() + delay <= deadline)):
             raise WrongType(f"{self.address.shown} refused a command: {error}: {problem}") from error
         if not moved:  # another process may have done so

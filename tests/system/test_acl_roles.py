@@ -190,6 +190,20 @@ async def test_each_role_lives_its_whole_life_as_its_user(
     assert refused(node) == []
 
 
+@pytest.mark.parametrize("name", ["ready", "due", "timeline", "closed", "nudge"])
+async def test_a_producer_waits_until_a_worker_has_moved_a_value_of_another_type(
+    node: Node, users: dict[str, Settings], name: str
+) -> None:
+    async with build(users["producer"]) as app, running_worker(build(users["worker"])):
+        works, key = app.tasks["works"], getattr(app.producer.namespace.partition("roles"), name)
+        assert await bounded((await works.enqueue(1)).result()) == 2
+        node.command("DEL", key)
+        node.command("RPUSH", key, "foreign")
+        assert await bounded((await works.enqueue(2)).result()) == 3
+        assert await bounded((await works.options(delay=0.05).enqueue(3)).result()) == 4
+        assert node.command("TYPE", key) != b"list"
+
+
 SUPERVISED = """
 import os, signal, sys
 from pathlib import Path
@@ -308,18 +322,20 @@ async def test_no_role_may_do_what_is_not_its_own(
                 connection.execute_command(*words)
 
 
-@pytest.mark.parametrize("role", ["producer", "worker"])
 async def test_large_arguments_need_the_documented_rights(
-    users: dict[str, Settings], node: Node, namespace_name: str, role: str
+    users: dict[str, Settings], node: Node, namespace_name: str
 ) -> None:
-    text = {"text": "x" * 1_100_000}
+    text, role = {"text": "x" * 1_100_000}, "producer"
+    async with App("roles", settings=users["worker"]) as app:
+        assert await app.producer.enqueue("large", text, queue="roles")
+        node.command("DEL", app.producer.namespace.partition("roles").ready)
     async with App("roles", settings=users[role]) as app:
         with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
             await app.producer.enqueue("large", text, task_id="x", queue="roles")
         partition = app.producer.namespace.partition("roles")
         assert node.command("EXISTS", partition.record("x"), partition.ready) == 0, "refused before anything changes"
         upload = f"~{{{namespace_name}:*}}:upload:*"
-        granted = ["+rename", "+persist", "+pexpire", "+hlen", *([upload] if role == "producer" else [])]
+        granted = ["+rename", "+persist", "+pexpire", "+hlen", upload]
         node.command("ACL", "SETUSER", role, *granted)
         node.command("ACL", "LOG", "RESET")
         handle = await app.producer.enqueue("large", text, task_id="x", queue="roles")

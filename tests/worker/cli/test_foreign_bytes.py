@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from unittest import mock
 
@@ -233,3 +234,34 @@ def test_junk_that_is_damaged_itself_is_listed(server: redis.Redis, settings: Se
     assert [(row["item"], row["bytes"]) for row in found.json] == [("''", 0)]
     assert f"could not read {group.junk}: " in found.err
     assert call("queue", "junk", "unknown").code == 1
+
+
+def test_lists_name_what_another_program_wrote_into_registries(server: redis.Redis, settings: Settings) -> None:
+    names, now = Namespace(settings.namespace), time.time() * 1000
+    server.hset(names.queues, mapping={b"odd": b"junk", b"\xff": b"1"})
+    server.zadd(names.workers, {"w": now})
+    server.rpush(names.worker("w"), "x")
+    server.zadd(names.catalog, {"app:0123456789ab": now, b"\xff": now})
+    server.set(names.catalog_entry("app", "0123456789ab"), "junk")
+    shown = check_lists()
+    assert "queue odd: the route of queue 'odd' is ignored" in shown["queue"]
+    assert "w: ignored: " in shown["worker"]
+    queues = {row["queue"]: row.get("problem") for row in call("queue", "list", "--json").json}
+    assert queues.keys() == {"default", "odd", r"'\xff'"}
+    assert [row["id"] for row in call("worker", "list", "--json").json["problems"]] == ["w"]
+    rows = call("task", "catalog", "--json").json
+    assert {row["name"] for row in rows if row["problem"]} == {"app:0123456789ab", names.catalog}
+    assert "problem: ignored" in call("task", "catalog").out
+
+
+@pytest.mark.parametrize("name", ["queues", "deployment", "workers", "supervisors", "catalog", "paused", "config"])
+def test_lists_print_beside_a_registry_of_another_type(server: redis.Redis, settings: Settings, name: str) -> None:
+    key = getattr(Namespace(settings.namespace), name)
+    server.delete(key)
+    server.sadd(key, "x")
+    for command in [(group, "list") for group in GROUPS] + [("task", "catalog"), ("config", "show")]:
+        for answer in (call(*command), call(*command, "--json")):
+            assert answer.code == 0, answer.err
+            assert "Traceback" not in answer.err
+    assert server.type(key) == b"set"
+    assert call("enqueue", "sound", "--queue", "default").code == 0

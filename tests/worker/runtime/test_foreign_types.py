@@ -8,9 +8,10 @@ from typing import Any
 
 import anyio
 import pytest
-from perdure import App, Context, Retry, Settings, State, Worker
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, Worker
 from perdure.queues.inspection.damaged import read_each
 from perdure.queues.keys import junk_keys, stored_type
+from perdure.queues.sessions import SessionAddress
 from perdure.worker.runtime.options import WorkerTimings
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
@@ -184,3 +185,37 @@ async def test_a_key_of_a_task_of_another_type_harms_that_task_only(app: App, na
         await check_works(app)
         assert worker.id
     await redis_command(app, "DEL", key)
+
+
+class Talker(Agent[AgentState]):
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="say", title="say")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        return "said"
+
+    async def finish(self, ctx: Context, state: AgentState) -> str:
+        return f"echo: {state.goal}"
+
+
+@pytest.mark.parametrize("name", ["due", "timeline", "forgotten", "junk", "session", "history"])
+async def test_a_key_of_sessions_of_another_type_is_moved_and_turns_run(app: App, name: str) -> None:
+    app.agent(Talker)
+    session = app.session(Talker, "u1")
+    address = SessionAddress.of(app.producer.namespace, "talker", "u1")
+    key = getattr(address.partition, name)
+    if callable(key):
+        key = key(address.digest)
+    async with running_worker(app):
+        assert await bounded((await session.send("one")).result()) == "echo: one"
+        for kind in ("string", "list"):
+            await replace(app, key, kind)
+            turn = await session.send(f"a message after a {kind}")
+            assert await bounded(turn.result()) == f"echo: a message after a {kind}"
+
+            async def gone(kind: str = kind) -> bool:
+                return await type_of(app, key) != kind
+
+            await wait_until(gone, f"the {kind} left {key}")
+        await check_works(app)
+    await session.forget()
