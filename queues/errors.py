@@ -23,6 +23,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   │   ├── KeyMissing          it was encrypted with a key that this process does not have
 │   │   ├── TamperedData        it was changed, or belongs to another task, step or kind
 │   │   └── NotEncrypted        it is plain, and only encrypted data is accepted
+│   ├── NoKey                   a message to encrypted data, from a process without a key
 │   ├── LeaseLost               a write was refused because another worker has the delivery
 │   ├── EntriesLost             a write was refused because Redis has lost entries of the checkpoint
 │   ├── HandOffRefused          a task cannot be continued as the task asked for
@@ -33,8 +34,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── CannotResolve           a person's decision about a step cannot be stored
 │   ├── InboxError              a message to a task cannot be sent or read
 │   │   ├── InboxFull           the task has too many unread messages
-│   │   ├── TaskEnded           the task has ended and reads no messages
-│   │   └── UnreadableMessage   a stored message is damaged, or encrypted with a missing key
+│   │   └── TaskEnded           the task has ended and reads no messages
 │   └── TaskOutcome             an awaited task ended without a result
 │       ├── TaskFailed          it is a dead letter
 │       └── TaskCancelled       it was cancelled
@@ -64,6 +64,7 @@ __all__ = [
     "LargeValueLost",
     "LeaseLost",
     "NewerVersionNeeded",
+    "NoKey",
     "NotEncrypted",
     "NotOpen",
     "NotReplicated",
@@ -83,7 +84,6 @@ __all__ = [
     "Unavailable",
     "UnreadableCheckpoint",
     "UnreadableEnvelope",
-    "UnreadableMessage",
     "UnreadableRecord",
     "UnsafeServer",
     "WrongType",
@@ -273,6 +273,17 @@ class NotEncrypted(DecryptionError):
         super().__init__(what, "it is not encrypted, and PERDURE_ENCRYPTION_REQUIRED is set")
 
 
+class NoKey(QueueError):
+    """A process without a key sends to a task or a session whose data is encrypted; nothing was sent."""
+
+    def __init__(self, what: str, owner: str) -> None:
+        """owner: what has the encrypted data."""
+        super().__init__(
+            f"could not send {what}: the data of {owner} is encrypted, and this process has no key; set "
+            "PERDURE_ENCRYPTION_KEYS (or PERDURE_ENCRYPTION_KEY_FILE) to the keys of its workers"
+        )
+
+
 class LeaseLost(QueueError):
     """Another worker has the delivery; the write was refused and changed nothing."""
 
@@ -365,15 +376,18 @@ class CannotResolve(QueueError):
 
 
 class InboxFull(InboxError):
-    """The task's inbox is full of unread messages; nothing was sent. `held` is their number."""
+    """The task's inbox is full of unread messages; nothing was sent. `held`: their number; `size`: their bytes."""
 
-    def __init__(self, task_id: str, held: int) -> None:
+    def __init__(self, task_id: str, held: int, size: int, *, most: tuple[int, int]) -> None:
+        """most: the limits of number and bytes."""
         super().__init__(
             task_id,
-            f"the inbox of task {task_id} is full: {held:,} messages are unread; send again after the task has "
+            f"the inbox of task {task_id} is full: {held:,} messages with {size:,} bytes are unread, and it holds "
+            f"{most[0]:,} messages and {most[1]:,} bytes; send again after the task has "
             f"read some (ctx.inbox), or remove the oldest (perdure task inbox {task_id} --drop N)",
         )
         self.held = held
+        self.size = size
 
 
 class TaskEnded(InboxError):
@@ -382,19 +396,6 @@ class TaskEnded(InboxError):
     def __init__(self, task_id: str, state: str) -> None:
         super().__init__(task_id, f"task {task_id} reads no more messages: it is {state}")
         self.state = state
-
-
-class UnreadableMessage(InboxError):
-    """A message in an inbox cannot be read, and stays there. `number` identifies it."""
-
-    def __init__(self, task_id: str, number: int, problem: str) -> None:
-        super().__init__(
-            task_id,
-            f"could not read message {number} in the inbox of task {task_id}: {problem}; to continue without it: "
-            f"perdure task inbox {task_id} --drop {number}",
-        )
-        self.number = number
-        self.problem = problem
 
 
 class TaskOutcome(QueueError):

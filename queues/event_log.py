@@ -15,6 +15,7 @@ import orjson
 
 from .envelope import plain_data
 from .errors import DecryptionError, TaskEnded, TaskNotFound
+from .junk import count_of
 from .keys import Partition
 from .records import opened_error
 from .security import TaskCipher, event_field, is_encrypted
@@ -240,7 +241,7 @@ async def read_log_tail(
         events=tuple(reversed([*events])),
         number=int(number or 0),
         now=int(time[0]) * 1000 + int(time[1]) // 1000,
-        unread=max(0, int(sent or 0) - int(used or 0)),
+        unread=max(0, count_of(sent) - count_of(used)),
     )
     return await _with_checkpoint(tail, gateway, partition, task_id, names[0]) if checkpoint else tail
 

@@ -7,6 +7,7 @@ each script that gives the record a TTL gives it to the inbox, too. Fields:
     n:P        number of the P-th message, from 1, a space, and the digest of its id
     id:DIGEST  number of the message with this id
     sent       messages that were sent; n: and id: exist for the last ones, for as many as an inbox holds
+    bytes      upper bound of the size of the unread messages
     used       the first messages that were all used
     last       number of the last message
 
@@ -15,23 +16,27 @@ give one of their numbers to another message, and a run that has used the lost o
 
 `send_message.lua` stores a message and wakes the task if its record says so (fields `waits` and `wakes`, see park.lua).
 The call of `write_checkpoint.lua` that records the use of a message removes it.
+
+Any client with the right to send may write anything into an inbox. So `read_inbox.lua` reads only what the inbox lists, page
+by page, and no message that is larger than its reader takes. A message that cannot be read stays, with its problem.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import orjson
 from pydantic_core import PydanticSerializationError
 
-from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id
-from .errors import DecryptionError, InboxError, InboxFull, Refused, TaskEnded, TaskNotFound
+from .envelope import DEFAULT_LARGE_LIMIT, DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id, plain_data
+from .errors import DecryptionError, InboxError, InboxFull, NoKey, Refused, TaskEnded, TaskNotFound
 from .event_log import read_last_events
 from .inspection import find_task
 from .json_form import as_json
+from .junk import count_of
 from .keys import Namespace, Partition
 from .records import State
 from .security import MESSAGE, TaskCipher
@@ -39,6 +44,7 @@ from .transport import Gateway, queue_script
 
 __all__ = [
     "CORRECTION",
+    "INBOX_BYTES",
     "MOST_MESSAGES",
     "InboxMessage",
     "Sent",
@@ -52,17 +58,30 @@ __all__ = [
 ]
 
 _SEND = queue_script("send_message")
+_READ = queue_script("read_inbox")
 
 MOST_MESSAGES: Final = 1000
 """Messages that an inbox holds, and message ids that it remembers."""
+
+INBOX_BYTES: Final = DEFAULT_LARGE_LIMIT
+"""Largest size of the unread messages of an inbox together, in bytes."""
 
 CORRECTION: Final = "correction"
 """Kind of a message that corrects the state of an agent; its content has JSON data by path."""
 
 _PAGE: Final = 32
-"""Messages that are read at once: each may be as large as the payload limit."""
+"""Messages that are read at once."""
 
-_ANY_SIZE: Final = 1 << 62
+_PAGE_BYTES: Final = 4 * 1024 * 1024
+"""Size of the messages that are read at once, in bytes; one message may be larger."""
+
+_STORED: Final = 256
+"""Bytes that the time and the encryption of a stored message may add to it."""
+
+_SHOWN_SENDER: Final = 200
+"""Characters that are kept of the sender of a message that cannot be read."""
+
+_ANY_SIZE: Final = 1 << 48
 """Limit for messages that were checked when they were first sent."""
 
 _OVERHEAD: Final = 256
@@ -80,11 +99,11 @@ class InboxMessage:
     """A message in an inbox.
 
     Attributes:
-        number: Number of the message; it grows with each message, not by one.
-        sender: Name of the sender; the id of a task that sent it.
+        number: Number of the message; it grows with each message, not by one. 0 for what no sender wrote.
+        sender: Name of the sender; the id of a task that sent it. With a problem: what the message claims, if anything.
         content: JSON data.
         at: Time of the send, in milliseconds of Redis' clock since the epoch.
-        problem: Why the message cannot be read, if it cannot.
+        problem: Why the message cannot be read, if it cannot. It stays in the inbox, and no read returns it.
         kind: `CORRECTION`, or empty for a message that the handler reads.
     """
 
@@ -147,6 +166,7 @@ async def send_message(
         TaskNotFound: There is no such task.
         TaskEnded: The task has ended.
         InboxFull: The inbox is full.
+        NoKey: The task's data is encrypted, and this process has no key.
         PayloadTooLarge: The message is over the limit.
         TypeError: The content is not JSON.
     """
@@ -159,7 +179,7 @@ async def send_message(
             break
         stored = gateway.encryptor.of(known, task_id).encrypt(MESSAGE, data)
         keys = [known.record(task_id), known.inbox(task_id), known.due, known.nudge]
-        answer, *rest = await gateway.run(_SEND, keys, [task_id, digest, stored, MOST_MESSAGES])
+        answer, *rest = await gateway.run(_SEND, keys, [task_id, digest, stored, MOST_MESSAGES, INBOX_BYTES])
         match answer:
             case b"sent":
                 sent = Sent(task_id, int(rest[0]), State(rest[1].decode()))
@@ -170,7 +190,9 @@ async def send_message(
             case b"ended":
                 raise TaskEnded(task_id, rest[0].decode())
             case b"full":
-                raise InboxFull(task_id, int(rest[0]))
+                raise InboxFull(task_id, int(rest[0]), int(rest[1]), most=(MOST_MESSAGES, INBOX_BYTES))
+            case b"encrypted":
+                raise NoKey(f"a message to task {task_id}", "the task")
             case b"missing":
                 break
         task_id = rest[0].decode()
@@ -222,42 +244,87 @@ async def send_correction(
     return await send_message(gateway, partition, task_id, dict(changes), kind=CORRECTION, **options)
 
 
-async def read_inbox(gateway: Gateway, partition: Partition, task_id: str) -> AsyncIterator[InboxMessage]:
-    """Yield the messages that were not used yet, in order, page by page. None for an unknown task."""
+async def read_inbox(
+    gateway: Gateway, partition: Partition, task_id: str, *, largest: int = _ANY_SIZE
+) -> AsyncIterator[InboxMessage]:
+    """Yield the messages that were not used yet, in order, page by page. None for an unknown task.
+
+    What cannot be read has a `problem`. The last item has the number 0 if the inbox has fields that no sender wrote.
+
+    Args:
+        largest: Largest size of a message in bytes; a larger one is not read.
+    """
     inbox, cipher = partition.inbox(task_id), gateway.encryptor.of(partition, task_id)
-    used, sent = (int(value or 0) for value in await gateway.command("HMGET", inbox, "used", "sent"))
-    if used == sent:
-        return
-    listed = await gateway.command("HMGET", inbox, *(f"n:{position}" for position in range(used + 1, sent + 1)))
-    numbers = [int(one.partition(b" ")[0]) for one in listed if one is not None]
-    for start in range(0, len(numbers), _PAGE):
-        page = numbers[start : start + _PAGE]
-        found = await gateway.command("HMGET", inbox, *(f"m:{number}" for number in page))
-        for number, stored in zip(page, found, strict=True):
-            if stored is not None:
-                yield _message(number, stored, cipher)
+    after, left, foreign = b"", INBOX_BYTES, 0
+    while True:
+        limits = (MOST_MESSAGES, _PAGE, min(left, _PAGE_BYTES), min(left, largest) + _STORED)
+        after, foreign, *page = await gateway.run(_READ, [inbox], [after, *limits])
+        for number, stored in zip(page[::2], page[1::2], strict=True):
+            if isinstance(stored, int):
+                limit = f"its reader takes {largest:,}"
+                if stored <= largest + _STORED:
+                    limit = f"the messages before it have most of the {INBOX_BYTES:,} that an inbox holds"
+                yield InboxMessage(int(number), "", "", None, 0, f"it has {stored:,} bytes, and {limit}")
+                continue
+            left = max(0, left - len(stored))
+            yield _message(int(number), stored, cipher)
+        if not after:
+            break
+    if foreign:
+        problem = f"the key {inbox} has at least {foreign:,} fields that no sender wrote; they are ignored"
+        yield InboxMessage(0, "", "", None, 0, problem)
 
 
 def _message(number: int, stored: bytes, cipher: TaskCipher) -> InboxMessage:
     """Decode a stored message. A broken message hides no other."""
     at, _, data = stored.partition(b" ")
-    sent = int(at) if at.isdigit() else 0
+    sent = count_of(at)
+    sender = ""
     try:
-        fields = orjson.loads(cipher.decrypt(MESSAGE, data))
-        kind = str(fields.get("kind", ""))
-        return InboxMessage(number, str(fields["id"]), str(fields["sender"]), fields["content"], sent, None, kind)
+        if not sent:
+            raise ValueError("it has no time")
+        fields = plain_data(cipher.decrypt(MESSAGE, data))
+        problem, sender = _problem(fields), _claimed_sender(fields)
+        if problem is None:
+            return InboxMessage(
+                number, fields["id"], fields["sender"], fields["content"], sent, None, fields.get("kind", "")
+            )
     except DecryptionError as error:
         problem = str(error)
-    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+        with suppress(ValueError):
+            sender = _claimed_sender(plain_data(data))
+    except ValueError as error:
         problem = f"could not decode the message: {error}"
-    return InboxMessage(number, "", "", None, sent, problem)
+    return InboxMessage(number, "", sender, None, sent, problem)
+
+
+_FIELDS: Final = {"id", "sender", "content"}
+
+
+def _problem(fields: Any) -> str | None:
+    """Return why decoded JSON is not a message that this version reads; None if it is."""
+    if not isinstance(fields, dict) or not fields.keys() >= _FIELDS:
+        return "could not decode the message: it must be a JSON object with id, sender and content"
+    if unknown := fields.keys() - _FIELDS - {"kind"}:
+        return f"could not decode the message: it has unknown fields ({', '.join(map(repr, sorted(unknown)))[:200]})"
+    if not all(isinstance(fields[name], str) for name in ("id", "sender")) or not fields["id"]:
+        return "could not decode the message: its id and its sender must be texts"
+    if fields.get("kind", "") not in ("", CORRECTION):
+        return f"could not decode the message: its kind must be {CORRECTION!r} or missing"
+    return None
+
+
+def _claimed_sender(fields: Any) -> str:
+    """Return the sender that a message names, whether it can be read or not."""
+    sender = fields.get("sender") if isinstance(fields, dict) else None
+    return sender[:_SHOWN_SENDER] if isinstance(sender, str) else ""
 
 
 async def last_message(gateway: Gateway, partition: Partition, task_id: str) -> tuple[int, int]:
     """Return the number of the last message to a task, and the time of Redis in milliseconds."""
     inbox = partition.inbox(task_id)
     last, time = await gateway.pipeline([("HGET", inbox, "last"), ("TIME",)], node_of=inbox)
-    return int(last or 0), int(time[0]) * 1000 + int(time[1]) // 1000
+    return count_of(last), int(time[0]) * 1000 + int(time[1]) // 1000
 
 
 async def forward_messages(
@@ -275,7 +342,7 @@ async def forward_messages(
     full = False
     async for message in read_inbox(gateway, partition, task_id):
         if message.problem is not None or full:
-            left.append(message)
+            left += [message] if message.number else []
             continue
         try:
             await send_message(

@@ -18,6 +18,7 @@ __all__ = [
     "JUNK_ENTRIES",
     "JUNK_TTL",
     "Items",
+    "count_of",
     "report_once",
     "set_aside",
     "set_hash_aside",
@@ -44,6 +45,9 @@ _PAGE: Final = 1000
 _MOST_PAGES: Final = 100
 """Members of an index that are checked at once, and how often one call does so."""
 
+_DIGITS: Final = 14
+"""Most digits of a count, which Lua writes exactly."""
+
 _MOST_REPORTED: Final = 1000
 _reported: set[str] = set()
 
@@ -69,6 +73,11 @@ def split(found: Iterable[bytes], is_valid: Callable[[str], bool] = bool) -> Ite
         else:
             items.bad.append(item)
     return items
+
+
+def count_of(stored: bytes | None) -> int:
+    """Return a stored count or time; 0 for anything else than 1 to 14 digits, as `inbox.lua` reads it."""
+    return int(stored) if stored is not None and stored.isdigit() and len(stored) <= _DIGITS else 0
 
 
 def shown_bytes(item: bytes, limit: int = _SHOWN) -> str:

@@ -13,6 +13,7 @@ import orjson
 from .durations import iso_time
 from .envelope import plain_data, readable_envelope
 from .errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
+from .junk import count_of
 from .keys import GROUP, Partition, is_reserved
 from .security import (
     ERROR,
@@ -316,8 +317,8 @@ async def _read_places(
 
 
 def _set_unused(place: _Place, reply: Sequence[bytes | None]) -> None:
-    sent, used = (int(value or 0) for value in reply)
-    place.unused = sent - used
+    sent, used = map(count_of, reply)
+    place.unused = max(0, sent - used)
 
 
 def _set_due(place: _Place, score: bytes | None) -> None:

@@ -11,6 +11,7 @@ import orjson
 
 from ..errors import UnreadableCheckpoint, WrongType
 from ..event_log import TaskEvent, opened_events, read_last_events
+from ..junk import count_of
 from ..keys import DATA_FORMAT, Partition
 from ..security import PROGRESS, TaskCipher, event_field
 from ..transport import Argument, Command, Gateway, pairs, queue_script
@@ -286,7 +287,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         entries=entries,
         events=events,
         lost=lost,
-        mail=_number("last", last, broken) or 0,
+        mail=count_of(last),
         cancel=cancel == 1,
         quarantined=suspect is not None,
         excused_crashes=excused,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -14,7 +14,7 @@ from ..delivery import Place, find_places
 from ..doubts import Doubt, read_doubts
 from ..errors import Refused, UnreadableRecord
 from ..event_log import TaskEvent, opened_events
-from ..inbox import read_inbox
+from ..inbox import InboxMessage, read_inbox
 from ..inspection import QueueStats, partition_stats
 from ..keys import Namespace, Partition
 from ..presence import WorkerInfo, list_workers
@@ -54,7 +54,8 @@ class Facts:
             what the user may not read of the task is empty.
         stats: Numbers of the partition, if the task is queued.
         doubts: Risky steps that were cut off, unless the task runs or has ended.
-        senders: Senders of its unread messages, if the task is parked.
+        senders: Senders of its unread messages that can be read, if the task is parked.
+        unreadable: Its unread messages that cannot be read, with their problem, if the task is parked.
         place: Whether the task is where its record says, as one script has seen it; None if this user may not look.
     """
 
@@ -74,6 +75,7 @@ class Facts:
     doubts: Sequence[Doubt] = ()
     senders: Sequence[str] | None = ()
     place: Place | None = Place.SOUND
+    unreadable: Sequence[InboxMessage] = ()
 
 
 async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
@@ -102,7 +104,8 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     if record.state in (State.RUNNING, State.SUCCEEDED, State.CANCELLED):
         doubtful = False
     lease = published_lease(workers or (), partition.queue)
-    parked = record.state is State.WAITING and record.unused
+    parked = record.state is State.WAITING
+    inbox = await _allowed(_unread(gateway, partition, task_id)) if parked else ()
     return Facts(
         record,
         now,
@@ -118,14 +121,16 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         paused,
         await _allowed(partition_stats(gateway, partition)) if record.state is State.QUEUED else None,
         await read_doubts(gateway, partition, task_id) if doubtful else (),
-        await _allowed(_senders(gateway, partition, task_id)) if parked else (),
+        None if inbox is None else [message.sender for message in inbox if message.problem is None],
         place[0] if place else None,
+        [message for message in inbox or () if message.problem is not None],
     )
 
 
-async def _senders(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[str]:
-    """Return the senders of the unread messages of a task, without those of corrections."""
-    return [message.sender async for message in read_inbox(gateway, partition, task_id) if not message.kind]
+async def _unread(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[InboxMessage]:
+    """Return the unread messages of a task, without corrections and without their content."""
+    found = read_inbox(gateway, partition, task_id)
+    return [replace(message, content=None) async for message in found if not message.kind]
 
 
 def published_lease(workers: Sequence[WorkerInfo], queue: str) -> float:

@@ -10,6 +10,7 @@ from ..defaults import LONGEST
 from ..delivery import Place
 from ..doubts import Doubt
 from ..durations import iso_time
+from ..inbox import InboxMessage
 from ..keys import RELEASED, SUSPECTS
 from ..records import State
 from .facts import Facts
@@ -254,6 +255,8 @@ def _waiting(facts: Facts) -> _Said:
     text += f" ({short(str(why))})" if why else ""
     if record.unused:
         text += f"; {times(record.unused, 'message is', 'messages are')} unread"
+    if facts.unreadable:
+        text += _unreadable(facts.unreadable)
     if until is not None and until <= now:
         return _woken(facts, what, text, on, why, since)
     if until is not None:
@@ -265,6 +268,15 @@ def _waiting(facts: Facts) -> _Said:
     elif what == "confirmation":
         remedy = f"let it continue: perdure task correct {record.id} --continue; --field PATH=VALUE corrects its state"
     return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
+
+
+def _unreadable(messages: Sequence[InboxMessage]) -> str:
+    """Return why messages do not answer: they cannot be read."""
+    first = messages[0]
+    sender = f" from {first.sender!r}" if first.sender else ""
+    which = f"message {first.number}{sender}" if first.number else "what no sender wrote"
+    more = f", and {len(messages) - 1} more" if len(messages) > 1 else ""
+    return f"; {which} cannot be read ({short(str(first.problem))}){more}"
 
 
 def _woken(facts: Facts, what: str, text: str, on: str | None, why: str | None, since: int | None) -> _Said:

@@ -1,4 +1,4 @@
--- include: fence, retention
+-- include: fence, inbox, retention
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
 -- KEYS  ready stream, record, inbox, control, retentions, timeline, then steps and log if there may be any
 -- ARGV  fence (4), last entry (see gap), state, result (JSON), attempts, crashes, milliseconds of the last run,
@@ -8,13 +8,10 @@
 -- Atomic: stores the outcome, acknowledges and deletes the message, and sets the retention. If the task succeeds, field
 -- `unread` is the number of messages that no run has read, unless a successor gets them: after this, none is accepted.
 local function unread(inbox)
-  local counts = redis.call('HMGET', inbox, 'used', 'sent')
+  local used, sent = inbox_counts(inbox, 1000)
   local found = 0
-  for position = tonumber(counts[1] or 0) + 1, tonumber(counts[2] or 0) do
-    local message = string.match(redis.call('HGET', inbox, 'n:' .. position) or '', '^%d+')
-    if message and redis.call('HEXISTS', inbox, 'm:' .. message) == 1 then
-      found = found + 1
-    end
+  for position = used + 1, sent do
+    found = found + (unread_number(inbox, position) and 1 or 0)
   end
   return found
 end

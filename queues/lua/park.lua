@@ -1,4 +1,4 @@
--- include: fence
+-- include: fence, inbox
 -- Settle a delivery by putting the task into the due set until what it waits for has come, or its time.
 -- KEYS  ready stream, record, due set, nudge stream, inbox, control
 -- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, milliseconds after which it runs in any
@@ -17,8 +17,7 @@ local lost = gap(KEYS[2], ARGV[5])
 if lost then
   return lost
 end
-local came = ARGV[12] == 'message'
-  and tonumber(redis.call('HGET', KEYS[5], 'last') or 0) > tonumber(ARGV[13])
+local came = ARGV[12] == 'message' and inbox_number(redis.call('HGET', KEYS[5], 'last')) > tonumber(ARGV[13])
 local due = now_ms()
 if not came and redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
   due = due + tonumber(ARGV[10])

@@ -1,21 +1,23 @@
+-- include: inbox
 -- Add a message to the inbox of a task once, and wake the task if a message wakes it.
 -- KEYS  record, inbox, due set, nudge stream
--- ARGV  task id, digest of the message id, the message, largest number of messages in an inbox
+-- ARGV  task id, digest of the message id, the message, largest number of messages in an inbox, largest size of them in bytes
 -- returns  {'sent', its number, state of the task (waiting: it is parked)}; {'missing'}; {'moved', id of the successor}; {'ended', state};
---          {'full', messages in the inbox}
+--          {'full', messages in the inbox, their bytes}; {'encrypted'}: the message is plain, and the task's arguments are not
 -- Atomic: the message is stored, its id is known, and the task is due, all or none. Idempotent: after a lost reply, or
 -- a second run of the sender, it answers with the first number, as long as no more messages followed than an inbox
 -- holds. The first write needs memory, so that a full server refuses the whole script. Numbers grow with the clock:
 -- a server that lost its last writes gives none of their numbers to another message. A dead letter keeps its messages
 -- for its replay, and its burial has given the inbox a TTL. Messages that were dropped from a full inbox make room once
--- they are the oldest. What wakes a parked task: see park.lua.
+-- they are the oldest. The field `bytes` is an upper bound: the messages are measured only if it is over the limit, or not
+-- there. What wakes a parked task: see park.lua.
 local task = redis.call('HMGET', KEYS[1], 'state', 'handed_to', 'waits', 'wakes')
-local known = redis.call('HMGET', KEYS[2], 'id:' .. ARGV[2], 'sent', 'used', 'last')
+local known = redis.call('HMGET', KEYS[2], 'id:' .. ARGV[2], 'last', 'bytes')
 local state = task[1]
 local shown = state == 'scheduled' and task[3] and 'waiting' or state
 if not state then
   return {'missing'}
-elseif known[1] then
+elseif inbox_number(known[1]) > 0 then
   return {'sent', known[1], shown}
 elseif task[2] then
   return {'moved', task[2]}
@@ -24,25 +26,34 @@ elseif state == 'succeeded' or state == 'cancelled' then
 end
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[3], '')
-local most, sent, used = tonumber(ARGV[4]), tonumber(known[2] or 0), tonumber(known[3] or 0)
-if sent - used >= most then
-  while used < sent do
-    local number = string.match(redis.call('HGET', KEYS[2], 'n:' .. used + 1) or '', '^%d+')
-    if number and redis.call('HEXISTS', KEYS[2], 'm:' .. number) == 1 then
-      break
-    end
-    used = used + 1
+if string.byte(ARGV[3]) ~= 193 and string.byte(redis.call('HGET', KEYS[1], 'args') or '') == 193 then
+  return {'encrypted'}
+end
+local most, limit = tonumber(ARGV[4]), tonumber(ARGV[5])
+local used, sent = inbox_counts(KEYS[2], most)
+if sent >= LARGEST_COUNT then
+  used, sent = 0, 0
+end
+local bytes = sent > used and not known[3] and limit or inbox_number(known[3])
+if sent - used >= most or bytes + #ARGV[3] > limit then
+  used, bytes = first_unread(KEYS[2], used, sent), 0
+  for position = used + 1, sent do
+    local number = unread_number(KEYS[2], position)
+    bytes = bytes + (number and redis.call('HSTRLEN', KEYS[2], 'm:' .. number) or 0)
   end
-  if sent - used >= most then
-    return {'full', tostring(sent - used)}
+  if sent - used >= most or bytes + #ARGV[3] > limit then
+    return {'full', tostring(sent - used), tostring(bytes)}
   end
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local number = string.format('%.0f', math.max(now, tonumber(known[4] or 0) + 1))
+local last = inbox_number(known[2])
+local number = string.format('%.0f', math.max(now, last < LARGEST_COUNT and last + 1 or 0))
+local stored = now .. ' ' .. ARGV[3]
 sent = sent + 1
-redis.call('HSET', KEYS[2], 'm:' .. number, now .. ' ' .. ARGV[3], 'id:' .. ARGV[2], number,
-  'n:' .. sent, number .. ' ' .. ARGV[2], 'sent', sent, 'used', used, 'last', number)
+redis.call('HSET', KEYS[2], 'm:' .. number, stored, 'id:' .. ARGV[2], number,
+  'n:' .. sent, number .. ' ' .. ARGV[2], 'sent', sent, 'used', used, 'last', number,
+  'bytes', (sent - 1 > used and bytes or 0) + #stored)
 local oldest = 'n:' .. sent - most
 local digest = string.match(redis.call('HGET', KEYS[2], oldest) or '', ' (.*)$')
 if digest then

@@ -1,4 +1,4 @@
--- include: fence
+-- include: fence, inbox
 -- Write entries into the checkpoint and the event log of a running task.
 -- KEYS  ready stream, record, steps, log, inbox, control
 -- ARGV  fence (4), number of the first entry, then quadruples: kind, step key, value, log data
@@ -25,7 +25,7 @@ if not owned(KEYS[1]) then
   return 0
 end
 local asked = redis.call('HEXISTS', KEYS[6], 'cancel') + 1
-local latest = tonumber(redis.call('HGET', KEYS[5], 'last') or 0)
+local latest = inbox_number(redis.call('HGET', KEYS[5], 'last'))
 local known = redis.call('HMGET', KEYS[2], 'entries', 'events')
 local last, events = tonumber(known[1] or 0), known[2]
 local number = tonumber(ARGV[5])
@@ -114,15 +114,7 @@ if number - 1 > last then
   redis.call('HSET', KEYS[2], 'entries', number - 1, unpack(events and {'events', events} or {}))
 end
 if taken then
-  local counts = redis.call('HMGET', KEYS[5], 'used', 'sent')
-  local used, sent = tonumber(counts[1] or 0), tonumber(counts[2] or 0)
-  while used < sent do
-    local message = string.match(redis.call('HGET', KEYS[5], 'n:' .. used + 1) or '', '^%d+')
-    if message and redis.call('HEXISTS', KEYS[5], 'm:' .. message) == 1 then
-      break
-    end
-    used = used + 1
-  end
-  redis.call('HSET', KEYS[5], 'used', used)
+  local used, sent = inbox_counts(KEYS[5], 1000)
+  redis.call('HSET', KEYS[5], 'used', first_unread(KEYS[5], used, sent))
 end
 return {asked, latest}

@@ -12,7 +12,7 @@ holds for all scripts.
 | `delivery/test_consumer` | claim, create_groups, leave_group, remove_consumer |
 | `delivery/test_due_set` | due, promote, schedule |
 | `test_enqueue` | enqueue |
-| `test_inbox` | park, send_message |
+| `test_inbox` | park, read_inbox, send_message |
 | `delivery/test_large_arguments` | enqueue_large, upload_chunk |
 | `delivery/test_lost_tasks` | put_back, replace_stream |
 | `delivery/test_leases` | raise_count, renew_leases |

@@ -17,6 +17,7 @@ from perdure.queues import (
     Kind,
     LeaseLost,
     Namespace,
+    NoKey,
     Partition,
     PayloadTooLarge,
     Producer,
@@ -194,11 +195,13 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
     there = await producer.enqueue("t", task_id="next", queue="other")
     _, second, third, _ = [await handle.send(one, sender="ada", message_id=f"m{one}") for one in range(4)]
     await gateway.command("HSET", partition.inbox("t"), f"m:{second.number}", "1 broken")
-    monkeypatch.setattr(inbox, "MOST_MESSAGES", 3)
+    monkeypatch.setattr(inbox, "MOST_MESSAGES", 4)
+    await there.send("first", message_id="first")
     for _ in range(2):
         left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
         assert [one.number for one in left] == [second.number], "which is broken"
     assert [(one.id, one.sender, one.content) for one in await there.pending_messages()] == [
+        ("first", "", "first"),
         ("m0", "ada", 0),
         ("m2", "ada", 2),
         ("m3", "ada", 3),
@@ -457,3 +460,70 @@ async def test_a_task_that_read_all_messages_or_has_a_successor_leaves_none(
         await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0, ttl=60, entries=1)
         assert (await handle.record()).unused == 0
         assert await gateway.command("HEXISTS", partition.record(handle.id), "unread") == 0
+
+
+async def test_an_inbox_is_read_in_pages_of_messages_and_bytes(
+    producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "_PAGE", 3)
+    monkeypatch.setattr(inbox, "_PAGE_BYTES", 500)
+    handle = await producer.enqueue("t", task_id="t", queue="default")
+    sent = ["x" * 700 if number % 4 == 3 else number for number in range(20)]
+    for content in sent:
+        await handle.send(content)
+    assert await unread(producer.gateway, partition) == sent
+    found = [message async for message in read_inbox(producer.gateway, partition, "t", largest=300)]
+    assert [message.problem is None for message in found] == [number % 4 != 3 for number in range(20)]
+    assert found[3].problem is not None
+    assert "bytes, and its reader takes 300" in found[3].problem
+
+
+async def test_an_inbox_measures_its_messages_when_their_bound_is_over_the_limit(
+    producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "INBOX_BYTES", 1000)
+    gateway, key = producer.gateway, partition.inbox("t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
+    first, second = [await handle.send("x" * 400) for _ in range(2)]
+    with pytest.raises(
+        InboxFull, match=r"2 messages with 9\d\d bytes are unread, and it holds 1,000 messages and 1,000"
+    ):
+        await handle.send("x" * 400)
+    assert await inbox.drop_message(gateway, partition, "t", first.number)
+    third = await handle.send("x" * 400)
+    await gateway.command("HDEL", key, "bytes")
+    with pytest.raises(InboxFull):
+        await handle.send("x" * 400)
+    for number in (second.number, third.number):
+        assert await inbox.drop_message(gateway, partition, "t", number)
+    await handle.send("x" * 900)
+    assert await unread(gateway, partition) == ["x" * 900]
+
+
+async def test_fields_that_no_sender_wrote_are_counted_and_not_read(producer: Producer, partition: Partition) -> None:
+    gateway, key = producer.gateway, partition.inbox("t")
+    handle = await producer.enqueue("t", task_id="t", queue="default")
+    await handle.send("good")
+    assert [message.number > 0 async for message in read_inbox(gateway, partition, "t")] == [True]
+    await gateway.command("HSET", key, "m:7", "1 x", "n:900", "7 x", "junk", "1")
+    good, report = [message async for message in read_inbox(gateway, partition, "t")]
+    assert (good.content, report.number) == ("good", 0)
+    assert report.problem is not None
+    assert "at least 3 fields that no sender wrote" in report.problem
+
+
+@pytest.mark.parametrize("place", ["queued", "delayed", "parked"])
+async def test_a_plain_message_to_a_task_with_encrypted_data_is_refused(
+    gateway: Gateway, partition: Partition, place: str
+) -> None:
+    gateway.encryptor = Encryptor([bytes(range(32))])
+    async with Producer(namespace=partition.namespace, gateway=gateway) as producer:
+        delay = 60 if place == "delayed" else 0
+        handle = await producer.enqueue("t", task_id="t", queue="default", delay=delay)
+        if place == "parked":
+            delivery = await read_one(await worker(gateway, partition))
+            await park(gateway, delivery, "t", Counters(), delay=60, waits="message", seen=0)
+        await handle.send("sealed")
+        gateway.encryptor = Encryptor()
+        with pytest.raises(NoKey, match="message to task t: the data of the task is encrypted"):
+            await handle.send("plain")

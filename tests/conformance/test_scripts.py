@@ -56,6 +56,7 @@ from perdure.queues import (
 from perdure.queues.delivery import Position, close_exported, edit_checkpoint, put_back_lost, read_mark
 from perdure.queues.derived_tasks import TaskPast, store_copy
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT
+from perdure.queues.inbox import read_inbox
 from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
@@ -86,7 +87,7 @@ from tests.support.servers.every_node import on_every_node
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
-PRELUDES = {"fence", "payload", "retention", "seen", "upload"}
+PRELUDES = {"fence", "inbox", "payload", "retention", "seen", "upload"}
 
 
 def header(path: Path) -> str:
@@ -115,7 +116,7 @@ def test_the_table_names_a_test_file_for_each_script() -> None:
     assert [name for name, _ in rows if not (Path(__file__).parent / f"{name}.py").is_file()] == []
 
 
-READ_ONLY = {"due", "partition_status", "read_workers"}
+READ_ONLY = {"due", "partition_status", "read_inbox", "read_workers"}
 
 
 def test_each_script_that_writes_has_a_test_of_late_bytes() -> None:
@@ -215,6 +216,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
                 await write(gateway, taken, act)
             await SETTLING[act](gateway, taken, act)
             assert await find_task(gateway, namespace, act) == partition
+            assert len([message async for message in read_inbox(gateway, partition, act)]) == (act != "park")
         await SETTLING["cancelled"](gateway, await claim_one(a), "release")
         later = await producer.enqueue("t", task_id="later", delay=60, queue="default")
         await make_due(gateway, partition, "later")

@@ -31,6 +31,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | put_back | mistake |
 | quarantine | set_aside |
 | raise_count | raise_count |
+| read_inbox | send |
 | release | release |
 | remove_consumer | forget |
 | renew_leases | beat |

@@ -36,6 +36,9 @@ HOUR = 3_600_000
 LEASE = 600_000
 """Milliseconds. However slowly a run goes, a lease passes only by `age`, and is restarted only by `pass_unattended`."""
 
+_STAMP = len(b"1795713500295 ")
+"""Bytes of the time before a message."""
+
 _UPLOAD = 600_000
 """Milliseconds for which an upload is kept after its last chunk."""
 
@@ -785,22 +788,30 @@ class Ledger:
         self.tell(task, "cancelled")
         return "cancelled"
 
-    def send(self, task: str, digest: str, message: bytes, most: int, answer: list[bytes]) -> list[bytes]:
-        """Put a message into the inbox; return the answer of the script, of which a new message's number is taken."""
+    def send(self, task: str, digest: str, message: bytes, limits: tuple[int, int], answer: list[bytes]) -> list[bytes]:
+        """Put a message into the inbox; return the answer of the script, of which a new message's number is taken.
+
+        limits: messages and bytes that an inbox holds.
+        """
+        most, limit = limits
         record, *_, inbox, _ = self.parts(task)
         state, sent = self.state(task), int(self.held.get(inbox, "sent") or 0)
         unsent = self._unsent(task, digest)
         if state is None or unsent is not None:
             return unsent or [b"missing"]
         used = int(self.held.get(inbox, "used") or 0)
-        used = used if sent - used < most else self._used(inbox)
-        if sent - used >= most:
-            return [b"full", b"%d" % (sent - used)]
+        size = int(self.held.get(inbox, "bytes") or (limit if sent > used else 0))
+        if sent - used >= most or size + len(message) > limit:
+            used = self._used(inbox)
+            size = sum(map(len, self._unused(inbox).values()))
+        if sent - used >= most or size + len(message) > limit:
+            return [b"full", b"%d" % (sent - used), b"%d" % size]
         number, last = int(answer[1]), int(self.held.get(inbox, "last") or 0)
         if number <= last or (number != last + 1 and number < self.held.now):
             return [b"a number after the last one, or the time"]
         reported: Hash = {f"m:{number}": Stamped(text=message), f"id:{digest}": number, "used": used}
         place: Hash = {f"n:{sent + 1}": b"%d %s" % (number, digest.encode()), "sent": sent + 1, "last": number}
+        place["bytes"] = (size if sent > used else 0) + _STAMP + len(message)
         self.held.put(inbox, {**reported, **place})
         past = self.held.get(inbox, f"n:{sent + 1 - most}")
         if past is not None:
@@ -810,6 +821,20 @@ class Ledger:
             self._wake(task)
         self.tell(task, "message")
         return [b"sent", b"%d" % number, b"waiting" if parked else state]
+
+    def read_inbox(self, task: str, most: int) -> list[bytes | int]:
+        """Return the answer of the script for a page that has all unread messages of an inbox."""
+        inbox = self.parts(task)[3]
+        sent, used = (int(self.held.get(inbox, name) or 0) for name in ("sent", "used"))
+        known = sum(self.held.get(inbox, name) is not None for name in ("sent", "used", "last", "bytes"))
+        foreign = len(self.held.hashes.get(inbox, {})) - known - 2 * min(sent, most) - sent + used
+        return [b"", max(0, foreign), *(part for pair in self._unused(inbox).items() for part in pair)]
+
+    def _unused(self, inbox: str) -> dict[bytes, bytes]:
+        """Return the unread messages of an inbox by their numbers, in order."""
+        positions = [at for at in range(1, int(self.held.get(inbox, "sent") or 0) + 1) if self._is_unused(inbox, at)]
+        numbers = [(self.held.get(inbox, f"n:{at}") or b"").partition(b" ")[0] for at in positions]
+        return {number: self.held.get(inbox, f"m:{number.decode()}") or b"" for number in numbers}
 
     def _unsent(self, task: str, digest: str) -> list[bytes] | None:
         """Return the answer for a message that is known, or that the task does not take."""

@@ -827,15 +827,15 @@ class Queues(RuleBasedStateMachine):
 
     @rule(task=tasks, which=which)
     def send(self, task: str, which: int) -> None:
-        digest, message = f"d{which % 7}", b"%d" % which
-        at = self.partition
-        keys = [at.record(task), at.inbox(task), at.due, at.nudge]
+        digest, message, limit = f"d{which % 7}", b"%d" % which, 1000 if which % 3 else 30
+        at, run = self.partition, self.ground.gateway.run
+        keys = [at.record(task), at.inbox(task), at.due, at.nudge, at.ready]
         for _ in range(2):
-            answer = self.ground.run(
-                self.ground.gateway.run(queue_script("send_message"), keys, [task, digest, message, 3])
-            )
-            expected = self.ledger.send(task, digest, message, 3, answer)
+            answer = self.ground.run(run(queue_script("send_message"), keys, [task, digest, message, 3, limit]))
+            expected = self.ledger.send(task, digest, message, (3, limit), answer)
             self.same(answer, expected)
+        found = self.ground.run(run(queue_script("read_inbox"), [at.inbox(task)], ["", 3, 9, 1000, 1000]))
+        self.same(found, self.ledger.read_inbox(task, 3))
 
     def put_off(
         self, delivery: Delivery, task: str, delay: int, counters: tuple[int, int, int], ahead: int = 0

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from ...queues import LONGEST, Entry, Kind, last_message, read_inbox, retry_while_unavailable
+from ...queues import LONGEST, Entry, Kind, last_message, retry_while_unavailable
 from ...queues.inbox import CORRECTION
-from ..durable import Context, ParkReason
+from ..durable import Context, ParkReason, unread_messages
 from ..journal import AgentState, StepStatus
 from ..journal.resumption import After
 from ..journal.run_events import Waited, WaitStarted
@@ -101,8 +101,8 @@ async def _corrected_since_burial(live: LiveState[Any]) -> bool:
     since = None if run.resumption is None else run.resumption.at
 
     async def read() -> bool:
-        inbox = read_inbox(run.gateway, run.delivery.partition, run.id)
-        return since is not None and any([one.kind == CORRECTION and one.at >= since async for one in inbox])
+        corrected = [message.at async for message in unread_messages(run) if message.kind == CORRECTION]
+        return since is not None and any(at >= since for at in corrected)
 
     return await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import orjson
 
-from ...queues import Entry, InboxMessage, Kind, PayloadTooLarge, read_inbox, retry_while_unavailable
+from ...queues import Entry, InboxMessage, Kind, PayloadTooLarge, retry_while_unavailable
 from ...queues.inbox import CORRECTION
-from ..durable import next_entries
+from ..durable import next_entries, unread_messages
 from ..errors import StateMismatch
 from ..journal import Message, diff
 from ..journal.agent_events import Corrected, CorrectionRefused, MessageAdded
@@ -51,8 +51,8 @@ class Corrections:
             return []
 
         async def read() -> list[InboxMessage]:
-            inbox = read_inbox(run.gateway, run.delivery.partition, run.id)
-            return [one async for one in inbox if one.kind == CORRECTION and one.number not in run.used_messages]
+            found = [message async for message in unread_messages(run) if message.kind == CORRECTION]
+            return [message for message in found if message.number not in run.used_messages]
 
         found = await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
         if not found:

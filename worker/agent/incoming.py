@@ -23,12 +23,11 @@ from ...queues import (
     PayloadTooLarge,
     QueueError,
     last_message,
-    read_inbox,
     retry_while_unavailable,
 )
 from ...queues.durations import shown_time
 from ...queues.pubsub import TaskNotifications
-from ..durable import InboxOwner, Run, consumed
+from ..durable import InboxOwner, Run, consumed, report_unreadable, unread_messages
 from ..journal import Message
 from ..journal.agent_events import MessageAdded
 from ..journal.chat import FROM_INBOX
@@ -142,30 +141,24 @@ class Incoming(InboxOwner):
 
         async def read() -> list[InboxMessage]:
             used = run.used_messages
-            inbox = read_inbox(run.gateway, run.delivery.partition, run.id)
-            return [message async for message in inbox if message.number not in used and not message.kind]
+            found = [message async for message in unread_messages(run, broken=True) if not message.kind]
+            return [message for message in found if message.number not in used]
 
         found = await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
         run.recorder.mail = max([run.recorder.mail, *(message.number for message in found)])
         return found
 
     async def _read_new(self) -> tuple[list[InboxMessage], bool]:
-        """Return unread messages, and whether these are all. One that cannot be read stays in the inbox."""
+        """Return unread messages, and whether these are all."""
         run, size, found = self._run, 0, list[InboxMessage]()
         for message in await self.unread():
             if message.problem is not None:
-                if message.number > self._seen:
-                    self._warn(message, message.problem)
                 continue
             size += min(_LONGEST, len(_text(message)))
             if found and size > run.payload_limit // _SHARE:
                 return found, False
             found.append(message)
         return found, True
-
-    def _warn(self, message: InboxMessage, problem: object) -> None:
-        bound = logger.bind(task=self._run.envelope.task, id=self._run.id)
-        bound.warning("could not read message {}: {}", message.number, problem)
 
     def _entries(self, message: InboxMessage) -> list[Entry]:
         """Return the entries that deliver a message; none if it is too large for an event of this worker.
@@ -181,7 +174,7 @@ class Incoming(InboxOwner):
                 entries = consumed(run, message, turn)
             except PayloadTooLarge as error:
                 if longest < _SHORTEST:
-                    self._warn(message, error)
+                    report_unreadable(run, message, str(error))
                     return []
                 longest //= 4
                 continue

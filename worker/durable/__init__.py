@@ -31,7 +31,7 @@ from .continuation import HANDING, complete_successor, successor_of
 from .goal import goal_of
 from .json_types import JsonType, storable, type_name, type_problem
 from .log_calls import log_orphans
-from .messaging import InboxOwner, consumed, next_entries
+from .messaging import InboxOwner, consumed, next_entries, report_unreadable, unread_messages
 from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain, enqueue_innermost
 from .observer import RunObserver
 from .recall import RecalledStep, recall_step
@@ -114,6 +114,7 @@ __all__ = [
     "next_entries",
     "recall_step",
     "reload_records",
+    "report_unreadable",
     "restore_workspace",
     "shared_hashes",
     "stop_of_event",
@@ -124,6 +125,7 @@ __all__ = [
     "task_workspace_files",
     "type_name",
     "type_problem",
+    "unread_messages",
     "warn_of_losses",
     "workspace_hashes",
     "workspace_link",

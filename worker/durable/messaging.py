@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -27,7 +27,6 @@ from ...queues import (
     State,
     TaskHandle,
     TaskNotFound,
-    UnreadableMessage,
     check_size,
     find_task,
     last_message,
@@ -39,7 +38,7 @@ from ...queues.json_form import encodable
 from ..errors import StepDefinitionError, StepMismatch, StepOutsideTask
 from ..journal import QUESTIONS, Event, StepRecord, redacted
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
-from ..log import logger
+from ..log import FirstOfEach, logger
 from .observer import RunObserver
 from .run import Run
 from .steps.codec import arguments_text, fingerprint
@@ -49,7 +48,16 @@ from .steps.matching import match_call, match_step
 from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
 from .stop_reasons import ParkReason
 
-__all__ = ["InboxOwner", "ask", "consumed", "next_entries", "receive", "send"]
+__all__ = [
+    "InboxOwner",
+    "ask",
+    "consumed",
+    "next_entries",
+    "receive",
+    "report_unreadable",
+    "send",
+    "unread_messages",
+]
 
 _INBOX: Final = "#inbox"
 _SEND: Final = "#send"
@@ -260,13 +268,9 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
     found: list[InboxMessage] = []
     size = 0
     try:
-        async for message in read_inbox(run.gateway, run.delivery.partition, run.id):
+        async for message in unread_messages(run):
             if message.number <= after or message.number in used or message.kind:
                 continue
-            if message.problem is not None:
-                if found:
-                    break
-                raise UnreadableMessage(run.id, message.number, message.problem)
             if sender not in (None, message.sender):
                 continue
             size += len(orjson.dumps(message.summary()))
@@ -274,7 +278,9 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
                 if found:
                     break
                 problem = f"it has {size:,} bytes, more than the payload_limit of this worker, {run.payload_limit:,}"
-                raise UnreadableMessage(run.id, message.number, problem)
+                report_unreadable(run, message, problem)
+                size = 0
+                continue
             found.append(message)
             used.add(message.number)
             if len(found) == limit:
@@ -283,6 +289,45 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
         used.difference_update([message.number for message in found])
         raise
     return found
+
+
+async def unread_messages(run: Run, *, broken: bool = False) -> AsyncIterator[InboxMessage]:
+    """Yield the messages in the inbox that can be read, in order. Another one stays there, and is reported once.
+
+    A message that this worker cannot decrypt may be for a worker that has the key. It must not end the task, for any
+    process with the right to send can store such a message.
+
+    broken: Yield those that cannot be read as well.
+    """
+    async for message in read_inbox(run.gateway, run.delivery.partition, run.id, largest=run.payload_limit):
+        if message.problem is not None:
+            report_unreadable(run, message, message.problem)
+        if message.problem is None or (broken and message.number):
+            yield message
+
+
+def report_unreadable(run: Run, message: InboxMessage, problem: str) -> None:
+    """Log once in this process that a message cannot be read, and why."""
+    log = logger.bind(task=run.envelope.task, id=run.id)
+    first = _reported.is_first(run.id, str(message.number), problem)
+    if not message.number:
+        log.log("WARNING" if first else "DEBUG", "the inbox of task {} is damaged: {}", run.id, problem)
+        return
+    sender = f" from {message.sender!r}" if message.sender else ""
+    log.log(
+        "WARNING" if first else "DEBUG",
+        "message {}{} in the inbox of task {} could not be read: {}; it stays there and answers nothing; to remove it: "
+        "perdure task inbox {} --drop {}",
+        message.number,
+        sender,
+        run.id,
+        problem,
+        run.id,
+        message.number,
+    )
+
+
+_reported: Final = FirstOfEach()
 
 
 def consumed(run: Run, message: InboxMessage, *following: Event) -> list[Entry]:

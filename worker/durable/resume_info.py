@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ...queues import InboxMessage, read_inbox, walk_events
+from ...queues import InboxMessage, walk_events
 from ..journal import AgentState, Event, Handoff, parse_event
+from .messaging import unread_messages
 from .recall import HasState
 from .run import Run
 
@@ -49,8 +50,7 @@ class ResumeInfo:
 
     async def messages(self) -> list[InboxMessage]:
         """Return the unread messages, in order; they stay in the inbox."""
-        run = self._run
-        return [message async for message in read_inbox(run.gateway, run.delivery.partition, run.id)]
+        return [message async for message in unread_messages(self._run)]
 
     async def state(self) -> AgentState | list[str] | None:
         """Result of the work so far: an agent's state, or the keys of a function's recorded steps."""

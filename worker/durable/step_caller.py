@@ -89,7 +89,6 @@ class StepCaller:
             key: identifies the question in place of `why`.
 
         Raises:
-            UnreadableMessage: a message cannot be decoded.
             StepMismatch: see `ask`.
         """
         return await receive(self._run, wait=wait, limit=limit, sender=sender, why=why, key=key, options=self._options)

@@ -22,12 +22,11 @@ from ....queues import (
     LeaseLost,
     TaskEvent,
     last_message,
-    read_inbox,
     read_last_events,
     retry_while_unavailable,
 )
 from ....queues.runtime import RUNTIME
-from ...durable import ParkReason, Run, RunObserver
+from ...durable import ParkReason, Run, RunObserver, unread_messages
 from ...errors import Incoherent
 from ...journal import Event, parse_event
 from ...journal.agent_events import IncoherenceFound, Judged
@@ -255,7 +254,7 @@ class CoherenceMonitor(RunObserver):
         run = self._run
 
         async def find() -> bool:
-            async for message in read_inbox(run.gateway, run.delivery.partition, run.id):
+            async for message in unread_messages(run):
                 if message.number not in run.used_messages:
                     return True
             return False
