@@ -41,10 +41,12 @@ __all__ = [
     "DEFAULT_LARGE_LIMIT",
     "DEFAULT_PAYLOAD_LIMIT",
     "FORMAT_VERSION",
+    "TURN_PREFIX",
     "Envelope",
     "EnvelopeTemplate",
     "Options",
     "TaskMessage",
+    "check_own_id",
     "check_task_id",
     "copied_envelope",
     "encode_arguments",
@@ -63,6 +65,9 @@ DEFAULT_PAYLOAD_LIMIT: Final = 1024 * 1024
 DEFAULT_LARGE_LIMIT: Final = 64 * 1024 * 1024
 """Largest size of arguments and of results that are stored in chunks, in bytes."""
 
+TURN_PREFIX: Final = "turn-"
+"""Beginning of the ids of the tasks that are turns of sessions."""
+
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
@@ -79,6 +84,16 @@ def check_task_id(task_id: object) -> str:
             f"got {task_id!r}"
         )
     return task_id
+
+
+def check_own_id(task_id: object) -> str:
+    """Return an id that a caller has chosen for a task. Raises `ValueError` for one of a turn of a session."""
+    known = check_task_id(task_id)
+    if known.startswith(TURN_PREFIX):
+        raise ValueError(
+            f"task id must not start with {TURN_PREFIX!r}, which the tasks of sessions' turns have, got {known!r}"
+        )
+    return known
 
 
 def new_task_id() -> str:
@@ -371,11 +386,23 @@ class EnvelopeTemplate:
         self._names = (task, app or "") if blank.plain else None
 
     def message(
-        self, arguments: bytes, secrets: SecretPaths = (), *, key: str | None = None, task_id: str | None = None
+        self,
+        arguments: bytes,
+        secrets: SecretPaths = (),
+        *,
+        key: str | None = None,
+        task_id: str | None = None,
+        reserved: bool = False,
     ) -> TaskMessage:
-        """Return the message of one task. secrets: paths of secrets in the arguments. task_id: chosen by the caller."""
+        """Return the message of one task.
+
+        Args:
+            secrets: Paths of secrets in the arguments.
+            task_id: Id that the caller has chosen.
+            reserved: Whether it is that of a turn of a session.
+        """
         own_id = task_id is not None
-        known = new_task_id() if task_id is None else check_task_id(task_id)
+        known = new_task_id() if task_id is None else task_id if reserved else check_own_id(task_id)
         envelope = b"%b%b%b" % (self._before, known.encode(), self._after)
         names = self._names if key is None and not secrets else None
         if key is not None:

@@ -249,6 +249,11 @@ class DecryptionError(QueueError):
         super().__init__(f"could not decrypt {what}: {problem}")
         self.what = what
 
+    @property
+    def of_arguments(self) -> bool:
+        """Whether the data is the arguments of a task."""
+        return self.what.startswith("the arguments ")
+
 
 class KeyMissing(DecryptionError):
     """The data was encrypted with a key that this process does not have; another process may have it."""

@@ -17,8 +17,8 @@ give one of their numbers to another message, and a run that has used the lost o
 `send_message.lua` stores a message and wakes the task if its record says so (fields `waits` and `wakes`, see park.lua).
 The call of `write_checkpoint.lua` that records the use of a message removes it.
 
-Any client with the right to send may write anything into an inbox. So `read_inbox.lua` reads only what the inbox lists, page
-by page, and no message that is larger than its reader takes. A message that cannot be read stays, with its problem.
+Any client with the right to send may write anything into an inbox. So `read_inbox.lua` reads only what the inbox lists,
+page by page, and no message that is larger than its reader takes. One that cannot be read stays, with its problem.
 """
 
 from __future__ import annotations

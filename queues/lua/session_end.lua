@@ -1,6 +1,6 @@
 -- End a turn of a session once, and claim the next one if a message waits.
 -- KEYS  session, history, due, timeline
--- ARGV  digest of the session, time of its first message, turn, outcome ('answered', 'cancelled' or 'failed'), answer or
+-- ARGV  digest of the session, time of its first message, turn, outcome ('answered', 'cancelled', 'failed' or 'refused'), answer or
 --       reason, state or '' to keep it, time at which a commitment falls due or '', message about it, largest number of
 --       turns in the history, link of the workspace or '' to keep it
 -- returns  {'ended', last claimed turn, last ended turn}; {'failed', turn, last ended turn}; {'early', now}: the turn is not

@@ -2,14 +2,16 @@
 -- KEYS  session, history, due, timeline
 -- ARGV  digest of the session, digest of the message id, message, largest number of waiting messages, number of a failed
 --       turn to pass over or '', agent, id, queue, inputs or '' to keep them, paths of their secrets, number of message
---       ids that are remembered, app or '' for any
--- returns  {'sent', its number, last claimed turn, last ended turn, time of the first message}; {'full', waiting messages};
---          {'failed', failed turn, reason, time of the first message}; {'app', app}: the session belongs to another app
+--       ids that are remembered, app or '' for any, largest size of the waiting messages in bytes
+-- returns  {'sent', its number, last claimed turn, last ended turn, time of the first message}; {'full', waiting messages,
+--          their bytes}; {'failed', failed turn, reason, time of the first message}; {'app', app}: the session belongs to
+--          another app; {'encrypted'}: the message is plain, and the data of the session is not
 -- Atomic: the message is stored, its id is known, and a turn is claimed, all or none. Idempotent: after a lost reply it
 -- answers with the first number, as long as no more messages followed than it remembers ids. The task of a claimed turn is
 -- stored by the caller; until the turn has ended, the session is due, so that a worker stores the task if the caller died.
 -- Where another program has removed a session, but not its history, the turns continue with the numbers there.
-local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended', 'failed', 'id:' .. ARGV[2], 'app')
+-- `bytes` is an upper bound of the size of the waiting messages, which are measured if it is over the limit.
+local known = redis.call('HMGET', KEYS[1], 'born', 'sent', 'turn', 'ended', 'failed', 'id:' .. ARGV[2], 'app', 'bytes')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local born = known[1] or string.format('%.0f', now)
@@ -28,9 +30,25 @@ end
 if known[5] and ARGV[5] ~= tostring(turn) then
   return {'failed', tostring(turn), known[5], born}
 end
+if string.byte(ARGV[3]) ~= 193 then
+  local data = redis.call('HMGET', KEYS[1], 'state', 'inputs', 'm:' .. sent)
+  data[3] = string.match(data[3] or '', '^%d+ (.*)$')
+  for i = 1, 3 do
+    if string.byte(data[i] or '') == 193 then
+      return {'encrypted'}
+    end
+  end
+end
 local waiting = sent - (known[5] and turn or ended)
-if waiting >= tonumber(ARGV[4]) then
-  return {'full', tostring(waiting)}
+local limit, bytes = tonumber(ARGV[13]), tonumber(known[8] or waiting > 0 and ARGV[13] or 0) or tonumber(ARGV[13])
+if waiting < tonumber(ARGV[4]) and bytes + #ARGV[3] > limit then
+  bytes = 0
+  for number = sent - waiting + 1, sent do
+    bytes = bytes + redis.call('HSTRLEN', KEYS[1], 'm:' .. number)
+  end
+end
+if waiting >= tonumber(ARGV[4]) or bytes + #ARGV[3] > limit then
+  return {'full', tostring(waiting), tostring(bytes)}
 end
 -- a key of another type ends the script here, before its first write
 redis.call('XRANGE', KEYS[2], '0-0', '0-0')
@@ -38,7 +56,8 @@ redis.call('ZSCORE', KEYS[3], '')
 redis.call('ZSCORE', KEYS[4], '')
 sent = sent + 1
 redis.call('HSET', KEYS[1], 'm:' .. sent, now .. ' ' .. ARGV[3], 'id:' .. ARGV[2], sent, 'n:' .. sent, ARGV[2],
-  'sent', sent, 'born', born, 'at', now, 'agent', ARGV[6], 'id', ARGV[7], 'queue', ARGV[8])
+  'sent', sent, 'born', born, 'at', now, 'agent', ARGV[6], 'id', ARGV[7], 'queue', ARGV[8],
+  'bytes', (waiting > 0 and bytes or 0) + #ARGV[3])
 if ARGV[12] ~= '' then
   redis.call('HSET', KEYS[1], 'app', ARGV[12])
 end

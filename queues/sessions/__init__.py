@@ -15,11 +15,12 @@ reads it, the run puts it into that inbox under its id, and the end that stores 
 
 If a process dies before a step, another one repeats it: a redelivered run repeats begin and end (its recorded result is
 not computed again); a worker that looks at sessions once a minute (`check_session`) stores the task of a claimed turn
-that has none, and ends or fails the turn of a task that has ended without doing so. A caller that cancels the task of a
-turn which no worker runs ends the turn, too. The task id contains session, time
-of its first message and turn, so that a task is stored once while its record exists; a task that is stored again later
-is refused by begin. A turn that has ended is not ended again: a late run changes nothing. If Redis loses the claim of a
-turn whose task is stored, begin and end let the task wait until the turn before it has claimed it again.
+that has none, and ends or fails the turn of a task that has ended without doing so. A turn whose message cannot be
+read, or whose task id belongs to another task, ends without an answer, and the next one is claimed. A caller that
+cancels the task of a turn which no worker runs ends the turn, too. The task id contains session, time of its first
+message and turn, so that a task is stored once while its record exists; a task that is stored again later is refused by
+begin. A turn that has ended is not ended again: a late run changes nothing. If Redis loses the claim of a turn whose
+task is stored, begin and end let the task wait until the turn before it has claimed it again.
 
     address.py      names of sessions and turns, and the keys of a session
     record.py       the record of a session, its history, and lists of sessions
@@ -61,6 +62,7 @@ from .turns import (
     due_sessions,
     end_turn,
     enqueue_turn,
+    refused_end,
     send_to_session,
 )
 
@@ -97,6 +99,7 @@ __all__ = [
     "read_history",
     "read_session",
     "read_turn",
+    "refused_end",
     "send_to_session",
     "session_data",
     "store_correction",

@@ -13,6 +13,8 @@ from typing import Literal
 import orjson
 
 from ..envelope import DEFAULT_PAYLOAD_LIMIT, check_size
+from ..errors import NoKey
+from ..security import is_encrypted
 from ..transport import Argument, Gateway, queue_script
 from .record import CORRECTIONS, SessionCorrection, SessionRecord
 
@@ -26,9 +28,11 @@ async def store_correction(
 ) -> Literal["stored", "turn", "changed", "missing"]:
     """Store a correction in a session that is as it was read, and say what is in the way otherwise.
 
-    limit: Largest size of all corrections that wait, in bytes. Raises `PayloadTooLarge`, `DecryptionError`.
+    limit: Largest size of all corrections that wait, in bytes. Raises `PayloadTooLarge`, `DecryptionError`, `NoKey`.
     """
     cipher = record.address.cipher(gateway)
+    if not gateway.encryptor.active and is_encrypted(record.state or b""):
+        raise NoKey(f"a correction to session {record.name}", "the session")
     waiting = record.waiting_corrections()
     if any(one.id == correction.id for one in waiting):
         return "stored"

@@ -42,11 +42,15 @@ class SessionFailed(SessionError):
 
 
 class SessionFull(SessionError):
-    """The session has too many messages that wait for their turn. waiting: their number."""
+    """The session has too many messages that wait for their turn. waiting: their number. size: their bytes."""
 
-    def __init__(self, name: str, waiting: int) -> None:
-        super().__init__(f"session {name} has {waiting} waiting messages and takes no more: wait for their turns")
-        self.name, self.waiting = name, waiting
+    def __init__(self, name: str, waiting: int, size: int, *, most: tuple[int, int]) -> None:
+        """most: the limits of number and bytes."""
+        super().__init__(
+            f"session {name} has {waiting:,} waiting messages with {size:,} bytes, and takes at most {most[0]:,} "
+            f"messages and {most[1]:,} bytes: wait for their turns"
+        )
+        self.name, self.waiting, self.size = name, waiting, size
 
 
 class SessionIdle(SessionError):

@@ -11,8 +11,9 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 
 from ..durations import iso_time
+from ..envelope import plain_data
 from ..errors import DecryptionError, Refused, UnreadableRecord
-from ..junk import split
+from ..junk import count_of, split
 from ..keys import Namespace
 from ..security import MESSAGE, TaskCipher
 from ..transport import Gateway, pairs
@@ -30,8 +31,11 @@ __all__ = [
     "session_data",
 ]
 
-_PAGE: Final = 100
+_PAGE: Final = 25
 """Turns of the history that are read at once."""
+
+_WAITING: Final = 1001
+"""Messages that are read of those that wait: as many as a session takes, and the one whose turn runs."""
 
 _STATES: Final = 20
 """States that are read at once."""
@@ -273,7 +277,8 @@ async def read_history(gateway: Gateway, address: SessionAddress, *, after: int 
     record = await read_session(gateway, address)
     if record is None:
         raise SessionNotFound(address.digest)
-    waiting = range(max(record.ended, last) + 1, record.sent + 1)
+    first = max(record.ended, last) + 1
+    waiting = range(first, min(record.sent, first + _WAITING) + 1)
     for number in waiting:
         stored = await gateway.command("HGET", address.session, f"m:{number}")
         if stored is not None:  # its turn has ended meanwhile
@@ -304,11 +309,22 @@ class StoredMessage(NamedTuple):
     headers: dict[str, str]
 
 
-def decode_message(cipher: TaskCipher, stored: bytes) -> StoredMessage:
-    """Read a stored message. Raises `DecryptionError`."""
+def decode_message(cipher: TaskCipher, stored: bytes | None) -> StoredMessage:
+    """Read a stored message. Raises `DecryptionError`, and `ValueError` for bytes that no version has written."""
+    if stored is None:
+        raise ValueError("the message is missing")
     at, _, data = stored.partition(b" ")
-    fields = orjson.loads(cipher.decrypt(MESSAGE, data))
-    return StoredMessage(int(at), fields["sender"], fields["content"], fields.get("headers", {}))
+    try:
+        fields = plain_data(cipher.decrypt(MESSAGE, data))
+    except ValueError as error:
+        raise ValueError(f"could not decode the message: {error}") from None
+    if not isinstance(fields, dict) or fields.keys() - {"sender", "content", "headers"} or not count_of(at):
+        raise ValueError("could not decode the message: it has other fields than those of a message, or no time")
+    headers = fields.get("headers", {})
+    texts = [fields.get("sender"), fields.get("content"), *(headers.values() if isinstance(headers, dict) else [None])]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("could not decode the message: its sender, content and headers must be texts")
+    return StoredMessage(count_of(at), fields["sender"], fields["content"], headers)
 
 
 NOTE_SENDER: Final = "~commitments"
@@ -318,7 +334,7 @@ NOTE_SENDER: Final = "~commitments"
 def _sent_message(cipher: TaskCipher, turn: int, stored: bytes, status: str) -> SessionMessage:
     try:
         at, sender, content, _ = decode_message(cipher, stored)
-    except DecryptionError as error:
+    except (DecryptionError, ValueError) as error:
         return SessionMessage(turn, "user", f"({error})", 0, "", status)
     if sender == NOTE_SENDER:
         return SessionMessage(turn, "system", content, at, "", status)
@@ -326,16 +342,16 @@ def _sent_message(cipher: TaskCipher, turn: int, stored: bytes, status: str) -> 
 
 
 def _turn_messages(cipher: TaskCipher, turn: int, fields: Mapping[bytes, bytes]) -> list[SessionMessage]:
-    error = fields.get(b"error", b"answered").decode()
+    error = fields.get(b"error", b"answered").decode("utf-8", "backslashreplace")
     found = [_sent_message(cipher, turn, stored, error)] if (stored := fields.get(b"message")) else []
     if (answer := fields.get(b"answer")) is not None:
         try:
             data = cipher.decrypt(answer_field(turn), answer)
             value = orjson.loads(data)
             text = value if isinstance(value, str) else data.decode()
-        except DecryptionError as problem:
+        except (DecryptionError, ValueError) as problem:
             text = f"({problem})"
-        found.append(SessionMessage(turn, "assistant", text, int(fields.get(b"at", b"0"))))
+        found.append(SessionMessage(turn, "assistant", text, count_of(fields.get(b"at"))))
     return found
 
 

@@ -11,17 +11,26 @@ import orjson
 
 from ..derived_tasks import MOST_HAND_OFFS
 from ..enqueueing import BatchEnqueuer
-from ..envelope import DEFAULT_PAYLOAD_LIMIT, EnvelopeTemplate, Options, TaskMessage, check_size, new_task_id
+from ..envelope import (
+    DEFAULT_LARGE_LIMIT,
+    DEFAULT_PAYLOAD_LIMIT,
+    EnvelopeTemplate,
+    Options,
+    TaskMessage,
+    check_size,
+    new_task_id,
+)
+from ..errors import DecryptionError, KeyMissing, NoKey
 from ..inspection import find_task
 from ..json_form import as_json, encodable
-from ..junk import set_aside, split
-from ..keys import Namespace
+from ..junk import count_of, report_once, set_aside, split
+from ..keys import Namespace, check_name
 from ..partitions import PartitionRouter
 from ..records import Record, State, read_record
-from ..security import MESSAGE, RESULT, SecretPaths, arguments_field, inputs_field
+from ..security import MESSAGE, RESULT, SecretPaths, TaskCipher, arguments_field, inputs_field
 from ..transport import Argument, Gateway, LargeValue, queue_script
 from .address import SessionAddress, TurnId, is_digest
-from .errors import SessionFailed, SessionFull, SessionOfOtherApp, TurnEarly, TurnRefused
+from .errors import SessionFailed, SessionFull, SessionNotFound, SessionOfOtherApp, TurnEarly, TurnRefused
 from .record import (
     NOTE_SENDER,
     STATE,
@@ -40,6 +49,7 @@ __all__ = [
     "due_sessions",
     "end_turn",
     "enqueue_turn",
+    "refused_end",
     "send_to_session",
 ]
 
@@ -51,6 +61,9 @@ _LOOK = queue_script("session_look")
 MOST_WAITING: Final = 1000
 """Messages of a session that wait for their turn."""
 
+WAITING_BYTES: Final = DEFAULT_LARGE_LIMIT
+"""Largest size of these messages together, in bytes."""
+
 MOST_IDS: Final = 100
 """Message ids that a session remembers, those of its last messages."""
 
@@ -59,6 +72,9 @@ MOST_TURNS: Final = 10_000
 
 _TURN_TTL: Final = 86_400.0
 """Seconds for which the record of a turn's task is kept. The session has its message, answer and state."""
+
+_KEY_PATIENCE: Final = 3600.0
+"""Seconds for which a turn waits for a process that has the key of its message."""
 
 _PAGE: Final = 100
 """Sessions of a partition that are looked at in one round."""
@@ -98,6 +114,7 @@ async def send_to_session(
         SessionFailed: A turn is a dead letter; the message was not stored.
         SessionOfOtherApp: The session belongs to another app.
         SessionFull: Too many messages wait.
+        NoKey: The data of the session is encrypted, and this process has no key.
         PayloadTooLarge: The message is too large.
     """
     if not isinstance(text, str):
@@ -121,7 +138,9 @@ async def send_to_session(
     message, passed = cipher.encrypt(MESSAGE, data), ""
     while True:
         answer, *rest = await gateway.run(
-            _SEND, address.keys, [address.digest, digest, message, MOST_WAITING, passed, *args, app or ""]
+            _SEND,
+            address.keys,
+            [address.digest, digest, message, MOST_WAITING, passed, *args, app or "", WAITING_BYTES],
         )
         if answer == b"app":
             if (owner := rest[0].decode()) not in aliases:
@@ -129,7 +148,10 @@ async def send_to_session(
             app = owner
             continue
         if answer == b"full":
-            raise SessionFull(f"{session_id!r} of agent {agent!r}", int(rest[0]))
+            limits = (MOST_WAITING, WAITING_BYTES)
+            raise SessionFull(f"{session_id!r} of agent {agent!r}", int(rest[0]), int(rest[1]), most=limits)
+        if answer == b"encrypted":
+            raise NoKey(f"a message to session {session_id!r} of agent {agent!r}", "the session")
         if answer == b"sent":
             break
         turn, reason, born = int(rest[0]), rest[1].decode(), rest[2].decode()
@@ -145,30 +167,103 @@ async def send_to_session(
 
 
 async def enqueue_turn(gateway: Gateway, address: SessionAddress, turn: TurnId) -> None:
-    """Store the task of a claimed turn, unless the turn has ended or failed. Idempotent while its record exists."""
-    fields = ("born", "turn", "ended", "failed", "agent", "id", "queue", "app", "inputs", "secrets", f"m:{turn.number}")
-    born, claimed, ended, failed, *rest = await gateway.command("HMGET", address.session, *fields)
+    """Store the task of a claimed turn, unless the turn has ended or failed. Idempotent while its record exists.
+
+    A turn whose message cannot be read ends without an answer, so that the next one can run; so does a turn whose task
+    id belongs to another task. Other processes may have the key of a message: the turn waits an hour for them.
+    """
+    following: TurnId | None = turn
+    while following is not None:
+        following = await _enqueue_or_refuse(gateway, address, following)
+
+
+async def _enqueue_or_refuse(gateway: Gateway, address: SessionAddress, turn: TurnId) -> TurnId | None:
+    """Store the task of a turn, or end the turn. Return the turn that was claimed in its place, if any."""
+    fields = ("born", "turn", "ended", "failed", "claimed", *_OF_TASK, f"m:{turn.number}")
+    born, claimed, ended, failed, since, *rest = await gateway.command("HMGET", address.session, *fields)
     if failed is not None or [born, claimed] != [turn.born.encode(), b"%d" % turn.number] or claimed == ended:
-        return
-    agent, session_id, queue, app, inputs, secrets, stored = rest
-    cipher, name = address.cipher(gateway), agent.decode()
+        return None
+    try:
+        queue, agent, session_id, message, marks = _task_of(address, address.cipher(gateway), turn, rest)
+    except KeyMissing as error:
+        time = await gateway.command("TIME", node_of=address.session)
+        if int(time[0]) - count_of(since) / 1000 < _KEY_PATIENCE:
+            report_once(f"could not store the task of turn {turn}: {error}; it waits for a process that has the key")
+            return None
+        problem = str(error)
+    except (DecryptionError, ValueError, TypeError) as error:
+        problem = str(error)
+    else:
+        other = await _store(gateway, Namespace(address.partition.namespace), queue, agent, session_id, marks, message)
+        if other is None:
+            return None
+        problem = other
+    return await refuse_turn(gateway, address, turn, problem)
+
+
+_OF_TASK: Final = ("agent", "id", "queue", "app", "inputs", "secrets")
+"""Fields of a session that make the task of a turn."""
+
+
+def _task_of(
+    address: SessionAddress, cipher: TaskCipher, turn: TurnId, fields: Sequence[bytes | None]
+) -> tuple[str, str, str, TaskMessage, SecretPaths]:
+    """Return the queue of a turn's task, the names of agent and session, its message, and the marks of its secrets.
+
+    Raises `DecryptionError`; `ValueError` or `TypeError` if a field has what no version has written.
+    """
+    *texts, app, inputs, secrets, stored = fields
+    agent, session_id, queue = ((text or b"").decode() for text in texts)
+    if SessionAddress.of(Namespace(address.partition.namespace), agent, session_id) != address:
+        raise ValueError("agent and id of the session are not those of its key")
     message = decode_message(cipher, stored)
     marks: SecretPaths = tuple(map(tuple, orjson.loads(secrets or b"[]")))
     known = {} if inputs is None else orjson.loads(cipher.decrypt(inputs_field(marks), inputs))
     arguments = orjson.dumps({**known, "goal": message.content})
-    headers = {**message.headers, "session": session_id.decode()}
+    headers = {**message.headers, "session": session_id}
     owner = None if app is None else app.decode()
-    template = EnvelopeTemplate(name, headers, Options(result_ttl=_TURN_TTL), app=owner)
-    task = template.message(arguments, marks, task_id=str(turn))
-    await _store(gateway, Namespace(address.partition.namespace), queue.decode(), name, marks, task)
+    template = EnvelopeTemplate(agent, headers, Options(result_ttl=_TURN_TTL), app=owner)
+    task = template.message(arguments, marks, task_id=str(turn), reserved=True)
+    return check_name("queue", queue), agent, session_id, task, marks
 
 
 async def _store(
-    gateway: Gateway, namespace: Namespace, queue: str, task: str, secrets: SecretPaths, message: TaskMessage
-) -> None:
+    gateway: Gateway, namespace: Namespace, queue: str, agent: str, session_id: str, secrets: SecretPaths, message: TaskMessage
+) -> str | None:
+    """Store the task of a turn. Return that its id belongs to another task, or None."""
     task_cipher = gateway.encryptor.of(namespace.partition(queue), message.id)
-    message = message._replace(arguments=task_cipher.encrypt(arguments_field(task, secrets), message.arguments))
-    await BatchEnqueuer(gateway, PartitionRouter(gateway, namespace, queue), 0.0).one(message)
+    message = message._replace(arguments=task_cipher.encrypt(arguments_field(agent, secrets), message.arguments))
+    enqueuer = BatchEnqueuer(gateway, PartitionRouter(gateway, namespace, queue), 0.0)
+    await enqueuer.one(message)
+    for partition, _ in enqueuer.take_known():
+        if (record := await read_record(gateway, partition, message.id)) is not None:
+            return _other_task(record, agent, session_id)
+    return None
+
+
+def _other_task(record: Record, agent: str, session_id: str) -> str | None:
+    """Return that the task of this record is not that of a turn of the session; None if it is, or if it is unknown."""
+    if record.task is None or (record.task == agent and record.headers.get("session") == session_id):
+        return None
+    return f"its task id belongs to another task, {record.task!r}"
+
+
+async def refuse_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, problem: str) -> TurnId | None:
+    """End a turn that cannot run, and report it. Return the turn that was claimed in its place; its task is not stored.
+
+    problem: See `refused_end`.
+    """
+    report_once(f"turn {turn.number} of session {address.digest} ended without an answer: {problem}")
+    return await _end(gateway, address, turn, refused_end(problem), MOST_TURNS)
+
+
+def refused_end(problem: str) -> SessionTurnEnd:
+    """Return the end of a turn that cannot run. problem: Why; the history keeps the beginning."""
+    return SessionTurnEnd("refused", f"refused: {problem}"[:_LONGEST_REASON].encode())
+
+
+_LONGEST_REASON: Final = 1000
+"""Characters of such a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +292,10 @@ async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, ta
     """Begin or resume the run of a turn. Idempotent. task_id: of the run's task.
 
     Raises:
-        TurnRefused: The turn has ended or was passed over, or the session was forgotten.
+        TurnRefused: The turn has ended or was passed over, the session was forgotten, or the message cannot be read:
+            then the turn has ended, and the next one is claimed.
         TurnEarly: The turn is not claimed any more.
-        DecryptionError: State or message cannot be decrypted.
+        DecryptionError: The state cannot be decrypted, or this process has no key for the message.
     """
     keys = [address.session, address.partition.due]
     answer, *rest = await gateway.run(_BEGIN, keys, [address.digest, turn.born, turn.number])
@@ -211,7 +307,15 @@ async def begin_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, ta
         raise TurnRefused(task_id, f"turn {turn.number} of its session has ended or was passed over")
     stored, state, claimed, workspace, corrections = rest
     cipher = address.cipher(gateway)
-    _, sender, text, _ = decode_message(cipher, stored)
+    try:
+        _, sender, text, _ = decode_message(cipher, stored or None)
+    except KeyMissing:
+        raise
+    except (DecryptionError, ValueError) as error:
+        following = await refuse_turn(gateway, address, turn, str(error))
+        if following is not None:
+            await enqueue_turn(gateway, address, following)
+        raise TurnRefused(task_id, f"the message of turn {turn.number} cannot be read ({error})") from None
     opened = cipher.decrypt(STATE, state) if state else None
     files = cipher.decrypt(WORKSPACE, workspace) if workspace else None
     return TurnStart(
@@ -230,14 +334,14 @@ class SessionTurnEnd:
     """The end of a turn.
 
     Attributes:
-        outcome: `failed` keeps the turn claimed, until it is replayed or passed over.
+        outcome: `failed` keeps the turn claimed, until it is replayed or passed over. `refused`: it could not run.
         value: Answer as JSON, or the reason.
         state: State to store; None to keep the one before.
         workspace: Link of the files to store; None to keep the one before.
         wake: Time (ms) at which a commitment falls due, and the note about it that a turn then gets.
     """
 
-    outcome: Literal["answered", "cancelled", "failed"]
+    outcome: Literal["answered", "cancelled", "failed", "refused"]
     value: bytes
     state: bytes | None = None
     wake: tuple[int, str] | None = None
@@ -257,6 +361,24 @@ async def end_turn(
 
     Raises:
         TurnEarly: The turn is not claimed any more.
+    """
+    try:
+        following = await _end(gateway, address, turn, end, keep_turns)
+    except SessionNotFound:
+        return False
+    if following is not None:
+        await enqueue_turn(gateway, address, following)
+    return True
+
+
+async def _end(
+    gateway: Gateway, address: SessionAddress, turn: TurnId, end: SessionTurnEnd, keep_turns: int
+) -> TurnId | None:
+    """Store the end of a turn. Return the turn that is claimed then, None without one.
+
+    Raises:
+        TurnEarly: The turn is not claimed any more.
+        SessionNotFound: The session was forgotten.
     """
     cipher = address.cipher(gateway)
     value = cipher.encrypt(answer_field(turn.number), end.value) if end.outcome == "answered" else end.value
@@ -279,13 +401,11 @@ async def end_turn(
     ]
     answer, *rest = await gateway.run(_END, address.keys, args)
     if answer == b"missing":
-        return False
+        raise SessionNotFound(f"of turn {turn}")
     if answer == b"early":
         raise TurnEarly(str(turn), int(rest[0]))
     claimed, ended = int(rest[0]), int(rest[1])
-    if answer == b"ended" and claimed > ended:
-        await enqueue_turn(gateway, address, TurnId(turn.digest, turn.born, claimed))
-    return True
+    return TurnId(turn.digest, turn.born, claimed) if answer == b"ended" and claimed > ended else None
 
 
 async def due_sessions(gateway: Gateway, namespace: Namespace) -> list[SessionAddress]:
@@ -318,8 +438,15 @@ async def check_session(gateway: Gateway, address: SessionAddress, lost_end: Los
     )
     if not found:
         return
-    turn = TurnId(address.digest, found[0].decode(), int(found[1]))
-    record = await _last_record(gateway, Namespace(address.partition.namespace), str(turn))
+    turn, namespace = TurnId(address.digest, found[0].decode(), int(found[1])), Namespace(address.partition.namespace)
+    agent, session_id = await gateway.command("HMGET", address.session, "agent", "id")
+    own = await _first_record(gateway, namespace, str(turn))
+    other = None if own is None else _other_task(own, _shown(agent), _shown(session_id))
+    if other is not None:
+        if (following := await refuse_turn(gateway, address, turn, other)) is not None:
+            await enqueue_turn(gateway, address, following)
+        return
+    record = await _last_record(gateway, namespace, own)
     if record is None:
         await enqueue_turn(gateway, address, turn)
     elif record.state is State.DEAD:
@@ -329,20 +456,28 @@ async def check_session(gateway: Gateway, address: SessionAddress, lost_end: Los
     elif record.state is State.SUCCEEDED:  # a successor that is no agent of the session, or Redis has lost the end
         answer, end = _result(record), None
         if lost_end is not None:
-            agent = await gateway.command("HGET", address.session, "agent") or b""
-            end = await lost_end(turn, record, agent.decode(), answer)
+            end = await lost_end(turn, record, _shown(agent), answer)
         await end_turn(gateway, address, turn, end or SessionTurnEnd("answered", answer))
 
 
-async def _last_record(gateway: Gateway, namespace: Namespace, task_id: str) -> Record | None:
-    """Return the record of a task, or of its last successor."""
-    record: Record | None = None
+def _shown(stored: bytes | None) -> str:
+    return (stored or b"").decode("utf-8", "backslashreplace")
+
+
+async def _first_record(gateway: Gateway, namespace: Namespace, task_id: str) -> Record | None:
+    partition = await find_task(gateway, namespace, task_id)
+    return None if partition is None else await read_record(gateway, partition, task_id)
+
+
+async def _last_record(gateway: Gateway, namespace: Namespace, record: Record | None) -> Record | None:
+    """Return the record of the last successor of a task, as far as there are records."""
     for _ in range(MOST_HAND_OFFS):
-        partition = await find_task(gateway, namespace, task_id)
-        found = None if partition is None else await read_record(gateway, partition, task_id)
-        if found is None or found.handed_to is None:
-            return found or record
-        record, task_id = found, found.handed_to
+        if record is None or record.handed_to is None:
+            break
+        found = await _first_record(gateway, namespace, record.handed_to)
+        if found is None:
+            break
+        record = found
     return record
 
 

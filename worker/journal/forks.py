@@ -21,8 +21,8 @@ from ...queues import (
     TaskEvent,
     TaskHandle,
     TaskNotFound,
+    check_own_id,
     check_size,
-    check_task_id,
     checkpoint_fields,
     new_task_id,
     read_last_events,
@@ -106,7 +106,7 @@ async def fork(
     Raises:
         TaskNotFound, TaskExists, BadHistory, BadEdit, DecryptionError, PayloadTooLarge
     """
-    new_id = new_task_id() if new_id is None else check_task_id(new_id)
+    new_id = new_task_id() if new_id is None else check_own_id(new_id)
     handle = await producer.find(task_id, queue)
     if handle is None:
         raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r} on {producer.address.shown}")

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ...queues import Gateway, Namespace, QueueError
-from ...queues.sessions import SessionAddress, SessionTurnEnd, end_turn, forget_task, is_forgotten, parse_turn_id
+from ...queues import Gateway, Namespace, NotEncrypted, QueueError, TamperedData
+from ...queues.sessions import (
+    SessionAddress,
+    SessionTurnEnd,
+    end_turn,
+    forget_task,
+    is_forgotten,
+    parse_turn_id,
+    refused_end,
+)
 from ..durable import CallNext, Context, Middleware, Settlement
 from ..log import logger
 from .outcome import Burial, Cancelled
@@ -16,6 +24,8 @@ __all__ = ["SessionMiddleware"]
 
 class SessionMiddleware(Middleware):
     """Ends the turn of a cancelled task, and marks the session of a dead letter as failed.
+
+    A turn whose message was changed, or is not encrypted as it must be, ends without an answer: the next one runs.
 
     If the worker dies before, or Redis does not answer, the session sweeper does the same. The task of a forgotten
     session, stored by a sender that had read the session before, is deleted in place of its burial.
@@ -40,6 +50,8 @@ class SessionMiddleware(Middleware):
                 await forget_task(self._gateway, run.delivery.partition, run.id)
         await call_next()
         match settlement.outcome:  # that was stored: a caller may have cancelled the task meanwhile
+            case Burial(error=NotEncrypted() | TamperedData() as error) if error.of_arguments:
+                end = refused_end(str(error))  # no replay could run it
             case Burial(reason=reason):
                 end = SessionTurnEnd("failed", str(reason).encode())
             case _:

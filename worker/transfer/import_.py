@@ -14,7 +14,7 @@ import anyio.to_thread
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from ...queues import Envelope, PerdureError, Producer, TaskHandle, TaskMessage, check_name, check_task_id, new_task_id
+from ...queues import Envelope, PerdureError, Producer, TaskHandle, TaskMessage, check_name, check_own_id, new_task_id
 from ...queues.derived_tasks import TaskPast, store_copy
 from ...queues.envelope import copied_envelope
 from ...queues.keys import DATA_FORMAT
@@ -65,7 +65,7 @@ class _Line(BaseModel):
 class _Header(_Line):
     """First line: the task and its envelope."""
 
-    id: Annotated[str, AfterValidator(check_task_id)]
+    id: Annotated[str, AfterValidator(check_own_id)]
     task: str
     queue: Annotated[str, AfterValidator(lambda name: check_name("queue", name))]
     state: Literal["scheduled", "dead"]
