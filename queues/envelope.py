@@ -68,6 +68,9 @@ DEFAULT_LARGE_LIMIT: Final = 64 * 1024 * 1024
 TURN_PREFIX: Final = "turn-"
 """Beginning of the ids of the tasks that are turns of sessions."""
 
+_OF_A_TURN: Final = re.compile(r"turn-[0-9a-f]{32}-[0-9]+\.[0-9]+(?:[A-Za-z_-]|\.(?!h[0-9]+$)).*")
+"""The id of a turn, and more; `.hN` is that of a successor."""
+
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
@@ -87,11 +90,14 @@ def check_task_id(task_id: object) -> str:
 
 
 def check_own_id(task_id: object) -> str:
-    """Return an id that a caller has chosen for a task. Raises `ValueError` for one of a turn of a session."""
+    """Return an id that a caller has chosen for a task. Raises `ValueError` for one that a turn of a session may have.
+
+    An id that a turn makes of its own one, such as `f"{ctx.task_id}-mail"`, is none.
+    """
     known = check_task_id(task_id)
-    if known.startswith(TURN_PREFIX):
+    if known.startswith(TURN_PREFIX) and _OF_A_TURN.fullmatch(known) is None:
         raise ValueError(
-            f"task id must not start with {TURN_PREFIX!r}, which the tasks of sessions' turns have, got {known!r}"
+            f"task id must not start with {TURN_PREFIX!r}, as the tasks of sessions' turns do, got {known!r}"
         )
     return known
 

@@ -169,11 +169,14 @@ async def test_a_session_holds_so_many_bytes(app: App, monkeypatch: pytest.Monke
 
 
 async def test_the_ids_of_turns_are_reserved(app: App) -> None:
-    for task_id in ("turn-1", f"turn-{'0' * 32}-1.1"):
+    turn = f"turn-{'0' * 32}-1.1"
+    for task_id in ("turn-1", turn, f"{turn}.h1", f"{turn}2"):
         with pytest.raises(ValueError, match="task id must not start with 'turn-'"):
             await app.producer.enqueue("where", task_id=task_id, queue="talk")
         with pytest.raises(ValueError, match="must not start with 'turn-'"):
             await app.tasks["where"].options(task_id=task_id).enqueue()
+    for suffix in ("-mail", ".mail", "_1"):
+        await app.tasks["where"].options(task_id=turn + suffix).enqueue()
 
 
 async def test_a_turn_does_not_answer_with_the_result_of_another_task(
