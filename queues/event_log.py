@@ -6,6 +6,7 @@ task's run, in order; entries without one by the scripts of the outcome that the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -13,16 +14,17 @@ from typing import Any, Final
 
 import orjson
 
-from .envelope import plain_data
+from .envelope import DEFAULT_LARGE_LIMIT, plain_data
 from .errors import DecryptionError, TaskEnded, TaskNotFound
 from .junk import count_of
 from .keys import Partition
 from .records import opened_error
 from .security import TaskCipher, event_field, is_encrypted
-from .transport import Gateway, pairs, queue_script
+from .transport import Argument, Gateway, pairs, queue_script
 
 __all__ = [
     "LATEST_EVENTS",
+    "LOG_BYTES",
     "LogTail",
     "TaskEvent",
     "dismiss_finding",
@@ -35,8 +37,15 @@ __all__ = [
 ]
 
 _DISMISS = queue_script("dismiss")
+_READ = queue_script("read_log")
+
+LOG_BYTES: Final = DEFAULT_LARGE_LIMIT
+"""Largest size of the events that are read at once; one that is larger alone has a problem in place of its data."""
 
 _PAGE: Final = 200
+"""Events of a page."""
+
+_READ_AT_ONCE: Final = 50
 """Events that are read at once: each may be as large as the payload limit."""
 
 
@@ -74,7 +83,7 @@ async def read_events(
     gateway: Gateway, partition: Partition, task_id: str, *, after: str = "0-0", limit: int = 10_000
 ) -> list[TaskEvent]:
     """Return events after an event id, oldest first."""
-    entries = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", limit)
+    entries = await _read(gateway, partition, task_id, "XRANGE", (f"({after}", "+"), limit)
     return opened_events(entries, task_id, gateway.encryptor.of(partition, task_id))
 
 
@@ -96,8 +105,22 @@ async def read_last_events(
 ) -> list[TaskEvent]:
     """Return the last events, or the last before an event id, newest first."""
     newest = "+" if before is None else f"({before}"
-    entries = await gateway.command("XREVRANGE", partition.log(task_id), newest, "-", "COUNT", limit)
+    entries = await _read(gateway, partition, task_id, "XREVRANGE", (newest, "-"), limit)
     return opened_events(entries, task_id, gateway.encryptor.of(partition, task_id))
+
+
+async def _read(
+    gateway: Gateway, partition: Partition, task_id: str, command: str, between: tuple[str, str], limit: int
+) -> list[tuple[bytes, list[bytes]]]:
+    """Return entries of a log, read in parts of a bounded size."""
+    found: list[tuple[bytes, list[bytes]]] = []
+    (first, last), more = between, 1
+    while more and len(found) < limit:
+        args: list[Argument] = [command, first, last, min(_READ_AT_ONCE, limit - len(found)), LOG_BYTES]
+        page, more = await gateway.run(_READ, [partition.log(task_id)], args)
+        found += page
+        first = f"({page[-1][0].decode()}" if page else first
+    return found
 
 
 async def dismiss_finding(gateway: Gateway, partition: Partition, task_id: str, number: int) -> None:
@@ -151,6 +174,8 @@ def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, ci
 def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, cipher: TaskCipher) -> TaskEvent:
     number, problem = _number(fields.get(b"n"))
     data = None
+    if (size := fields.get(b"bytes")) is not None:
+        problem = f"it was not read: it has {count_of(size):,} bytes, more than the {LOG_BYTES:,} of a read"
     if problem is None:
         data, problem = _data(fields.get(b"data"), number, cipher)
     step = fields.get(b"step")
@@ -224,16 +249,18 @@ async def read_log_tail(
     gateway: Gateway, partition: Partition, task_id: str, limit: int = LATEST_EVENTS, *, checkpoint: bool = True
 ) -> LogTail:
     """Read the tail of a task's log. The task may be running. checkpoint: whether to read the checkpoint as well."""
-    record, log = partition.record(task_id), partition.log(task_id)
-    number, (sent, used), entries, time, *names = await gateway.pipeline(
-        [
-            ("HGET", record, "events"),
-            ("HMGET", partition.inbox(task_id), "sent", "used"),
-            ("XREVRANGE", log, "+", "-", "COUNT", limit),
-            ("TIME",),
-            *([("HKEYS", partition.steps(task_id))] if checkpoint else []),
-        ],
-        node_of=record,
+    record = partition.record(task_id)
+    (number, (sent, used), time, *names), entries = await asyncio.gather(  # in one round trip
+        gateway.pipeline(
+            [
+                ("HGET", record, "events"),
+                ("HMGET", partition.inbox(task_id), "sent", "used"),
+                ("TIME",),
+                *([("HKEYS", partition.steps(task_id))] if checkpoint else []),
+            ],
+            node_of=record,
+        ),
+        _read(gateway, partition, task_id, "XREVRANGE", ("+", "-"), limit),
     )
     cipher = gateway.encryptor.of(partition, task_id)
     events = takewhile(lambda event: not event.restarts, opened_events(entries, task_id, cipher))

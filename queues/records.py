@@ -13,7 +13,7 @@ import orjson
 from .durations import iso_time
 from .envelope import plain_data, readable_envelope
 from .errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
-from .junk import count_of
+from .junk import count_of, shown_bytes
 from .keys import GROUP, Partition, is_reserved
 from .security import (
     ERROR,
@@ -397,7 +397,7 @@ def _number(fields: Mapping[bytes, bytes], name: bytes) -> int | None:
     try:
         return None if value is None else int(float(value))
     except (ValueError, OverflowError):
-        raise ValueError(f"{name.decode()} must be a number, got {value!r}") from None
+        raise ValueError(f"{name.decode()} must be a number, got {shown_bytes(value or b'')}") from None
 
 
 def _text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:

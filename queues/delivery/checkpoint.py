@@ -9,20 +9,22 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ..errors import UnreadableCheckpoint, WrongType
-from ..event_log import TaskEvent, opened_events, read_last_events
-from ..junk import count_of
+from ..envelope import DEFAULT_LARGE_LIMIT
+from ..errors import UnreadableCheckpoint
+from ..event_log import LOG_BYTES, TaskEvent, opened_events, read_last_events
+from ..junk import count_of, shown_bytes
 from ..keys import DATA_FORMAT, Partition
 from ..security import PROGRESS, TaskCipher, event_field
-from ..transport import Argument, Command, Gateway, pairs, queue_script
+from ..transport import Argument, Gateway, pairs, queue_script
 from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
-from .step_pages import NO_CHUNKS, PAGE, StepPages, add_fields
+from .step_pages import NO_CHUNKS, PAGE, PAGE_BYTES, StepPages, add_fields
 
 __all__ = ["Entry", "History", "Kind", "Written", "last_step", "load_history", "recorded_steps", "write_entries"]
 
 _WRITE = queue_script("write_checkpoint")
+_LOAD = queue_script("load_history")
 
 
 class Kind(StrEnum):
@@ -248,6 +250,9 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 _NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
 _FIELDS: Final = (*_NUMBERS, "format", "newer_since", "at", "alive", "suspect", "crash", "handed_from", "continued")
 
+_RECORD_BYTES: Final = DEFAULT_LARGE_LIMIT
+"""Largest size of these fields together."""
+
 _LATEST: Final = 8
 """Events of the log that are read: enough to see how the previous run ended."""
 
@@ -258,21 +263,14 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
     One round trip reads a checkpoint of one page. The rest of a larger one is read when it is asked for.
     """
     partition = delivery.partition
-    broken: list[str] = []
-    commands: list[Command] = [
-        ("HMGET", partition.record(task_id), *_FIELDS),
-        ("HGET", partition.inbox(task_id), "last"),
-        ("HEXISTS", partition.control(task_id), "cancel"),
-        ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _LATEST),
-        ("TIME",),
-        ("HSCAN", partition.steps(task_id), 0, "MATCH", NO_CHUNKS, "COUNT", PAGE),
-    ]
-    try:
-        fields, last, cancel, latest, time, (cursor, steps) = await gateway.pipeline(commands, node_of=partition.ready)
-    except WrongType as error:  # the other keys were moved out of the way
-        broken.append(f"{partition.steps(task_id)}: {error}")
-        fields, last, cancel, latest, time = await gateway.pipeline(commands[:-1], node_of=partition.ready)
-        cursor, steps = b"0", []
+    keys = [getattr(partition, name)(task_id) for name in ("record", "inbox", "control", "steps", "log")]
+    args: list[Argument] = [NO_CHUNKS, PAGE, _LATEST, _RECORD_BYTES, PAGE_BYTES, LOG_BYTES, *_FIELDS]
+    fields, last, cancel, (cursor, steps), latest, time, problem = await gateway.run(_LOAD, keys, args)
+    broken = [f"{name} has {value:,} bytes" for name, value in zip(_FIELDS, fields, strict=True) if type(value) is int]
+    if broken:
+        fields = [None if type(value) is int else value for value in fields]
+    if problem is not None:
+        broken.append(f"{partition.steps(task_id)}: {problem.decode()}")
     *stored, suspect, crash, handed_from, continued = fields
     numbers = [_number(name, value, broken) for name, value in zip(_FIELDS, stored, strict=False)]
     attempts, crashes, returns, excused, recent, recent_at, events, returned, entries = (
@@ -287,7 +285,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         entries=entries,
         events=events,
         lost=lost,
-        mail=count_of(last),
+        mail=last,
         cancel=cancel == 1,
         quarantined=suspect is not None,
         excused_crashes=excused,
@@ -318,7 +316,7 @@ def _number(name: str, value: bytes | None, broken: list[str]) -> int | None:
     try:
         return None if value is None else int(value)
     except ValueError:
-        broken.append(f"{name} must be a number, got {value!r}")
+        broken.append(f"{name} must be a number, got {shown_bytes(value or b'')}")
         return None
 
 

@@ -9,18 +9,22 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
+from ..envelope import DEFAULT_LARGE_LIMIT
 from ..errors import Unavailable, UnreadableCheckpoint
 from ..keys import Partition
 from ..security import MARK, TaskCipher
 from ..transport import SCAN_START, Command, Gateway, retry_while_unavailable, scan_page
 
-__all__ = ["NO_CHUNKS", "PAGE", "StepPages", "add_fields"]
+__all__ = ["NO_CHUNKS", "PAGE", "PAGE_BYTES", "StepPages", "add_fields"]
 
 PAGE: Final = 512
 """Fields of a page. Redis serves no other client meanwhile, for about 0.2 ms."""
 
 NO_CHUNKS: Final = "[^c]*"
 """Pattern of the fields that are not chunks of large results: those are read when the result is asked for."""
+
+PAGE_BYTES: Final = 4 * DEFAULT_LARGE_LIMIT
+"""Largest size of the first page. A page of legitimate records is far below."""
 
 _MOST_SCANNED: Final = 8 * PAGE
 """Fields of a page that has few but chunks."""
@@ -234,14 +238,14 @@ def _retrieve(reply: asyncio.Future[Any]) -> None:
 
 def add_fields(
     known: Mapping[str, dict[str, bytes]],
-    fields: Iterable[tuple[bytes, bytes | None]],
+    fields: Iterable[tuple[bytes, bytes | int | None]],
     broken: list[str],
     cipher: TaskCipher | None = None,
 ) -> None:
     """Add fields of a step hash to those that are known by kind and step, which stay as they are.
 
     Args:
-        fields: Names and values; None for a field that does not exist.
+        fields: Names and values; None for a field that does not exist, its size for one that was too large to be read.
         broken: Receives the problems of fields that no version has written.
         cipher: Decrypts the values.
 
@@ -256,7 +260,9 @@ def add_fields(
         except (KeyError, UnicodeDecodeError):
             broken.append(f"its field {name!r} is of no known kind")
             continue
-        if step not in steps:
+        if isinstance(value, int):
+            broken.append(f"its field {name!r} has {value:,} bytes")
+        elif step not in steps:
             steps[step] = value if cipher is None else cipher.decrypt(f"{kind}:{step}", value)
 
 

@@ -8,7 +8,7 @@ holds for all scripts.
 |---|---|
 | `test_bury_and_replay` | bury, discard, replay |
 | `delivery/test_checkpoint_edit` | edit_checkpoint |
-| `delivery/test_checkpoint` | write_checkpoint |
+| `delivery/test_checkpoint` | load_history, read_log, write_checkpoint |
 | `delivery/test_consumer` | claim, create_groups, leave_group, remove_consumer |
 | `delivery/test_due_set` | due, promote, schedule |
 | `test_enqueue` | enqueue |

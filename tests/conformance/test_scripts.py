@@ -37,10 +37,12 @@ from perdure.queues import (
     enqueue_successor,
     find_task,
     list_workers,
+    load_history,
     load_script,
     promote_due,
     quarantine,
     raise_count,
+    read_events,
     read_task_input,
     release,
     report_crash,
@@ -87,7 +89,7 @@ from tests.support.servers.every_node import on_every_node
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
-PRELUDES = {"fence", "inbox", "payload", "retention", "seen", "upload"}
+PRELUDES = {"bounded", "fence", "inbox", "payload", "retention", "seen", "upload"}
 
 
 def header(path: Path) -> str:
@@ -116,7 +118,7 @@ def test_the_table_names_a_test_file_for_each_script() -> None:
     assert [name for name, _ in rows if not (Path(__file__).parent / f"{name}.py").is_file()] == []
 
 
-READ_ONLY = {"due", "partition_status", "read_inbox", "read_workers"}
+READ_ONLY = {"due", "load_history", "partition_status", "read_inbox", "read_log", "read_workers"}
 
 
 def test_each_script_that_writes_has_a_test_of_late_bytes() -> None:
@@ -214,6 +216,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
             taken = await read_one(a)
             for write in WRITING.values():
                 await write(gateway, taken, act)
+            assert (await load_history(gateway, taken, act)).entries
+            assert await read_events(gateway, partition, act)
             await SETTLING[act](gateway, taken, act)
             assert await find_task(gateway, namespace, act) == partition
             assert len([message async for message in read_inbox(gateway, partition, act)]) == (act != "park")

@@ -10,10 +10,11 @@ import orjson
 import pytest
 from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, Settings, TaskHandle
-from perdure.queues import InboxFull, NoKey, TaskCipher, inbox
+from perdure.queues import InboxFull, NoKey, TaskCipher, event_log, inbox, read_events, read_last_events
+from perdure.queues.delivery import checkpoint
 from perdure.queues.security import MESSAGE, Encryptor, generate_key
 
-from tests.support.workers import bounded, redis_command, running_worker, wait_until, work_off
+from tests.support.workers import bounded, letter, redis_command, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -275,3 +276,51 @@ async def test_an_inbox_holds_so_many_bytes_and_takes_more_after_a_read(
     await handle.send("small", sender="ada")
     await work_off(app)
     assert await bounded(handle.result()) == 3
+
+
+@pytest.mark.parametrize("field", ["recent", "excused", "handed_from", "crash"])
+async def test_a_field_of_the_record_that_is_too_large_is_the_problem_of_its_task(
+    app: App, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setattr(checkpoint, "_RECORD_BYTES", 100_000)
+    async with running_worker(app):
+        handle = await app.tasks["pay"].enqueue()
+        await parked(handle)
+        await redis_command(app, "HSET", handle.partition.record(handle.id), field, b"9" * 1_000_000)
+        await handle.send("yes", sender="ada")
+        found = await letter(app, handle)
+        assert f"{field} has 1,000,000 bytes" in (found.message or "")
+        assert await bounded((await app.tasks["collect"].enqueue()).result()) == 0
+
+
+async def test_a_field_of_the_checkpoint_that_is_too_large_is_the_problem_of_its_task(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PAGE_BYTES", 100_000)
+    async with running_worker(app):
+        handle = await app.tasks["pay"].enqueue()
+        await parked(handle)
+        await redis_command(app, "HSET", handle.partition.steps(handle.id), "d:x", b"9" * 1_000_000)
+        await handle.send("yes", sender="ada")
+        found = await letter(app, handle)
+        assert "its field b'd:x' has 1,000,000 bytes" in (found.message or "")
+        assert await bounded((await app.tasks["collect"].enqueue()).result()) == 0
+
+
+async def test_an_event_that_is_too_large_is_not_read(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log, "LOG_BYTES", 100_000)
+    handle = await app.tasks["collect"].enqueue()
+    log = handle.partition.log(handle.id)
+    await redis_command(app, "XADD", log, "*", "type", "decided", "n", "7", "data", b"9" * 1_000_000)
+    for number in range(20):
+        await redis_command(app, "XADD", log, "*", "type", "note", "data", orjson.dumps("x" * 30_000 + str(number)))
+    first, *others = await read_events(app.producer.gateway, handle.partition, handle.id)
+    assert (first.type, first.number, first.data) == ("decided", 7, None)
+    assert first.problem is not None
+    assert "it has 1,000,0" in first.problem
+    assert [event.problem for event in others] == [None] * 20
+    assert [event.id for event in await read_last_events(app.producer.gateway, handle.partition, handle.id, 21)] == [
+        event.id for event in reversed([first, *others])
+    ]
+    await work_off(app)
+    assert await bounded(handle.result()) == 0
