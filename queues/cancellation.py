@@ -1,21 +1,30 @@
-"""Cancellation of a task."""
+"""Cancellation of a task, at once or by a request to the workers.
+
+A user of Redis that may not remove tasks from a queue, such as a producer, adds a request to the due set of the task's
+partition, where a worker finds it at once and cancels the task in its place. The request names the life of the task that
+the caller has read: one that arrives late does not cancel a task that was replayed, or enqueued again under its id, since.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from .delivery import CANCEL_REQUEST
 from .derived_tasks import confirm_successor
+from .envelope import is_task_id
 from .errors import DecryptionError, Refused, TaskNotFound
 from .keys import GROUP, RESERVED, Namespace, Partition
 from .partitions import registered_retention
-from .records import State
+from .records import State, read_record
 from .shared_config import read_seconds
-from .transport import Gateway, queue_script
+from .transport import Gateway, is_denied, queue_script
 
-__all__ = ["cancel_task"]
+__all__ = ["answer_requests", "cancel_task"]
 
 _CANCEL: Final = queue_script("cancel")
+_READ: Final = ("at", "entry", "token", "replays")
 
 
 async def cancel_task(gateway: Gateway, partition: Partition, task_id: str, *, retention: float) -> State:
@@ -26,29 +35,82 @@ async def cancel_task(gateway: Gateway, partition: Partition, task_id: str, *, r
     Args:
         retention: Seconds for which the record is kept, if the namespace has no setting.
     """
+    answer = None
+    if _CANCEL.name not in gateway.denied:
+        try:
+            answer = await _cancel(gateway, partition, task_id, retention)
+        except Refused as error:
+            if not is_denied(error):
+                raise
+            gateway.denied.add(_CANCEL.name)
+    if answer is None:
+        return await _request(gateway, partition, task_id)
+    if answer == b"missing":
+        raise _not_found(gateway, partition, task_id)
+    return State.RUNNING if answer == b"requested" else State(answer.decode())
+
+
+async def answer_requests(
+    gateway: Gateway, partition: Partition, requests: Sequence[bytes], *, retention: float
+) -> None:
+    """Cancel the tasks whose cancellation was requested, and remove the requests. retention: see `cancel_task`."""
+    for request in requests:
+        task_id, *life = request.removeprefix(CANCEL_REQUEST).split(b" ")
+        if is_task_id(name := task_id.decode("ascii", "replace")):
+            await _cancel(gateway, partition, name, retention, life)
+    await gateway.command("ZREM", partition.due, *requests)
+
+
+async def _cancel(
+    gateway: Gateway, partition: Partition, task_id: str, retention: float, life: Sequence[bytes] | None = None
+) -> bytes:
+    """Cancel a task that no worker runs, else ask its worker; return the answer of the script.
+
+    life: that of the task, None for any; another one is left alone, and the answer is `changed`.
+    """
     ready, record, steps, log, inbox, control = partition.run_keys(task_id)
     keys = [ready, record, steps, log, partition.due, partition.retentions, inbox, control, partition.timeline]
     namespace = Namespace(partition.namespace)
     answer = b"changed"
     while answer == b"changed":  # the task was replaced or replayed after it was read
-        stored, (source, *read) = await gateway.pipeline(
-            [
-                ("HGET", namespace.config, "result_ttl"),
-                ("HMGET", record, "handed_from", "at", "entry", "token", "replays", "waits"),
-            ]
+        stored, (source, *found) = await gateway.pipeline(
+            [("HGET", namespace.config, "result_ttl"), ("HMGET", record, "handed_from", *_READ, "waits")]
         )
+        *read, waits = (value or b"" for value in found)
+        if life is not None and life != _life(*read):
+            return answer
         ttl = read_seconds(stored) or retention
         if source is not None:  # a cancelled successor must not be stored again once its record has expired
             await confirm_successor(gateway, namespace, source.decode())
         kept = (round(ttl * 1000), registered_retention(ttl))
-        *read, waits = (value or b"" for value in read)
         args = (GROUP, RESERVED, task_id, *kept, *read, namespace.worker_channel(""), waits)
         answer = await gateway.run(_CANCEL, [*keys, *_versions(partition, waits.decode())], args)
-    if answer == b"missing":
-        raise TaskNotFound(task_id, f"queue {partition.queue!r} on {gateway.address.shown}")
     if answer == b"cancelled" and task_id.startswith("turn-"):
         await _end_turn(gateway, partition, task_id)
-    return State.RUNNING if answer == b"requested" else State(answer.decode())
+    return answer
+
+
+async def _request(gateway: Gateway, partition: Partition, task_id: str) -> State:
+    """Request the cancellation of a task, and return the state that it has now. A request that is repeated is one."""
+    record = await read_record(gateway, partition, task_id)
+    if record is None:
+        raise _not_found(gateway, partition, task_id)
+    if not record.state.terminal:
+        read = (value or b"" for value in await gateway.command("HMGET", partition.record(task_id), *_READ))
+        member = CANCEL_REQUEST + b" ".join((task_id.encode(), *_life(*read)))
+        await gateway.pipeline(
+            [("ZADD", partition.due, 0, member), ("XADD", partition.nudge, "MAXLEN", 16, "*", "why", "due")]
+        )
+    return record.state
+
+
+def _life(at: bytes, entry: bytes, token: bytes, replays: bytes) -> list[bytes]:
+    """Return what differs between the tasks of an id, and between a task and its replay: as cancel.lua compares it."""
+    return [at or entry.partition(b"-")[0], token, replays]
+
+
+def _not_found(gateway: Gateway, partition: Partition, task_id: str) -> TaskNotFound:
+    return TaskNotFound(task_id, f"queue {partition.queue!r} on {gateway.address.shown}")
 
 
 async def _end_turn(gateway: Gateway, partition: Partition, task_id: str) -> None:

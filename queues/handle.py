@@ -247,9 +247,12 @@ class TaskHandle(Generic[R]):
         refused, and the task ends as cancelled, whatever the handler returns or raises. If the notification is lost,
         the worker sees the request at the next step or lease renewal. A handler that has returned by then succeeds.
 
+        A user of Redis that may not remove tasks from a queue, such as a producer, requests it: a worker of the queue
+        then cancels the task in its place.
+
         Returns:
-            The state after the request: `cancelled`, `running` (the worker gets the request), or an earlier terminal
-            state.
+            The state after the request: `cancelled`, `running` (the worker gets the request), an earlier terminal
+            state, or if the user may only request it, the state of the task until a worker cancels it.
 
         Raises:
             TaskNotFound: There is no record.

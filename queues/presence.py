@@ -260,10 +260,13 @@ async def deployment_id(gateway: Gateway, namespace: Namespace) -> str:
     A hash of another type is moved out of the way, with a warning: the deployment gets a new id.
     """
     key = namespace.deployment
-    made: tuple[str | bytes, ...] = ("HSETNX", key, "id", RUNTIME.token(16))
+    read: tuple[str | bytes, ...] = ("HGET", key, "id")
     try:
-        _, found = await gateway.pipeline([made, ("HGET", key, "id")])
+        found = await gateway.command(*read)
     except WrongType:
         await gateway.set_keys_aside([key])
+        found = None
+    if found is None:
+        made: tuple[str | bytes, ...] = ("HSETNX", key, "id", RUNTIME.token(16))
         _, found = await gateway.pipeline([made, ("HGET", key, "id")])
     return str(found.decode("utf-8", "backslashreplace"))

@@ -27,7 +27,7 @@ from __future__ import annotations
 from .checkpoint import Entry, History, Kind, last_step, load_history, recorded_steps, write_entries
 from .checkpoint_edit import Position, close_exported, edit_checkpoint, read_mark, read_position
 from .consumer import Consumer
-from .due_set import promote_due, wake_version
+from .due_set import CANCEL_REQUEST, promote_due, wake_version
 from .fleet_locks import acquire_fleet_locks
 from .heartbeat import LeaseHeartbeat, renew_lease
 from .leases import NOT_STARTED, Delivery, Leases, RunStatus, check_accepted
@@ -44,6 +44,7 @@ from .stream_reader import SingleNodeReader, read_partitions
 from .touch import Touch
 
 __all__ = [
+    "CANCEL_REQUEST",
     "NOT_STARTED",
     "Consumer",
     "Counters",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from ..envelope import is_task_id
@@ -11,11 +11,14 @@ from ..keys import DATA_FORMAT, GROUP, RELEASED, Partition
 from ..transport import Argument, Gateway, queue_script
 from .leases import RELEASED_IDLE_MS
 
-__all__ = ["promote_due", "wake_version"]
+__all__ = ["CANCEL_REQUEST", "promote_due", "wake_version"]
 
 _DUE = queue_script("due")
 _PROMOTE = queue_script("promote")
 _WAKE = queue_script("wake_version")
+
+CANCEL_REQUEST: Final = b"~cancel "
+"""Start of a member that is no task, but a request of a producer to cancel one: see cancellation.py."""
 
 _BATCH: Final = 200
 """Tasks that one script moves at most, of each set."""
@@ -24,7 +27,13 @@ _MOST_WAKES: Final = 100
 """Scripts of one call that wakes tasks: the other chores of the worker come next."""
 
 
-async def promote_due(gateway: Gateway, partition: Partition, *, for_claim: bool = False) -> tuple[int, float | None]:
+async def promote_due(
+    gateway: Gateway,
+    partition: Partition,
+    *,
+    for_claim: bool = False,
+    on_requests: Callable[[Sequence[bytes]], Awaitable[None]] | None = None,
+) -> tuple[int, float | None]:
     """Move due tasks to the ready stream, a bounded number.
 
     The promotion takes two round trips, because a script must be given every key it touches. The second script checks
@@ -32,6 +41,8 @@ async def promote_due(gateway: Gateway, partition: Partition, *, for_claim: bool
 
     Args:
         for_claim: Release the messages for the caller's worker, which claims them next: no blocked read returns them.
+        on_requests: Called with the requests to cancel tasks before the tasks are moved; it removes them. None leaves
+            them for another call.
 
     Returns:
         How many tasks were moved, and the seconds until the next call makes sense: 0 if more are due already, None if
@@ -40,7 +51,10 @@ async def promote_due(gateway: Gateway, partition: Partition, *, for_claim: bool
     ids, wait_ms = await gateway.run(_DUE, [partition.due], [_BATCH])
     moved = 0
     if ids:
-        tasks, foreign = split(ids, is_task_id)
+        requests = [member for member in ids if member.startswith(CANCEL_REQUEST)]
+        if requests and on_requests is not None:
+            await on_requests(requests)
+        tasks, foreign = split((member for member in ids if not member.startswith(CANCEL_REQUEST)), is_task_id)
         await set_aside(gateway, partition, partition.due, "zset", foreign)
         kept: list[Argument] = [GROUP, RELEASED, RELEASED_IDLE_MS] if for_claim else []
         if tasks:

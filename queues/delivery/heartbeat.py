@@ -243,7 +243,8 @@ class LeaseHeartbeat:
             try:
                 reply: Any = connection.execute(partition.ready, "EVALSHA", _RENEW.sha, len(keys), *keys, *args)
             except NoScriptError:
-                reply = connection.execute(partition.ready, "EVAL", _RENEW.source, len(keys), *keys, *args)
+                connection.execute(partition.ready, "SCRIPT", "LOAD", _RENEW.source)
+                reply = connection.execute(partition.ready, "EVALSHA", _RENEW.sha, len(keys), *keys, *args)
         touched, lost, cancelled = reply
         self._on_touch(partition, Touch.of(touched, sent))
         return lost, cancelled

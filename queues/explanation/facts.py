@@ -83,7 +83,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     namespace = Namespace(partition.namespace)
     (record, place), task, workers, config, paused, catalog = await asyncio.gather(
         asyncio.gather(read_record(gateway, partition, task_id), _allowed(find_places(gateway, partition, [task_id]))),
-        _allowed(_read_task(gateway, partition, task_id)),
+        _read_task(gateway, partition, task_id),
         _allowed(list_workers(gateway, namespace)),
         _allowed(load_config(gateway, namespace)),
         _allowed(paused_supervisors(gateway, namespace)),
@@ -91,9 +91,8 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     )
     if record is None:
         return None
-    (crash, returned), cancel, entries, fields, ttl, time = task or (
-        *((None, None), 0, (), 0, -1),
-        await gateway.command("TIME"),
+    (crash, returned), cancel, entries, fields, ttl, time = (
+        unknown if isinstance(reply, Refused) else reply for reply, unknown in zip(task, _UNKNOWN, strict=True)
     )
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     steps, doubtful = int(fields), record.reason == "in_doubt"
@@ -139,10 +138,14 @@ def published_lease(workers: Sequence[WorkerInfo], queue: str) -> float:
     return max([lease for lost, lease in leases if not lost] or [lease for _, lease in leases], default=_LEASE)
 
 
+_UNKNOWN: Final = ((None, None), 0, (), 0, -1, (0, 0))
+"""What stands for replies that the server refuses, as to a user who may only enqueue."""
+
+
 def _read_task(gateway: Gateway, partition: Partition, task_id: str) -> Awaitable[list[Any]]:
     """Read what the record does not say: evidence of a crash, request to cancel, log, steps, TTL, and the time."""
     record = partition.record(task_id)
-    return gateway.pipeline(
+    return gateway.pipeline_each(
         [
             ("HMGET", record, "crash", "returned"),
             ("HEXISTS", partition.control(task_id), "cancel"),

@@ -19,7 +19,7 @@ from ..errors import Refused, Unavailable, WrongType
 from ..junk import report_once, set_hash_aside, shown_bytes, split
 from ..keys import DATA_FORMAT, GROUP, KEY_FORMAT, Namespace, Partition, check_name, is_name
 from ..runtime import RUNTIME
-from ..transport import Command, Gateway, pairs, queue_script
+from ..transport import Command, Gateway, is_denied, pairs, queue_script
 from .route import SINGLE, Generation, Route, UnreadableRoute
 
 __all__ = [
@@ -123,8 +123,8 @@ async def load_route(gateway: Gateway, namespace: Namespace, queue: str) -> Rout
 async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: Route = SINGLE) -> Route:
     """Return the route of a queue, joined with what the caller knows, and store it if it differs.
 
-    That registers a new queue, restores a route that a server has lost, and replaces one that another program wrote.
-    Raises `ValueError` for a name that is not valid.
+    That registers a new queue, restores a route that a server has lost, and replaces one that another program wrote. A
+    user that may only read routes leaves that to a worker of the queue. Raises `ValueError` for a name that is not valid.
     """
     check_name("queue", queue)
     while True:
@@ -136,7 +136,21 @@ async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: 
         joined = known if stored is None else stored.joined(known)
         if joined == stored:
             return joined
-        if await _set_route(gateway, namespace, queue, data or b"", joined.encode()):
+        if _SET_ROUTE.name in gateway.denied:
+            return joined
+        try:
+            stored_now = await _set_route(gateway, namespace, queue, data or b"", joined.encode())
+        except Refused as error:
+            if not is_denied(error):
+                raise
+            gateway.denied.add(_SET_ROUTE.name)
+            what = "could not register" if stored is None else "could not store the route of"
+            report_once(
+                f"{what} queue {queue!r}: {error}; its tasks wait until a worker serves it, which registers it, or until "
+                f"an operator runs 'perdure server prepare {queue}'"
+            )
+            return joined
+        if stored_now:
             return joined
 
 

@@ -12,6 +12,7 @@
     tls           connections that read their certificates each time they connect
     cluster       the same gateway over the nodes of a Redis Cluster
     scripts       Lua scripts, called by digest
+    rights        rights of the Redis users that run Perdure
     hash_scan     pages of the fields of a hash
     large_values  values that are stored in chunks
     large_arguments  arguments that are, from before their task is stored
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 from .address import Address
 from .backoff import Backoff, jittered, retry_while_unavailable
-from .clients import COMMAND_TIMEOUT, is_missing_group, is_read_only, sync_client, translated
+from .clients import COMMAND_TIMEOUT, is_denied, is_missing_group, is_read_only, sync_client, translated
 from .gateway import Argument, BlockingConnection, Command, Gateway, GatewayTimings
 from .hash_scan import SCAN_START, scan_page
 from .large_arguments import LARGE_ARGUMENTS, LargeArguments, cut_arguments, read_arguments, store_with_upload
@@ -70,6 +71,7 @@ __all__ = [
     "bytes_as_json",
     "cut",
     "cut_arguments",
+    "is_denied",
     "is_missing_group",
     "is_read_only",
     "is_sha256",

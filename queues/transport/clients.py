@@ -22,6 +22,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     NoPermissionError,
+    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -34,6 +35,8 @@ from ..embedded import FULL_DISK, full_disk
 from ..errors import Refused, ServerFull, Unavailable, WrongType
 from ..runtime import RUNTIME
 from .address import Address, Node
+from .pipelining import Command
+from .rights import describe_refusal
 from .sentinel import followed_async, followed_sync
 from .tls import TlsConnection
 
@@ -42,6 +45,8 @@ __all__ = [
     "CONNECT_TIMEOUT",
     "START_REMEDY",
     "async_client",
+    "denied",
+    "is_denied",
     "is_missing_group",
     "is_read_only",
     "is_wrong_type",
@@ -133,11 +138,26 @@ def sync_client(
 _CREDENTIALS = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
+def denied(shown: str, command: Command | None, reply: NoPermissionError) -> Refused:
+    """Return the error of a command for which the user has no permissions. command: None if it is not known."""
+    what = "a command" if command is None else describe_refusal(command)
+    error = Refused(f"{shown} refused {what}: {reply}")
+    error.__cause__ = reply
+    return error
+
+
 @contextmanager
-def translated(shown: str) -> Iterator[None]:
-    """Translate errors of the client library: `Unavailable` is transient, `Refused` is not."""
+def translated(shown: str, command: Command | None = None) -> Iterator[None]:
+    """Translate errors of the client library: `Unavailable` is transient, `Refused` is not. command: what was sent."""
     try:
         yield
+    except NoPermissionError as error:
+        raise denied(shown, command, error) from error
+    except NoScriptError as error:
+        raise Unavailable(
+            f"no worker or operator has loaded the scripts of this version into Redis at {shown} yet",
+            "start a worker, or run 'perdure server prepare' as an operator",
+        ) from error
     except _CREDENTIALS as error:
         raise Refused(f"{shown} refused the credentials: {error}") from error
     except (redis.ConnectionError, redis.TimeoutError, ReadOnlyError, OSError) as error:
@@ -227,3 +247,8 @@ def is_missing_group(error: Refused) -> bool:
     """Whether a stream's consumer group does not exist: the queue is new, or the server was emptied."""
     cause = error.__cause__
     return isinstance(cause, ResponseError) and "NOGROUP" in str(cause)
+
+
+def is_denied(error: Refused) -> bool:
+    """Whether the user has no permissions for the command."""
+    return isinstance(error.__cause__, NoPermissionError)

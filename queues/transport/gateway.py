@@ -12,6 +12,10 @@ memory. Writes that replicas must confirm have a separate connection (replicatio
 A script that finds a value of another type under one of its keys is repeated once that was moved out of the way
 (`set_keys_aside`). Each script is written so that its first execution, which ended there, and the second one do what
 one execution on a missing key does. Other commands are repeated in a worker only: a listing leaves what it finds.
+
+Scripts are called by their digest. After a NOSCRIPT reply (a restart, a failover, SCRIPT FLUSH) a process loads the
+scripts that the server lacks. A producer's user may not load scripts: its gateway repeats the call until a worker or an
+operator has loaded them, for `GatewayTimings.scripts` seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import anyio.to_thread
 import redis.asyncio
 from redis.asyncio.client import PubSub
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
 from ..embedded import EmbeddedServer
 from ..errors import NotOpen, NotReplicated, QueueError, Refused, ServerFull, Unavailable, WrongType
@@ -43,6 +47,7 @@ from .clients import (
     COMMAND_TIMEOUT,
     START_REMEDY,
     async_client,
+    denied,
     is_read_only,
     is_wrong_type,
     pipelined_connection,
@@ -53,7 +58,7 @@ from .cluster import ClusterConnection
 from .foreign_server import recognise
 from .pipelining import Argument, ClientAdapter, Command, CommandConnection, PipelinedConnection
 from .replication import Replication, Replicator
-from .scripts import Script, loaded_scripts, queue_script
+from .scripts import Script, queue_script, queue_scripts
 from .server_check import DEFAULT_REQUIREMENTS, ServerRequirements, check_servers
 from .threadsafe_calls import ThreadsafeCaller
 from .value_store import ValueStore
@@ -84,6 +89,7 @@ class GatewayTimings:
         silence: without a notification after which the server gets a PING.
         suspicious: that connecting may take before another protocol is suspected.
         ping: for the reply to that PING.
+        scripts: that a call waits for another process to load the scripts.
     """
 
     reply: float = COMMAND_TIMEOUT
@@ -92,6 +98,7 @@ class GatewayTimings:
     silence: float = 10.0
     suspicious: float = 1.0
     ping: float = 5.0
+    scripts: float = 10.0
 
 
 class Gateway:
@@ -131,6 +138,10 @@ class Gateway:
         self._borrowed = False
         self.repairs = False  # whether all commands, and not only scripts, move a value of another type out of the way
         self.value_store: ValueStore | None = None  # for the largest values; kept here, as `encryptor` is
+        self.denied: set[str] = set()
+        """Names of scripts that this user may not run, and that have a replacement: they are not tried again."""
+        self._may_load = True  # until the server says that this user may not load scripts
+        self._loading: asyncio.Future[int] | None = None
         self.caller: ThreadsafeCaller | None = None  # of this gateway's event loop, for synchronous code
 
     @property
@@ -186,6 +197,8 @@ class Gateway:
         connection, self._connection = self._connection, None
         replicator, self._replicator = self._replicator, None
         self._cluster = None
+        if self._loading is not None:
+            self._loading.cancel()
         with anyio.CancelScope(shield=True):
             if replicator is not None:
                 await replicator.close()
@@ -236,14 +249,14 @@ class Gateway:
             return await self._submit(command, node_of)
         except _ERRORS as error:
             keys = self._mended([command])
-            return await self._retry(error, partial(self._submit, command, node_of), repeatable, keys)
+            return await self._retry(error, partial(self._submit, command, node_of), repeatable, command, keys)
 
     async def command_now(self, *command: Argument) -> Any:
         """Write one command that is not repeatable at once, see `submit_now`."""
         try:
             return await self.submit_now(*command)
         except _ERRORS as error:
-            return await self._retry(error, partial(self._submit, command), False)
+            return await self._retry(error, partial(self._submit, command), False, command)
 
     def submit_now(self, *command: Argument) -> asyncio.Future[Any]:
         """Write one command at once, so that the server executes it while this process does something else."""
@@ -253,23 +266,19 @@ class Gateway:
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Execute one script that may be sent again after a lost reply, as nearly all may."""
+        command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
-            return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
+            return await self._submit(command)
         except _ERRORS as error:
-            return await self._retry(error, partial(self._evaluate, script, keys, args), True, keys)
+            return await self._retry(error, partial(self._submit, command), True, command, keys)
 
     async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Execute one script that must not be sent again after a lost reply."""
+        command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
-            return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
+            return await self._submit(command)
         except _ERRORS as error:
-            return await self._retry(error, partial(self._evaluate, script, keys, args), False, keys)
-
-    async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        try:
-            return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
-        except NoScriptError:
-            return await self._submit(("EVAL", script.source, len(keys), *keys, *args))
+            return await self._retry(error, partial(self._submit, command), False, command, keys)
 
     async def run_replicated(self, script: Script, keys: Sequence[str], args: Sequence[Argument], mark: str) -> Any:
         """Execute one script, and wait until the replicas that `replication` asks for have confirmed its writes.
@@ -280,19 +289,15 @@ class Gateway:
         Args:
             mark: a key in the script's hash slot for the marker write (see replication.py).
         """
-        by_digest = ("EVALSHA", script.sha, len(keys), *keys, *args)
-        by_text = ("EVAL", script.source, len(keys), *keys, *args)
+        command = ("EVALSHA", script.sha, len(keys), *keys, *args)
 
         async def evaluate() -> Any:
-            try:
-                return await self._open_replicator().execute(by_digest, mark)
-            except NoScriptError:
-                return await self._open_replicator().execute(by_text, mark)
+            return await self._open_replicator().execute(command, mark)
 
         try:
             return await evaluate()
         except _ERRORS as error:
-            return await self._retry(error, evaluate, True, keys)
+            return await self._retry(error, evaluate, True, command, keys)
 
     def _open_replicator(self) -> Replicator:
         """Return the replicator. Raises `NotOpen`."""
@@ -307,15 +312,50 @@ class Gateway:
             self._replicator = Replicator(self.address.shown, self.replication, dial, self._cluster)
         return self._replicator
 
-    async def load_scripts(self) -> None:
-        """Load every script of this process into the server, or every primary of a cluster, in one round trip."""
-        commands = [("SCRIPT", "LOAD", script.source) for script in loaded_scripts()]
-        if self._cluster is None:
-            await self.pipeline(commands)
-            return
-        # A primary that is unreachable now, or joins later, is sent the source after a NOSCRIPT reply.
-        loading = [future for command in commands for future in self._cluster.submit_everywhere(command)]
-        await asyncio.gather(*loading, return_exceptions=True)
+    async def load_scripts(self) -> int:
+        """Load the scripts of this version into the server, or every primary of a cluster. Return how many it lacked.
+
+        Raises `Refused` if the user may not: producers have no right to load scripts.
+        """
+        loaded = 0
+
+        async def load() -> None:
+            nonlocal loaded
+            loaded = await self._load_scripts()
+
+        await self._repeat(load)
+        return loaded
+
+    async def _load_scripts(self) -> int:
+        scripts = queue_scripts()
+        cluster = self._cluster
+        if cluster is None:
+            return await _load_missing(scripts, self._submit)
+        loading = (_load_missing(scripts, partial(cluster.submit_to, node)) for node in cluster.reachable())
+        found = await asyncio.gather(*loading, return_exceptions=True)
+        for answer in found:
+            if isinstance(answer, NoPermissionError):
+                raise answer
+        # A primary that is unreachable now, or joins later, gets the scripts after a NOSCRIPT reply.
+        return sum(answer for answer in found if isinstance(answer, int))
+
+    async def _answer_noscript(self) -> bool:
+        """Load the scripts that the server has lost. Return False if the user may not, so that another process must.
+
+        Calls that get the same reply at the same time load the scripts once.
+        """
+        if not self._may_load:
+            return False
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.ensure_future(self._load_scripts())
+            self._loading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.shield(self._loading)
+        except NoPermissionError:
+            self._may_load = False
+        except _ERRORS:
+            return False  # the caller waits, and asks again
+        return self._may_load
 
     async def pipeline(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
         """Execute repeatable commands in order and in one round trip, not atomically.
@@ -348,7 +388,9 @@ class Gateway:
     async def _gather(self, commands: Sequence[Command], node_of: str | None) -> list[Any]:
         sent = [self._submit(command, node_of) for command in commands]
         replies = await asyncio.gather(*sent, return_exceptions=True)
-        for reply in replies:
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, NoPermissionError):
+                raise denied(self.address.shown, command, reply)
             if isinstance(reply, BaseException):
                 raise reply
         return replies
@@ -365,21 +407,33 @@ class Gateway:
         return self._connection
 
     async def _retry(
-        self, error: BaseException, call: Callable[[], Awaitable[Any]], repeatable: bool, keys: Sequence[str] = ()
+        self,
+        error: BaseException,
+        call: Callable[[], Awaitable[Any]],
+        repeatable: bool,
+        command: Command | None = None,
+        keys: Sequence[str] = (),
     ) -> Any:
-        """Repeat a failed call while that is allowed and may help, for `patience` seconds.
+        """Repeat a failed call while that is allowed and may help, for `patience` seconds, or until scripts are loaded.
 
         A call that the server refused without executing it may always be repeated.
 
         Args:
+            command: what was sent, for the text of an error.
             keys: those of the call whose values of another type are moved out of the way.
         """
-        deadline, delays = RUNTIME.monotonic() + self.patience, _BACKOFF.delays()
+        started, delays = RUNTIME.monotonic(), _BACKOFF.delays()
+        loaded = False
         while True:
             if keys and is_wrong_type(error):
-                await self._mend(error, keys, repeatable, deadline, next(delays))
-            elif not isinstance(error, NoScriptError):
-                await self._wait_to_retry(error, repeatable or was_not_executed(error), deadline, next(delays))
+                await self._mend(error, keys, repeatable, started + self.patience, next(delays))
+            else:
+                missing = isinstance(error, NoScriptError)
+                loaded = missing and not loaded and await self._answer_noscript()
+                if not loaded:
+                    deadline = started + (max(self.patience, self.timings.scripts) if missing else self.patience)
+                    may_repeat = repeatable or missing or was_not_executed(error)
+                    await self._wait_to_retry(error, may_repeat, deadline, next(delays), command)
             try:
                 return await call()
             except _ERRORS as next_error:
@@ -441,10 +495,12 @@ class Gateway:
             )
         return bool(found)
 
-    async def _wait_to_retry(self, error: BaseException, repeatable: bool, deadline: float, delay: float) -> None:
+    async def _wait_to_retry(
+        self, error: BaseException, repeatable: bool, deadline: float, delay: float, command: Command | None
+    ) -> None:
         """Wait before the next attempt, or raise the translated error if no attempt may follow."""
         try:
-            with translated(self.address.shown):
+            with translated(self.address.shown, command):
                 raise error
         except (ServerFull, NotReplicated):
             raise  # an operator must free memory or repair a replica, which takes longer
@@ -512,6 +568,14 @@ class Gateway:
 def _is_kept(key: str) -> bool:
     """Whether a value of another type stays under a key: in place of the checkpoint of a task."""
     return "}:steps:" in key
+
+
+async def _load_missing(scripts: Sequence[Script], submit: Callable[[Command], asyncio.Future[Any]]) -> int:
+    """Load the scripts that a server does not have; return how many. Raises errors of the client library."""
+    known = await submit(("SCRIPT", "EXISTS", *(script.sha for script in scripts)))
+    missing = [script for script, found in zip(scripts, known, strict=True) if not found]
+    await asyncio.gather(*(submit(("SCRIPT", "LOAD", script.source)) for script in missing))
+    return len(missing)
 
 
 async def _connected(pubsub: PubSub) -> PubSub:

@@ -10,15 +10,11 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from .gateway import Gateway
-from .scripts import pairs
+from .scripts import pairs, queue_script
 
 __all__ = ["SCAN_START", "ScanCursor", "scan_page"]
 
-_RUN_ID: Final = (
-    "local found = redis.pcall('INFO', 'server') "
-    "return type(found) == 'string' and string.match(found, 'run_id:(%x+)') or ''"
-)
-"""Script with the key of the hash, so that the node of a cluster that has it answers. Empty where INFO is refused."""
+_PAGE: Final = queue_script("hash_page")
 
 
 class ScanCursor(NamedTuple):
@@ -43,8 +39,7 @@ async def scan_page(
 
     count: number of fields of the hash that the server looks at.
     """
-    scan = ("HSCAN", key, cursor.position or 0, "MATCH", pattern, "COUNT", count)
-    process, (position, found) = await gateway.pipeline([("EVAL", _RUN_ID, 1, key), scan])
+    process, position, found = await gateway.run(_PAGE, [key], [cursor.position or 0, pattern, count])
     if cursor.position and process != cursor.process:
         return SCAN_START, {}
     return ScanCursor(process, position), pairs(found)

@@ -1,6 +1,7 @@
 """Lua scripts: one file per atomic act.
 
-A script is called by the SHA-1 of its source (EVALSHA), so two versions of Perdure can share a server. A first line
+A script is called by the SHA-1 of its source (EVALSHA), so two versions of Perdure can share a server. No process sends
+the source with a call (EVAL): workers and operators load the scripts, and producers need no right to do so. A first line
 `-- include: NAME, NAME` puts the sources of these files in front.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Script", "load_script", "loaded_scripts", "pairs", "queue_script"]
+__all__ = ["Script", "load_script", "loaded_scripts", "pairs", "queue_script", "queue_scripts"]
 
 _PRELUDES = Path(__file__).parents[1] / "lua"
 _INCLUDE = "-- include: "
@@ -30,13 +31,18 @@ class Script:
 def load_script(path: Path) -> Script:
     """Read a script file and the preludes that it includes."""
     body = path.read_text("utf-8")
-    first = body.split("\n", 1)[0]
-    if first.startswith(_INCLUDE):
-        names = first.removeprefix(_INCLUDE).split(",")
-        body = "".join((_PRELUDES / f"{name.strip()}.lua").read_text("utf-8") for name in names) + body
+    body = "".join((_PRELUDES / f"{name}.lua").read_text("utf-8") for name in _included(body)) + body
     digest = hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest()
     script = _loaded[path] = Script(path.stem, body, digest)
     return script
+
+
+def _included(source: str) -> list[str]:
+    """Return the names of the preludes that a source includes."""
+    first = source.split("\n", 1)[0]
+    if not first.startswith(_INCLUDE):
+        return []
+    return [name.strip() for name in first.removeprefix(_INCLUDE).split(",")]
 
 
 def loaded_scripts() -> list[Script]:
@@ -47,6 +53,16 @@ def loaded_scripts() -> list[Script]:
 def queue_script(name: str) -> Script:
     """Read a script of the queues package."""
     return load_script(_PRELUDES / f"{name}.lua")
+
+
+def queue_scripts() -> list[Script]:
+    """Return every script of the queues package, which producers use, and every other one that this process has read."""
+    sources = {path: path.read_text("utf-8") for path in sorted(_PRELUDES.glob("*.lua"))}
+    preludes = {name for source in sources.values() for name in _included(source)}
+    for path in sources:
+        if path.stem not in preludes and path not in _loaded:
+            load_script(path)
+    return loaded_scripts()
 
 
 def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:

@@ -19,6 +19,7 @@ holds for all scripts.
 | `delivery/test_quarantine` | clear_quarantined, quarantine, report_crash, take_quarantined |
 | `test_queue_rates` | read_workers, register_worker |
 | `test_resharding` | close_partition, join_group, partition_status, retire_partition, set_route |
+| `delivery/test_hash_scan` | hash_page |
 | `test_results` | cancel, finish |
 | `test_scripts` | reset_task |
 | `sessions/test_protocol` | session_begin, session_correct, session_end, session_forget, session_look, session_send |
@@ -40,6 +41,6 @@ holds for all scripts.
 The other files test what several scripts promise together: `test_one_place` that a task is always in one place,
 `test_wrong_types` that a script does on a key of another type what it does on a missing one,
 `delivery/test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection` and `test_saved_fields` the
-read-only views, `delivery/test_hash_scan` pages of a hash, `test_enqueue_many` batches, and the files `test_late_*`
+read-only views, `test_enqueue_many` batches, and the files `test_late_*`
 that bytes which arrive late change nothing.
 """

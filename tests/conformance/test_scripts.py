@@ -76,6 +76,7 @@ from perdure.queues.sessions import (
     send_to_session,
     store_correction,
 )
+from perdure.queues.transport import scan_fields
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import loaded_scripts, queue_script
 from perdure.worker.identity import Identity, set_identity
@@ -118,7 +119,7 @@ def test_the_table_names_a_test_file_for_each_script() -> None:
     assert [name for name, _ in rows if not (Path(__file__).parent / f"{name}.py").is_file()] == []
 
 
-READ_ONLY = {"due", "load_history", "partition_status", "read_inbox", "read_log", "read_workers"}
+READ_ONLY = {"due", "hash_page", "load_history", "partition_status", "read_inbox", "read_log", "read_workers"}
 
 
 def test_each_script_that_writes_has_a_test_of_late_bytes() -> None:
@@ -255,6 +256,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await put_back_lost(gateway, partition, 0.0) == 0
         await gateway.command("ZADD", partition.closed, 1, "x")
         assert await gateway.set_keys_aside([partition.closed])
+        assert [field async for field in scan_fields(gateway, partition.steps("none"), "*")] == []
         assert await (await known(producer, "next")).cancel() is State.CANCELLED
         large = await producer.enqueue("t", {"text": "x" * DEFAULT_PAYLOAD_LIMIT}, queue="default")
         assert await large.cancel() is State.CANCELLED

@@ -20,8 +20,8 @@ from tests.conftest import watched
 SCRIPTS = sorted(Path(perdure.__file__).parent.glob("*/lua/*.lua"))
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
-PRELUDES = {"fence", "payload", "retention", "seen", "upload"}
-KEYLESS = {"TIME"}
+PRELUDES = {"bounded", "fence", "inbox", "payload", "retention", "seen", "upload"}
+KEYLESS = {"INFO", "TIME"}
 FIRST = {
     "XPENDING",
     "XAUTOCLAIM",
@@ -41,7 +41,7 @@ FIRST = {
 }
 FIRST |= {"GET", "HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "PUBLISH"}
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
-FIRST |= {"HKEYS", "HLEN", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE"}
+FIRST |= {"HSCAN", "HKEYS", "HLEN", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE"}
 SECOND = {"XGROUP", "XINFO"}
 EVERY = {"DEL", "EXISTS", "RENAME"}
 LATER = {"XREADGROUP"}

@@ -241,6 +241,9 @@ class _Socket(FakeSocket):
         if name == b"SCRIPT" and fields[1] == b"LOAD":  # each worker loads all scripts
             self.put_response(self._load(fields[2]))
             return
+        if name == b"SCRIPT" and fields[1] == b"EXISTS":
+            self.put_response([int(digest.lower() in self._server.script_cache) for digest in fields[2:]])
+            return
         at = self._owner.now
         self._blocks = False
         before = self._owner.before_script(fields) if name == b"EVALSHA" else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from perdure import (
     TaskCancelled,
     TaskFailed,
     TaskHandle,
-    Worker,
 )
 from perdure.context import Commitment
 from perdure.queues import Gateway, Namespace, Refused
@@ -36,7 +34,7 @@ from perdure.queues.transport import GatewayTimings
 from perdure.worker.runtime.maintenance import SessionSweeper
 
 from tests.conftest import ON_SERVERS
-from tests.support.acl import documented_rights
+from tests.support.acl import create_user
 from tests.support.command_line import Answer, Running, call
 from tests.support.servers import find_program
 from tests.support.servers.nodes import Node, free_ports
@@ -67,9 +65,9 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
 def users(node: Node, namespace_name: str) -> Iterator[dict[str, Settings]]:
     """The roles' users, for this test's namespace; by role, the settings of a process that has its user."""
     for role in ROLES:
-        node.command("ACL", "SETUSER", role, "reset", "on", f">of-{role}", *documented_rights(namespace_name, role))
-        with suppress(redis.exceptions.ResponseError):  # Redis 7.0 does not know it
-            node.command("ACL", "SETUSER", role, "+client|setinfo")
+        create_user(node, role, namespace_name)
+    url = f"redis://operator:of-operator@127.0.0.1:{node.port}/0"
+    assert call("server", "prepare", "roles", "other", "--redis-url", url, "--namespace", namespace_name).code == 0
     node.command("ACL", "LOG", "RESET")
     yield {
         role: with_keys(
@@ -234,6 +232,7 @@ async def test_a_supervisor_needs_no_more_than_its_workers(
     monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", FIRST)
     with Running("worker", "run", "supervised.py:app", "--processes", "1", cwd=tmp_path) as supervisor:
         async with App("sends", settings=users["producer"]) as app:
+            await wait_until(partial(is_published, app), "a worker has registered its queue")
             handle = await app.producer.enqueue("dies_once", {"word": "alive"}, queue="supervised")
             assert await bounded(handle.result()) == "alive"
             assert "crashed" in [event.type for event in await history(handle)]
@@ -254,72 +253,6 @@ async def letter_of(app: App, handle: Any) -> Any:
 
 def client(users: dict[str, Settings], role: str) -> redis.Redis:
     return redis.Redis.from_url(users[role].redis_url, protocol=2)
-
-
-ADMINISTRATIVE: list[tuple[str | int, ...]] = [
-    ("CONFIG", "GET", "*"),
-    ("CONFIG", "SET", "maxmemory", 1),
-    ("FLUSHALL",),
-    ("FLUSHDB",),
-    ("KEYS", "*"),
-    ("SHUTDOWN", "NOSAVE"),
-    ("ACL", "LIST"),
-    ("CLIENT", "LIST"),
-    ("CLIENT", "KILL", "TYPE", "normal"),
-    ("SCRIPT", "FLUSH"),
-    ("SAVE",),
-    ("REPLICAOF", "NO", "ONE"),
-    ("MONITOR",),
-    ("RESTORE", "x", 0, "x"),
-    ("MIGRATE", "127.0.0.1", 1, "x", 0, 1),
-]
-TAKING: list[tuple[str | int, ...]] = [
-    ("XREADGROUP", "GROUP", "workers", "me", "STREAMS", "READY", ">"),
-    ("XAUTOCLAIM", "READY", "workers", "me", 0, "0-0"),
-    ("XCLAIM", "READY", "workers", "me", 0, "1-1"),
-]
-DELETING: list[tuple[str | int, ...]] = [
-    ("DEL", "READY"),
-    ("UNLINK", "READY"),
-    ("XDEL", "READY", "1-1"),
-    ("XACK", "READY", "workers", "1-1"),
-    ("XTRIM", "READY", "MAXLEN", 0),
-    ("XGROUP", "DESTROY", "READY", "workers"),
-    ("PEXPIRE", "READY", 1),
-    ("RENAME", "READY", "DEAD"),
-]
-
-
-@pytest.mark.parametrize(
-    ("role", "commands"),
-    [
-        *((role, ADMINISTRATIVE) for role in ROLES),
-        ("producer", TAKING + DELETING),
-        ("producer", [("SCAN", 0), ("ZREM", "DUE", "x")]),
-        ("producer", [("HGET", "STEPS", "d:x"), ("HSET", "STEPS", "d:x", 1), ("HSET", "CONTROL", "cancel", 1)]),
-        ("producer", [("XRANGE", "WORKERS", "-", "+"), ("ZADD", "WORKERS", 1, "x"), ("HSET", "PAUSE", "why", "x")]),
-        ("operator", TAKING),
-        ("worker", [("SCAN", 0), ("RENAME", "READY", "DEAD")]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-async def test_no_role_may_do_what_is_not_its_own(
-    users: dict[str, Settings], namespace_name: str, role: str, commands: list[tuple[str | int, ...]]
-) -> None:
-    namespace = Namespace(namespace_name)
-    partition = namespace.partition("default")
-    keys = {
-        "READY": partition.ready,
-        "STEPS": partition.steps("x"),
-        "CONTROL": partition.control("x"),
-        "WORKERS": namespace.workers,
-        "PAUSE": namespace.pause("x"),
-    }
-    with client(users, role) as connection:
-        for command in commands:
-            words = [keys.get(word, word) if isinstance(word, str) else word for word in command]
-            with pytest.raises(redis.exceptions.NoPermissionError):
-                connection.execute_command(*words)
 
 
 async def test_large_arguments_need_the_documented_rights(
@@ -344,25 +277,6 @@ async def test_large_arguments_need_the_documented_rights(
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_no_role_reaches_another_namespace(users: dict[str, Settings], node: Node, role: str) -> None:
-    node.command("HSET", "{elsewhere:default:0}:record:x", "result", "1")
-    node.command("HSET", "session:of-another-program", "a", "1")
-    with client(users, role) as connection:
-        for key in ("{elsewhere:default:0}:record:x", "session:of-another-program"):
-            for command in (("HGETALL", key), ("HSET", key, "a", "2")):
-                with pytest.raises(redis.exceptions.NoPermissionError):
-                    connection.execute_command(*command)
-            with pytest.raises(redis.exceptions.ResponseError):
-                connection.execute_command("EVAL", "return redis.call('HGETALL', ARGV[1])", 0, key)
-        with pytest.raises(redis.exceptions.NoPermissionError):
-            connection.execute_command("SUBSCRIBE", "{elsewhere:default:0}:record:x")
-    async with Producer(users[role].redis_url, namespace="elsewhere") as producer:
-        with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
-            await producer.enqueue("task", queue="default")
-    node.command("DEL", "{elsewhere:default:0}:record:x", "session:of-another-program")
-
-
-@pytest.mark.parametrize("role", ROLES)
 async def test_each_role_may_wait_for_notifications_in_silence(
     users: dict[str, Settings], node: Node, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
@@ -382,17 +296,54 @@ async def test_each_role_may_wait_for_notifications_in_silence(
     assert refused(node) == []
 
 
-async def test_a_producer_that_runs_or_cancels_tasks_is_refused(users: dict[str, Settings]) -> None:
+async def test_a_producer_learns_what_the_record_says(users: dict[str, Settings]) -> None:
     async with build(users["producer"]) as app:
         handle = await app.tasks["works"].enqueue(1)
-        with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
-            await handle.cancel()
-        assert await handle.status() is State.QUEUED
         with pytest.raises(TimeoutError, match="it is queued, and no worker of queue 'roles' has taken it yet"):
             await handle.result(timeout=0.1)
-        with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
-            async with Worker(app):
-                pass
+
+
+async def test_a_worker_cancels_what_a_producer_has_requested(users: dict[str, Settings], node: Node) -> None:
+    async with build(users["producer"]) as app:
+        tasks = app.tasks
+        queued = await tasks["holds"].enqueue()
+        late = await tasks["works"].options(delay=3600).enqueue(0)
+        for handle, state in ((queued, State.QUEUED), (late, State.SCHEDULED)):
+            assert await handle.cancel() is state
+            assert await handle.cancel() is state, "a request that is repeated is one"
+        async with running_worker(build(users["worker"])):
+            for handle in (queued, late):
+                with pytest.raises(TaskCancelled):
+                    await bounded(handle.result())
+            assert await late.cancel() is State.CANCELLED
+            running = await tasks["holds"].enqueue()
+            await wait_until(partial(is_running, running), "a worker runs it")
+            assert await running.cancel() is State.RUNNING
+            with pytest.raises(TaskCancelled):
+                await bounded(running.result())
+        assert node.command("ZCARD", late.partition.due) == 0, "the requests are removed"
+        assert node.command("EXISTS", late.partition.junk) == 0
+
+
+async def is_published(app: App) -> bool:
+    return bool((await app.producer.catalog()).tasks)
+
+
+async def is_running(handle: TaskHandle[Any]) -> bool:
+    return await handle.status() is State.RUNNING
+
+
+async def test_a_request_to_cancel_spares_the_next_task_of_the_id(users: dict[str, Settings], node: Node) -> None:
+    async with build(users["producer"]) as app, build(users["operator"]) as operator:
+        first = await app.tasks["works"].options(task_id="x").enqueue(1)
+        await first.cancel()
+        known = await operator.producer.find("x")
+        assert known is not None
+        assert await known.cancel() is State.CANCELLED
+        node.command("DEL", first.partition.record("x"))  # as if it had expired
+        again = await operator.tasks["works"].options(task_id="x").enqueue(1)
+        async with running_worker(build(users["worker"])):
+            assert await bounded(again.result()) == 2
 
 
 async def test_each_role_may_do_its_part_in_a_session(users: dict[str, Settings], node: Node) -> None:

@@ -14,7 +14,7 @@
     identity.py             identity show, set, log
     encryption_keys.py      keys generate, list
     config.py               config set, unset, show
-    server.py               server start, stop, status
+    server.py               server start, stop, status, prepare
     lazy.py                 import of a command when it is called
     bench/, demo/           perdure bench, perdure demo
     support/                options, connection, output and errors that commands share
@@ -57,7 +57,7 @@ COMMANDS = (
     LazyCommand("identity", ".identity:app", "Show and change the identity of agents."),
     LazyCommand("keys", ".encryption_keys:app", "Generate encryption keys, and list those in use."),
     LazyCommand("config", ".config:app", "Store the settings that all workers must share."),
-    LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server."),
+    LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server, or prepare another."),
     LazyCommand("bench", ".bench.command:bench", "Measure Perdure on your server."),
 )
 

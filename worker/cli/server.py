@@ -1,4 +1,4 @@
-"""`perdure server`: start, stop and inspect the embedded server."""
+"""`perdure server`: start, stop and inspect the embedded server; prepare any server for producers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from ...queues import Producer
 from ...queues.embedded import ServerStatus, start, status, stop
+from ...queues.keys import check_name
+from ...queues.partitions.resharding import sync_route
 from ..settings import load_settings
-from .support.connection import DataDir
+from .support.connection import DataDir, connected
+from .support.errors import Misuse
 from .support.output import AsJson, note, print_data, print_fields, print_json
 
 __all__ = ["app"]
@@ -20,9 +24,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def server() -> None:
-    """Start, stop and inspect the embedded server.
+    """Start, stop and inspect the embedded server, or prepare another one.
 
-    It starts when a command needs it, and stops with the last process that
+    The embedded server starts when a command needs it, and stops with the last process that
     uses it. Started with 'perdure server start', it runs until 'perdure
     server stop'.
     """
@@ -89,6 +93,36 @@ def status_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
             "on disk": f"{found.aof_size:,} bytes",
         }
     )
+
+
+@app.command("prepare")
+@connected
+async def prepare(
+    producer: Producer,
+    queues: Annotated[list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Queues to register.")] = None,
+    *,
+    json: AsJson = False,
+) -> None:
+    """Load the scripts of this version into the server, and register queues.
+
+    Workers do both when they start. Use it where producers with few rights
+    start before the workers of their version, or of a new queue. Needs the
+    rights of an operator.
+
+    Example: perdure server prepare reports
+    """
+    try:
+        names = [check_name("queue", queue) for queue in queues or ()]
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+    loaded = await producer.gateway.load_scripts()
+    for name in names:
+        await sync_route(producer.gateway, producer.namespace, name)
+    if json:
+        print_json({"server": producer.address.shown, "scripts": loaded, "queues": names})
+        return
+    registered = f", registered {', '.join(names)}" if names else ""
+    note(f"loaded {loaded} scripts that {producer.address.shown} lacked{registered}")
 
 
 def _directory(data_dir: Path | None) -> Path:

@@ -128,7 +128,7 @@ def test_the_commands_are_these() -> None:
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),
-        *(f"server {name}" for name in ("start", "stop", "status")),
+        *(f"server {name}" for name in ("start", "stop", "status", "prepare")),
         "bench",
     }
 
@@ -153,7 +153,8 @@ def test_every_command_has_the_same_connection_options(path: tuple[str, ...]) ->
     if path[0] == "memory":  # needs no server
         assert {"--memory", "--data-dir"} <= options
         return
-    wanted = {"--data-dir"} if path[0] == "server" else {"--redis-url", "--namespace", "--data-dir"}
+    embedded = path[0] == "server" and path[1] != "prepare"
+    wanted = {"--data-dir"} if embedded else {"--redis-url", "--namespace", "--data-dir"}
     assert wanted <= options
 
 

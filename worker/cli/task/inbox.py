@@ -16,6 +16,7 @@ from ....queues import (
     InboxMessage,
     Producer,
     Record,
+    Refused,
     Sent,
     State,
     TaskHandle,
@@ -98,7 +99,10 @@ async def _delay_reason(producer: Producer, handle: TaskHandle[Any], sent: Sent)
         return "; it is a dead letter and reads the message after a replay"
     while handle.id != sent.task_id and (successor := await handle.successor()) is not None:
         handle = successor
-    workers = await list_workers(producer.gateway, producer.namespace)
+    try:
+        workers = await list_workers(producer.gateway, producer.namespace)
+    except Refused:  # a producer may not read the registry of workers
+        return ""
     if not any(handle.partition.queue in worker.queues for worker in workers if not worker.presumed_dead):
         queue = handle.partition.queue
         return f"; no worker serves queue {queue!r} now; start one: perdure worker run APP --queues {queue}"

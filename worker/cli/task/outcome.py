@@ -184,16 +184,21 @@ async def cancel(producer: Producer, task_id: TaskId, *, queue: InQueue = None, 
     """Cancel a task, and print its id.
 
     A running task gets the request within milliseconds. Its handler is
-    cancelled and may clean up for 4 s. Any other task is cancelled at once.
+    cancelled and may clean up for 4 s. Any other task is cancelled at once,
+    or by a worker of its queue if this user may only request that.
 
     Example: perdure task cancel 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
     state = await (await find_handle(producer, task_id, queue)).cancel()
     if json:
         print_json({"id": task_id, "state": state})
-    if state not in (State.CANCELLED, State.RUNNING):
+    if state.terminal and state is not State.CANCELLED:
         raise Failed(f"could not cancel task {task_id}: it is {state}")
     if not json:
         print_data(task_id)
-    running = state is State.RUNNING
-    note(f"requested cancellation of running task {task_id}" if running else f"cancelled task {task_id}")
+    if state is State.CANCELLED:
+        note(f"cancelled task {task_id}")
+    elif state is State.RUNNING:
+        note(f"requested cancellation of running task {task_id}")
+    else:
+        note(f"requested cancellation of {state} task {task_id}: a worker of its queue cancels it")

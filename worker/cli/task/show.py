@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ....queues import DecryptionError, Gateway, Partition, Producer, Record
+from ....queues import DecryptionError, Gateway, Partition, Producer, Record, Refused
 from ....queues.explanation import Explanation
 from ...agent.coherence import StoredFinding, stored_findings
 from ...artifacts import ArtifactLink, task_links
@@ -149,6 +149,9 @@ async def _links(gateway: Gateway, partition: Partition, task_id: str) -> Sequen
     except DecryptionError as error:
         damaged.append(str(error))
         return ()
+    except Refused:
+        note("artifacts are not shown: this user of Redis may not read checkpoints")
+        return ()
     finally:
         note_damaged(damaged)
 
@@ -159,6 +162,8 @@ async def _findings(gateway: Gateway, partition: Partition, task_id: str) -> Seq
         return await stored_findings(gateway, partition, task_id)
     except DecryptionError as error:
         note(str(error))
+        return ()
+    except Refused:
         return ()
 
 

@@ -85,7 +85,8 @@ class Janitor:
             await self._errors.attempt(self.clean)
 
     async def clean(self) -> None:
-        """Clean up the partitions whose lock this worker gets."""
+        """Load scripts that the server has lost, and clean up the partitions whose lock this worker gets."""
+        await self._errors.attempt(self._gateway.load_scripts, "scripts")  # producers may not load them
         if self._sessions is not None:
             await self._errors.attempt(self._sessions.sweep, "sessions")
         locks = {partition: partition.clean_lock for partition in self._assignment.known}

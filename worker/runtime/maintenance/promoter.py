@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import anyio
 
 from ....queues import Gateway, Partition, acquire_fleet_locks, promote_due
+from ....queues.cancellation import answer_requests
+from ....queues.handle import DEFAULT_RESULT_TTL
 from ....queues.runtime import RUNTIME
 from ...loop_errors import LoopErrors
 
@@ -39,11 +42,17 @@ class Promoter:
         partitions: Sequence[Partition],
         worker: str,
         touch: Callable[[Partition], Awaitable[None]],
+        retention: Callable[[], float] = lambda: DEFAULT_RESULT_TTL,
     ) -> None:
-        """worker: id of this worker. touch: touches a partition (see `Consumer.touch`)."""
+        """Args:
+        worker: id of this worker.
+        touch: touches a partition (see `Consumer.touch`).
+        retention: returns the seconds for which the record of a task is kept that a producer has cancelled.
+        """
         self._gateway = gateway
         self._worker = worker
         self._touch = touch
+        self._retention = retention
         self._touched: dict[Partition, float] = {}
         self._next = dict.fromkeys(partitions, 0.0)
         self._errors = LoopErrors("promote due tasks")
@@ -101,9 +110,15 @@ class Promoter:
             # If the lock holder dies, all others come; with jitter, most of them find a new holder.
             return another * RUNTIME.uniform(1.0, 1.2)
         _, (_, until_next) = await asyncio.gather(
-            self._touch_again(partition), promote_due(self._gateway, partition)
+            self._touch_again(partition),
+            promote_due(self._gateway, partition, on_requests=partial(self._cancel, partition)),
         )  # in one round trip
         return _LONGEST_SLEEP if until_next is None else min(until_next, _LONGEST_SLEEP)
+
+    async def _cancel(self, partition: Partition, requests: Sequence[bytes]) -> None:
+        """Cancel tasks for producers, who may not. An error does not keep the due tasks waiting."""
+        answer = partial(answer_requests, self._gateway, partition, requests, retention=self._retention())
+        await self._errors.attempt(answer, f"requests to cancel of queue {partition.queue}")
 
     async def _touch_again(self, partition: Partition) -> None:
         now = RUNTIME.monotonic()
