@@ -115,7 +115,6 @@ from .errors import (
     Unavailable,
     UnreadableCheckpoint,
     UnreadableEnvelope,
-    UnreadableMessage,
     WrongType,
 )
 from .event_log import LogTail, TaskEvent, find_event, read_events, read_last_events, read_log_tail, walk_events
@@ -389,10 +388,10 @@ __all__ = [
     "resolution_in",
     "resolve_command",
     "restore_masked",
-    "schema_secrets",
     "resume_supervisor",
     "retire_generation",
     "retry_while_unavailable",
+    "schema_secrets",
     "seconds_until",
     "secret_values",
     "send_message",

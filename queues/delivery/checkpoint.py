@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from ..envelope import DEFAULT_LARGE_LIMIT
-from ..errors import UnreadableCheckpoint
+from ..errors import UnreadableCheckpoint, WrongType
 from ..event_log import LOG_BYTES, TaskEvent, opened_events, read_last_events
-from ..junk import count_of, shown_bytes
+from ..junk import shown_bytes
 from ..keys import DATA_FORMAT, Partition
 from ..security import PROGRESS, TaskCipher, event_field
 from ..transport import Argument, Gateway, pairs, queue_script

@@ -138,7 +138,7 @@ def published_lease(workers: Sequence[WorkerInfo], queue: str) -> float:
     return max([lease for lost, lease in leases if not lost] or [lease for _, lease in leases], default=_LEASE)
 
 
-_UNKNOWN: Final = ((None, None), 0, (), 0, -1, (0, 0))
+_UNKNOWN: Final[tuple[Any, ...]] = ((None, None), 0, (), 0, -1, (0, 0))
 """What stands for replies that the server refuses, as to a user who may only enqueue."""
 
 

@@ -228,7 +228,13 @@ def _task_of(
 
 
 async def _store(
-    gateway: Gateway, namespace: Namespace, queue: str, agent: str, session_id: str, secrets: SecretPaths, message: TaskMessage
+    gateway: Gateway,
+    namespace: Namespace,
+    queue: str,
+    agent: str,
+    session_id: str,
+    secrets: SecretPaths,
+    message: TaskMessage,
 ) -> str | None:
     """Store the task of a turn. Return that its id belongs to another task, or None."""
     task_cipher = gateway.encryptor.of(namespace.partition(queue), message.id)

@@ -138,7 +138,17 @@ def sync_client(
 _CREDENTIALS = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
-def denied(shown: str, command: Command | None, reply: NoPermissionError) -> Refused:
+_DENIED_IN_SCRIPT: Final = ("ACL failure in script", "The user executing the script can't")
+"""Texts of the error of a script that calls what its caller may not, of Redis 7.2 and of the versions before."""
+
+
+def _is_denial(error: BaseException | None) -> bool:
+    return isinstance(error, NoPermissionError) or (
+        isinstance(error, ResponseError) and any(text in str(error) for text in _DENIED_IN_SCRIPT)
+    )
+
+
+def denied(shown: str, command: Command | None, reply: RedisError) -> Refused:
     """Return the error of a command for which the user has no permissions. command: None if it is not known."""
     what = "a command" if command is None else describe_refusal(command)
     error = Refused(f"{shown} refused {what}: {reply}")
@@ -169,6 +179,8 @@ def translated(shown: str, command: Command | None = None) -> Iterator[None]:
     except AskError as error:  # also MOVED; a cluster connection follows both
         raise Refused(f"{shown} is a node of a Redis Cluster: write redis+cluster:// or rediss+cluster://") from error
     except RedisError as error:
+        if _is_denial(error):
+            raise denied(shown, command, error) from error
         if isinstance(error, OutOfMemoryError) or "OOM " in str(error):
             raise ServerFull(shown, _MAXMEMORY if "maxmemory" in str(error) else str(error)) from error
         transient = isinstance(error, (TryAgainError, ClusterDownError))
@@ -251,4 +263,4 @@ def is_missing_group(error: Refused) -> bool:
 
 def is_denied(error: Refused) -> bool:
     """Whether the user has no permissions for the command."""
-    return isinstance(error.__cause__, NoPermissionError)
+    return _is_denial(error.__cause__)

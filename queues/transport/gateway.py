@@ -230,11 +230,11 @@ class Gateway:
             primaries = {str(node): partial(cluster.submit_to, node) for node in cluster.reachable()}
             await check_servers(self.address, self.requirements, primaries, log=self.log_findings)
 
-    async def _repeat(self, call: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, call: Callable[[], Awaitable[None]], command: Command | None = None) -> None:
         try:
             await call()
         except _ERRORS as error:
-            await self._retry(error, call, True)
+            await self._retry(error, call, True, command)
 
     # commands
 
@@ -323,7 +323,7 @@ class Gateway:
             nonlocal loaded
             loaded = await self._load_scripts()
 
-        await self._repeat(load)
+        await self._repeat(load, ("SCRIPT", "EXISTS"))
         return loaded
 
     async def _load_scripts(self) -> int:

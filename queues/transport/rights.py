@@ -144,6 +144,8 @@ def describe_refusal(command: Command) -> str:
     name = _text(command[0]).upper()
     if name == "EVALSHA":
         name = next((f"script {script.name}" for script in loaded_scripts() if script.sha == command[1]), name)
+    elif name in _SECOND | {"SCRIPT", "CONFIG", "CLIENT"}:
+        name += f" {_text(command[1]).upper()}"
     where = ", ".join(dict.fromkeys(map(_pattern, keys)))
     roles = [role.name for role in ROLES if role.allows(_namespace(keys), command)]
     whose = f"roles with the rights: {', '.join(roles)}" if roles else "no role has the rights"
@@ -155,6 +157,9 @@ def _keys(command: Command) -> list[str]:
     name = _text(command[0]).upper()
     if name == "EVALSHA":
         return [_text(key) for key in command[3 : 3 + int(command[2])]]
+    if name == "XREADGROUP":
+        streams = command[command.index("STREAMS") + 1 :]
+        return [_text(key) for key in streams[: len(streams) // 2]]
     if name in _EVERY:
         return [_text(key) for key in command[1:]]
     if name in _SECOND:
@@ -164,7 +169,9 @@ def _keys(command: Command) -> list[str]:
 
 _EVERY: Final = frozenset(("EXISTS", "DEL", "UNLINK"))
 _SECOND: Final = frozenset(("XGROUP", "XINFO"))
-_KEYLESS: Final = frozenset(("TIME", "INFO", "PING", "PUBLISH", "SCRIPT", "WAIT", "SCAN", "CLIENT", "CONFIG", "COMMAND"))
+_KEYLESS: Final = frozenset(
+    ("TIME", "INFO", "PING", "PUBLISH", "SCRIPT", "WAIT", "SCAN", "CLIENT", "CONFIG", "COMMAND")
+)
 
 
 def _category(name: str) -> str:
@@ -173,7 +180,9 @@ def _category(name: str) -> str:
 
 def _pattern(key: str) -> str:
     """Return the pattern of a key's kind, in the form of the patterns of the roles."""
-    return re.sub(r"^(\{[^:}]*):[^}]*\}(:[^:]*)(:.*)?$", lambda found: f"{found[1]}:*}}{found[2]}{':*' if found[3] else ''}", key)
+    return re.sub(
+        r"^(\{[^:}]*):[^}]*\}(:[^:]*)(:.*)?$", lambda found: f"{found[1]}:*}}{found[2]}{':*' if found[3] else ''}", key
+    )
 
 
 def _namespace(keys: Sequence[str]) -> str:

@@ -27,7 +27,9 @@ def rights_page(page: str) -> str:
         block = re.compile(rf"^ACL SETUSER {role.name} on >PASSWORD .*?(?=\n```)", re.DOTALL | re.M)
         assert block.search(page) is not None, role.name
         page = block.sub(lambda _, role=role: _user(role), page)  # type: ignore[misc]
-    table = re.compile(r"(?<=<!-- rights: python -m tests\.project\.rights_page -->\n).*?(?=<!-- end of rights -->)", re.DOTALL)
+    table = re.compile(
+        r"(?<=<!-- rights: python -m tests\.project\.rights_page -->\n).*?(?=<!-- end of rights -->)", re.DOTALL
+    )
     assert table.search(page) is not None
     return table.sub(lambda _: _table(), page)
 
@@ -46,7 +48,9 @@ def _user(role: Role) -> str:
 
 def _table() -> str:
     rows = [_row(["", *NAMES]), _row(["---"] * (1 + len(NAMES)))]
-    rows += [_row([act.text, *(_cell(act.allows(name, "7"), act.allows(name, "6.2")) for name in NAMES)]) for act in ACTS]
+    rows += [
+        _row([act.text, *(_cell(act.allows(name, "7"), act.allows(name, "6.2")) for name in NAMES)]) for act in ACTS
+    ]
     return "\n".join([*rows, "", f"\\* {NOT_IN_6_2}.", ""])
 
 

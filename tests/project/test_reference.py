@@ -22,6 +22,7 @@ from perdure.worker.journal.event import BUILT_IN
 from perdure.worker.memory import errors as memory_errors
 from perdure.worker.settings import Settings
 
+from tests.project import rights_page
 from tests.project.api_page import PAGE, api_page
 from tests.support.paths import ROOT
 
@@ -64,6 +65,11 @@ def test_the_page_of_the_api_has_the_signatures_and_docstrings_of_the_code() -> 
 
 
 # settings.md
+
+
+def test_the_security_page_has_the_users_and_the_table_of_the_tests() -> None:
+    page = rights_page.PAGE.read_text("utf-8")
+    assert page == rights_page.rights_page(page), "write it again: python -m tests.project.rights_page"
 
 
 def test_settings_page_lists_every_variable_once() -> None:

@@ -27,7 +27,7 @@ NAMES: Final = tuple(role.name for role in ROLES)
 
 NOT_IN_6_2: Final = "on Redis 6.2, which has no rights to read keys only, a producer may"
 
-APP: Final = '''
+APP: Final = """
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry
 
 app = App("stage")
@@ -59,7 +59,7 @@ class Echo(Agent[AgentState]):
 
     async def finish(self, ctx: Context, state: AgentState) -> str:
         return state.goal
-'''
+"""
 """The app of the worker process that runs meanwhile."""
 
 
@@ -91,7 +91,9 @@ class Stage:
         """Run one raw command as a role. `READY` and the like stand for keys. Raises `Denied`."""
         with redis.Redis.from_url(self.url(role), protocol=2) as client:
             try:
-                return client.execute_command(*(self.keys.get(word, word) if isinstance(word, str) else word for word in command))
+                return client.execute_command(
+                    *(self.keys.get(word, word) if isinstance(word, str) else word for word in command)
+                )
             except redis.exceptions.NoPermissionError as error:
                 raise Denied(str(error)) from error
             except redis.exceptions.ResponseError:  # it was executed, and failed for another reason
@@ -294,8 +296,11 @@ def _runs(stage: Stage, role: str) -> None:
 
     try:
         asyncio.run(asyncio.wait_for(work(), BOUND))
-    except Refused as error:
-        raise Denied(str(error)) from error
+    except* Refused as found:
+        refused = found
+    else:
+        return
+    raise Denied(str(refused)) from refused
 
 
 def _lists(*commands: tuple[str, ...]) -> Callable[[Stage, str], object]:
@@ -323,39 +328,129 @@ def _subscribe(pattern: str) -> Callable[[Stage, str], object]:
 
 ACTS: Final = (
     Act("enqueue tasks: `enqueue`, `enqueue_many`, `perdure enqueue`, with and without `--queue`", SENDERS, _enqueue),
-    Act("find and follow tasks: `find`, `result`, `status`, `events`, `perdure task result`, `show`, `why`, `watch`", ALL, _follow),
+    Act(
+        "find and follow tasks: `find`, `result`, `status`, `events`, `perdure task result`, `show`, `why`, `watch`",
+        ALL,
+        _follow,
+    ),
     Act("send messages to tasks: `handle.send`, `perdure task send`, with and without `--queue`", SENDERS, _send),
-    Act("cancel tasks: `handle.cancel`, `perdure task cancel` (a producer requests it, a worker does it)", SENDERS, _cancel),
+    Act(
+        "cancel tasks: `handle.cancel`, `perdure task cancel` (a producer requests it, a worker does it)",
+        SENDERS,
+        _cancel,
+    ),
     Act("talk in sessions: `session.send`, `perdure session send`", SENDERS, _session),
     Act("read sessions: `perdure session show`", ALL, _read_session),
-    Act("list tasks, queues and workers: `perdure task list`, `queue list`, `queue metrics`, `worker list`", INSIDERS, _lists(("task", "list"), ("queue", "list"), ("queue", "metrics"), ("worker", "list"))),
-    Act("read dead letters: `perdure dlq list`, `show`, `export`", INSIDERS, _lists(("dlq", "list"), ("dlq", "show", "DEAD"), ("dlq", "export"))),
+    Act(
+        "list tasks, queues and workers: `perdure task list`, `queue list`, `queue metrics`, `worker list`",
+        INSIDERS,
+        _lists(("task", "list"), ("queue", "list"), ("queue", "metrics"), ("worker", "list")),
+    ),
+    Act(
+        "read dead letters: `perdure dlq list`, `show`, `export`",
+        INSIDERS,
+        _lists(("dlq", "list"), ("dlq", "show", "DEAD"), ("dlq", "export")),
+    ),
     Act("replay and purge dead letters: `perdure dlq replay`, `purge`", WRITERS, _replay),
     Act("load scripts, register queues: `perdure server prepare`", WRITERS, _lists(("server", "prepare", "stage"))),
-    Act("set partitions and shared settings: `perdure queue partitions`, `config set`", WRITERS, _lists(("queue", "partitions", "spare", "2"), ("config", "set", "result_ttl", "86400"))),
+    Act(
+        "set partitions and shared settings: `perdure queue partitions`, `config set`",
+        WRITERS,
+        _lists(("queue", "partitions", "spare", "2"), ("config", "set", "result_ttl", "86400")),
+    ),
     Act("run tasks: `perdure worker run`", frozenset((W,)), _runs),
-    Act("take messages from a queue: `XREADGROUP`, `XCLAIM`, `XAUTOCLAIM`", frozenset((W,)), _raw(("XREADGROUP", "GROUP", "none", "me", "STREAMS", "READY", ">"), ("XCLAIM", "READY", "none", "me", 0, "1-1"), ("XAUTOCLAIM", "READY", "none", "me", 0, "0-0"))),
-    Act("remove messages from a queue: `XDEL`, `XACK`, `XTRIM`", WRITERS, _raw(("XDEL", "READY", "1-1"), ("XACK", "READY", "none", "1-1"), ("XTRIM", "READY", "MAXLEN", 100000))),
+    Act(
+        "take messages from a queue: `XREADGROUP`, `XCLAIM`, `XAUTOCLAIM`",
+        frozenset((W,)),
+        _raw(
+            ("XREADGROUP", "GROUP", "none", "me", "STREAMS", "READY", ">"),
+            ("XCLAIM", "READY", "none", "me", 0, "1-1"),
+            ("XAUTOCLAIM", "READY", "none", "me", 0, "0-0"),
+        ),
+    ),
+    Act(
+        "remove messages from a queue: `XDEL`, `XACK`, `XTRIM`",
+        WRITERS,
+        _raw(("XDEL", "READY", "1-1"), ("XACK", "READY", "none", "1-1"), ("XTRIM", "READY", "MAXLEN", 100000)),
+    ),
     Act("delete keys, give them a TTL: `DEL`, `PEXPIRE`", WRITERS, _raw(("DEL", "RECORD"), ("PEXPIRE", "RECORD", 1))),
-    Act("write records and inboxes of tasks, and sessions, without a script", SENDERS, _raw(("HSET", "RECORD", "x", 1), ("HSET", "INBOX", "x", 1), ("HSET", "SESSION", "x", 1))),
+    Act(
+        "write records and inboxes of tasks, and sessions, without a script",
+        SENDERS,
+        _raw(("HSET", "RECORD", "x", 1), ("HSET", "INBOX", "x", 1), ("HSET", "SESSION", "x", 1)),
+    ),
     Act("read checkpoints", INSIDERS, _raw(("HGET", "STEPS", "d:x"), ("HKEYS", "STEPS"))),
     Act("write checkpoints", WRITERS, _raw(("HSET", "STEPS", "d:x", 1), ("HDEL", "STEPS", "d:x"))),
-    Act("write what operators ask of tasks (`control:*`), shared settings and identities", WRITERS, _raw(("HSET", "CONTROL", "x", 1), ("HSET", "SHARED", "x", 1), ("HSET", "IDENTITY", "x", 1))),
+    Act(
+        "write what operators ask of tasks (`control:*`), shared settings and identities",
+        WRITERS,
+        _raw(("HSET", "CONTROL", "x", 1), ("HSET", "SHARED", "x", 1), ("HSET", "IDENTITY", "x", 1)),
+    ),
     Act("read event logs", ALL, _raw(("XRANGE", "LOG", "-", "+"))),
     Act("write event logs", WRITERS, _raw(("XADD", "LOG", "*", "x", 1)), until_7=True),
     Act("write dead letters", WRITERS, _raw(("XADD", "DEAD", "MAXLEN", 100000, "*", "x", 1)), until_7=True),
-    Act("read routes, the catalog and the format of the data", ALL, _raw(("HGETALL", "ROUTES"), ("HGET", "DEPLOYMENT", "format"), ("ZRANGE", "CATALOG", 0, -1))),
-    Act("write routes, the catalog and the format of the data", WRITERS, _raw(("HSET", "ROUTES", "x", 1), ("HSET", "DEPLOYMENT", "x", 1), ("ZADD", "CATALOG", 1, "x")), until_7=True),
-    Act("read the registries of workers", INSIDERS, _raw(("ZRANGE", "WORKERS", 0, -1),)),
-    Act("write the registries of workers", WRITERS, _raw(("ZADD", "WORKERS", 1, "x"), ("ZREM", "WORKERS", "x")) ),
+    Act(
+        "read routes, the catalog and the format of the data",
+        ALL,
+        _raw(("HGETALL", "ROUTES"), ("HGET", "DEPLOYMENT", "format"), ("ZRANGE", "CATALOG", 0, -1)),
+    ),
+    Act(
+        "write routes, the catalog and the format of the data",
+        WRITERS,
+        _raw(("HSET", "ROUTES", "x", 1), ("HSET", "DEPLOYMENT", "x", 1), ("ZADD", "CATALOG", 1, "x")),
+        until_7=True,
+    ),
+    Act(
+        "read the registries of workers",
+        INSIDERS,
+        _raw(
+            ("ZRANGE", "WORKERS", 0, -1),
+        ),
+    ),
+    Act("write the registries of workers", WRITERS, _raw(("ZADD", "WORKERS", 1, "x"), ("ZREM", "WORKERS", "x"))),
     Act("list all keys: `SCAN`", frozenset((V, O)), _raw(("SCAN", 0))),
     Act("subscribe to channels of the namespace", ALL, _subscribe("{perdure:stage:0}:record:raw")),
     Act("publish on channels of the namespace", SENDERS, _raw(("PUBLISH", "{perdure:stage:0}:record:raw", "x"))),
     Act("call scripts that are loaded: `EVALSHA`", ALL, _raw(("EVALSHA", "0" * 40, 0))),
     Act("load scripts: `SCRIPT LOAD`", WRITERS, _raw(("SCRIPT", "LOAD", "return 1"), ("SCRIPT", "EXISTS", "0" * 40))),
-    Act("run scripts of their own: `EVAL`; `SCRIPT KILL`, `SCRIPT FLUSH`, `FUNCTION`", NONE, _raw(("EVAL", "return 1", 0), ("SCRIPT", "KILL"), ("SCRIPT", "FLUSH"))),
-    Act("read or write keys of another namespace, or of another program", NONE, _raw(("HGETALL", "{elsewhere:default:0}:record:x"), ("HSET", "{elsewhere:default:0}:record:x", "a", 1), ("HGET", "another:program", "a"))),
-    Act("publish or subscribe outside of the namespace", NONE, _raw(("PUBLISH", "{elsewhere:default:0}:record:x", "x"), ("SUBSCRIBE", "another:channel"))),
-    Act("administer the server: `CONFIG`, `FLUSHALL`, `FLUSHDB`, `KEYS`, `SHUTDOWN`, `ACL`, `CLIENT LIST`, `CLIENT KILL`, `MONITOR`, `SAVE`, `RESTORE`, `MIGRATE`, `REPLICAOF`", NONE, _raw(("CONFIG", "GET", "*"), ("CONFIG", "SET", "maxmemory", 1), ("FLUSHALL",), ("FLUSHDB",), ("KEYS", "*"), ("SHUTDOWN", "NOSAVE"), ("ACL", "LIST"), ("CLIENT", "LIST"), ("CLIENT", "KILL", "TYPE", "normal"), ("MONITOR",), ("SAVE",), ("RESTORE", "x", 0, "x"), ("MIGRATE", "127.0.0.1", 1, "x", 0, 1), ("REPLICAOF", "NO", "ONE"))),
+    Act(
+        "run scripts of their own: `EVAL`; `SCRIPT KILL`, `SCRIPT FLUSH`, `FUNCTION`",
+        NONE,
+        _raw(("EVAL", "return 1", 0), ("SCRIPT", "KILL"), ("SCRIPT", "FLUSH")),
+    ),
+    Act(
+        "read or write keys of another namespace, or of another program",
+        NONE,
+        _raw(
+            ("HGETALL", "{elsewhere:default:0}:record:x"),
+            ("HSET", "{elsewhere:default:0}:record:x", "a", 1),
+            ("HGET", "another:program", "a"),
+        ),
+    ),
+    Act(
+        "publish or subscribe outside of the namespace",
+        NONE,
+        _raw(("PUBLISH", "{elsewhere:default:0}:record:x", "x"), ("SUBSCRIBE", "another:channel")),
+    ),
+    Act(
+        "administer the server: `CONFIG`, `FLUSHALL`, `FLUSHDB`, `KEYS`, `SHUTDOWN`, `ACL`, `CLIENT LIST`, `CLIENT KILL`, `MONITOR`, `SAVE`, `RESTORE`, `MIGRATE`, `REPLICAOF`",
+        NONE,
+        _raw(
+            ("CONFIG", "GET", "*"),
+            ("CONFIG", "SET", "maxmemory", 1),
+            ("FLUSHALL",),
+            ("FLUSHDB",),
+            ("KEYS", "*"),
+            ("SHUTDOWN", "NOSAVE"),
+            ("ACL", "LIST"),
+            ("CLIENT", "LIST"),
+            ("CLIENT", "KILL", "TYPE", "normal"),
+            ("MONITOR",),
+            ("SAVE",),
+            ("RESTORE", "x", 0, "x"),
+            ("MIGRATE", "127.0.0.1", 1, "x", 0, 1),
+            ("REPLICAOF", "NO", "ONE"),
+        ),
+    ),
 )
 """Rows of the table, in its order."""

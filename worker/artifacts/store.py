@@ -22,8 +22,8 @@ import anyio
 import anyio.to_thread
 
 from ...queues.regular_files import NotRegular
-from ...queues.transport import is_sha256
 from ...queues.security import Redaction, url_secrets
+from ...queues.transport import is_sha256
 from ..errors import (
     ArtifactDamaged,
     ArtifactError,

@@ -193,9 +193,7 @@ class Worker:
         shares = self._partitions == "share" and not self._gate.dedicated
         self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
         self._reclaim = ReclaimSchedule([], self._shared.claim_lease, self.timings.sweep_interval)
-        self._promoter = Promoter(
-            self._gateway, [], self.id, self._consumer.touch, lambda: self._shared.result_ttl
-        )
+        self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch, lambda: self._shared.result_ttl)
         self._assignment_watcher = AssignmentWatcher(
             self._gateway, self._assignment, self._consumer, self._set_partitions, self.app.tasks.versions
         )
