@@ -9,7 +9,6 @@ import pty
 import stat
 import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +226,7 @@ async def test_bytes_are_exact_in_a_pipe_and_clean_on_a_terminal(place: Settings
         asks = await app.producer.enqueue("waits", {"text": HOSTILE}, queue="noisy")
         await work_off(app)
         for args in (("task", "artifact", ok.id, "report.txt", "-o", "-"), ("task", "export", asks.id, "--keep")):
-            command = [*COMMAND, *args]
-            run = partial(subprocess.run, command, capture_output=True, timeout=BOUND, check=False)
-            piped = await asyncio.to_thread(run)
+            piped = await asyncio.to_thread(in_pipe, *args)
             assert piped.returncode == 0, piped.stderr
             assert ("\u202e".encode() in piped.stdout) and (b"\x9b" in piped.stdout)
             shown = await asyncio.to_thread(on_terminal, *args)
@@ -237,6 +234,10 @@ async def test_bytes_are_exact_in_a_pipe_and_clean_on_a_terminal(place: Settings
             assert "begin" in shown
         result = await tool("task", "result", ok.id)
         assert orjson.loads(result.out) == HOSTILE  # escaped, and the same value
+
+
+def in_pipe(*args: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*COMMAND, *args], capture_output=True, timeout=BOUND, check=False)
 
 
 def on_terminal(*args: str) -> str:
@@ -281,16 +282,21 @@ async def test_files_that_commands_write_are_for_their_owner_only(place: Setting
             ):
                 assert (await tool(*args)).code == 0, args
             assert place.data_dir is not None
-            files = [file for file in (*tmp_path.rglob("*"), *place.data_dir.rglob("*")) if file.is_file()]
-            modes = {str(file): oct(stat.S_IMODE(file.stat().st_mode)) for file in files}
+            modes = private_modes(tmp_path, place.data_dir)
     finally:
         os.umask(before)
     assert {"letters", "memories", "session", "task", "report.txt", "artifact", "key", "memory.sqlite3"} <= {
-        file.name for file in files
+        Path(file).name for file in modes
     }
     assert {file: mode for file, mode in modes.items() if mode not in ("0o600", "0o400")} == {}
     assert not victim.exists()
     assert orjson.loads((tmp_path / "letters").read_text())["task"] == "fails"
+
+
+def private_modes(*folders: Path) -> dict[str, str]:
+    """Return the modes of all files in some folders."""
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return {str(file): oct(stat.S_IMODE(file.stat().st_mode)) for file in files}
 
 
 def test_commands_print_through_the_module_of_the_output() -> None:

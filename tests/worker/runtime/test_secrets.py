@@ -633,12 +633,12 @@ async def test_the_definition_of_a_task_masks_what_has_no_marks(shell: Settings,
         listed.append(await answer("task", "list", "--json"))
         assert listed[1].json["args"]["account"] == {"user": "ada", "password": MASK, "spare": [MASK]}
         await work_off(app)
-        for command in (
+        commands: list[tuple[str, ...]] = [
             *[("task", "show", handle.id), ("task", "handoff", handle.id), ("dlq", "list", "--json")],
             *[("dlq", "show", handle.id), ("dlq", "show", handle.id, "--json"), ("dlq", "export")],
             *[("dlq", "replay", handle.id, "--dry-run", "--json"), ("top", "--json")],
-        ):
-            listed.append(await answer(*command))
+        ]
+        listed += [await answer(*command) for command in commands]
         for printed in listed:
             assert TOKEN not in printed.out + printed.err
         edited = orjson.dumps(listed[1].json["args"] | {"how": "well"}).decode()
