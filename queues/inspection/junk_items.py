@@ -1,4 +1,4 @@
-"""What workers have moved out of the keys of Perdure, for people."""
+"""Items that workers have moved out of the keys of Perdure, for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOGETHER: Final = 16
 """Lists that are read in one round trip."""
 
 _DIGITS: Final = 16
-"""Digits from which a stored size is none."""
+"""Digits from which a stored size cannot be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class JunkItem:
 
     @property
     def reason(self) -> str:
-        """Why no part of Perdure can have written the item."""
+        """Return the sign that another program wrote the item."""
         if not self.item:
             return "it is empty"
         try:
@@ -82,7 +82,7 @@ _REASONS: Final = {
     (True, b"timeline"): "it is not the digest of a session",
     (True, b"forgotten"): "it names no session and no turn",
 }
-"""By whether the key belongs to the sessions, and the end of its name."""
+"""Reasons by the kind of key: whether it belongs to no queue, and the end of its name."""
 
 
 async def read_junk(
