@@ -21,7 +21,7 @@ import pytest
 import redis
 from perdure.queues import generate_key
 from perdure.worker.cli import main
-from perdure.worker.cli.demo.processes import WorkerProcesses
+from perdure.worker.cli.demo import WorkerProcesses
 from perdure.worker.cli.support.errors import Failed
 
 FILES = 60

@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 from perdure.deadletter import DeadLetter, Reason
 from perdure.queues import Namespace
-from perdure.worker.cli import main
-from perdure.worker.cli.demo import command
-from perdure.worker.cli.demo.evidence import Claim, DemoEvidence, Takeover
-from perdure.worker.cli.demo.journal import StepRun, read_step_runs
-from perdure.worker.cli.demo.processes import Kill
-from perdure.worker.cli.demo.scenario import DemoResult
+from perdure.worker.cli import demo, main
+from perdure.worker.cli.demo import Claim, DemoEvidence, Kill, StepRun, Takeover, read_step_runs
 
 SHA256 = "ab" * 32
 FIRST, SECOND = Kill(11.5, 101, -signal.SIGKILL), Kill(15.5, 102, -signal.SIGKILL)
@@ -134,7 +130,7 @@ def test_the_journal_is_readable_while_a_worker_writes_a_line(tmp_path: Path) ->
     assert read_step_runs(journal, "missing") == []
 
 
-def result(tmp_path: Path, evidence: DemoEvidence) -> DemoResult:
+def result(tmp_path: Path, evidence: DemoEvidence) -> tuple[DemoEvidence, DeadLetter, Path]:
     letter = DeadLetter(
         id="01999999-9999-7999-8999-999999999999",
         entry="1-0",
@@ -153,18 +149,18 @@ def result(tmp_path: Path, evidence: DemoEvidence) -> DemoResult:
         envelope=None,
         raw={},
     )
-    return DemoResult("/a\x1b[31m folder", evidence, letter, tmp_path / "report.txt")
+    return evidence, letter, tmp_path / "\x1b[31mreport.txt"
 
 
 class TestScreen:
     """The command with a result that is given, not produced by a run."""
 
-    def demo(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, evidence: DemoEvidence, *options: str) -> int:
-        async def run_demo(*_: object) -> DemoResult:
+    def shown(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, evidence: DemoEvidence, *options: str) -> int:
+        async def run_demo(*_: object) -> tuple[DemoEvidence, DeadLetter, Path]:
             return result(tmp_path, evidence)
 
         (tmp_path / "a.py").touch()
-        monkeypatch.setattr(command, "run_demo", run_demo)
+        monkeypatch.setattr(demo, "run_demo", run_demo)
         with pytest.raises(SystemExit) as exited:
             main(["demo", str(tmp_path), *options])
         return int(exited.value.code or 0)
@@ -172,7 +168,7 @@ class TestScreen:
     def test_sound_evidence_is_success_on_one_screen(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert self.demo(monkeypatch, tmp_path, SOUND) == 0
+        assert self.shown(monkeypatch, tmp_path, SOUND) == 0
         shown = capsys.readouterr().out
         assert "All 9 claims hold." in shown
         assert "\x1b" not in shown
@@ -183,15 +179,15 @@ class TestScreen:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         broken = replace(SOUND, runs=[*RUNS, *runs((19.0, 103, "list"))])
-        assert self.demo(monkeypatch, tmp_path, broken) == 1
+        assert self.shown(monkeypatch, tmp_path, broken) == 1
         shown = " ".join(capsys.readouterr().out.split())
         assert "1 of 9 claims do not hold: Steps run again: 2, allowed up to 2" in shown
-        assert self.demo(monkeypatch, tmp_path, broken, "--json") == 1
+        assert self.shown(monkeypatch, tmp_path, broken, "--json") == 1
         assert '"holds": false' in capsys.readouterr().out
 
     def test_a_kill_that_no_step_follows_is_shown(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert self.demo(monkeypatch, tmp_path, replace(SOUND, runs=RUNS[:4])) == 1
+        assert self.shown(monkeypatch, tmp_path, replace(SOUND, runs=RUNS[:4])) == 1
         row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("102 "))
         assert row.split() == ["102", "3", "count#2.txt", "none", "none"]

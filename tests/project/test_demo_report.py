@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from perdure.worker.cli.demo.app import count_file, list_files, render
+from perdure.worker.cli.demo import count_file, list_files, render
 
 
 def test_files_are_sorted_and_relative(tmp_path: Path) -> None:

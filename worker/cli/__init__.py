@@ -16,7 +16,7 @@
     config.py               config set, unset, show
     server.py               server start, stop, status, prepare
     lazy.py                 import of a command when it is called
-    bench/, demo/           perdure bench, perdure demo
+    bench/, demo.py         perdure bench, perdure demo
     support/                options, connection, output and errors that commands share
 
 This module imports nothing but typer, so `perdure --help` and completion stay fast; a command is imported when it is
@@ -44,7 +44,7 @@ __all__ = ["commands", "main"]
 
 COMMANDS = (
     LazyCommand("new", ".new:new", "Create an app, its test and its Dockerfile."),
-    LazyCommand("demo", ".demo.command:demo", "Kill workers and replay a dead letter, on real files."),
+    LazyCommand("demo", ".demo:demo", "Kill workers and replay a dead letter, on real files."),
     LazyCommand("worker", ".worker:app", "Run workers, list them, and check their health."),
     LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
     LazyCommand("task", ".task.commands:app", "List, show, watch, cancel and fork tasks."),

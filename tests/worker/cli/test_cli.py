@@ -134,7 +134,7 @@ def test_the_commands_are_these() -> None:
 
 
 def test_the_demo_is_a_lazy_command() -> None:
-    assert next(command.target for command in COMMANDS if command.name == "demo") == ".demo.command:demo"
+    assert next(command.target for command in COMMANDS if command.name == "demo") == ".demo:demo"
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
