@@ -14,12 +14,10 @@ import anyio
 import psutil
 import pytest
 from perdure import Producer, TaskHandle
-from perdure.queues import list_supervisors, list_workers, report_crash
+from perdure.queues import list_supervisors, list_workers
 from perdure.worker.settings import Settings
 
 from tests.support.command_line import Answer, process
-from tests.support.consumers import claim_all, read
-from tests.support.consumers import worker as consumer
 from tests.support.paths import PROGRAMS
 from tests.support.supervisors import Supervisors, all_work
 from tests.support.workers import BOUND, wait_until
@@ -162,28 +160,6 @@ async def test_the_tasks_of_a_lost_host_resume_together_beside_new_ones(
 
 async def registered(producer: Producer, number: int) -> bool:
     return len(await list_workers(producer.gateway, producer.namespace)) >= number
-
-
-async def test_a_worker_without_a_supervisor_starts_a_process_for_a_suspect(
-    supervisors: Supervisors, producer: Producer, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    suspect = await producer.enqueue("gated", {"name": str(gate)}, queue="supervised")
-    partition = suspect.partition
-    for name in ("dead", "dead too"):
-        dead = await consumer(producer.gateway, partition, name=name)
-        assert len(await (claim_all(dead) if name == "dead too" else read(dead, 1))) == 1
-        await report_crash(producer.gateway, producer.namespace, ["supervised"], name, exit_status="SIGKILL", steps={})
-    worker = supervisors.run("--no-supervisor", "--concurrency=4")
-    entered = await supervisors.journal.line("begin", f"{suspect.id}:second")
-    assert entered.pid in {child.pid for child in supervisors.children(worker)}
-    ordinary = await producer.enqueue("walk", {"steps": 1, "pause": 0.0}, queue="supervised")
-    assert await ordinary.result(timeout=BOUND) == worker.pid
-    gate.touch()
-    assert await suspect.result(timeout=BOUND) == entered.pid
-    worker.terminate()
-    assert await supervisors.ended() == 0
-    await wait_until(lambda: _is_no_process(entered.pid), "the end of the quarantine worker")
 
 
 async def test_a_reload_under_load_loses_nothing_and_costs_nothing(

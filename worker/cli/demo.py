@@ -39,6 +39,7 @@ from ..durable import Context, current_step
 from ..journal import Artifact
 from ..log import configure_process_log
 from ..runtime.worker import Worker
+from .support.connection import warn_of_password
 from .support.errors import Failed
 from .support.output import AsJson, note, print_fields, print_json, print_table, print_text, stdout
 from .support.temporary import run_interruptible, temporary_namespace
@@ -74,7 +75,8 @@ def demo(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Use this server, in a new namespace that is removed at the end. Default: a new embedded server.",
+            help="Use this server, in a new namespace that is removed at the end; see 'perdure enqueue --help' about "
+            "passwords. Default: a new embedded server.",
         ),
     ] = None,
     json: AsJson = False,
@@ -88,6 +90,7 @@ def demo(
 
     Example: perdure demo src --kills 5
     """
+    warn_of_password("--redis-url", redis_url, "PERDURE_REDIS_URL")
     root = Path(sysconfig.get_path("stdlib")) if folder is None else folder.absolute()
     found = list_files(str(root), files)
     if not found:

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -118,8 +117,8 @@ def run(
         bool,
         typer.Option(
             "--no-supervisor",
-            help="Run one worker in this process, where another supervisor restarts it. It starts processes "
-            "for quarantined tasks only. If it dies, its tasks are claimed after the lease.",
+            help="Run one worker in this process, where another supervisor restarts it. It runs quarantined tasks "
+            "one at a time, and no other task meanwhile. If it dies, its tasks are claimed after the lease.",
             rich_help_panel=_SUPERVISOR,
         ),
     ] = False,
@@ -183,8 +182,10 @@ def run(
     checked_name = None if name is None else _check("--name", "worker name", name)
     queue_names = _read_queues(queues)
     probe = load(".support.probe:ProbeOptions")(health_host, health_port)
-    if no_supervisor and (processes is not None or alert is not None):
-        raise Misuse(f"--{'alert' if processes is None else 'processes'} is for a supervisor: omit --no-supervisor")
+    supervisor_options = {"processes": processes, "isolated": isolated, "alert": alert}
+    given = [name for name, value in supervisor_options.items() if value is not None]
+    if no_supervisor and given:
+        raise Misuse(f"--{given[0]} is for a supervisor: omit --no-supervisor")
     if not no_supervisor and _SUPERVISED not in os.environ:
         load(".support.supervisor_process:run_supervisor")(
             context,
@@ -212,7 +213,6 @@ def run(
             "partitions": partitions,
             "log_tasks": log_tasks or None,
         },
-        quarantine=partial(load(".support.supervisor_process:local_quarantine"), context, isolated),
     )
 
 

@@ -6,7 +6,6 @@ import anyio
 
 from ...queues import Gateway
 from ...queues.runtime import RUNTIME
-from .children.local_quarantine import LocalQuarantine
 from .executor import Executor
 from .intake import Intake
 from .maintenance import AssignmentWatcher, ClockMonitor
@@ -21,8 +20,6 @@ _LOOK_AGAIN = 0.05
 class Burst:
     """A run of the worker that ends when the queues are empty and no task that failed here waits for a retry.
 
-    Nor does a child of this worker run a quarantined task then.
-
     If leases were restarted, the run also waits until it is known which of them are renewed. Otherwise workers that
     run in bursts, with long pauses between them, would never claim the tasks of one that was killed.
     """
@@ -36,7 +33,6 @@ class Burst:
         executor: Executor,
         clock: ClockMonitor,
         stop: anyio.Event,
-        quarantine: LocalQuarantine,
     ) -> None:
         self._gateway = gateway
         self._intake = intake
@@ -46,14 +42,13 @@ class Burst:
         self._clock = clock
         self._awaited = 0.0
         self._stop = stop
-        self._quarantine = quarantine
 
     async def run(self) -> None:
         while not self._stop.is_set():
             await self._slots.wait_free()
             if not await self._finds_nothing():
                 continue
-            if self._slots.taken or not self._quarantine.idle or await self._is_owed() or self._awaits_leases():
+            if self._slots.taken or await self._is_owed() or self._awaits_leases():
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await self._slots.wait_change()
             elif await self._finds_nothing():  # a retry may have become due after the first check

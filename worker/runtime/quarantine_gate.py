@@ -1,10 +1,10 @@
 """The quarantine gate: decides whether this worker may run a task that is suspected of killing workers.
 
-A worker with a link to a process that starts quarantine workers runs no suspect itself. A quarantine worker runs one
-suspect and nothing else. When the suspect has survived the probation time, it no longer takes up a place: it continues
-as an ordinary task, and another quarantine worker may start.
+Under a supervisor, an ordinary worker runs no suspect: the supervisor starts a quarantine worker, which runs one and
+nothing else. When the suspect has survived the probation time, it no longer takes up a place: it continues as an
+ordinary task, and another quarantine worker may start.
 
-A worker without such a link runs one suspect at a time, and takes no other task meanwhile, until the suspect makes
+A worker without a supervisor runs one suspect at a time, and takes no other task meanwhile, until the suspect makes
 progress, ends, or survives the probation time.
 """
 
@@ -27,7 +27,7 @@ class QuarantineGate:
     """The gate of one worker."""
 
     def __init__(self, link: Link | None, window: float) -> None:
-        """link: to the process that starts quarantine workers, None without one. window: probation time in seconds."""
+        """link: to the supervisor, None without one. window: probation time in seconds."""
         self._link = link
         self._window = window
         self._pending: set[tuple[str, bytes]] = set()
@@ -61,15 +61,9 @@ class QuarantineGate:
         elif self._link is not None:
             self._link.send("suspects")
 
-    def run_here(self) -> None:
-        """Run suspects in this process from now on: no other process can be started for them."""
-        self._link = None
-        self.request()
-
     def pending(self, delivery: Delivery) -> None:
         """Count a taken delivery that may be a suspect, if this worker has to run it. A call of `resolved` follows."""
-        link = self._link
-        if link is None or self.dedicated or not link.starts_processes:
+        if self.accepts:
             self._pending.add(delivery.key)
 
     def resolved(self, delivery: Delivery) -> None:

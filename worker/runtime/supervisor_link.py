@@ -46,15 +46,10 @@ imported the app, and waits until it gets one of the other two.
 
 
 class Link(Protocol):
-    """Connection of a worker to the process that starts quarantine workers. Any thread may send."""
+    """Connection of a worker to its supervisor, which starts quarantine workers. Any thread may send."""
 
     @property
     def role(self) -> Role: ...
-
-    @property
-    def starts_processes(self) -> bool:
-        """Whether quarantine workers can be started, as far as is known."""
-        ...
 
     @property
     def reports(self) -> bool:
@@ -101,8 +96,6 @@ class InheritedPipe:
 
 class SupervisorLink:
     """A pair of pipes to the supervisor. Any thread may send; sending never blocks or fails."""
-
-    starts_processes = True
 
     def __init__(self, role: Role, pipe: ParentPipe) -> None:
         self.role: Role = role

@@ -37,7 +37,6 @@ from ..errors import ConfigurationError
 from ..log import logger
 from ..loop_errors import keep_running
 from .burst import Burst
-from .children.local_quarantine import LocalQuarantine
 from .executor import Executor
 from .health import Health, Report
 from .health.deadlines import RunDeadlines
@@ -75,7 +74,6 @@ class Worker:
         queues: Sequence[str] | None = None,
         partitions: Literal["all", "share"] | None = None,
         name: str | None = None,
-        import_path: str | None = None,
         link: Link | None = None,
     ) -> None:
         """Create a worker; `async with` connects it.
@@ -85,10 +83,8 @@ class Worker:
             queues: Queues to read; by default those of the app's tasks.
             partitions: Read all partitions ("all"), or share them with other workers ("share"); by default the setting.
             name: Start of the worker's id; by default the name of the app.
-            import_path: `module:attribute` or `path/to/file.py:attribute`, from which another process can import the
-                app without starting this worker again, for one process per quarantined task; by default they run here.
-            link: Link to the process that starts quarantine workers; by default, this one does. With the role
-                "isolated", the worker runs quarantined tasks only, one at a time.
+            link: Link to the supervisor, which starts processes for quarantined tasks; None: they run in this worker,
+                one at a time. With the role "isolated", the worker runs quarantined tasks only.
 
         Raises:
             ConfigurationError: The app has no tasks and `queues` is empty, or another argument is wrong.
@@ -110,12 +106,9 @@ class Worker:
         self._gateway.repairs = True
         self._shared = SharedSettings(self.settings)
         self._slots = Slots(concurrency)
-        self._quarantine = (
-            link if isinstance(link, LocalQuarantine) else LocalQuarantine.of(app, import_path, self.queues, name)
-        )
-        self._link = None if link is self._quarantine else link
+        self._link = link
         self._reports = link is None or link.reports
-        self._gate = QuarantineGate(self._link or self._quarantine, self.settings.quarantine_window)
+        self._gate = QuarantineGate(link, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()
         self._webhooks = WebhookQueue(WebhookTarget.of(self.settings))
         self._executor = Executor(
@@ -265,7 +258,6 @@ class Worker:
             self._stop_now.set()
         self._stop.set()
         self._health.stopping = True
-        self._quarantine.stop()
 
     def check_quarantine(self) -> None:
         """Search for quarantined tasks now, and run them alone."""
@@ -308,7 +300,6 @@ class Worker:
                 background.start_soon(keep_running, duty.run)
             cancellations = CancelListener(self.app.producer, self.id, self._heartbeat.renew_now)
             background.start_soon(keep_running, cancellations.run)
-            self._quarantine.open(background, self._gateway, self.queues, self.concurrency, self._gate.run_here)
             if not self._gate.dedicated:
                 wake = VersionWaker(self._gateway, self._assignment, self.app.tasks.versions, self._slots, intake.claim)
                 for one in (self._promoter, janitor, wake):
@@ -323,13 +314,11 @@ class Worker:
                         self._executor,
                         self._clock,
                         self._stop,
-                        self._quarantine,
                     ).run()
                 else:
                     reading.start_soon(keep_running, intake.run)
                     await self._stop.wait()
             except BaseException:  # cancelled from outside: cancel the runs as well, at once
-                self._quarantine.stop(requests=2)
                 with anyio.move_on_after(self.timings.release_limit, shield=True):  # _drain abandons the rest
                     await self._slots.cancel()
                 raise
@@ -337,7 +326,6 @@ class Worker:
                 with anyio.CancelScope(shield=True):
                     await self._drain(intake)
                     await self._slots.cancel()
-                    await self._quarantine.close()
                 reading.cancel_scope.cancel()
                 background.cancel_scope.cancel()
 

@@ -303,7 +303,7 @@ if "HELD_LINKS" in os.environ:
 
 
 async def main() -> None:
-    async with Worker(app, concurrency=int(sys.argv[1]), import_path=os.environ.get("IMPORT_PATH")) as worker:
+    async with Worker(app, concurrency=int(sys.argv[1])) as worker:
 
         def stop() -> None:
             worker.stop()

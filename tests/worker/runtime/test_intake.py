@@ -147,20 +147,17 @@ async def test_what_was_claimed_for_a_slot_that_was_taken_meanwhile_is_given_bac
 
 
 class _Link:
-    """Link of a worker to a process that starts others for suspects, or cannot."""
+    """Link of a worker to its supervisor, which starts other processes for suspects."""
 
     role = "worker"
 
-    def __init__(self, *, starts_processes: bool) -> None:
-        self.starts_processes = starts_processes
 
-
-@pytest.mark.parametrize("supervised", [True, False, None])
+@pytest.mark.parametrize("supervised", [True, False])
 async def test_new_messages_are_read_while_it_is_unknown_whether_a_claimed_task_is_a_suspect(
-    gateway: Gateway, partition: Partition, producer: Producer, supervised: bool | None
+    gateway: Gateway, partition: Partition, producer: Producer, supervised: bool
 ) -> None:
     """Only a worker that would run the suspect itself takes no other task until it knows."""
-    link = None if supervised is None else cast("Link", _Link(starts_processes=supervised))
+    link = cast("Link", _Link()) if supervised else None
     await producer.enqueue("task", queue="default")
     await age(gateway, await read_one(await worker(gateway, partition, name="lost")))
     started: list[Delivery] = []
@@ -171,5 +168,5 @@ async def test_new_messages_are_read_while_it_is_unknown_whether_a_claimed_task_
     )
     await intake._claim()
     await producer.enqueue("task", queue="default")
-    assert gate.has_room is bool(supervised)
+    assert gate.has_room is supervised
     assert await asyncio.wait_for(intake.take_once(), 10) and len(started) == (2 if supervised else 1)

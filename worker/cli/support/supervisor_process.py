@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import typer
 
 from ...log import configure_process_log
-from ...runtime.children.app_command import WORKER_COMMAND, ChildCommand, pass_redis_url
+from ...runtime.children.app_command import WORKER_COMMAND, pass_redis_url
 from ...runtime.children.quarantine_pool import most_children
 from ...settings import load_settings
 from ...supervise import Supervisor, SupervisorConfig
 from .connection import ConnectionOptions
 from .probe import ProbeOptions
 
-if TYPE_CHECKING:  # the supervisor imports no app
-    from ...app import App
-    from ...runtime.children.local_quarantine import LocalQuarantine
-
-__all__ = ["local_quarantine", "run_supervisor"]
+__all__ = ["run_supervisor"]
 
 _LEFT_OUT: Final = ("processes", "no_supervisor", "isolated", "alert", "health_port", "health_host", "redis_url")
 """Options that are not on the command lines of children: those of the supervisor, and the URL, which may be secret."""
@@ -55,21 +51,9 @@ def supervisor_config(
 ) -> SupervisorConfig:
     """Return the configuration for children that run this command."""
     slots = processes * context.params["concurrency"]
-    command = _command(context)
-    most = isolated or most_children(slots)
-    return SupervisorConfig(command.arguments, processes, most, environment=command.environment, **options)
-
-
-def local_quarantine(context: typer.Context, isolated: int | None, app: App) -> LocalQuarantine:
-    """Return the quarantine pool of a worker without a supervisor, for children that run this command."""
-    from ...runtime.children.local_quarantine import LocalQuarantine
-
-    return LocalQuarantine(app, _command(context), isolated)
-
-
-def _command(context: typer.Context) -> ChildCommand:
-    url = context.params["redis_url"]
-    return ChildCommand([*WORKER_COMMAND, *_arguments(context, _LEFT_OUT)], pass_redis_url(url))
+    command = [*WORKER_COMMAND, *_arguments(context, _LEFT_OUT)]
+    environment = pass_redis_url(context.params["redis_url"])
+    return SupervisorConfig(command, processes, isolated or most_children(slots), environment=environment, **options)
 
 
 def _arguments(context: typer.Context, without: Collection[str]) -> list[str]:

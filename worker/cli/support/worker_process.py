@@ -25,8 +25,7 @@ from ....queues.runtime import RUNTIME
 from ...app import App
 from ...durable import log_fields
 from ...log import add_to_json, configure_process_log, logger
-from ...runtime.children.app_command import app_digest, passed_redis_url, use_import_path
-from ...runtime.children.local_quarantine import LocalQuarantine
+from ...runtime.children.app_command import passed_redis_url
 from ...runtime.signals import stop_on_signals
 from ...runtime.supervisor_link import SupervisorLink
 from ...runtime.worker import Worker
@@ -63,7 +62,6 @@ class SupervisedWorker:
         self.link.send(
             "loaded",
             app=app.name,
-            digest=app_digest(app),
             url=address.url,
             directory=None if address.directory is None else str(address.directory),
             namespace=settings.namespace,
@@ -178,17 +176,14 @@ def run_worker(
     name: str | None,
     burst: bool,
     settings: Mapping[str, object],
-    quarantine: Callable[[App], LocalQuarantine],
 ) -> None:
     """Run a worker until a signal or the supervisor stops it.
 
     Args:
         settings: Options of the command line that override the app's settings.
-        quarantine: Returns the quarantine pool of a worker without a supervisor.
     """
     link = SupervisorLink.from_environment()
     supervised = None if link is None else SupervisedWorker(link)
-    use_import_path()
     url = passed_redis_url()
     app = load_app(application)
     app.configure(**(place if url is None else replace(place, redis_url=url)).overrides(), **settings)
@@ -202,9 +197,7 @@ def run_worker(
     isolated = link is not None and link.role == "isolated"
 
     def make_worker() -> Worker:
-        worker = Worker(
-            app, concurrency=1 if isolated else concurrency, queues=queues, name=name, link=link or quarantine(app)
-        )
+        worker = Worker(app, concurrency=1 if isolated else concurrency, queues=queues, name=name, link=link)
         add_to_json(worker=worker.id)
         return worker
 
