@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
