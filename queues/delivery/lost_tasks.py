@@ -75,8 +75,8 @@ async def _look(
 async def put_back_lost(gateway: Gateway, partition: Partition, grace: float) -> int:
     """Put tasks back that are not where their records say; return their number.
 
-    Each call looks at the last tasks that were enqueued, at those enqueued before the first message of the stream, which
-    a trim removes, and at a part of the others; the next call looks at the next part. If any was lost, it looks at all.
+    Each call looks at the last tasks that were enqueued, at those from before the first message of the stream, which a
+    trim removes, and at a part of the others; the next call looks at the next part. If any was lost, it looks at all.
 
     Args:
         grace: Seconds since its last heartbeat for which a run is left alone: it finds out that its lease has passed.

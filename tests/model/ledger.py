@@ -1087,7 +1087,7 @@ class Ledger:
     def put_lost_back(self) -> int:
         """Put the tasks back that are not where their records say, the oldest first; return their number."""
         listed = self.held.sets.get(self.at.timeline, {})
-        found = [task for task in sorted(listed, key=lambda task: (float(text_of(listed[task])), task))]
+        found = sorted(listed, key=lambda task: (float(text_of(listed[task])), task))
         found = [task for task in found if self._put_lost_back(task)]
         self.held.strings[self.at.checked] = b"0"
         self.held.expire(HOUR, self.at.checked)
@@ -1111,8 +1111,8 @@ class Ledger:
         return True
 
     def _is_new(self, entry: bytes) -> bool:
-        new = self.ready.new() if self.ready.grouped else self.ready.entries
-        return any(one.known == entry for one, _ in new)
+        found = next((one for one, _ in self.ready.entries if one.known == entry), None)
+        return found is not None and (not self.ready.grouped or found.order > self.ready.delivered.order)
 
     def trim(self, oldest: int) -> int:
         """Delete letters from before a time, and the records that belong to them."""

@@ -239,7 +239,7 @@ async def test_a_due_time_that_was_deleted_is_set_again(
     gateway: Gateway, partition: Partition, producer: Producer, kind: str
 ) -> None:
     """At its time; a task that waits is due now, since a message may have come."""
-    await producer.enqueue("t", task_id="x", delay=60 if kind == "delay" else None, queue="default")
+    await producer.enqueue("t", task_id="x", delay=60 if kind == "delay" else 0, queue="default")
     if kind != "delay":
         act = SETTLING["reschedule" if kind == "retry" else "park"]
         await act(gateway, await read_one(await worker(gateway, partition)), "x")

@@ -65,7 +65,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.05, clean_lock=0.05))
 
 
-MISTAKES = {
+MISTAKES: dict[str, list[tuple[str | int, ...]]] = {
     "XADD MAXLEN 0": [("XADD", "ready", "MAXLEN", 0, "*", "a", "b")],
     "XTRIM": [("XTRIM", "ready", "MAXLEN", 3)],
     "DEL of the stream": [("DEL", "ready")],
@@ -205,7 +205,7 @@ async def test_a_due_time_that_was_deleted_is_set_again(app: App, story: Story) 
         await redis_command(app, "DEL", due)
 
         async def both() -> bool:
-            return await redis_command(app, "ZCARD", due) == 2
+            return bool(await redis_command(app, "ZCARD", due) == 2)
 
         await wait_until(both, "both tasks are in the due set")
         await waiting.send("hello")
