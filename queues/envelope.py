@@ -314,8 +314,8 @@ def check_size(what: str, size: int, limit: int, setting: str = "payload_limit")
 
 class TaskMessage(NamedTuple):
     """An encoded task. number: hash of its key, None for a task without a key. own_id: whether the caller chose the id,
-    so that the task may be stored already. large: its arguments, if `arguments` is a reference to chunks. names: those of
-    the task and its app ('' for none) if the envelope holds no more than the id and these: what the record keeps of it.
+    so that the task may be stored already. large: its arguments, if `arguments` is a reference to chunks. names: task
+    and app ('' for none) if the envelope holds no more than the id and these: then its record keeps only the names.
     """
 
     id: str
