@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,7 @@ from .clients import (
     was_not_executed,
 )
 from .cluster import ClusterConnection
+from .cluster.hash_slots import UnknownCommandError, key_of
 from .foreign_server import recognise
 from .pipelining import Argument, ClientAdapter, Command, CommandConnection, PipelinedConnection
 from .replication import Replication, Replicator
@@ -463,11 +465,14 @@ class Gateway:
         return any(found.decode() not in (stored, "none") for found, stored in zip(types, wanted.values(), strict=True))
 
     def _mended(self, commands: Sequence[Command]) -> Sequence[str]:
-        """Return the keys of commands, if those may be moved out of the way. An argument may look like one."""
-        if not self.repairs:
-            return ()
-        words = dict.fromkeys(word for command in commands for word in command[1:] if isinstance(word, str))
-        return [word for word in words if stored_type(word) is not None]
+        """Return the first key of each command, if values of another type may be moved out of the way."""
+        found: dict[str, None] = {}
+        for command in commands if self.repairs else ():
+            with suppress(UnknownCommandError):  # it has no key
+                key = key_of(command)
+                if isinstance(key, str):
+                    found[key] = None
+        return list(found)
 
     async def set_keys_aside(self, keys: Iterable[str]) -> bool:
         """Move values of another type, which another program has put under keys, to the junk, and warn of each.

@@ -241,7 +241,7 @@ def test_lists_name_what_another_program_wrote_into_registries(server: redis.Red
     server.hset(names.queues, mapping={b"odd": b"junk", b"\xff": b"1"})
     server.zadd(names.workers, {"w": now})
     server.rpush(names.worker("w"), "x")
-    server.zadd(names.catalog, {"app:0123456789ab": now, b"\xff": now})
+    server.zadd(names.catalog, {b"app:0123456789ab": now, b"\xff": now})
     server.set(names.catalog_entry("app", "0123456789ab"), "junk")
     shown = check_lists()
     assert "queue odd: the route of queue 'odd' is ignored" in shown["queue"]

@@ -167,7 +167,7 @@ class Gate:
 @pytest.mark.parametrize("kind", ["string", "list", "zset"])
 async def test_a_key_of_a_task_of_another_type_harms_that_task_only(app: App, name: str, kind: str) -> None:
     gate = Gate()
-    app.task(gate.handle, name="gated", retry=Retry(max_attempts=3, base=0.05))
+    app.task(name="gated", retry=Retry(max_attempts=3, base=0.05))(gate.handle)
     async with running_worker(app) as worker:
         handle = await app.producer.enqueue("gated", queue="foreign")
         await bounded(gate.reached.wait())
