@@ -4,7 +4,7 @@
 -- returns  the members, in no particular order
 -- Idempotent. Atomic: a call that arrives after the worker has left does not add it again. The mark of one that has left
 -- is its member with the negative time as its score. The first write needs no memory, so that a full server accepts the
--- rest (see fence.lua). A member in the future is none of a worker, and would get a share.
+-- rest (see fence.lua). A member in the future was not written by a worker.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local score = redis.call('ZSCORE', KEYS[1], ARGV[1])

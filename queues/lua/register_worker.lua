@@ -5,7 +5,7 @@
 -- returns  {its start time, milliseconds of Redis' clock, fields and values of the stored settings}
 -- Atomic: no hash is without a TTL, and none has fields of two registrations. Idempotent. A registration that arrives
 -- after the worker has left, which its hash says, changes nothing. The first write needs no memory, so that a full
--- server accepts the rest (see fence.lua). A member in the future is none of a worker, or the clock was set back: that
+-- server accepts the rest (see fence.lua). A member in the future is not a worker, or the clock was set back: that
 -- worker lists itself again at its next registration.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

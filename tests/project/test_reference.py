@@ -14,7 +14,7 @@ import pytest
 from perdure.deadletter import Reason
 from perdure.queues import State
 from perdure.queues import errors as queue_errors
-from perdure.queues.keys import Namespace, Partition, SessionPartition
+from perdure.queues.keys import Namespace, Partition, SessionPartition, junk_keys
 from perdure.queues.sessions import errors as session_errors
 from perdure.worker import errors as worker_errors
 from perdure.worker.cli import commands
@@ -198,7 +198,7 @@ PLACEHOLDERS = {
     "agent": "AGENT",
 }
 NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys", "worker_channel"}
-NO_KEYS |= {"session_partition", "session_partitions"}
+NO_KEYS |= {"session_partition", "session_partitions", "shared_keys"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 
 
@@ -212,7 +212,8 @@ def keys_of(owner: Namespace | Partition | SessionPartition) -> set[str]:
         if callable(value):
             value = value(*(PLACEHOLDERS[name] for name in inspect.signature(value).parameters))
         found.add(value.replace(":0}", ":n}"))
-    return found
+    tag, end, _ = min(found).partition("}:")
+    return found | set(junk_keys(f"{tag}{end}NAME"))
 
 
 @pytest.mark.parametrize(
