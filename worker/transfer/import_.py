@@ -45,9 +45,9 @@ _NUMBER: Final = re.compile(rb"[0-9]{1,15}")
 _INBOX: Final = (
     (re.compile(r"m:[0-9]{1,15}"), _MESSAGE),
     (re.compile(r"n:[0-9]{1,15}"), _POSITION),
-    (re.compile(r"id:[!-~]{1,128}|sent|used|last"), _NUMBER),
+    (re.compile(r"id:[!-~]{1,128}|[a-z]{1,32}"), _NUMBER),
 )
-"""Fields of an inbox, and what they hold."""
+"""Fields of an inbox, and what they hold. Those with one word count something."""
 
 _LARGEST: Final = 2**53
 """Largest number that Lua counts exactly."""
@@ -78,7 +78,7 @@ class _Header(_Line):
 class _NamedLine(_Line):
     """Field of the checkpoint or the inbox."""
 
-    name: Annotated[str, Field(min_length=1, max_length=4096)]
+    name: Annotated[str, Field(min_length=1, max_length=65_536)]
 
 
 class _EventLine(_Line):
