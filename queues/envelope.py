@@ -92,7 +92,7 @@ def check_task_id(task_id: object) -> str:
 def check_own_id(task_id: object) -> str:
     """Return an id that a caller has chosen for a task. Raises `ValueError` for one that a turn of a session may have.
 
-    An id that a turn makes of its own one, such as `f"{ctx.task_id}-mail"`, is none.
+    A turn may use ids that it makes of its own one, such as `f"{ctx.task_id}-mail"`.
     """
     known = check_task_id(task_id)
     if known.startswith(TURN_PREFIX) and _OF_A_TURN.fullmatch(known) is None:
