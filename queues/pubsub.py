@@ -23,7 +23,10 @@ from .transport import Backoff, Gateway, translated
 __all__ = ["TaskNotifications"]
 
 LOST = b""
-"""Notification of a listener after a lost connection is restored."""
+"""Notification of a listener after a lost connection is restored, and in place of too many others."""
+
+_MOST_WAITING: Final = 32
+"""Notifications that wait for a listener. They are hints, so one stands for all others."""
 
 _RECONNECT: Final = Backoff()
 """Delays between attempts to restore a lost connection."""
@@ -53,7 +56,7 @@ class TaskNotifications:
         Raises `Unavailable`, and `NotOpen` if the connection is closed meanwhile.
         """
         name = channel.encode()
-        notifications: asyncio.Queue[bytes] = asyncio.Queue()
+        notifications: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
         self._listeners[name].append(notifications)
         try:
             with self._until_closed():
@@ -98,7 +101,7 @@ class TaskNotifications:
     def _wake_all(self) -> None:
         for queues in self._listeners.values():
             for queue in queues:
-                queue.put_nowait(LOST)
+                _notify(queue, LOST)
 
     async def _subscribe(self, name: bytes) -> None:
         """Subscribe to a channel. Channels of listeners that wait for the lock are joined in one command."""
@@ -205,8 +208,17 @@ class TaskNotifications:
         if message["type"] == "subscribe" and channel in self._subscribed:
             if self._subscribed[channel].is_set():  # confirmed again: notifications in between were missed
                 for queue in self._listeners.get(channel, ()):
-                    queue.put_nowait(LOST)
+                    _notify(queue, LOST)
             self._subscribed[channel].set()
         elif message["type"] == "message":
             for queue in self._listeners.get(channel, ()):
-                queue.put_nowait(message["data"])
+                _notify(queue, message["data"])
+
+
+def _notify(queue: asyncio.Queue[bytes], notification: bytes) -> None:
+    """Pass on a notification. If too many wait, `LOST` replaces them all."""
+    if queue.full():
+        while not queue.empty():
+            queue.get_nowait()
+        notification = LOST
+    queue.put_nowait(notification)

@@ -816,3 +816,21 @@ async def test_followers_get_the_event_of_the_outcome(
     assert await asyncio.wait_for(asyncio.gather(*following), SOON) == [["buried"]] * 20
     assert await places(gateway, partition, "x") == [DEAD]
     assert len(await read_events(gateway, partition, "x")) == 1
+
+
+async def test_one_notification_stands_for_too_many_others(gateway: Gateway, partition: Partition) -> None:
+    """Anyone who may publish can send more than a waiter reads."""
+    flooded, other = partition.record("x"), partition.record("y")
+    news = TaskNotifications(gateway)
+    try:
+        async with news.listen(flooded) as inbox, news.listen(other) as last:
+            for _ in range(1_000):
+                await gateway.command("PUBLISH", flooded, "junk")
+            await gateway.command("PUBLISH", other, "last")  # on the same connection: after all others
+            while await asyncio.wait_for(last.get(), SOON) != b"last":
+                pass
+            waiting = [inbox.get_nowait() for _ in range(inbox.qsize())]
+    finally:
+        await news.close()
+    assert waiting[0] == b""
+    assert len(waiting) <= 32

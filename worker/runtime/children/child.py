@@ -34,16 +34,18 @@ class MessageReader:
 
     def __init__(self, on_message: Callable[[str, dict[str, Any]], None]) -> None:
         self._on_message = on_message
-        self._partial = b""
+        self._partial = bytearray()
 
     def feed(self, data: bytes) -> None:
-        *lines, self._partial = (self._partial + data).split(b"\n")
+        first, *rest = data.split(b"\n")
+        self._partial += first  # in place: a line may come byte by byte
+        for part in rest:
+            self._dispatch(self._partial)
+            self._partial = bytearray(part)
         if len(self._partial) > _LONGEST:
-            self._partial = b""
-        for line in lines:
-            self._dispatch(line)
+            self._partial.clear()
 
-    def _dispatch(self, line: bytes) -> None:
+    def _dispatch(self, line: bytearray) -> None:
         try:
             message = orjson.loads(line)
             kind = message.pop("say")

@@ -7,12 +7,18 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 import anyio
 
 from ..supervisor_link import SUPERVISED
 
 __all__ = ["ChildPipe", "PipedProcess", "start_process"]
+
+
+_CHUNK: Final = 65_536
+_READS: Final = 16
+"""Chunks that are read at once: a pipe holds 1 MiB at most."""
 
 
 class ChildPipe:
@@ -44,10 +50,10 @@ class ChildPipe:
             os.write(self._write, data)
 
     def read_available(self) -> None:
-        """Read and pass on all bytes that the pipe holds."""
-        while True:
+        """Read and pass on the bytes that the pipe holds, up to a limit: user code may write without end."""
+        for _ in range(_READS):
             try:
-                data = os.read(self._read, 65_536)
+                data = os.read(self._read, _CHUNK)
             except BlockingIOError:
                 return
             if not data:  # end of file: not a proof of exit, and missing if a grandchild inherited the descriptor
