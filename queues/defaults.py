@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -178,9 +179,14 @@ def _check_names(kind: type[ConnectionSettings], given: Mapping[str, object]) ->
         raise ConfigurationError(f"no setting is called {', '.join(unknown)}; help(perdure.Settings) lists them{hint}")
 
 
+_MOST_NAMES: Final = 1_000
+_LONGEST_NAME: Final = 100
+"""Limits of the search for a similar name, which is slow, and whose names may be from Redis."""
+
+
 def nearest(name: str, known: Collection[str]) -> str:
     """Return a question for the end of a sentence about an unknown name; empty without a similar one."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name[:_LONGEST_NAME], islice(known, _MOST_NAMES), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -118,18 +118,17 @@ def _old_messages(messages: Sequence[State], keep: int) -> tuple[int, int]:
         head = sum(1 for _ in takewhile(lambda one: one["role"] == "system", messages))
         head += head < len(messages) and messages[head]["role"] == "user"
     end = max(head, len(messages) - keep)
-    while end > head and any(one["role"] == "tool" for one in takewhile(_follows_call, messages[end:])):
+    has_result = False  # before the next answer of the assistant: results of earlier calls count up to it
+    for message in takewhile(lambda one: one["role"] != "assistant", messages[end:]):
+        has_result = has_result or message["role"] == "tool"
+    while end > head and has_result:
         end -= 1
+        has_result = messages[end]["role"] != "assistant"
     return head, end
 
 
 def _sums_up(message: State) -> bool:
     return bool(message.get("name") == "summary")
-
-
-def _follows_call(message: State) -> bool:
-    """Return whether results of an earlier call may come after a message: they count up to the next answer."""
-    return bool(message["role"] != "assistant")
 
 
 def _ranges(former: Sequence[ArchivedSteps], keys: Sequence[str]) -> list[ArchivedSteps]:

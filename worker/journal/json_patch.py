@@ -72,7 +72,18 @@ def _of_lists(path: str, before: list[Any], after: list[Any]) -> Iterable[dict[s
 
 
 def _same(before: Any, after: Any) -> bool:
-    return before is after or next(iter(_differences("", before, after)), None) is None
+    """Return whether `_differences` would be empty. Their generation would compare nested lists again at each level."""
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if isinstance(before, dict):
+        return len(before) == len(after) and all(
+            name in after and _same(value, after[name]) for name, value in before.items()
+        )
+    if isinstance(before, list):
+        return len(before) == len(after) and all(map(_same, before, after))
+    return bool(before == after)
 
 
 def _escaped(name: str) -> str:
@@ -84,9 +95,10 @@ def apply(document: Any, patch: Iterable[Mapping[str, Any]]) -> Any:
 
     Raises `BadPatch`.
     """
+    copies: dict[int, Any] = {}
     for operation in patch:
         try:
-            document = _applied(document, _tokens(operation["path"]), operation)
+            document = _applied(document, _tokens(operation["path"]), operation, copies)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise BadPatch(f"operation {dict(operation)!r} does not fit: {error!r}") from None
     return document
@@ -101,17 +113,18 @@ def _tokens(path: str) -> list[str]:
     return [token.replace("~1", "/").replace("~0", "~") for token in path.split("/")[1:]]
 
 
-def _applied(document: Any, tokens: list[str], operation: Mapping[str, Any]) -> Any:
+def _applied(document: Any, tokens: list[str], operation: Mapping[str, Any], copies: dict[int, Any]) -> Any:
+    """Apply one operation to copies of the objects and arrays on its path, each of which a patch copies once."""
     if not tokens:
         return _whole(operation)
     head, rest = tokens[0], tokens[1:]
     if isinstance(document, list):
-        return _in_list(document.copy(), head, rest, operation)
+        return _in_list(_copied(document, copies), head, rest, operation, copies)
     if not isinstance(document, dict):
         raise TypeError(f"{head!r} is not inside an object or an array")
-    copy = document.copy()
+    copy = _copied(document, copies)
     if rest:
-        copy[head] = _applied(copy[head], rest, operation)
+        copy[head] = _applied(copy[head], rest, operation, copies)
         return copy
     match operation["op"]:
         case "add":
@@ -137,13 +150,24 @@ def _whole(operation: Mapping[str, Any]) -> Any:
             raise _Unknown(unknown)
 
 
-def _in_list(copy: list[Any], head: str, rest: list[str], operation: Mapping[str, Any]) -> list[Any]:
+def _copied(document: Any, copies: dict[int, Any]) -> Any:
+    """Return a copy of an object or array, or itself if it is one. copies: by id; they live as long as the patch."""
+    if id(document) in copies:
+        return document
+    copy = document.copy()
+    copies[id(copy)] = copy
+    return copy
+
+
+def _in_list(
+    copy: list[Any], head: str, rest: list[str], operation: Mapping[str, Any], copies: dict[int, Any]
+) -> list[Any]:
     adding = operation["op"] == "add" and not rest
     at = len(copy) if head == "-" and adding else _index(head)
     if at >= len(copy) + adding:
         raise IndexError(f"{head} is beyond the end")
     if rest:
-        copy[at] = _applied(copy[at], rest, operation)
+        copy[at] = _applied(copy[at], rest, operation, copies)
         return copy
     match operation["op"]:
         case "add":

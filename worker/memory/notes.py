@@ -24,10 +24,12 @@ def with_notes(found: Sequence[FoundMemory], known: Mapping[str, Memory]) -> lis
     """
     groups = _groups(known.values())
     results: dict[str, FoundMemory] = {}
+    shown: set[int] = set()
     for one in found:
         group = groups[one.memory.id]
-        newest = max(group, key=lambda memory: (memory.updated, memory.created, memory.id))
-        if newest.id not in results:
+        if id(group) not in shown:
+            shown.add(id(group))
+            newest = max(group, key=lambda memory: (memory.updated, memory.created, memory.id))
             rest = sorted((memory for memory in group if memory.id != newest.id), key=lambda memory: -memory.updated)
             related = tuple(_related(newest, memory) for memory in rest[:_MOST])
             results[newest.id] = one.model_copy(update={"memory": newest, "related": related})
@@ -49,8 +51,10 @@ def _groups(memories: Iterable[Memory]) -> dict[str, list[Memory]]:
     pairs += [(ids[0], other) for ids in same.values() for other in ids[1:]]
     for one, other in pairs:
         if other in groups and groups[one] is not groups[other] and groups[one][0].scope == groups[other][0].scope:
-            joined = groups[one] + groups[other]
-            groups.update((memory.id, joined) for memory in joined)
+            # the smaller group joins the larger one, so that no memory moves more often than the logarithm of all
+            smaller, larger = sorted((groups[one], groups[other]), key=len)
+            larger += smaller
+            groups.update((memory.id, larger) for memory in smaller)
     return groups
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -70,11 +71,11 @@ def _end(messages: Sequence[Message], at: int) -> int:
 
 def dangling(exchange: Sequence[Message]) -> list[ToolCall]:
     """Return the calls of an exchange without a result. Results of calls with equal ids belong to them in order."""
-    results = [one.tool_call_id for one in exchange[1:] if one.role == "tool"]
+    results = Counter(one.tool_call_id for one in exchange[1:] if one.role == "tool")
     missing = []
     for call in exchange[0].tool_calls if exchange[0].role == "assistant" else ():
-        if call.id in results:
-            results.remove(call.id)
+        if results[call.id]:
+            results[call.id] -= 1
         else:
             missing.append(call)
     return missing
@@ -196,19 +197,15 @@ def _answer(head: Message, names: list[str], rest: Sequence[Message]) -> Turn:
     """Return the user's turn after calls: a result for each call, then all other messages as text."""
     results: list[str | None] = [None] * len(names)
     texts: list[str] = []
+    unanswered: dict[str | None, deque[int]] = defaultdict(deque)
+    for at, call in enumerate(head.tool_calls):
+        unanswered[call.id].append(at)
     for message in rest:
-        place = next(
-            (
-                at
-                for at, call in enumerate(head.tool_calls)
-                if message.role == "tool" and call.id == message.tool_call_id and results[at] is None
-            ),
-            None,
-        )
-        if place is None:
-            texts += _as_text(message)
+        places = unanswered.get(message.tool_call_id) if message.role == "tool" else None
+        if places:
+            results[places.popleft()] = _result_text(message)
         else:
-            results[place] = _result_text(message)
+            texts += _as_text(message)
     found = [INTERRUPTED if result is None else result for result in results]
     return Turn("user", [*texts], [], list(zip(names, found, strict=True)))
 
@@ -244,12 +241,13 @@ class _Ids:
 
     def __init__(self) -> None:
         self._used: set[str] = set()
+        self._attempts: Counter[str] = Counter()
 
     def unique(self, wanted: str) -> str:
-        name, attempt = wanted, 0
+        name = wanted
         while name in self._used or not _ID.fullmatch(name):
-            attempt += 1
-            name = f"call_{hashlib.sha256(f'{wanted}/{attempt}'.encode()).hexdigest()[:24]}"
+            self._attempts[wanted] += 1
+            name = f"call_{hashlib.sha256(f'{wanted}/{self._attempts[wanted]}'.encode()).hexdigest()[:24]}"
         self._used.add(name)
         return name
 

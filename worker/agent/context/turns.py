@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from itertools import accumulate
 from typing import Final
 
@@ -188,10 +189,16 @@ def _after(sizes: Sequence[int], surplus: int, block: int) -> int:
 def _clipped(piece: Sequence[Message], room: int, counter: TokenCounter) -> list[Message]:
     """Return the exchange with its longest texts cut until it fits."""
     clipped = list(piece)
-    while (over := sum(message_tokens(one, counter) for one in clipped) - room) > 0:
-        tokens, at = max((counter.count(one.content), at) for at, one in enumerate(clipped))
+    over = sum(message_tokens(message, counter) for message in clipped) - room
+    longest = [(-counter.count(message.content), -at) for at, message in enumerate(clipped)]
+    heapify(longest)
+    while over > 0:
+        tokens, at = -longest[0][0], -longest[0][1]
         if tokens <= _LEAST:
             raise ContextTooLarge("turns", room + over, max(room, 0), "the last exchange with tools does not fit")
         text = cut(clipped[at].content, max(_LEAST, tokens - over), counter)
         clipped[at] = clipped[at].model_copy(update={"content": text})
+        left = counter.count(text)
+        over -= tokens - left
+        heapreplace(longest, (-left, -at))
     return clipped
