@@ -198,8 +198,8 @@ async def _oldest_waiting(
 ) -> int | None:
     """Return the time of the oldest message that no worker holds, in milliseconds: the first part of its id."""
     last_read = next((group[b"last-delivered-id"] for group in map(_mapping, groups)), b"0-0")
-    found = await gateway.command("XRANGE", partition.ready, b"(" + last_read, "+", "COUNT", 1)
-    ids = [entry for entry, _ in found]
+    (found,) = await gateway.pipeline_each([("XRANGE", partition.ready, b"(" + last_read, "+", "COUNT", 1)])
+    ids = [] if isinstance(found, Refused) else [entry for entry, _ in found]  # refused: no id is larger
     for name in waiting:
         first = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1, name)
         ids += [entry for entry, *_ in first]

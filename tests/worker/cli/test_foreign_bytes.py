@@ -144,6 +144,14 @@ def test_lists_print_beside_a_key_of_another_type(server: redis.Redis, settings:
     assert kind != "dead" or "WRONGTYPE" in shown["dlq"]
 
 
+def test_lists_print_beside_a_stream_whose_ids_are_exhausted(server: redis.Redis, settings: Settings) -> None:
+    at = place(settings)
+    server.xgroup_create(at.ready, "workers", "0")
+    server.xadd(at.ready, {b"a": b"b"}, f"{2**64 - 1}-{2**64 - 1}")
+    server.execute_command("XREADGROUP", "GROUP", "workers", "w", "STREAMS", at.ready, ">")
+    check_lists()
+
+
 def test_a_session_of_another_type_is_a_row_with_its_problem(server: redis.Redis, settings: Settings) -> None:
     group = sessions(settings)
     server.sadd(group.session(DIGEST), "x")
