@@ -14,7 +14,8 @@ from typing import Final
 from .delivery import CANCEL_REQUEST
 from .derived_tasks import confirm_successor
 from .envelope import is_task_id
-from .errors import DecryptionError, Refused, TaskNotFound
+from .errors import DecryptionError, Refused, TaskNotFound, Unavailable
+from .junk import report_once, shown_bytes
 from .keys import GROUP, RESERVED, Namespace, Partition
 from .partitions import registered_retention
 from .records import State, read_record
@@ -56,9 +57,14 @@ async def answer_requests(
     """Cancel the tasks whose cancellation was requested, and remove the requests. retention: see `cancel_task`."""
     for request in requests:
         task_id, *life = request.removeprefix(CANCEL_REQUEST).split(b" ")
-        if is_task_id(name := task_id.decode("ascii", "replace")):
-            await _cancel(gateway, partition, name, retention, life)
-    await gateway.command("ZREM", partition.due, *requests)
+        try:
+            if is_task_id(name := task_id.decode("ascii", "replace")):
+                await _cancel(gateway, partition, name, retention, life)
+        except Unavailable:
+            raise  # the request stays
+        except Exception as error:  # noqa: BLE001 - one request must not keep the others waiting
+            report_once(f"could not cancel a task of queue {partition.queue!r} for {shown_bytes(request)}: {error}")
+        await gateway.command("ZREM", partition.due, request)
 
 
 async def _cancel(

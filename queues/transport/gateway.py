@@ -76,6 +76,9 @@ _BACKOFF: Final = Backoff(first=0.02, longest=1.0)
 _FOR_A_WORKER: Final = 10.0
 """Seconds that a process without the right to move a value of another type waits for a worker, at least."""
 
+_NODE_TIMEOUT: Final = 2.0
+"""Seconds that the loading of scripts waits for a primary of a cluster, which may just be being replaced."""
+
 _ERRORS: Final = (RedisError, OSError, Unavailable)
 """Errors of the client library, and `Unavailable` for those that are already translated."""
 
@@ -199,8 +202,6 @@ class Gateway:
         connection, self._connection = self._connection, None
         replicator, self._replicator = self._replicator, None
         self._cluster = None
-        if self._loading is not None:
-            self._loading.cancel()
         with anyio.CancelScope(shield=True):
             if replicator is not None:
                 await replicator.close()
@@ -334,7 +335,9 @@ class Gateway:
         if cluster is None:
             return await _load_missing(scripts, self._submit)
         loading = (_load_missing(scripts, partial(cluster.submit_to, node)) for node in cluster.reachable())
-        found = await asyncio.gather(*loading, return_exceptions=True)
+        found = await asyncio.gather(
+            *(asyncio.wait_for(load, _NODE_TIMEOUT) for load in loading), return_exceptions=True
+        )
         for answer in found:
             if isinstance(answer, NoPermissionError):
                 raise answer

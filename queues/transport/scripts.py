@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 __all__ = ["Script", "load_script", "loaded_scripts", "pairs", "queue_script", "queue_scripts"]
@@ -57,12 +58,18 @@ def queue_script(name: str) -> Script:
 
 def queue_scripts() -> list[Script]:
     """Return every script of the queues package, which producers use, and every other one that this process has read."""
-    sources = {path: path.read_text("utf-8") for path in sorted(_PRELUDES.glob("*.lua"))}
-    preludes = {name for source in sources.values() for name in _included(source)}
-    for path in sources:
-        if path.stem not in preludes and path not in _loaded:
+    for path in _queue_paths():
+        if path not in _loaded:
             load_script(path)
     return loaded_scripts()
+
+
+@cache
+def _queue_paths() -> list[Path]:
+    """Return the files of the queues package that are scripts and no preludes."""
+    sources = {path: path.read_text("utf-8") for path in sorted(_PRELUDES.glob("*.lua"))}
+    preludes = {name for source in sources.values() for name in _included(source)}
+    return [path for path in sources if path.stem not in preludes]
 
 
 def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:

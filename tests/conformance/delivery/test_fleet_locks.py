@@ -126,9 +126,9 @@ async def test_only_the_watcher_looks_for_due_tasks(
     """Without the lock every worker that knew the due time would look for the task, and try to promote it."""
     sought: list[Partition] = []
 
-    async def promote(gateway: Gateway, partition: Partition) -> Any:
+    async def promote(gateway: Gateway, partition: Partition, **options: Any) -> Any:
         sought.append(partition)
-        return await promote_due(gateway, partition)
+        return await promote_due(gateway, partition, **options)
 
     monkeypatch.setattr(promoter_module, "promote_due", promote)
     await producer.enqueue("t", task_id="x", delay=60, queue="default")
