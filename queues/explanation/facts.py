@@ -139,7 +139,7 @@ def published_lease(workers: Sequence[WorkerInfo], queue: str) -> float:
 
 
 _UNKNOWN: Final[tuple[Any, ...]] = ((None, None), 0, (), 0, -1, (0, 0))
-"""What stands for replies that the server refuses, as to a user who may only enqueue."""
+"""Values in place of replies that the server refuses, as to a user who may only enqueue."""
 
 
 def _read_task(gateway: Gateway, partition: Partition, task_id: str) -> Awaitable[list[Any]]:

@@ -1,7 +1,7 @@
 """Rights of the Redis users that run Perdure: one role for each kind of process.
 
-docs/how-to/security.md shows the users of this table and what each may do. An error of a command that the server has
-refused names the roles whose users may run it.
+The page on security shows the users of this table and what each may do. An error of a command that the server has refused
+names the roles whose users may run it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from fnmatch import fnmatchcase
 from typing import Final
 
 from .pipelining import Argument, Command
@@ -17,7 +17,7 @@ from .scripts import loaded_scripts
 
 __all__ = ["EVERYTHING", "ROLES", "Role", "describe_refusal"]
 
-_PAGE: Final = "docs/how-to/security.md"
+_PAGE: Final = "the page on security"
 
 _COMMON: Final = ("evalsha", "ping", "select", "info", "time")
 
@@ -149,7 +149,7 @@ def describe_refusal(command: Command) -> str:
     where = ", ".join(dict.fromkeys(map(_pattern, keys)))
     roles = [role.name for role in ROLES if role.allows(_namespace(keys), command)]
     whose = f"roles with the rights: {', '.join(roles)}" if roles else "no role has the rights"
-    return f"{name}{where and f' on {where}'}; {whose} ({_PAGE})"
+    return f"{name}{where and f' on {where}'}; {whose} (see {_PAGE})"
 
 
 def _keys(command: Command) -> list[str]:
@@ -191,13 +191,7 @@ def _namespace(keys: Sequence[str]) -> str:
 
 
 def _matches(namespace: str, pattern: str, key: str) -> bool:
-    return _expression(pattern.replace("{perdure", f"{{{namespace}")).fullmatch(key) is not None
-
-
-@lru_cache(maxsize=256)
-def _expression(pattern: str) -> re.Pattern[str]:
-    """Return the expression of a glob pattern in which only the star is special."""
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+    return fnmatchcase(key, pattern.replace("{perdure", f"{{{namespace}"))
 
 
 def _text(argument: Argument) -> str:

@@ -167,7 +167,7 @@ async def test_the_error_of_a_missing_right_names_command_keys_and_roles(
     keys = {"STEPS": partition.steps("x"), "QUEUES": namespace.queues, "READY": partition.ready}
     words = [keys.get(word, word) if isinstance(word, str) else word for word in command]
     async with producer_of(users["producer"]) as producer:
-        with pytest.raises(Refused, match=said.replace("NS", namespace.name) + ".*docs/how-to/security.md"):
+        with pytest.raises(Refused, match=said.replace("NS", namespace.name) + ".*page on security"):
             await producer.gateway.command(*words)
         with pytest.raises(Refused, match="roles with the rights: worker, operator"):
             await producer.gateway.load_scripts()
