@@ -1,8 +1,9 @@
 """Cancellation of a task, at once or by a request to the workers.
 
-A user of Redis that may not remove tasks from a queue, such as a producer, adds a request to the due set of the task's
-partition, where a worker finds it at once and cancels the task in its place. The request names the life of the task that
-the caller has read: one that arrives late does not cancel a task that was replayed, or enqueued again under its id, since.
+A user of Redis that may not remove tasks from a queue, such as a producer, adds a request to the due set of the
+task's partition, where a worker finds it at once and cancels the task in its place. The request names the life of the
+task that the caller has read: one that arrives late does not cancel a task that was replayed, or enqueued again under
+its id, since.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ on one server.
     {ns:queue:n}:ready            stream  producers, workers  as long as the queue; holds live messages only
     {ns:queue:n}:nudge            stream  scripts, workers    as long as the queue; at most 16 entries, hints only
     {ns:queue:n}:timeline         zset    producers, workers  tasks by time of enqueueing (ms); TTL of 30 days, renewed
-    {ns:queue:n}:due              zset    producers, workers  while anything is scheduled (score: ms of Redis' clock); also
-                                                              requests of producers to cancel, see cancellation.py
+    {ns:queue:n}:due              zset    producers, workers  while anything is scheduled (score: ms of Redis' clock);
+                                                              and requests to cancel, see cancellation.py
     {ns:queue:n}:seen             string  workers             time of the last touch (ms), see seen.lua; TTL of an hour
     {ns:queue:n}:dead             stream  deadletter          while it has dead letters; trimmed past the retention
     {ns:queue:n}:closed           hash    resharding.py       from the closing of the partition; TTL once retired

@@ -124,7 +124,10 @@ async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: 
     """Return the route of a queue, joined with what the caller knows, and store it if it differs.
 
     That registers a new queue, restores a route that a server has lost, and replaces one that another program wrote. A
-    user that may only read routes leaves that to a worker of the queue. Raises `ValueError` for a name that is not valid.
+    user that may only read routes leaves that to a worker of the queue.
+
+    Raises:
+        ValueError: The name is not valid.
     """
     check_name("queue", queue)
     while True:
@@ -146,8 +149,8 @@ async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: 
             gateway.denied.add(_SET_ROUTE.name)
             what = "could not register" if stored is None else "could not store the route of"
             report_once(
-                f"{what} queue {queue!r}: {error}; its tasks wait until a worker serves it, which registers it, or until "
-                f"an operator runs 'perdure server prepare {queue}'"
+                f"{what} queue {queue!r}: {error}; its tasks wait until a worker serves it, which registers it, or "
+                f"until an operator runs 'perdure server prepare {queue}'"
             )
             return joined
         if stored_now:

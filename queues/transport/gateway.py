@@ -233,11 +233,11 @@ class Gateway:
             primaries = {str(node): partial(cluster.submit_to, node) for node in cluster.reachable()}
             await check_servers(self.address, self.requirements, primaries, log=self.log_findings)
 
-    async def _repeat(self, call: Callable[[], Awaitable[None]], command: Command | None = None) -> None:
+    async def _repeat(self, call: Callable[[], Awaitable[None]]) -> None:
         try:
             await call()
         except _ERRORS as error:
-            await self._retry(error, call, True, command)
+            await self._retry(error, call, True)
 
     # commands
 
@@ -324,9 +324,12 @@ class Gateway:
 
         async def load() -> None:
             nonlocal loaded
-            loaded = await self._load_scripts()
+            try:
+                loaded = await self._load_scripts()
+            except NoPermissionError as error:
+                raise denied(self.address.shown, ("SCRIPT", "EXISTS"), error) from error
 
-        await self._repeat(load, ("SCRIPT", "EXISTS"))
+        await self._repeat(load)
         return loaded
 
     async def _load_scripts(self) -> int:

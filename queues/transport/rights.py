@@ -1,7 +1,7 @@
 """Rights of the Redis users that run Perdure: one role for each kind of process.
 
-The page on security shows the users of this table and what each may do. An error of a command that the server has refused
-names the roles whose users may run it.
+The page on security shows the users of this table and what each may do. An error of a command that the server has
+refused names the roles whose users may run it.
 """
 
 from __future__ import annotations
@@ -131,9 +131,11 @@ EVERYTHING: Final = Role(
 """One user for all processes of a deployment."""
 
 _READS: Final = frozenset(
-    ("exists", "get", "hget", "hmget", "hgetall", "hexists", "hkeys", "hlen", "hscan", "hstrlen", "pttl", "xinfo")
-    + ("xlen", "xpending", "xrange", "xrevrange", "zcard", "zcount", "zrange", "zrangebyscore", "zrevrangebyscore")
-    + ("zscan", "zscore")
+    (
+        *("exists", "get", "hget", "hmget", "hgetall", "hexists", "hkeys", "hlen", "hscan", "hstrlen", "pttl"),
+        *("xinfo", "xlen", "xpending", "xrange", "xrevrange", "zcard", "zcount", "zrange", "zrangebyscore"),
+        *("zrevrangebyscore", "zscan", "zscore"),
+    )
 )
 _CATEGORIES: Final = {"h": "hash", "x": "stream", "z": "sortedset"}
 

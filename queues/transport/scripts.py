@@ -1,8 +1,8 @@
 """Lua scripts: one file per atomic act.
 
-A script is called by the SHA-1 of its source (EVALSHA), so two versions of Perdure can share a server. No process sends
-the source with a call (EVAL): workers and operators load the scripts, and producers need no right to do so. A first line
-`-- include: NAME, NAME` puts the sources of these files in front.
+A script is called by the SHA-1 of its source (EVALSHA), so two versions of Perdure can share a server. No process
+sends the source with a call (EVAL): workers and operators load the scripts, and producers need no right to do so. A
+first line `-- include: NAME, NAME` puts the sources of these files in front.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def queue_script(name: str) -> Script:
 
 
 def queue_scripts() -> list[Script]:
-    """Return every script of the queues package, which producers use, and every other one that this process has read."""
+    """Return every script of the queues package, which producers use, and the others that this process has read."""
     for path in _queue_paths():
         if path not in _loaded:
             load_script(path)

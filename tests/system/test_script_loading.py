@@ -93,7 +93,7 @@ async def test_a_producer_says_who_must_load_the_scripts(
     monkeypatch.setattr(Gateway, "timings", GatewayTimings(scripts=0.1))
     async with producer_of(users["producer"]) as producer:
         producer.gateway.patience = 0.1
-        with pytest.raises(Unavailable, match="no worker or operator has loaded the scripts of this version .*prepare"):
+        with pytest.raises(Unavailable, match=r"no worker or operator has loaded .*prepare"):
             await producer.enqueue("echo", {"text": "a"}, queue="loads")
 
 
