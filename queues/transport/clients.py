@@ -185,18 +185,22 @@ def translated(shown: str, command: Command | None = None) -> Iterator[None]:
             raise ServerFull(shown, _MAXMEMORY if "maxmemory" in str(error) else str(error)) from error
         transient = isinstance(error, (TryAgainError, ClusterDownError))
         if transient or any(prefix in str(error) for prefix in _TRANSIENT):
-            if any(sign in str(error) for sign in FULL_DISK):
-                raise Unavailable(
-                    f"the disk of Redis at {shown} is full ({str(error).rstrip('.')})",
-                    "free space on its disk; until then it stores nothing new",
-                ) from error
-            raise Unavailable(f"Redis at {shown} cannot serve now: {str(error).rstrip('.')}", _remedy(error)) from error
+            raise _cannot_serve(shown, error) from error
         if _USED_UP in str(error):
             raise Refused(
                 f"{shown} could not add a message: no id is left in the stream, because another program has added the "
                 "largest one; workers replace such a stream once a minute: start a worker, and try again"
             ) from error
         raise (WrongType if is_wrong_type(error) else Refused)(f"{shown} refused a command: {error}") from error
+
+
+def _cannot_serve(shown: str, error: RedisError) -> Unavailable:
+    if any(sign in str(error) for sign in FULL_DISK):
+        return Unavailable(
+            f"the disk of Redis at {shown} is full ({str(error).rstrip('.')})",
+            "free space on its disk; until then it stores nothing new",
+        )
+    return Unavailable(f"Redis at {shown} cannot serve now: {str(error).rstrip('.')}", _remedy(error))
 
 
 _USED_UP: Final = "exhausted the last possible ID"

@@ -433,8 +433,8 @@ ACTS: Final = (
         _raw(("PUBLISH", "{elsewhere:default:0}:record:x", "x"), ("SUBSCRIBE", "another:channel")),
     ),
     Act(
-        "administer the server: `CONFIG`, `FLUSHALL`, `FLUSHDB`, `KEYS`, `SHUTDOWN`, `ACL`, `CLIENT LIST`, `CLIENT KILL`, "
-        "`MONITOR`, `SAVE`, `RESTORE`, `MIGRATE`, `REPLICAOF`",
+        "administer the server: `CONFIG`, `FLUSHALL`, `FLUSHDB`, `KEYS`, `SHUTDOWN`, `ACL`, `CLIENT LIST`, "
+        "`CLIENT KILL`, `MONITOR`, `SAVE`, `RESTORE`, `MIGRATE`, `REPLICAOF`",
         NONE,
         _raw(
             ("CONFIG", "GET", "*"),

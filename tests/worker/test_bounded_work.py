@@ -67,7 +67,10 @@ def test_a_patch_copies_an_object_once() -> None:
 
 def test_a_patch_leaves_the_values_of_its_operations_as_they_are() -> None:
     value: dict[str, Any] = {"inner": [1]}
-    patch = [{"op": "add", "path": "/a", "value": value}, {"op": "add", "path": "/a/inner/-", "value": 2}]
+    patch: list[dict[str, Any]] = [
+        {"op": "add", "path": "/a", "value": value},
+        {"op": "add", "path": "/a/inner/-", "value": 2},
+    ]
     assert apply({}, patch) == {"a": {"inner": [1, 2]}}
     assert value == {"inner": [1]}
 
