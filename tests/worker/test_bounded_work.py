@@ -60,8 +60,9 @@ def test_a_patch_copies_an_object_once() -> None:
     CountedObject.copies = 0
     after = apply({"a": before}, [{"op": "add", "path": f"/a/{number}", "value": number} for number in range(50)])
     assert (before, len(after["a"]), CountedObject.copies) == ({}, 50, 1)
+    broken: list[dict[str, Any]] = [{"op": "add", "path": "/a/x", "value": 1}, {"op": "remove", "path": "/b"}]
     with pytest.raises(ValueError, match="does not fit"):
-        apply({"a": before}, [{"op": "add", "path": "/a/x", "value": 1}, {"op": "remove", "path": "/b"}])
+        apply({"a": before}, broken)
     assert before == {}
 
 
