@@ -85,8 +85,20 @@ ROLES: Final = (
             "{perdure:*}:history:*",
         ),
         commands=(
-            *("exists", "get", "hget", "hset", "hmget", "hgetall", "hexists", "hdel", "xadd", "xrange", "xrevrange"),
-            *("xpending", "zadd", "zrange", "zscore", "publish", "subscribe", "unsubscribe", *_COMMON),
+            *("exists", "get", "hget", "hset", "hmget", "hgetall", "hexists", "hdel", "hlen", "hstrlen"),
+            *(
+                "xadd",
+                "xrange",
+                "xrevrange",
+                "xpending",
+                "zadd",
+                "zrange",
+                "zscore",
+                "publish",
+                "subscribe",
+                "unsubscribe",
+                *_COMMON,
+            ),
         ),
     ),
     Role(
@@ -95,15 +107,24 @@ ROLES: Final = (
         commands=(
             *("exists", "get", "pttl", "hget", "hmget", "hgetall", "hexists", "hkeys", "hlen", "hscan", "hstrlen"),
             *("xlen", "xrange", "xrevrange", "xpending", "xinfo", "zcard", "zcount", "zrange", "zrangebyscore"),
-            *("zrevrangebyscore", "zscan", "zscore", "scan", "subscribe", "unsubscribe", *_COMMON),
+            *("zrevrangebyscore", "zscan", "zscore", "type", "scan", "subscribe", "unsubscribe", *_COMMON),
         ),
     ),
     Role(
         "worker",
         keys=("{perdure:*", "{perdure}:*"),
         commands=(
-            *("@hash", "@stream", "@sortedset", "set", "get", "del", "exists", "persist", "pexpire", "pttl"),
-            *("script|load", "script|exists", "publish", "subscribe", "unsubscribe", "client|id", "client|unblock"),
+            *("@hash", "@stream", "@sortedset", "set", "get", "del", "exists", "persist", "pexpire", "pttl", "rename"),
+            *(
+                "type",
+                "script|load",
+                "script|exists",
+                "publish",
+                "subscribe",
+                "unsubscribe",
+                "client|id",
+                "client|unblock",
+            ),
             *_COMMON,
         ),
     ),
@@ -111,8 +132,8 @@ ROLES: Final = (
         "operator",
         keys=("{perdure:*", "{perdure}:*"),
         commands=(
-            *("@hash", "@stream", "@sortedset", "get", "del", "exists", "persist", "pexpire", "pttl", "rename", "scan"),
-            *("script|load", "script|exists", "publish", "subscribe", "unsubscribe", *_COMMON),
+            *("@hash", "@stream", "@sortedset", "get", "del", "exists", "persist", "pexpire", "pttl", "rename", "type"),
+            *("scan", "script|load", "script|exists", "publish", "subscribe", "unsubscribe", *_COMMON),
         ),
         excluded=("xreadgroup", "xautoclaim", "xclaim"),
     ),
@@ -124,7 +145,7 @@ EVERYTHING: Final = Role(
     keys=("{perdure:*", "{perdure}:*"),
     commands=(
         *("@hash", "@stream", "@sortedset", "set", "get", "del", "exists", "persist", "pexpire", "pttl", "rename"),
-        *("scan", "script|load", "script|exists", "publish", "subscribe", "unsubscribe", "client|id"),
+        *("type", "scan", "script|load", "script|exists", "publish", "subscribe", "unsubscribe", "client|id"),
         *("client|unblock", *_COMMON),
     ),
 )

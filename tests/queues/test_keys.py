@@ -189,7 +189,10 @@ def parameters(source: str) -> dict[str, set[str]]:
             given = [one for one in split(source[found.end() :]) if one]
             for parameter, value in zip(names, given, strict=True):
                 bound.setdefault(parameter, set()).add(value)
-    return bound
+    for values in bound.values():  # a function that passes a parameter on
+        for nested in values & bound.keys():
+            values |= bound[nested]
+    return {name: values - bound.keys() for name, values in bound.items()}
 
 
 DECLARED = re.compile(r"KEYS\[(\d+|i|i \+ 1)\]")
