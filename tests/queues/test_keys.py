@@ -190,8 +190,7 @@ def parameters(source: str) -> dict[str, set[str]]:
             for parameter, value in zip(names, given, strict=True):
                 bound.setdefault(parameter, set()).add(value)
     for values in bound.values():  # a function that passes a parameter on
-        for nested in values & bound.keys():
-            values |= bound[nested]
+        values.update(*(bound[nested] for nested in values & bound.keys()))
     return {name: values - bound.keys() for name, values in bound.items()}
 
 

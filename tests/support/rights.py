@@ -348,7 +348,7 @@ ACTS: Final = (
     ),
     Act(
         "read dead letters: `perdure dlq list`, `show`, `export`",
-        INSIDERS,
+        ALL,
         _lists(("dlq", "list"), ("dlq", "show", "DEAD"), ("dlq", "export")),
     ),
     Act("replay and purge dead letters: `perdure dlq replay`, `purge`", WRITERS, _replay),
