@@ -16,6 +16,7 @@ from ..errors import Refused, UnreadableRecord
 from ..event_log import TaskEvent, opened_events
 from ..inbox import InboxMessage, read_inbox
 from ..inspection import QueueStats, partition_stats
+from ..junk import shown_bytes
 from ..keys import Namespace, Partition
 from ..presence import WorkerInfo, list_workers
 from ..records import Record, State, read_record
@@ -171,7 +172,7 @@ def _number(key: str, name: str, value: bytes | None) -> int:
     try:
         return int(value or 0)
     except ValueError:
-        raise UnreadableRecord(key, f"{name} must be a number, got {value!r}") from None
+        raise UnreadableRecord(key, f"{name} must be a number, got {shown_bytes(value or b'')}") from None
 
 
 def _evidence(data: bytes | None) -> Mapping[str, Any]:

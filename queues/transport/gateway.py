@@ -375,7 +375,7 @@ class Gateway:
             return await self._gather(commands, node_of)
         except _ERRORS as error:
             call, mended = (lambda: self._gather(commands, node_of)), self._mended(commands)
-            replies: list[Any] = await self._retry(error, call, True, mended)
+            replies: list[Any] = await self._retry(error, call, True, keys=mended)
             return replies
 
     async def pipeline_each(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:

@@ -118,8 +118,8 @@ async def test_schemas_and_descriptions_are_bounded(gateway: Gateway, namespace:
 async def plant(gateway: Gateway, namespace: Namespace, arguments: object, name: str = "report") -> None:
     """Write an entry as another program may."""
     entry = orjson.dumps({"tasks": [{"name": name, "queue": "reports", "arguments": arguments}]})
-    await gateway.command("SET", namespace.catalog_entry("odd", "1"), entry, "EX", 60)
-    await gateway.command("ZADD", namespace.catalog, 9, "odd:1")
+    await gateway.command("SET", namespace.catalog_entry("odd", "0123456789ab"), entry, "EX", 60)
+    await gateway.command("ZADD", namespace.catalog, 9, "odd:0123456789ab")
     await gateway.command("PEXPIRE", namespace.catalog, 60_000)
 
 
@@ -140,8 +140,10 @@ async def test_a_schema_that_leaves_the_document_is_reported_and_fetches_nothing
 
 async def test_a_bad_task_hides_no_other_task_of_its_entry(gateway: Gateway, namespace: Namespace) -> None:
     tasks: list[object] = [{"name": 5, "queue": "q"}, "x", {"name": "t", "queue": "}{"}, {"name": "good", "queue": "q"}]
-    await gateway.command("SET", namespace.catalog_entry("odd", "1"), orjson.dumps({"tasks": tasks}), "EX", 60)
-    await gateway.command("ZADD", namespace.catalog, 9, "odd:1")
+    await gateway.command(
+        "SET", namespace.catalog_entry("odd", "0123456789ab"), orjson.dumps({"tasks": tasks}), "EX", 60
+    )
+    await gateway.command("ZADD", namespace.catalog, 9, "odd:0123456789ab")
     await gateway.command("PEXPIRE", namespace.catalog, 60_000)
     assert [task.name for task in (await read_catalog(gateway, namespace)).tasks] == ["good"]
 

@@ -20,6 +20,7 @@ TABLES: Final[dict[type, dict[str, Type]]] = {
         "nudge": "stream",
         "timeline": "zset",
         "due": "zset",
+        "checked": "string",
         "seen": "string",
         "dead": "stream",
         "closed": "hash",

@@ -499,7 +499,7 @@ class World:
             for name in Runtime.__slots__:
                 stack.callback(setattr, RUNTIME, name, getattr(RUNTIME, name))
                 setattr(RUNTIME, name, getattr(replaced, name))
-            stack.enter_context(patch.object(gateway, "loaded_scripts", lambda: _SCRIPTS))
+            stack.enter_context(patch.object(gateway, "queue_scripts", lambda: _SCRIPTS))
             # anyio cancels the scopes within a scope in the order of a set
             stack.enter_context(patch.object(CancelScope, "__hash__", lambda scope: hash(scope._host_task)))
             yield

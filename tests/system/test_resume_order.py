@@ -34,11 +34,9 @@ async def test_after_a_kill_come_the_handoff_the_messages_the_state_and_history_
     assert (handoff, why) == ("handoff", ["crash", ["two"]])
     assert (messages, arrived) == ("messages", ["turn back", "or do not"])
     assert (state, stands) == ("state", ["two", ["one"], ["to the left"]])
-    assert [asked for _, _, asked in found["parts"]] == [[], ["HMGET", "HMGET", "HMGET"], []], (
-        "each is read in its turn"
-    )
+    assert [asked for _, _, asked in found["parts"]] == [[], ["read_inbox"], []], "each is read in its turn"
     chores = {"EXISTS"}  # of the janitor, which may come meanwhile
-    assert set(found["asked"]) - chores == {"XRANGE"}, "and the log only when it is asked for"
+    assert set(found["asked"]) - chores == {"read_log"}, "and the log only when it is asked for"
     assert found["history"][:2] == ["started", "planned"]
     assert "decided" in found["history"]
     assert found["read"] == 2, "looking uses nothing up"

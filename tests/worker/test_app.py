@@ -660,8 +660,8 @@ async def test_a_worker_that_cannot_join_its_queues_closes_the_app(settings: Set
     pool = Pool()
     app = App("shop", settings=settings, lifespan=pool.open)
     async with App("other", settings=settings) as other:
-        await redis_command(other, "SET", partition_of(other, "shop").ready, "not a stream", "EX", 60)
-    with pytest.raises(Refused, match="WRONGTYPE"):
+        await redis_command(other, "HSET", other.producer.namespace.deployment, "format", "99")
+    with pytest.raises(Refused, match="format 99"):
         await Worker(_with_task(app)).__aenter__()
     assert pool.calls == ["open", "closed"]
     with pytest.raises(Unavailable, match="not open"):

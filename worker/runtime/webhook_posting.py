@@ -104,8 +104,11 @@ class WebhookTarget:
     @property
     def shown(self) -> str:
         """Scheme, host and port of the URL: its path and query may be secret."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{_host(parts)}"
+        try:
+            parts = urlsplit(self.url)
+            return f"{parts.scheme}://{_host(parts)}"
+        except ValueError:  # its text quotes the URL
+            return "PERDURE_WEBHOOK_URL"
 
 
 def sign(secret: bytes, delivery: str, body: bytes, at: int) -> str:

@@ -14,9 +14,9 @@ from perdure.queues.explanation.facts import read_facts
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("attempts", "many", "attempts must be a number, got b'many'"),
-        ("at", "inf", "at must be a number, got b'inf'"),
-        ("run", "nan", "run must be a number, got b'nan'"),
+        ("attempts", "many", "attempts must be a number, got 'many'"),
+        ("at", "inf", "at must be a number, got 'inf'"),
+        ("run", "nan", "run must be a number, got 'nan'"),
         ("state", "lost", "'lost' is not a valid State"),
         ("state", b"\xff", "can't decode byte 0xff"),
     ],
@@ -32,11 +32,12 @@ async def test_a_damaged_field_is_named(
     await gateway.command("HSET", partition.record("x"), "state", "queued")
 
 
-async def test_a_damaged_inbox_is_named(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_a_damaged_count_of_an_inbox_counts_as_none(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
     handle = await producer.enqueue("t", task_id="x", queue="default")
     await gateway.command("HSET", partition.inbox("x"), "sent", "many")
-    with pytest.raises(UnreadableRecord, match=re.escape(partition.inbox("x"))):
-        await handle.record()
+    assert (await handle.record()).unused == 0
     await gateway.command("DEL", partition.inbox("x"))
 
 
@@ -79,6 +80,6 @@ async def test_the_explanation_names_a_damaged_field(
 ) -> None:
     await producer.enqueue("t", task_id="x", queue="default")
     await gateway.command("HSET", partition.record("x"), "returned", "many")
-    with pytest.raises(UnreadableRecord, match="returned must be a number, got b'many'"):
+    with pytest.raises(UnreadableRecord, match="returned must be a number, got 'many'"):
         await read_facts(gateway, partition, "x")
     await gateway.command("HDEL", partition.record("x"), "returned")

@@ -85,7 +85,6 @@ def _is_taken(lines: list[str], begin: int, indent: str) -> str:
 
 
 FINDINGS_OF_SCRIPTS: Final = (
-    Finding("deadletter/lua/bury.lua", "found", "the letter has the message", Kind.FOUND, "one place", 6),
     Finding(
         "deadletter/lua/replay.lua",
         "not found",

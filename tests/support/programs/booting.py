@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Worker
 from perdure.queues import Gateway
+from perdure.queues.transport import Script
 from perdure.worker.journal import Handoff
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
@@ -56,15 +57,21 @@ def shown(part: Any) -> Any:
 
 
 def listening() -> list[str]:
-    """Record the Redis commands from now on."""
+    """Record the Redis commands and the scripts that read, from now on."""
     asked: list[str] = []
-    ask = Gateway.command
+    ask, run = Gateway.command, Gateway.run
 
     async def noted(gateway: Gateway, *command: Any, **options: Any) -> Any:
         asked.append(str(command[0]))
         return await ask(gateway, *command, **options)
 
+    async def called(gateway: Gateway, script: Script, keys: Any, args: Any) -> Any:
+        if script.name.startswith("read_"):
+            asked.append(script.name)
+        return await run(gateway, script, keys, args)
+
     Gateway.command = noted  # type: ignore[method-assign, assignment]
+    Gateway.run = called  # type: ignore[method-assign, assignment]
     return asked
 
 

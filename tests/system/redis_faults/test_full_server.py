@@ -145,7 +145,7 @@ async def test_a_producer_gets_an_error_with_cause_and_remedy_when_the_server_is
             await refused
     assert await gateway.command("XLEN", partition.ready) == 1
     assert await gateway.command("EXISTS", partition.due, partition.record("one")) == 0
-    assert await gateway.command("HKEYS", partition.record("known")) == [b"state", b"entry"]
+    assert await gateway.command("HKEYS", partition.record("known")) == [b"state", b"entry", b"task", b"args"]
     await full(gateway, False)
     assert await (await producer.enqueue("t", task_id="one", queue="default")).status() is State.QUEUED
 

@@ -23,7 +23,7 @@ from perdure.worker.cli.lazy import LazyCommand
 from perdure.worker.cli.support.terminal import clean, clean_json
 
 from tests.support.command_line import BOUND, COMMAND, Answer, call
-from tests.support.workers import bounded, running_worker, work_off
+from tests.support.workers import bounded, partition_of, redis_command, running_worker, work_off
 
 SIGNS = "\x00\x07\x08\x0c\r\x1b\x7f\x80\x9b\xad\u061c\u180e\u200b\u200d\u200e\u2028\u202e\u2060\u2066\ufeff\U000e0041"
 HOSTILE = f"begin{SIGNS}[2Jend"
@@ -114,6 +114,7 @@ QUIET = {
     "server start": "it prints the path of its own option",
     "server stop": "it prints nothing of tasks",
     "server status": "it prints figures of the server",
+    "server prepare": "it prints its own arguments",
     "keys generate": "it prints a key",
     "keys list": "it prints ids of keys",
     "config set": "it prints its own arguments",
@@ -143,6 +144,8 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
         return answer
 
     async with make_app(place) as app:
+        await redis_command(app, "XADD", partition_of(app, "noisy").junk, "*", "key", HOSTILE, "item", HOSTILE)
+        await redis_command(app, "PEXPIRE", partition_of(app, "noisy").junk, 60_000)
         marked: dict[str, Any] = {"headers": {"x": HOSTILE}, "key": HOSTILE, "tags": [HOSTILE]}
         ok = await app.producer.enqueue("speak", {"text": HOSTILE}, queue="noisy", **marked)
         bad = await app.producer.enqueue("fails", {"text": HOSTILE}, queue="noisy", **marked)
@@ -194,6 +197,7 @@ async def test_no_command_prints_what_a_terminal_interprets(place: Settings) -> 
             await check("artifacts", "list", *json, said=False)
             await check("artifacts", "gc", *json, said=False)
             await check("queue", "list", *json, said=False)
+            await check("queue", "junk", *json)
             await check("worker", "list", *json, said=False)
             await check("top", *json, said=False)
             await check(

@@ -340,7 +340,11 @@ async def test_paused_supervisors_are_listed_and_resumed(
     assert "no supervisor 'one' is paused" in again.err
     assert set((await in_thread("worker", "resume", "--all", "--json", *url)).json) == {"two", "three"}
     assert (await in_thread("worker", "resume", "--all", *url)).code == 0
-    assert (await in_thread("worker", "list", "--json", *url)).json == {"workers": [], "supervisors": []}
+    assert (await in_thread("worker", "list", "--json", *url)).json == {
+        "workers": [],
+        "supervisors": [],
+        "problems": [],
+    }
     for misuse in ((), ("one", "--all")):
         assert (await in_thread("worker", "resume", *misuse, *url)).code == 2
 

@@ -102,7 +102,9 @@ async def test_queued_tasks_are_put_back_and_succeed_once(
     app: App, story: Story, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
     lost = logging.getLogger("perdure.queues.delivery.lost_tasks")
-    monkeypatch.setattr(lost, "handlers", [caplog.handler])
+    monkeypatch.setattr(lost, "handlers", [caplog.handler])  # whatever a worker of another test has set above it
+    monkeypatch.setattr(lost, "propagate", False)
+    monkeypatch.setattr(lost, "level", logging.WARNING)
     count = app.tasks["count"]
     texts = ["", "a" * 100, '\u00e9"\\' * 10, "b" * 2_000_000]
     handles = [await count.enqueue(number=number, text=texts[number % 3]) for number in range(198)]

@@ -134,7 +134,7 @@ async def test_a_damaged_counter_is_buried_at_once(app: App, ran: list[str]) -> 
     async with running_worker(app):
         found = await bounded(letter(app, handle))
     assert found.reason is Reason.UNREADABLE
-    assert "excused must be a number, got b'many'" in found.message
+    assert "excused must be a number, got 'many'" in found.message
 
 
 async def test_a_checkpoint_of_a_newer_version_waits_for_a_newer_worker(

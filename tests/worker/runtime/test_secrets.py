@@ -22,7 +22,6 @@ from perdure.queues import (
     DecryptionError,
     Envelope,
     Redaction,
-    TamperedData,
     UnreadableEnvelope,
     mask,
     read_secret_paths,
@@ -40,7 +39,7 @@ from pydantic import BaseModel, Field, RootModel, Secret, SecretBytes, SecretStr
 
 from tests.support.command_line import Answer, call
 from tests.support.stored_data import FIRST, everything, with_keys
-from tests.support.workers import bounded, history, letter, recorded_steps, redis_command, work_off
+from tests.support.workers import bounded, history, letter, partition_of, recorded_steps, redis_command, work_off
 
 TOKEN = "s3cr3t-t0ken-of-ada"
 
@@ -575,8 +574,10 @@ async def test_marks_that_were_removed_from_the_inputs_of_a_session_start_no_tur
         assert await redis_command(app, "HGET", address.session, "secrets") == b'[["token"]]'
         message = await redis_command(app, "HGET", address.session, "m:1")
         await redis_command(app, "HSET", address.session, "m:2", message, "turn", 2, "secrets", b"[]")
-        with pytest.raises(TamperedData):
-            await enqueue_turn(gateway, address, TurnId(turn.digest, turn.born, 2))
+        second = TurnId(turn.digest, turn.born, 2)
+        await enqueue_turn(gateway, address, second)
+        assert await redis_command(app, "EXISTS", partition_of(app).record(str(second))) == 0
+        assert b"refused" in repr(await redis_command(app, "XRANGE", address.history, "-", "+")).encode()
 
 
 # the command line

@@ -102,8 +102,8 @@ def plant(settings: Settings, schema: object) -> None:
     names = Namespace(settings.namespace)
     entry = {"tasks": [{"name": "report", "queue": "books", "arguments": {"properties": {"x": schema}}}]}
     with redis.Redis.from_url(settings.redis_url) as client:
-        client.set(names.catalog_entry("odd", "1"), json.dumps(entry), ex=60)
-        client.zadd(names.catalog, {"odd:1": 1})
+        client.set(names.catalog_entry("odd", "0123456789ab"), json.dumps(entry), ex=60)
+        client.zadd(names.catalog, {"odd:0123456789ab": 1})
         client.pexpire(names.catalog, 60_000)
 
 
