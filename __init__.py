@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .deadletter import Retry
-    from .queues import (
+    from .deadletter.policy import Retry
+    from .queues.errors import (
         DecryptionError,
         HandOffRefused,
         InboxFull,
@@ -17,33 +17,28 @@ if TYPE_CHECKING:
         NotReplicated,
         PayloadTooLarge,
         PerdureError,
-        Producer,
         ServerFull,
-        State,
         StillRunning,
         TaskCancelled,
         TaskEnded,
         TaskExists,
         TaskFailed,
-        TaskHandle,
         TaskNotFound,
         Unavailable,
     )
-    from .queues.sessions import SessionFailed, SessionFull, SessionNotFound
-    from .worker.agent import Agent, Coherence
-    from .worker.agent.context import ContextBuilder
+    from .queues.handle import TaskHandle
+    from .queues.producer import Producer
+    from .queues.records import State
+    from .queues.sessions.errors import SessionFailed, SessionFull, SessionNotFound
+    from .worker.agent.agent import Agent
+    from .worker.agent.coherence.settings import Coherence
+    from .worker.agent.context.builder import ContextBuilder
     from .worker.app import App
-    from .worker.durable import (
-        AlreadyDone,
-        Context,
-        EnqueueCall,
-        Middleware,
-        Settlement,
-        StepCall,
-        current_context,
-        current_step,
-    )
-    from .worker.durable.sync import SyncContext
+    from .worker.durable.context import Context, current_context
+    from .worker.durable.middleware import EnqueueCall, Middleware, Settlement
+    from .worker.durable.steps.current import StepCall, current_step
+    from .worker.durable.steps.options import AlreadyDone
+    from .worker.durable.sync.context import SyncContext
     from .worker.errors import (
         ArtifactError,
         ContextError,
@@ -60,16 +55,11 @@ if TYPE_CHECKING:
         WorkspaceError,
     )
     from .worker.identity import Identity
-    from .worker.journal import (
-        AgentState,
-        Artifact,
-        Ephemeral,
-        Event,
-        Handoff,
-        PlanStep,
-        Resumption,
-        register_event,
-    )
+    from .worker.journal.event import Event
+    from .worker.journal.handoff.document import Handoff
+    from .worker.journal.parsing import register_event
+    from .worker.journal.resumption import Resumption
+    from .worker.journal.state import AgentState, Artifact, Ephemeral, PlanStep
     from .worker.log import configure_logging, use_stdlib_logging
     from .worker.resume_warning import ResumeWarning
     from .worker.runtime.worker import Worker
@@ -144,70 +134,70 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Agent": ".worker.agent",
-    "AgentState": ".worker.journal",
-    "AlreadyDone": ".worker.durable",
+    "Agent": ".worker.agent.agent",
+    "AgentState": ".worker.journal.state",
+    "AlreadyDone": ".worker.durable.steps.options",
     "App": ".worker.app",
-    "Artifact": ".worker.journal",
+    "Artifact": ".worker.journal.state",
     "ArtifactError": ".worker.errors",
-    "Coherence": ".worker.agent",
-    "Context": ".worker.durable",
-    "ContextBuilder": ".worker.agent.context",
+    "Coherence": ".worker.agent.coherence.settings",
+    "Context": ".worker.durable.context",
+    "ContextBuilder": ".worker.agent.context.builder",
     "ContextError": ".worker.errors",
-    "DecryptionError": ".queues",
-    "EnqueueCall": ".worker.durable",
-    "Ephemeral": ".worker.journal",
-    "Event": ".worker.journal",
+    "DecryptionError": ".queues.errors",
+    "EnqueueCall": ".worker.durable.middleware",
+    "Ephemeral": ".worker.journal.state",
+    "Event": ".worker.journal.event",
     "FileConflict": ".worker.errors",
-    "HandOffRefused": ".queues",
-    "Handoff": ".worker.journal",
-    "HashingEmbedder": ".worker.memory",  # for PERDURE_EMBEDDER=perdure:HashingEmbedder; public in perdure.memory
+    "HandOffRefused": ".queues.errors",
+    "Handoff": ".worker.journal.handoff.document",
+    "HashingEmbedder": ".worker.memory.embedders",  # for PERDURE_EMBEDDER; public in perdure.memory
     "Identity": ".worker.identity",
-    "InboxFull": ".queues",
+    "InboxFull": ".queues.errors",
     "InvalidArguments": ".worker.errors",
-    "LeaseLost": ".queues",
-    "Middleware": ".worker.durable",
-    "NotReplicated": ".queues",
-    "PayloadTooLarge": ".queues",
-    "PerdureError": ".queues",
-    "PlanStep": ".worker.journal",
-    "Producer": ".queues",
+    "LeaseLost": ".queues.errors",
+    "Middleware": ".worker.durable.middleware",
+    "NotReplicated": ".queues.errors",
+    "PayloadTooLarge": ".queues.errors",
+    "PerdureError": ".queues.errors",
+    "PlanStep": ".worker.journal.state",
+    "Producer": ".queues.producer",
     "ResumeWarning": ".worker.resume_warning",
-    "Resumption": ".worker.journal",
-    "Retry": ".deadletter",
+    "Resumption": ".worker.journal.resumption",
+    "Retry": ".deadletter.policy",
     "RetryLater": ".worker.errors",
-    "ServerFull": ".queues",
+    "ServerFull": ".queues.errors",
     "Session": ".worker.session",
-    "SessionFailed": ".queues.sessions",
-    "SessionFull": ".queues.sessions",
-    "SessionNotFound": ".queues.sessions",
+    "SessionFailed": ".queues.sessions.errors",
+    "SessionFull": ".queues.sessions.errors",
+    "SessionNotFound": ".queues.sessions.errors",
     "Settings": ".worker.settings",
-    "Settlement": ".worker.durable",
+    "Settlement": ".worker.durable.middleware",
     "Snooze": ".worker.errors",
-    "State": ".queues",
+    "State": ".queues.records",
     "StateError": ".worker.errors",
-    "StepCall": ".worker.durable",
+    "StepCall": ".worker.durable.steps.current",
     "StepInDoubt": ".worker.errors",
     "StepMismatch": ".worker.errors",
     "StepResolvedAsFailed": ".worker.errors",
     "StepStillRunning": ".worker.errors",
     "StepTimeout": ".worker.errors",
-    "StillRunning": ".queues",
-    "SyncContext": ".worker.durable.sync",
-    "TaskCancelled": ".queues",
-    "TaskEnded": ".queues",
-    "TaskExists": ".queues",
-    "TaskFailed": ".queues",
-    "TaskHandle": ".queues",
-    "TaskNotFound": ".queues",
+    "StillRunning": ".queues.errors",
+    "SyncContext": ".worker.durable.sync.context",
+    "TaskCancelled": ".queues.errors",
+    "TaskEnded": ".queues.errors",
+    "TaskExists": ".queues.errors",
+    "TaskFailed": ".queues.errors",
+    "TaskHandle": ".queues.handle",
+    "TaskNotFound": ".queues.errors",
     "TurnHandle": ".worker.session",
-    "Unavailable": ".queues",
+    "Unavailable": ".queues.errors",
     "Worker": ".worker.runtime.worker",
     "WorkspaceError": ".worker.errors",
     "configure_logging": ".worker.log",
-    "current_context": ".worker.durable",
-    "current_step": ".worker.durable",
-    "register_event": ".worker.journal",
+    "current_context": ".worker.durable.context",
+    "current_step": ".worker.durable.steps.current",
+    "register_event": ".worker.journal.parsing",
     "use_stdlib_logging": ".worker.log",
 }
 

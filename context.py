@@ -3,22 +3,17 @@
 `View` and `Finding` are what a check of coherence gets and returns.
 """
 
-from .worker.agent.coherence import Finding, View
-from .worker.agent.context import (
-    MALFORMED,
-    Budgets,
-    CompactionRequest,
-    ContextBuilder,
-    Prompt,
-    default_counter,
-    from_anthropic,
-    from_openai,
-    to_anthropic,
-    to_openai,
-)
-from .worker.agent.tools import AgentTools
+from .worker.agent.coherence.checks import View
+from .worker.agent.coherence.settings import Finding
+from .worker.agent.context.builder import ContextBuilder
+from .worker.agent.context.compaction import CompactionRequest
+from .worker.agent.context.prompt import Budgets, Prompt
+from .worker.agent.context.providers import MALFORMED, from_anthropic, from_openai, to_anthropic, to_openai
+from .worker.agent.context.tokens import default_counter
+from .worker.agent.tools.toolbox import AgentTools
 from .worker.errors import CompactionFailed, ContextError, ContextTooLarge
-from .worker.journal import Commitment, Message, Question, ToolCall
+from .worker.journal.chat import Message, ToolCall
+from .worker.journal.state import Commitment, Question
 
 __all__ = [
     "MALFORMED",

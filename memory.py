@@ -1,23 +1,18 @@
 """Long-term memory: what is stored and found, the embedder protocol, and the errors of the store."""
 
-from .worker.memory import (
-    Embedder,
+from .worker.memory.embedders import Embedder, HashingEmbedder
+from .worker.memory.errors import (
     EmbedderFailed,
     EmbedderMismatch,
-    FoundMemory,
-    HashingEmbedder,
     InvalidMemory,
-    Memory,
-    MemoryLink,
     MemoryStoreDamaged,
     MemoryStoreError,
     MemoryStoreMissing,
     MemoryStoreUnavailable,
-    NewMemory,
     NotAMemoryStore,
-    RelatedMemory,
     VectorsUnavailable,
 )
+from .worker.memory.memory import FoundMemory, Memory, MemoryLink, NewMemory, RelatedMemory
 
 __all__ = [
     "Embedder",

@@ -11,15 +11,15 @@ from typing import Any, Final
 
 from perdure.queues.defaults import nearest
 from perdure.queues.json_form import large_integer
-from perdure.queues.security import Redaction
+from perdure.queues.security.redaction import Redaction
 from perdure.worker.agent.coherence.calls import normal_form
 from perdure.worker.agent.context.conversation import completed, turns_of
 from perdure.worker.agent.context.tokens import Estimate, cut
 from perdure.worker.agent.context.turns import turns_within
-from perdure.worker.journal import Message, ToolCall
 from perdure.worker.journal.archive import remove_oldest
-from perdure.worker.journal.handoff import Handoff
+from perdure.worker.journal.chat import Message, ToolCall
 from perdure.worker.journal.handoff.budget import clipped, fitted
+from perdure.worker.journal.handoff.document import Handoff
 from perdure.worker.journal.json_patch import apply, diff
 from perdure.worker.journal.quoting import quoted_block, quoted_line, quoted_name
 from perdure.worker.journal.reducer import empty_state

@@ -15,10 +15,12 @@ from typing import Annotated, Any
 import hiredis
 import typer
 from perdure import App, Context, Settings, Worker
-from perdure.queues import Address, Delivery, Envelope, Gateway, Leases, Namespace, new_task_id
+from perdure.queues import Address, Gateway, Namespace
+from perdure.queues.delivery.leases import Delivery, Leases
+from perdure.queues.envelope import Envelope, new_task_id
 from perdure.queues.transport.pipelining import Command
 from perdure.queues.transport.scripts import pairs, queue_script
-from perdure.worker.durable import Run
+from perdure.worker.durable.run import Run
 from perdure.worker.log import configure_logging
 from perdure.worker.runtime.executor import Executor
 from perdure.worker.runtime.quarantine_gate import QuarantineGate

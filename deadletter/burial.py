@@ -8,20 +8,15 @@ from typing import Final
 
 import orjson
 
-from ..queues import (
-    ERROR,
-    Counters,
-    Delivery,
-    Gateway,
-    Redaction,
-    check_accepted,
-    load_script,
-    registered_retention,
-)
+from ..queues.delivery.leases import Delivery, check_accepted
+from ..queues.delivery.settlement import Counters
+from ..queues.partitions.retention import registered_retention
+from ..queues.security.encryption import ERROR
+from ..queues.security.redaction import Redaction
+from ..queues.transport.gateway import Gateway
+from ..queues.transport.scripts import load_script
 from .error_text import error_text, traceback_text
 from .policy import Reason, members_of
-
-__all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "unreadable_id"]
 
 _MESSAGE_LIMIT = 4_000
 _TRACEBACK_LIMIT = 16_000

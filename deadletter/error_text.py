@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import traceback
 
-__all__ = ["error_text", "traceback_text"]
-
 
 def error_text(error: BaseException) -> str:
     """Return `str(error)`, or what that raises: also `SystemExit` and `KeyboardInterrupt`, which would end a worker."""

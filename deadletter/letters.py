@@ -11,28 +11,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..queues import (
-    NO_CIPHER,
-    Envelope,
-    Gateway,
-    Partition,
-    SecretPaths,
-    TaskCipher,
-    is_encrypted,
-    mask,
-    opened_error,
-    pairs,
-    plain_data,
-    read_secret_paths,
-    shown_arguments,
-)
 from ..queues.durations import iso_time
-from ..queues.envelope import is_task_id, readable_envelope
+from ..queues.envelope import Envelope, is_task_id, plain_data, readable_envelope
 from ..queues.errors import Refused, UnreadableRecord
 from ..queues.junk import split
+from ..queues.keys import Partition
+from ..queues.records import opened_error, shown_arguments
+from ..queues.security.encryption import NO_CIPHER, TaskCipher, is_encrypted
+from ..queues.security.secret_arguments import SecretPaths, mask, read_secret_paths
+from ..queues.transport.gateway import Gateway
+from ..queues.transport.scripts import pairs
 from .policy import Reason
-
-__all__ = ["DAMAGED", "DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
 
 PAGE: Final = 200
 """Letters of one page, read from one partition."""

@@ -8,21 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from ..queues import Counters, Duration, to_seconds, unknown_option
+from ..queues.defaults import unknown_option
+from ..queues.delivery.settlement import Counters
+from ..queues.durations import Duration, to_seconds
 from ..queues.runtime import RUNTIME
-
-__all__ = [
-    "Bury",
-    "Reason",
-    "Retry",
-    "TryAgain",
-    "after_crash",
-    "after_failure",
-    "backoff",
-    "members_of",
-    "must_quarantine",
-    "refused_by",
-]
 
 
 class Reason(StrEnum):

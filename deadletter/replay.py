@@ -12,26 +12,18 @@ from typing import Final
 
 import anyio
 
-from ..queues import (
-    Gateway,
-    Namespace,
-    Partition,
-    UnreadableEnvelope,
-    arguments_field,
-    contains_mask,
-    load_script,
-    pairs,
-    queue_partitions,
-    restore_masked,
-)
 from ..queues.envelope import is_task_id
-from ..queues.errors import LargeValueLost
+from ..queues.errors import LargeValueLost, UnreadableEnvelope
+from ..queues.inspection.views import queue_partitions
 from ..queues.junk import set_aside, split
+from ..queues.keys import Namespace, Partition
 from ..queues.runtime import RUNTIME
-from ..queues.transport import read_arguments
+from ..queues.security.encryption import arguments_field
+from ..queues.security.secret_arguments import contains_mask, restore_masked
+from ..queues.transport.gateway import Gateway
+from ..queues.transport.large_arguments import read_arguments
+from ..queues.transport.scripts import load_script, pairs
 from .letters import DeadLetter
-
-__all__ = ["Replay", "purge", "purge_all", "replay", "replay_all", "trim_letters"]
 
 _LUA = Path(__file__).parent / "lua"
 _REPLAY = load_script(_LUA / "replay.lua")

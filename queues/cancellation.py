@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from .delivery import CANCEL_REQUEST
+from .delivery.due_set import CANCEL_REQUEST
 from .derived_tasks import confirm_successor
 from .envelope import is_task_id
 from .errors import DecryptionError, Refused, TaskNotFound, Unavailable
 from .junk import report_once, shown_bytes
 from .keys import GROUP, RESERVED, Namespace, Partition
-from .partitions import registered_retention
+from .partitions.retention import registered_retention
 from .records import State, read_record
 from .shared_config import read_seconds
-from .transport import Gateway, is_denied, queue_script
-
-__all__ = ["answer_requests", "cancel_task"]
+from .transport.clients import is_denied
+from .transport.gateway import Gateway
+from .transport.scripts import queue_script
 
 _CANCEL: Final = queue_script("cancel")
 _READ: Final = ("at", "entry", "token", "replays")
@@ -122,14 +122,10 @@ def _not_found(gateway: Gateway, partition: Partition, task_id: str) -> TaskNotF
 
 async def _end_turn(gateway: Gateway, partition: Partition, task_id: str) -> None:
     """End the turn of a cancelled task. A task of a forgotten session is deleted."""
-    from .sessions import (  # a producer that cancels no turn does not need them
-        SessionAddress,
-        SessionTurnEnd,
-        TurnEarly,
-        end_turn,
-        forget_task,
-        parse_turn_id,
-    )
+    from .sessions.address import SessionAddress, parse_turn_id
+    from .sessions.errors import TurnEarly
+    from .sessions.removal import forget_task
+    from .sessions.turns import SessionTurnEnd, end_turn
 
     if (turn := parse_turn_id(task_id)) is None:
         return

@@ -21,17 +21,7 @@ from .junk import report_once, shown_bytes, trim_index
 from .keys import Namespace, check_name, is_name
 from .presence import WorkerInfo
 from .schemas import UnusableSchema, check_schema, find_problems
-from .transport import Gateway
-
-__all__ = [
-    "CATALOG_REFRESH",
-    "AppEntry",
-    "Catalog",
-    "CatalogTask",
-    "is_listed",
-    "publish_entry",
-    "read_catalog",
-]
+from .transport.gateway import Gateway
 
 KEPT: Final = 30 * 86_400
 """TTL of an entry in seconds."""

@@ -19,19 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from .durations import to_seconds
 from .errors import ConfigurationError
 from .keys import check_name
-from .security import Encryptor, make_encryptor, shown_url
-from .transport import Address, Gateway, Replication, ServerRequirements
-
-__all__ = [
-    "LONGEST",
-    "ConnectionSettings",
-    "Seconds",
-    "check_no_url",
-    "nearest",
-    "read_settings",
-    "unknown_option",
-    "unknown_variables",
-]
+from .security.encryption import Encryptor, make_encryptor
+from .security.urls import shown_url
+from .transport.address import Address
+from .transport.gateway import Gateway
+from .transport.replication import Replication
+from .transport.server_check import ServerRequirements
 
 LONGEST: Final = 1e10
 """Upper limit of a duration in seconds (three centuries); a script would fail halfway on one that Redis cannot count"""

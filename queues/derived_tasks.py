@@ -23,38 +23,18 @@ from .errors import (
     Unavailable,
     UnreadableEnvelope,
 )
-from .inspection import find_task
+from .inspection.views import find_task
 from .keys import Namespace, Partition
-from .partitions import PartitionRouter, spread
+from .partitions.route import spread
+from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
-from .security import ERROR, MESSAGE, TaskCipher, event_field
-from .transport import (
-    UPLOAD_ATTEMPTS,
-    Argument,
-    FieldUpload,
-    Gateway,
-    LogUpload,
-    pairs,
-    queue_script,
-    read_arguments,
-    store_with_upload,
-    stored_record,
-)
-
-__all__ = [
-    "MOST_HAND_OFFS",
-    "Successor",
-    "TaskInput",
-    "TaskPast",
-    "check_conflicts",
-    "check_same_app",
-    "confirm_successor",
-    "enqueue_successor",
-    "find_conflicts",
-    "read_task_input",
-    "store_copy",
-    "store_fork",
-]
+from .security.encryption import ERROR, MESSAGE, TaskCipher, event_field
+from .transport.gateway import Gateway
+from .transport.large_arguments import read_arguments, store_with_upload
+from .transport.large_results import stored_record
+from .transport.pipelining import Argument
+from .transport.scripts import pairs, queue_script
+from .transport.uploads import UPLOAD_ATTEMPTS, FieldUpload, LogUpload
 
 _SUCCESSOR = queue_script("enqueue_successor")
 _CONFIRM = queue_script("confirm_successor")

@@ -14,28 +14,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from .delivery import edit_checkpoint, read_position
+from .delivery.checkpoint_edit import edit_checkpoint, read_position
 from .envelope import check_size
 from .errors import CannotResolve, DecryptionError, TaskNotFound
 from .keys import Partition
 from .records import State, read_record
-from .transport import SCAN_START, Gateway, scan_page
-
-__all__ = [
-    "Decision",
-    "Doubt",
-    "Resolution",
-    "encode_intent",
-    "failure_text",
-    "intent_arguments",
-    "intent_digest",
-    "open_doubts",
-    "read_doubts",
-    "resolution_in",
-    "resolve_command",
-    "resolve_step",
-    "undecided",
-]
+from .transport.gateway import Gateway
+from .transport.hash_scan import SCAN_START, scan_page
 
 Decision: TypeAlias = Literal["result", "failed", "run_again"]
 

@@ -8,8 +8,6 @@ from typing import Final
 
 from .runtime import RUNTIME
 
-__all__ = ["Duration", "Moment", "iso_time", "seconds_until", "shown_time", "to_seconds"]
-
 Duration = float | timedelta
 """A duration: seconds or a timedelta."""
 

@@ -26,11 +26,12 @@ from typing import Any, ClassVar, Final
 from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
 from .keys import Partition
-from .partitions import PartitionRouter
+from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
-from .transport import Argument, Command, Gateway, Script, queue_script, store_with_upload
-
-__all__ = ["BatchEnqueuer", "BatchLimits"]
+from .transport.gateway import Gateway
+from .transport.large_arguments import store_with_upload
+from .transport.pipelining import Argument, Command
+from .transport.scripts import Script, queue_script
 
 _RESET = queue_script("reset_task")
 _ENQUEUE = queue_script("enqueue")

@@ -23,39 +23,12 @@ from .durations import Duration, to_seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .json_form import encodable, named_numbers
 from .keys import DATA_FORMAT
-from .partitions import spread
+from .partitions.route import spread
 from .runtime import RUNTIME
-from .security import (
-    DEEPEST,
-    MOST_SECRET_PATHS,
-    SECRET,
-    SecretPaths,
-    TaskCipher,
-    argument_chunks,
-    arguments_field,
-    unwrap_secrets,
-)
-from .transport import LARGE_ARGUMENTS, LargeArguments, ValueStore, cut_arguments
-
-__all__ = [
-    "DEFAULT_LARGE_LIMIT",
-    "DEFAULT_PAYLOAD_LIMIT",
-    "FORMAT_VERSION",
-    "TURN_PREFIX",
-    "Envelope",
-    "EnvelopeTemplate",
-    "Options",
-    "TaskMessage",
-    "check_own_id",
-    "check_task_id",
-    "copied_envelope",
-    "encode_arguments",
-    "is_task_id",
-    "new_task_id",
-    "newer_envelope",
-    "plain_data",
-    "readable_envelope",
-]
+from .security.encryption import TaskCipher, argument_chunks, arguments_field
+from .security.secret_arguments import DEEPEST, MOST_SECRET_PATHS, SECRET, SecretPaths, unwrap_secrets
+from .transport.large_arguments import LARGE_ARGUMENTS, LargeArguments, cut_arguments
+from .transport.value_store import ValueStore
 
 FORMAT_VERSION: Final = 1
 

@@ -19,22 +19,10 @@ from .errors import DecryptionError, Refused, TaskEnded, TaskNotFound
 from .junk import count_of
 from .keys import Partition
 from .records import opened_error
-from .security import TaskCipher, event_field, is_encrypted
-from .transport import Gateway, is_denied, pairs, queue_script
-
-__all__ = [
-    "LATEST_EVENTS",
-    "LOG_BYTES",
-    "LogTail",
-    "TaskEvent",
-    "dismiss_finding",
-    "find_event",
-    "opened_events",
-    "read_events",
-    "read_last_events",
-    "read_log_tail",
-    "walk_events",
-]
+from .security.encryption import TaskCipher, event_field, is_encrypted
+from .transport.clients import is_denied
+from .transport.gateway import Gateway
+from .transport.scripts import pairs, queue_script
 
 _DISMISS = queue_script("dismiss")
 _READ = queue_script("read_log")

@@ -20,17 +20,18 @@ from .durations import Moment, seconds_until
 from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import HandOffRefused, NotOpen, QueueError, TaskCancelled, TaskFailed, TaskNotFound
 from .event_log import TaskEvent, dismiss_finding, read_events, walk_events
-from .explanation import Explanation, explain_task
+from .explanation import explain_task
+from .explanation.sentences import Explanation
 from .inbox import InboxMessage, Sent, read_inbox, send_correction, send_message
-from .inspection import find_task
+from .inspection.views import find_task
 from .keys import Namespace, Partition
 from .pubsub import TaskNotifications
 from .records import Progress, Record, State, read_record
 from .runtime import RUNTIME
-from .security import RESULT, RESULT_CHUNKS
-from .transport import Gateway, LargeValue, read_large, retry_while_unavailable
-
-__all__ = ["DEFAULT_RESULT_TTL", "TaskHandle", "serving"]
+from .security.encryption import RESULT, RESULT_CHUNKS
+from .transport.backoff import retry_while_unavailable
+from .transport.gateway import Gateway
+from .transport.large_values import LargeValue, read_large
 
 R = TypeVar("R")
 T = TypeVar("T")

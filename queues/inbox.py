@@ -34,28 +34,14 @@ from pydantic_core import PydanticSerializationError
 from .envelope import DEFAULT_LARGE_LIMIT, DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id, plain_data
 from .errors import DecryptionError, InboxError, InboxFull, NoKey, Refused, TaskEnded, TaskNotFound
 from .event_log import read_last_events
-from .inspection import find_task
+from .inspection.views import find_task
 from .json_form import as_json
 from .junk import count_of
 from .keys import Namespace, Partition
 from .records import State
-from .security import MESSAGE, TaskCipher
-from .transport import Gateway, queue_script
-
-__all__ = [
-    "CORRECTION",
-    "INBOX_BYTES",
-    "MOST_MESSAGES",
-    "InboxMessage",
-    "Sent",
-    "check_changes",
-    "drop_message",
-    "forward_messages",
-    "last_message",
-    "read_inbox",
-    "send_correction",
-    "send_message",
-]
+from .security.encryption import MESSAGE, TaskCipher
+from .transport.gateway import Gateway
+from .transport.scripts import queue_script
 
 _SEND = queue_script("send_message")
 _READ = queue_script("read_inbox")

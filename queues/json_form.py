@@ -22,17 +22,6 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-__all__ = [
-    "as_json",
-    "encodable",
-    "is_encodable_otherwise",
-    "is_exact",
-    "is_too_deep",
-    "large_integer",
-    "lost_number",
-    "named_numbers",
-]
-
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _REPLACED: Final = "\ufffd".encode()

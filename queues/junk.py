@@ -12,20 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from .keys import JUNK_ENTRIES, JUNK_TTL_MS, Partition, SessionPartition, junk_keys
-from .transport import Command, Gateway, queue_script
-
-__all__ = [
-    "JUNK_ENTRIES",
-    "JUNK_TTL",
-    "Items",
-    "count_of",
-    "report_once",
-    "set_aside",
-    "set_hash_aside",
-    "shown_bytes",
-    "split",
-    "trim_index",
-]
+from .transport.gateway import Gateway
+from .transport.pipelining import Command
+from .transport.scripts import queue_script
 
 _SET_ASIDE = queue_script("set_aside")
 _SET_KEY_ASIDE = queue_script("set_key_aside")

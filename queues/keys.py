@@ -78,29 +78,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-__all__ = [
-    "DATA_FORMAT",
-    "GROUP",
-    "JUNK_ENTRIES",
-    "JUNK_TTL_MS",
-    "KEY_FORMAT",
-    "LEFT_TTL_MS",
-    "RELEASED",
-    "RESERVED",
-    "SESSION_PARTITIONS",
-    "SUSPECTS",
-    "JunkKeys",
-    "Namespace",
-    "Partition",
-    "SessionPartition",
-    "TaskKey",
-    "check_name",
-    "is_name",
-    "is_reserved",
-    "junk_keys",
-    "stored_type",
-]
-
 DATA_FORMAT: Final = 2
 """Newest format of stored data that this version reads: key names, and what the keys hold. Since 2: large arguments."""
 

@@ -20,20 +20,9 @@ from .junk import report_once, shown_bytes, split
 from .keys import LEFT_TTL_MS, Namespace
 from .runtime import RUNTIME
 from .shared_config import SharedConfig, read_seconds
-from .transport import Argument, Gateway, pairs, queue_script
-
-__all__ = [
-    "Registered",
-    "WorkerInfo",
-    "announce",
-    "deployment_id",
-    "list_workers",
-    "present_workers",
-    "read_members",
-    "read_registered",
-    "total_rates",
-    "withdraw",
-]
+from .transport.gateway import Gateway
+from .transport.pipelining import Argument
+from .transport.scripts import pairs, queue_script
 
 _REGISTER = queue_script("register_worker")
 _READ_WORKERS = queue_script("read_workers")

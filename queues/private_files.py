@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-__all__ = ["open_private", "replaced_file"]
-
 
 def open_private(path: Path, flags: int) -> int:
     """Open a regular file, created with mode 0600; return its descriptor.

@@ -27,15 +27,16 @@ from .envelope import (
 from .errors import CatalogError, TaskNotFound
 from .handle import DEFAULT_RESULT_TTL, TaskHandle
 from .inbox import Sent
-from .inspection import find_task
+from .inspection.views import find_task
 from .keys import Namespace, Partition
-from .partitions import PartitionRouter
+from .partitions.router import PartitionRouter
 from .pubsub import TaskNotifications
 from .runtime import RUNTIME
-from .security import Encryptor
-from .transport import Address, Gateway, Replicated, Replication, ServerRequirements
-
-__all__ = ["Key", "Producer", "key_of", "map_items"]
+from .security.encryption import Encryptor
+from .transport.address import Address
+from .transport.gateway import Gateway
+from .transport.replication import Replicated, Replication
+from .transport.server_check import ServerRequirements
 
 R = TypeVar("R")
 T = TypeVar("T")

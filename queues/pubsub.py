@@ -18,9 +18,9 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import TimeoutError as ReplyTimeout
 
 from .errors import NotOpen, QueueError, Unavailable
-from .transport import Backoff, Gateway, translated
-
-__all__ = ["TaskNotifications"]
+from .transport.backoff import Backoff
+from .transport.clients import translated
+from .transport.gateway import Gateway
 
 LOST = b""
 """Notification of a listener after a lost connection is restored, and in place of too many others."""

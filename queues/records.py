@@ -15,28 +15,13 @@ from .envelope import plain_data, readable_envelope
 from .errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
 from .junk import count_of, shown_bytes
 from .keys import GROUP, Partition, is_reserved
-from .security import (
-    ERROR,
-    NO_CIPHER,
-    PROGRESS,
-    RESULT,
-    SecretPaths,
-    TaskCipher,
-    arguments_field,
-    mask,
-    read_secret_paths,
-)
-from .transport import Command, Gateway, LargeValue, is_missing_group, pairs
-
-__all__ = [
-    "Progress",
-    "Record",
-    "State",
-    "opened_error",
-    "read_record",
-    "read_records",
-    "shown_arguments",
-]
+from .security.encryption import ERROR, NO_CIPHER, PROGRESS, RESULT, TaskCipher, arguments_field
+from .security.secret_arguments import SecretPaths, mask, read_secret_paths
+from .transport.clients import is_missing_group
+from .transport.gateway import Gateway
+from .transport.large_values import LargeValue
+from .transport.pipelining import Command
+from .transport.scripts import pairs
 
 
 class State(StrEnum):

@@ -13,8 +13,6 @@ import stat
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["NotRegular", "open_below", "open_folder_below", "open_regular", "read_bounded", "read_regular"]
-
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER: Final = getattr(os, "O_DIRECTORY", 0)

@@ -19,8 +19,6 @@ from typing import Any, Final, NoReturn, Protocol
 
 import uuid_utils
 
-__all__ = ["RUNTIME", "BackgroundThread", "ChildProcess", "Runtime", "StartProcess", "ThreadEvent"]
-
 
 class ThreadEvent(Protocol):
     """The part of `threading.Event` that threads of Perdure use."""

@@ -16,8 +16,6 @@ from urllib.parse import unquote
 
 import orjson
 
-__all__ = ["SCHEMA_BYTES", "UnusableSchema", "check_schema", "find_problems"]
-
 SCHEMA_BYTES: Final = 16_384
 """Largest schema, as JSON."""
 

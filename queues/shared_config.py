@@ -17,9 +17,8 @@ from typing import Final, Literal, get_args
 from .errors import Refused, WrongType
 from .junk import report_once
 from .keys import Namespace
-from .transport import Gateway, pairs, queue_script
-
-__all__ = ["CHANGE", "SHARED", "SharedConfig", "SharedName", "load_config", "read_seconds", "set_config"]
+from .transport.gateway import Gateway
+from .transport.scripts import pairs, queue_script
 
 _SET = queue_script("set_config")
 

@@ -13,19 +13,8 @@ from .errors import Refused
 from .junk import split
 from .keys import Namespace, is_name
 from .presence import deregister, read_members
-from .transport import Gateway, pairs, queue_script
-
-__all__ = [
-    "ChildInfo",
-    "SupervisorInfo",
-    "SupervisorState",
-    "count_crash",
-    "list_supervisors",
-    "paused_supervisors",
-    "resume_supervisor",
-    "supervise",
-    "withdraw_supervisor",
-]
+from .transport.gateway import Gateway
+from .transport.scripts import pairs, queue_script
 
 _COUNT = queue_script("count_crash")
 _REGISTER = queue_script("register_supervisor")

@@ -9,15 +9,15 @@ from typing import Any, Generic
 import orjson
 from pydantic import ValidationError
 
-from ..queues import EnvelopeTemplate, TaskHandle, check_size
-from .agent import Agent, S, StateType
+from ..queues.envelope import EnvelopeTemplate, check_size
+from ..queues.handle import TaskHandle
+from .agent.agent import Agent, S
+from .agent.state_type import StateType
 from .arguments import Arguments
-from .durable import EnqueueCall
+from .durable.middleware import EnqueueCall
 from .errors import InvalidArguments
-from .errors.validation import first_problem
 from .task import Task, hooked_message
-
-__all__ = ["AgentTask", "goal_id"]
+from .validation_errors import first_problem
 
 
 def goal_id(agent: str, key: str | None, arguments: Mapping[str, Any]) -> str:

@@ -7,25 +7,33 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Final, Never, Protocol, Self, TypeAlias, overload
 
-from ..deadletter import Retry
-from ..queues import Duration, Encryptor, Producer, check_name
-from ..queues.sessions import check_session_id
-from .agent import Agent, Coherence, OnMessage, OnResume, S, StateType, make_handler
+from ..deadletter.policy import Retry
+from ..queues.durations import Duration
+from ..queues.errors import ConfigurationError
+from ..queues.keys import check_name
+from ..queues.producer import Producer
+from ..queues.security.encryption import Encryptor
+from ..queues.sessions.address import check_session_id
+from .agent.agent import Agent, S
+from .agent.coherence.settings import Coherence
+from .agent.confirmation import OnResume
+from .agent.handler import make_handler
+from .agent.incoming import OnMessage
+from .agent.state_type import StateType
 from .agent_task import AgentTask
 from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp, open_lifespan
-from .artifacts import keep_large_values
-from .durable import Chain, Durability, Middleware, SharedWorkspace, build_chain, enqueue_innermost
-from .errors import ConfigurationError
+from .artifacts.deployment import keep_large_values
+from .durable.middleware import Chain, Middleware, build_chain, enqueue_innermost
+from .durable.shared_workspace import SharedWorkspace
+from .durable.steps.options import Durability
 from .handlers import Handler, P, R, SyncHandler, refuse_unknown
-from .journal import AgentState
+from .journal.state import AgentState
 from .log import logger
 from .registry import Registry
 from .session import Session
 from .settings import Settings, check_settings, load_settings
 from .sync_producer import SyncProducer
 from .task import OnOrphan, Task
-
-__all__ = ["App"]
 
 _MONTH: Final = 30 * 86_400.0
 """Seconds for which the result of an agent is kept by default."""

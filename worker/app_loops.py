@@ -12,11 +12,9 @@ from typing import Any, Final
 import anyio
 
 from ..deadletter.error_text import error_text
-from ..queues import Producer
 from ..queues.errors import EventLoopError, NotOpen
+from ..queues.producer import Producer
 from .errors import LifespanError
-
-__all__ = ["NO_LIFESPAN", "AppLoops", "OpenedApp", "open_lifespan"]
 
 NO_LIFESPAN: Final = object()
 """The resources where no lifespan is open."""

@@ -11,12 +11,12 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict
 
-from ..queues import SecretPaths, contains_mask, has_secret, nearest, secret_values, unwrap_secrets
-from .durable import JsonType, find_misread, storable, type_problem, warn_of_losses
+from ..queues.defaults import nearest
+from ..queues.security.secret_arguments import SecretPaths, contains_mask, has_secret, secret_values, unwrap_secrets
+from .durable.json_types import JsonType, storable, type_problem
+from .durable.value_loss import find_misread, warn_of_losses
 from .errors import InvalidArguments, TaskDefinitionError
-from .errors.validation import describe_problem
-
-__all__ = ["CALL_OPTIONS", "CALL_WORDS", "Arguments", "type_hints"]
+from .validation_errors import describe_problem
 
 CALL_OPTIONS: Final = (
     "delay",

@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
 
-from ..deadletter import Retry
-from ..queues import unknown_option
+from ..deadletter.policy import Retry
+from ..queues.defaults import unknown_option
 from .arguments import CALL_OPTIONS, type_hints
-from .durable import Context, Durability
-from .durable.sync import SyncContext, call_in_thread
+from .durable.context import Context
+from .durable.steps.options import Durability
+from .durable.sync.context import SyncContext
+from .durable.sync.handler import call_in_thread
 from .errors import TaskDefinitionError
-
-__all__ = ["Handler", "P", "R", "SyncHandler", "as_async", "check_options", "refuse_unknown"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,11 +13,11 @@ from typing import Annotated, Final
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from ..queues import Gateway, Namespace, Partition, TaskCipher
-from ..queues.transport import pairs, queue_script
+from ..queues.keys import Namespace, Partition
+from ..queues.security.encryption import TaskCipher
+from ..queues.transport.gateway import Gateway
+from ..queues.transport.scripts import pairs, queue_script
 from .errors import IdentityConflict, IdentityError
-
-__all__ = ["Identity", "IdentityVersion", "identity_versions", "load_identity", "set_identity"]
 
 _SET: Final = queue_script("set_identity")
 

@@ -32,17 +32,6 @@ from ..queues.runtime import RUNTIME
 if TYPE_CHECKING:
     from loguru import Message, Record
 
-__all__ = [
-    "FirstOfEach",
-    "LineLimit",
-    "add_to_json",
-    "configure_logging",
-    "configure_process_log",
-    "log_wait",
-    "logger",
-    "use_stdlib_logging",
-]
-
 
 def _make_printable(record: Record) -> None:
     """Escape control characters, and turn tracebacks and bound stacks into text of the message.

@@ -7,10 +7,9 @@ from typing import Final
 
 import anyio
 
-from ..queues import Backoff, QueueError, Refused
+from ..queues.errors import QueueError, Refused
+from ..queues.transport.backoff import Backoff
 from .log import FirstOfEach, logger
-
-__all__ = ["LoopErrors", "keep_running"]
 
 _RESTART: Final = Backoff(first=0.5, longest=30.0)
 """Delays before a loop that ended by an error is run again."""

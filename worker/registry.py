@@ -9,16 +9,20 @@ from typing import Any
 
 from pydantic.errors import PydanticUserError
 
-from ..deadletter import Retry
-from ..queues import LONGEST, AppEntry, CatalogTask, Duration, Envelope, EnvelopeTemplate, to_seconds
-from .agent import Coherence, check_coherence, watched
+from ..deadletter.policy import Retry
+from ..queues.catalog import AppEntry, CatalogTask
+from ..queues.defaults import LONGEST
+from ..queues.durations import Duration, to_seconds
+from ..queues.envelope import Envelope, EnvelopeTemplate
+from .agent.coherence.functions import watched
+from .agent.coherence.settings import Coherence, check_coherence
 from .arguments import CALL_OPTIONS, Arguments, type_hints
-from .durable import Codec, Durability, type_problem
+from .durable.json_types import type_problem
+from .durable.steps.codec import Codec
+from .durable.steps.options import Durability
 from .errors import TaskDefinitionError
 from .handlers import as_async, check_options
 from .task import OnOrphan, Task, TaskOwner
-
-__all__ = ["Registry"]
 
 
 class Registry(Mapping[str, Task[Any, Any]]):

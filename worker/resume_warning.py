@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-__all__ = ["ResumeWarning", "warn_once"]
-
 _given: set[str] = set()
 """Texts that this process has warned of. They name types and functions, so there are only a few."""
 

@@ -11,47 +11,28 @@ import anyio
 import orjson
 from pydantic import ValidationError
 
-from ..queues import (
-    Moment,
-    Producer,
-    Record,
-    Refused,
-    Sent,
-    State,
-    TaskCancelled,
-    TaskFailed,
-    checkpoint_fields,
-    find_task,
-    read_record,
-    retry_while_unavailable,
-    seconds_until,
-)
-from ..queues.errors import NotOpen
+from ..queues.durations import Moment, seconds_until
+from ..queues.errors import NotOpen, Refused, TaskCancelled, TaskFailed
+from ..queues.inbox import Sent
+from ..queues.inspection.views import checkpoint_fields, find_task
 from ..queues.json_form import encodable
+from ..queues.producer import Producer
+from ..queues.records import Record, State, read_record
 from ..queues.runtime import RUNTIME
-from ..queues.sessions import (
-    SessionAddress,
-    SessionFailed,
-    SessionMessage,
-    SessionNotFound,
-    SessionRecord,
-    TurnId,
-    forget_session,
-    read_history,
-    read_session,
-    read_turn,
-    send_to_session,
-)
-from .agent import S
+from ..queues.sessions.address import SessionAddress, TurnId
+from ..queues.sessions.errors import SessionFailed, SessionNotFound
+from ..queues.sessions.record import SessionMessage, SessionRecord, read_history, read_session, read_turn
+from ..queues.sessions.removal import forget_session
+from ..queues.sessions.turns import send_to_session
+from ..queues.transport.backoff import retry_while_unavailable
+from .agent.agent import S
 from .agent.resume_notice import NOTE
 from .agent_task import AgentTask
-from .durable import EnqueueCall
+from .durable.middleware import EnqueueCall
 from .errors import InvalidArguments, StateMismatch
-from .errors.validation import first_problem
-from .journal import CannotCorrect, corrected
+from .journal.correction import CannotCorrect, corrected
 from .session_correction import correct_session, stored_state
-
-__all__ = ["Session", "TurnHandle"]
+from .validation_errors import first_problem
 
 T = TypeVar("T")
 

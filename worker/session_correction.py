@@ -9,21 +9,17 @@ from typing import Any, Final
 import orjson
 from pydantic_core import to_json
 
-from ..queues import Producer, Sent, State, new_task_id
+from ..queues.envelope import new_task_id
 from ..queues.errors import TaskEnded
-from ..queues.inbox import check_changes
-from ..queues.sessions import (
-    SessionCorrection,
-    SessionError,
-    SessionIdle,
-    SessionRecord,
-    TurnId,
-    enqueue_turn,
-    store_correction,
-)
-from .journal import decode_snapshot
-
-__all__ = ["correct_session", "stored_state"]
+from ..queues.inbox import Sent, check_changes
+from ..queues.producer import Producer
+from ..queues.records import State
+from ..queues.sessions.address import TurnId
+from ..queues.sessions.corrections import store_correction
+from ..queues.sessions.errors import SessionError, SessionIdle
+from ..queues.sessions.record import SessionCorrection, SessionRecord
+from ..queues.sessions.turns import enqueue_turn
+from .journal.snapshot import decode_snapshot
 
 _TRIES: Final = 20
 """Reads of a session, each followed by a change of it that comes before the write, after which a correction fails."""

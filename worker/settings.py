@@ -8,15 +8,13 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, SecretStr, field_validator
 from pydantic_core import from_json
 
-from ..deadletter import DEFAULT_RETENTION, Retry
-from ..queues import DEFAULT_PAYLOAD_LIMIT, ConnectionSettings, Seconds, read_settings
-from ..queues.defaults import check_no_url
-from ..queues.envelope import DEFAULT_LARGE_LIMIT
-from ..queues.security import has_credentials
-from ..queues.sessions import MOST_TURNS
-from .errors import ConfigurationError
-
-__all__ = ["POSTGRES", "Settings", "check_settings", "load_settings"]
+from ..deadletter.burial import DEFAULT_RETENTION
+from ..deadletter.policy import Retry
+from ..queues.defaults import ConnectionSettings, Seconds, check_no_url, read_settings
+from ..queues.envelope import DEFAULT_LARGE_LIMIT, DEFAULT_PAYLOAD_LIMIT
+from ..queues.errors import ConfigurationError
+from ..queues.security.urls import has_credentials
+from ..queues.sessions.turns import MOST_TURNS
 
 POSTGRES = ("postgresql://", "postgres://")
 """Beginnings of the URL of a memory store in PostgreSQL."""

@@ -20,12 +20,13 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
-from ..queues import Key, Moment, Producer, Replicated, TaskHandle, Unavailable
-from ..queues.errors import EventLoopError
+from ..queues.durations import Moment
+from ..queues.errors import EventLoopError, Unavailable
+from ..queues.handle import TaskHandle
+from ..queues.producer import Key, Producer
+from ..queues.transport.replication import Replicated
 from ..queues.transport.threadsafe_calls import BackgroundLoop, ThreadsafeCaller
 from .app_loops import AppLoops, OpenedApp
-
-__all__ = ["SyncProducer", "close_sync_producers"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

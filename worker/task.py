@@ -6,30 +6,21 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, 
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Never, Protocol
 
-from ..deadletter import Retry
-from ..queues import (
-    Duration,
-    EnvelopeTemplate,
-    Key,
-    Moment,
-    Options,
-    Producer,
-    Replicated,
-    TaskHandle,
-    TaskMessage,
-    key_of,
-    make_options,
-    map_items,
-    seconds_until,
-    unknown_option,
-)
+from ..deadletter.policy import Retry
+from ..queues.defaults import unknown_option
+from ..queues.durations import Duration, Moment, seconds_until
+from ..queues.envelope import EnvelopeTemplate, Options, TaskMessage, make_options
+from ..queues.handle import TaskHandle
+from ..queues.producer import Key, Producer, key_of, map_items
+from ..queues.transport.replication import Replicated
 from .arguments import CALL_OPTIONS, CALL_WORDS, Arguments
-from .durable import Chain, Codec, Context, Durability, EnqueueCall
+from .durable.context import Context
+from .durable.middleware import Chain, EnqueueCall
+from .durable.steps.codec import Codec
+from .durable.steps.options import Durability
 from .errors import InvalidArguments
 from .handlers import Handler, P, R
 from .sync_producer import SyncProducer
-
-__all__ = ["OnOrphan", "Task", "TaskCall", "TaskOwner", "hooked_message"]
 
 _NO_WISH = Options()
 

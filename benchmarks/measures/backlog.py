@@ -8,9 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from statistics import median
 
 from perdure import Producer
-from perdure.deadletter import Filter, list_letters
-from perdure.queues import Consumer, Gateway, Leases, Namespace, Partition, list_queues, promote_due, succeed
-from perdure.queues.delivery.settlement import Counters
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.queues import Gateway, Namespace, Partition, list_queues
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.due_set import promote_due
+from perdure.queues.delivery.leases import Leases
+from perdure.queues.delivery.settlement import Counters, succeed
 from perdure.queues.delivery.stream_reader import read_partitions
 
 from ..raw.client import RawClient

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from perdure.queues import Envelope, new_task_id
+from perdure.queues.envelope import Envelope, new_task_id
 
 from ..support.deployment import Deployment
 from .client import RawClient

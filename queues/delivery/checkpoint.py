@@ -14,14 +14,14 @@ from ..errors import UnreadableCheckpoint, WrongType
 from ..event_log import LOG_BYTES, TaskEvent, opened_events, read_last_events
 from ..junk import shown_bytes
 from ..keys import DATA_FORMAT, Partition
-from ..security import PROGRESS, TaskCipher, event_field
-from ..transport import Argument, Gateway, pairs, queue_script
+from ..security.encryption import PROGRESS, TaskCipher, event_field
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
+from ..transport.scripts import pairs, queue_script
 from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
 from .step_pages import NO_CHUNKS, PAGE, PAGE_BYTES, StepPages, add_fields
-
-__all__ = ["Entry", "History", "Kind", "Written", "last_step", "load_history", "recorded_steps", "write_entries"]
 
 _WRITE = queue_script("write_checkpoint")
 _LOAD = queue_script("load_history")

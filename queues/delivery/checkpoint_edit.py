@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ..keys import GROUP, RESERVED, Partition
-from ..partitions import registered_retention
+from ..partitions.retention import registered_retention
 from ..records import State
-from ..security import event_field
-from ..transport import Argument, Gateway, queue_script
-
-__all__ = ["Position", "close_exported", "edit_checkpoint", "read_mark", "read_position"]
+from ..security.encryption import event_field
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
+from ..transport.scripts import queue_script
 
 _EDIT = queue_script("edit_checkpoint")
 _CLOSE = queue_script("close_exported")

@@ -14,15 +14,16 @@ from ..errors import LeaseLost, Refused, ServerFull, Unavailable, WrongType
 from ..junk import split
 from ..keys import GROUP, RELEASED, Partition, is_reserved
 from ..runtime import RUNTIME
-from ..transport import Argument, Command, Gateway, is_missing_group, pairs, queue_script
+from ..transport.clients import is_missing_group
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument, Command
+from ..transport.scripts import pairs, queue_script
 from .fleet_locks import acquire_fleet_locks
 from .leases import RELEASED_IDLE_MS, Delivery, Leases
 from .quarantine_store import QuarantinedDelivery, take_quarantined
 from .settlement import raise_count, release
 from .stream_reader import Stream, StreamReader
 from .touch import OnTouch, Touch, ignore_touch, touch_partition
-
-__all__ = ["Consumer", "ReadResult"]
 
 _CLAIM = queue_script("claim")
 _CREATE = queue_script("create_groups")

@@ -8,10 +8,10 @@ from typing import Final
 from ..envelope import is_task_id
 from ..junk import set_aside, split
 from ..keys import DATA_FORMAT, GROUP, RELEASED, Partition
-from ..transport import Argument, Gateway, queue_script
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
+from ..transport.scripts import queue_script
 from .leases import RELEASED_IDLE_MS
-
-__all__ = ["CANCEL_REQUEST", "promote_due", "wake_version"]
 
 _DUE = queue_script("due")
 _PROMOTE = queue_script("promote")

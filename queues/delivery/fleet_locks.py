@@ -13,9 +13,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ..errors import Refused, ServerFull
-from ..transport import Command, Gateway
-
-__all__ = ["acquire_fleet_locks"]
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Command
 
 T = TypeVar("T")
 

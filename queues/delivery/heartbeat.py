@@ -14,12 +14,14 @@ from redis.exceptions import NoScriptError, RedisError
 from ..errors import LeaseLost, QueueError, Unavailable
 from ..keys import GROUP, RELEASED, Partition
 from ..runtime import RUNTIME
-from ..transport import Address, Argument, Gateway, is_read_only, queue_script, sync_client, translated
-from ..transport.cluster import SyncClusterConnection
+from ..transport.address import Address
+from ..transport.clients import is_read_only, sync_client, translated
+from ..transport.cluster.sync_client import SyncClusterConnection
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
+from ..transport.scripts import queue_script
 from .leases import NOT_STARTED, Delivery, Leases, RunStatus
 from .touch import OnTouch, Touch, ignore_touch
-
-__all__ = ["LeaseHeartbeat", "renew_lease", "renewal"]
 
 _logger = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ from ..errors import EntriesLost, LeaseLost, UnreadableEnvelope
 from ..keys import GROUP, Partition
 from ..runtime import RUNTIME
 
-__all__ = ["NOT_STARTED", "RELEASED_IDLE_MS", "Delivery", "Holder", "Leases", "RunStatus", "check_accepted"]
-
 RELEASED_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """Idle time that a released message shows, so that every claim takes it, whatever the lease."""
 

@@ -15,9 +15,9 @@ from typing import Final
 from ..envelope import is_task_id
 from ..junk import report_once, split
 from ..keys import GROUP, Partition
-from ..transport import Argument, Gateway, queue_script
-
-__all__ = ["Place", "find_places", "put_back_lost", "replace_exhausted"]
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
+from ..transport.scripts import queue_script
 
 _PUT_BACK = queue_script("put_back")
 _REPLACE = queue_script("replace_stream")

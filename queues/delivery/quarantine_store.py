@@ -18,20 +18,15 @@ import orjson
 from ..envelope import Envelope
 from ..errors import LeaseLost, Refused, UnreadableEnvelope
 from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition
-from ..partitions import SINGLE, load_routes
+from ..partitions.resharding import load_routes
+from ..partitions.route import SINGLE
 from ..presence import withdraw
-from ..transport import Argument, Gateway, is_missing_group, pairs, queue_script, retry_while_unavailable
+from ..transport.backoff import retry_while_unavailable
+from ..transport.clients import is_missing_group
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
+from ..transport.scripts import pairs, queue_script
 from .leases import RELEASED_IDLE_MS, Delivery
-
-__all__ = [
-    "CRASH_WINDOW_MS",
-    "CrashReport",
-    "QuarantinedDelivery",
-    "clear_quarantined",
-    "quarantine",
-    "report_crash",
-    "take_quarantined",
-]
 
 _CLEAR = queue_script("clear_quarantined")
 _CRASH = queue_script("report_crash")

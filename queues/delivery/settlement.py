@@ -14,13 +14,13 @@ import orjson
 
 from ..errors import LeaseLost
 from ..keys import RELEASED, Partition
-from ..partitions import registered_retention
+from ..partitions.retention import registered_retention
 from ..records import State
-from ..security import ERROR, RESULT
-from ..transport import Argument, Gateway, queue_script
+from ..security.encryption import ERROR, RESULT
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
+from ..transport.scripts import queue_script
 from .leases import RELEASED_IDLE_MS, Delivery, check_accepted
-
-__all__ = ["Counters", "Wake", "await_version", "cancelled", "park", "raise_count", "release", "reschedule", "succeed"]
 
 _FINISH = queue_script("finish")
 _AWAIT_VERSION = queue_script("await_version")

@@ -12,10 +12,11 @@ from typing import Any, Final, TypeAlias
 from ..envelope import DEFAULT_LARGE_LIMIT
 from ..errors import Unavailable, UnreadableCheckpoint
 from ..keys import Partition
-from ..security import MARK, TaskCipher
-from ..transport import SCAN_START, Command, Gateway, retry_while_unavailable, scan_page
-
-__all__ = ["NO_CHUNKS", "PAGE", "PAGE_BYTES", "StepPages", "add_fields"]
+from ..security.encryption import MARK, TaskCipher
+from ..transport.backoff import retry_while_unavailable
+from ..transport.gateway import Gateway
+from ..transport.hash_scan import SCAN_START, scan_page
+from ..transport.pipelining import Command
 
 PAGE: Final = 512
 """Fields of a page. Redis serves no other client meanwhile, for about 0.2 ms."""

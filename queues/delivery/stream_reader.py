@@ -17,9 +17,9 @@ from typing import Any, Final, Protocol
 from ..errors import Unavailable
 from ..keys import GROUP, Partition
 from ..runtime import RUNTIME
-from ..transport import Argument, BlockingConnection, Gateway
-
-__all__ = ["PerNodeReader", "SingleNodeReader", "Stream", "StreamReader", "read_partitions"]
+from ..transport.blocking import BlockingConnection
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
 
 Stream = tuple[bytes, list[tuple[bytes, list[bytes] | None]]]
 """Key of a stream, and the entries that were read from it."""

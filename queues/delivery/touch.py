@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from ..keys import GROUP, RELEASED, Partition
 from ..runtime import RUNTIME
-from ..transport import Gateway, queue_script
-
-__all__ = ["OnTouch", "Touch", "ignore_touch", "touch_partition"]
+from ..transport.gateway import Gateway
+from ..transport.scripts import queue_script
 
 _TOUCH = queue_script("touch")
 

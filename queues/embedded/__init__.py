@@ -23,11 +23,3 @@ Four locks in the data directory, all released by the kernel when their holder d
 Processes of older versions share these files and locks, so their names and contents must not change. `watchdog` runs by
 its path without the package: it must import the standard library only.
 """
-
-from __future__ import annotations
-
-from .control import ServerStatus, start, status, stop
-from .files import FULL_DISK, full_disk
-from .server import EmbeddedServer
-
-__all__ = ["FULL_DISK", "EmbeddedServer", "ServerStatus", "full_disk", "start", "status", "stop"]

@@ -15,8 +15,6 @@ from .files import POLL, DataDirectory, ask, exclusive, holders, is_free, socket
 from .launch import STOPPED_WITHIN, read_record, stop_orphan
 from .server import READY_WITHIN, EmbeddedServer
 
-__all__ = ["ServerStatus", "start", "status", "stop"]
-
 _CHECKS: Final = 5
 """Number of times that the users' lock must be held before the server counts as used."""
 

@@ -23,21 +23,6 @@ from ..private_files import open_private
 with suppress(ModuleNotFoundError):  # Windows: DataDirectory.prepare refuses it with an error
     import fcntl
 
-__all__ = [
-    "FULL_DISK",
-    "DataDirectory",
-    "ask",
-    "exclusive",
-    "full_disk",
-    "holders",
-    "is_free",
-    "is_ready",
-    "place_socket",
-    "shared",
-    "socket_path",
-]
-
-
 POLL = 0.005  # seconds between attempts; flock itself has no timeout
 LONGEST_SOCKET = 107 if sys.platform == "linux" else 103  # bytes; sun_path without its closing zero
 SOCKET_NAME = "redis.sock"

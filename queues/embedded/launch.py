@@ -15,17 +15,6 @@ from ..private_files import open_private, replaced_file
 from .files import POLL, DataDirectory, ask, is_free, place_socket, socket_path
 from .program import find_server, minimal_environment
 
-__all__ = [
-    "STOPPED_WITHIN",
-    "WatchdogRecord",
-    "launch",
-    "log_since",
-    "log_size",
-    "read_record",
-    "stop_orphan",
-    "write_config",
-]
-
 TEMPLATE = b"""\
 # Written by Perdure at every start: changes made here are lost.
 port 0

@@ -14,8 +14,6 @@ from pathlib import Path
 from ..errors import EmbeddedServerError
 from .files import DataDirectory
 
-__all__ = ["find_server", "minimal_environment"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Requirement:

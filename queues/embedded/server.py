@@ -13,8 +13,6 @@ from ..errors import EmbeddedServerError
 from .files import POLL, DataDirectory, exclusive, full_disk, is_free, is_ready, shared, socket_path
 from .launch import STOPPED_WITHIN, launch, log_since, log_size, read_record
 
-__all__ = ["READY_WITHIN", "EmbeddedServer"]
-
 READY_WITHIN = 120.0  # seconds from the start until the data is loaded: about ten gigabytes
 
 

@@ -18,8 +18,6 @@ import sys
 import threading
 import time
 
-__all__ = ["main"]
-
 LOCK_TIMEOUT = 5  # seconds to acquire the two locks of a watchdog
 KILL_AFTER = 3  # seconds from SIGTERM to SIGKILL; a kill loses no data, since every write is synced
 PIN_POLL = 5.0  # seconds until a pin that was removed by hand is noticed

@@ -14,12 +14,9 @@ Before a change: an explanation is read by people in trouble. It states what Red
 from __future__ import annotations
 
 from ..keys import Partition
-from ..transport import Gateway
-from .facts import Facts, read_facts
-from .remedies import REMEDIES, remedy_for
+from ..transport.gateway import Gateway
+from .facts import read_facts
 from .sentences import Explanation, explain_facts
-
-__all__ = ["REMEDIES", "Explanation", "Facts", "explain_facts", "explain_task", "read_facts", "remedy_for"]
 
 
 async def explain_task(gateway: Gateway, partition: Partition, task_id: str) -> Explanation | None:

@@ -10,21 +10,19 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from ..catalog import Catalog, read_catalog
-from ..delivery import Place, find_places
+from ..delivery.lost_tasks import Place, find_places
 from ..doubts import Doubt, read_doubts
 from ..errors import Refused, UnreadableRecord
 from ..event_log import TaskEvent, opened_events
 from ..inbox import InboxMessage, read_inbox
-from ..inspection import QueueStats, partition_stats
+from ..inspection.views import QueueStats, partition_stats
 from ..junk import shown_bytes
 from ..keys import Namespace, Partition
 from ..presence import WorkerInfo, list_workers
 from ..records import Record, State, read_record
 from ..shared_config import load_config
 from ..supervisors import paused_supervisors
-from ..transport import Gateway
-
-__all__ = ["Facts", "published_lease", "read_facts"]
+from ..transport.gateway import Gateway
 
 T = TypeVar("T")
 

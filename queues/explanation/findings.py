@@ -12,22 +12,6 @@ from ..records import State
 from .facts import Facts
 from .texts import short, span, times
 
-__all__ = [
-    "attempt_limit",
-    "crash_text",
-    "current_step",
-    "descriptions",
-    "error_text",
-    "failed_step",
-    "heard_at",
-    "how_to_start",
-    "next_worker",
-    "returned_by",
-    "serving_workers",
-    "unless_served",
-    "unsettled_crashes",
-]
-
 
 def serving_workers(facts: Facts) -> Sequence[WorkerInfo]:
     """Return the workers of the task's app and queue that are not presumed dead."""

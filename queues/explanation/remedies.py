@@ -7,8 +7,6 @@ from typing import Final
 
 from ..doubts import Doubt, undecided
 
-__all__ = ["REMEDIES", "remedy_for"]
-
 _REPLAY: Final = "perdure dlq replay {id}"
 
 REMEDIES: Final[Mapping[str, str]] = {

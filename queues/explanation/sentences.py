@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ..defaults import LONGEST
-from ..delivery import Place
+from ..delivery.lost_tasks import Place
 from ..doubts import Doubt
 from ..durations import iso_time
 from ..inbox import InboxMessage
@@ -31,8 +31,6 @@ from .findings import (
 )
 from .remedies import remedy_for
 from .texts import ago_text, at_text, clock, in_text, short, since_text, span, times
-
-__all__ = ["Explanation", "explain_facts"]
 
 _MISSED: Final = 0.6
 """Share of the lease without a renewal after which a worker counts as silent: it renews each third."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-__all__ = ["ago_text", "at_text", "clock", "in_text", "short", "since_text", "span", "times"]
-
 _LONGEST: Final = 200
 """Characters of an error or a reason."""
 

@@ -8,9 +8,7 @@ from contextlib import suppress
 from ..errors import QueueError, Unavailable, UnreadableRecord
 from ..keys import Partition
 from ..records import Record, State, read_records
-from ..transport import Gateway
-
-__all__ = ["read_each"]
+from ..transport.gateway import Gateway
 
 
 async def read_each(gateway: Gateway, partition: Partition, task_ids: Sequence[str]) -> list[Record | None]:

@@ -11,9 +11,8 @@ from ..durations import iso_time
 from ..errors import Refused
 from ..junk import shown_bytes
 from ..keys import Namespace, Partition, SessionPartition
-from ..transport import Gateway, pairs
-
-__all__ = ["JunkItem", "read_junk"]
+from ..transport.gateway import Gateway
+from ..transport.scripts import pairs
 
 _SHOWN: Final = 4096
 """Most bytes of a part of an item in plain data."""

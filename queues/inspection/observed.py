@@ -14,10 +14,9 @@ from typing import Final
 from ..errors import Refused
 from ..keys import GROUP, Namespace, Partition
 from ..presence import WorkerInfo, list_workers
-from ..transport import Gateway, is_missing_group
+from ..transport.clients import is_missing_group
+from ..transport.gateway import Gateway
 from .views import queue_partitions
-
-__all__ = ["observed_workers"]
 
 _LATE: Final = 1.5
 """Intervals without a registration after which the leases of a worker are looked at."""

@@ -11,10 +11,10 @@ from ..envelope import Envelope
 from ..errors import Refused, UnreadableEnvelope
 from ..keys import GROUP, Partition, is_reserved
 from ..records import Record, State
-from ..transport import Gateway, is_missing_group, pairs
+from ..transport.clients import is_missing_group
+from ..transport.gateway import Gateway
+from ..transport.scripts import pairs
 from .damaged import read_each
-
-__all__ = ["PendingEntry", "pending_entries", "read_running", "running_tasks"]
 
 _PAGE: Final = 1_000
 """Entries of a pending list that are read at once."""

@@ -22,12 +22,11 @@ from ..errors import Refused
 from ..junk import set_aside, split
 from ..keys import Namespace, Partition
 from ..records import Record, State
-from ..transport import Gateway, queue_script
+from ..transport.gateway import Gateway
+from ..transport.scripts import queue_script
 from .damaged import read_each
 from .running import PendingEntry, pending_entries, read_running
 from .views import list_tasks, queue_partitions
-
-__all__ = ["TaskFilter", "TaskPage", "page_tasks", "trim_timeline"]
 
 _TRIM = queue_script("trim_timeline")
 

@@ -11,24 +11,15 @@ from typing import Any, Final
 from ..envelope import check_task_id
 from ..errors import Refused
 from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
-from ..partitions import Route, load_routes, read_routes
+from ..partitions.resharding import load_routes, read_routes
+from ..partitions.route import Route
 from ..presence import list_workers, total_rates
 from ..records import Record, State
-from ..transport import Command, Gateway, pairs
+from ..transport.gateway import Gateway
 from ..transport.large_values import LINKS, linked_object
+from ..transport.pipelining import Command
+from ..transport.scripts import pairs
 from .damaged import read_each
-
-__all__ = [
-    "QueueStats",
-    "checkpoint_fields",
-    "checkpoint_fields_of_all",
-    "find_task",
-    "list_queues",
-    "list_tasks",
-    "queue_partitions",
-    "resumable_tasks",
-    "task_logs",
-]
 
 _CONCURRENT: Final = 64
 """Partitions that are read at the same time."""

@@ -13,28 +13,3 @@ into the oldest generation that is not closed; workers read from the oldest one 
 never used again. tests/conformance/test_resharding.py checks that with workers and producers that know different
 routes.
 """
-
-from __future__ import annotations
-
-from .assignment import PartitionAssignment
-from .resharding import close_previous, load_route, load_routes, read_routes, retire_generation, set_partitions
-from .retention import registered_retention
-from .route import MOST_PARTITIONS, SINGLE, Generation, Route, spread
-from .router import PartitionRouter
-
-__all__ = [
-    "MOST_PARTITIONS",
-    "SINGLE",
-    "Generation",
-    "PartitionAssignment",
-    "PartitionRouter",
-    "Route",
-    "close_previous",
-    "load_route",
-    "load_routes",
-    "read_routes",
-    "registered_retention",
-    "retire_generation",
-    "set_partitions",
-    "spread",
-]

@@ -22,11 +22,10 @@ from typing import Final
 from ..errors import ServerFull
 from ..junk import split
 from ..keys import LEFT_TTL_MS, Namespace, Partition
-from ..transport import Gateway, queue_script
+from ..transport.gateway import Gateway
+from ..transport.scripts import queue_script
 from .resharding import PartitionStatus, close_previous, open_again, partition_status, sync_route
 from .route import SINGLE, Generation, Route, spread
-
-__all__ = ["READERS", "PartitionAssignment", "assigned_partitions", "join_group", "leave_group"]
 
 _JOIN = queue_script("join_group")
 

@@ -19,22 +19,11 @@ from ..errors import Refused, Unavailable, WrongType
 from ..junk import report_once, set_hash_aside, shown_bytes, split
 from ..keys import DATA_FORMAT, GROUP, KEY_FORMAT, Namespace, Partition, check_name, is_name
 from ..runtime import RUNTIME
-from ..transport import Command, Gateway, is_denied, pairs, queue_script
+from ..transport.clients import is_denied
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Command
+from ..transport.scripts import pairs, queue_script
 from .route import SINGLE, Generation, Route, UnreadableRoute
-
-__all__ = [
-    "PartitionStatus",
-    "close_previous",
-    "load_route",
-    "load_routes",
-    "next_route",
-    "open_again",
-    "partition_status",
-    "read_routes",
-    "retire_generation",
-    "set_partitions",
-    "sync_route",
-]
 
 _SET_ROUTE = queue_script("set_route")
 _CLOSE = queue_script("close_partition")

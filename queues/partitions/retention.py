@@ -12,8 +12,6 @@ import math
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["registered_retention"]
-
 _STEPS: Final = 4
 """Registered retentions per doubling: a partition has few, and each is at most 19 % above those that it covers."""
 

@@ -17,8 +17,6 @@ from typing import Final
 
 import orjson
 
-__all__ = ["MOST_PARTITIONS", "SINGLE", "Generation", "Route", "UnreadableRoute", "spread"]
-
 MOST_PARTITIONS: Final = 1024
 """Largest number of partitions of one generation."""
 

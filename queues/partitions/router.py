@@ -9,11 +9,9 @@ from typing import Final
 from ..errors import Unavailable
 from ..keys import Namespace, Partition
 from ..runtime import RUNTIME
-from ..transport import Gateway
+from ..transport.gateway import Gateway
 from .resharding import next_route, sync_route
 from .route import SINGLE, Route
-
-__all__ = ["PartitionRouter"]
 
 _ROUTE_TTL: Final = 60.0
 """Seconds for which a route is used without reading it again. A server that lost the route gets it back within this

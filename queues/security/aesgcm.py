@@ -14,8 +14,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from ..errors import InvalidKey
 from .keyring import key_id
 
-__all__ = ["Cipher", "KeyRing"]
-
 _NONCE: Final = 12
 _LABEL: Final = b"perdure task key\0"
 

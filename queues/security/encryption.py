@@ -42,26 +42,6 @@ from .secret_arguments import SecretPaths
 if TYPE_CHECKING:
     from .aesgcm import Cipher, KeyRing
 
-__all__ = [
-    "ERROR",
-    "MARK",
-    "MESSAGE",
-    "NO_CIPHER",
-    "NO_KEYS",
-    "PROGRESS",
-    "RESULT",
-    "RESULT_CHUNKS",
-    "Encryptor",
-    "TaskCipher",
-    "argument_chunks",
-    "arguments_field",
-    "event_field",
-    "inputs_field",
-    "is_encrypted",
-    "make_encryptor",
-    "step_chunks",
-]
-
 MARK: Final = b"\xc1"
 VERSION: Final = b"\x01"
 

@@ -14,8 +14,6 @@ from typing import Final
 from ..errors import InvalidKey
 from ..regular_files import open_regular, read_bounded
 
-__all__ = ["generate_key", "key_id", "read_key_file", "read_keys"]
-
 _BYTES: Final = 32
 _FILE_BYTES: Final = 65_536
 _SEPARATOR = re.compile(r"[\s,]+")

@@ -10,8 +10,6 @@ from urllib.parse import quote, quote_plus
 
 from .secret_arguments import MASK
 
-__all__ = ["Redaction"]
-
 _SHORTEST: Final = 4
 """Characters. A shorter secret occurs in any text by chance, and masking it would disclose it."""
 

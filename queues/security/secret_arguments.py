@@ -18,28 +18,6 @@ import orjson
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import from_json, to_json, to_jsonable_python
 
-__all__ = [
-    "ANY",
-    "DEEPEST",
-    "EVERYTHING",
-    "MASK",
-    "MOST_SECRET_PATHS",
-    "SECRET",
-    "SecretPath",
-    "SecretPaths",
-    "bounded",
-    "contains_mask",
-    "has_secret",
-    "mask",
-    "names_beside",
-    "path_exists",
-    "read_secret_paths",
-    "restore_masked",
-    "schema_secrets",
-    "secret_values",
-    "unwrap_secrets",
-]
-
 SecretPath = tuple[str, ...]
 SecretPaths = tuple[SecretPath, ...]
 

@@ -6,8 +6,6 @@ import re
 from typing import Final
 from urllib.parse import unquote
 
-__all__ = ["has_credentials", "shown_url", "url_secrets"]
-
 _PARAMETER = re.compile(r"[?&\s][^=&?\s]*=")
 _SECRET: Final = ("password", "passwd", "secret", "token", "key", "signature")
 """Endings of the names of parameters whose values are masked."""

@@ -10,10 +10,8 @@ from typing import Final
 import orjson
 
 from ..keys import SESSION_PARTITIONS, Namespace, Partition, SessionPartition
-from ..security import TaskCipher
-from ..transport import Gateway
-
-__all__ = ["SessionAddress", "TurnId", "check_session_id", "is_digest", "parse_turn_id"]
+from ..security.encryption import TaskCipher
+from ..transport.gateway import Gateway
 
 _LONGEST: Final = 256
 """Most characters of a session id."""

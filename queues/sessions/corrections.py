@@ -14,11 +14,11 @@ import orjson
 
 from ..envelope import DEFAULT_PAYLOAD_LIMIT, check_size
 from ..errors import NoKey
-from ..security import is_encrypted
-from ..transport import Argument, Gateway, queue_script
+from ..security.encryption import is_encrypted
+from ..transport.gateway import Gateway
+from ..transport.pipelining import Argument
+from ..transport.scripts import queue_script
 from .record import CORRECTIONS, SessionCorrection, SessionRecord
-
-__all__ = ["store_correction"]
 
 _CORRECT = queue_script("session_correct")
 

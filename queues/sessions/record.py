@@ -15,21 +15,11 @@ from ..envelope import plain_data
 from ..errors import DecryptionError, Refused, UnreadableRecord
 from ..junk import count_of, split
 from ..keys import Namespace
-from ..security import MESSAGE, TaskCipher
-from ..transport import Gateway, pairs
+from ..security.encryption import MESSAGE, TaskCipher
+from ..transport.gateway import Gateway
+from ..transport.scripts import pairs
 from .address import SessionAddress, TurnId, is_digest
 from .errors import SessionNotFound
-
-__all__ = [
-    "SessionCorrection",
-    "SessionMessage",
-    "SessionRecord",
-    "list_sessions",
-    "read_history",
-    "read_session",
-    "read_turn",
-    "session_data",
-]
 
 _PAGE: Final = 25
 """Turns of the history that are read at once."""

@@ -8,13 +8,12 @@ from functools import partial
 from typing import Final
 
 from ..derived_tasks import MOST_HAND_OFFS
-from ..inspection import find_task, queue_partitions
+from ..inspection.views import find_task, queue_partitions
 from ..junk import set_aside, split
 from ..keys import GROUP, RESERVED, Namespace, Partition
-from ..transport import Gateway, pairs, queue_script
+from ..transport.gateway import Gateway
+from ..transport.scripts import pairs, queue_script
 from .address import SessionAddress, TurnId, is_digest
-
-__all__ = ["finish_forgetting", "forget_idle_sessions", "forget_session", "forget_task", "is_forgotten"]
 
 _FORGET = queue_script("session_forget")
 _FORGET_TASK = queue_script("forget_task")

@@ -21,14 +21,18 @@ from ..envelope import (
     new_task_id,
 )
 from ..errors import DecryptionError, KeyMissing, NoKey
-from ..inspection import find_task
+from ..inspection.views import find_task
 from ..json_form import as_json, encodable
 from ..junk import count_of, report_once, set_aside, split
 from ..keys import Namespace, check_name
-from ..partitions import PartitionRouter
+from ..partitions.router import PartitionRouter
 from ..records import Record, State, read_record
-from ..security import MESSAGE, RESULT, SecretPaths, TaskCipher, arguments_field, inputs_field
-from ..transport import Argument, Gateway, LargeValue, queue_script
+from ..security.encryption import MESSAGE, RESULT, TaskCipher, arguments_field, inputs_field
+from ..security.secret_arguments import SecretPaths
+from ..transport.gateway import Gateway
+from ..transport.large_values import LargeValue
+from ..transport.pipelining import Argument
+from ..transport.scripts import queue_script
 from .address import SessionAddress, TurnId, is_digest
 from .errors import SessionFailed, SessionFull, SessionNotFound, SessionOfOtherApp, TurnEarly, TurnRefused
 from .record import (
@@ -40,18 +44,6 @@ from .record import (
     decode_corrections,
     decode_message,
 )
-
-__all__ = [
-    "SessionTurnEnd",
-    "TurnStart",
-    "begin_turn",
-    "check_session",
-    "due_sessions",
-    "end_turn",
-    "enqueue_turn",
-    "refused_end",
-    "send_to_session",
-]
 
 _SEND = queue_script("session_send")
 _BEGIN = queue_script("session_begin")

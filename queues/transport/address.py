@@ -26,9 +26,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import BadAddress
 from ..regular_files import open_regular
-from ..security import shown_url
-
-__all__ = ["Address", "Node"]
+from ..security.urls import shown_url
 
 _ONE_SERVER = ("redis", "rediss", "unix")
 _CLUSTER = ("redis+cluster", "rediss+cluster")

@@ -12,8 +12,6 @@ from redis.exceptions import AuthenticationError
 from ..errors import NotOpen, Refused, Unavailable
 from ..runtime import RUNTIME
 
-__all__ = ["Backoff", "jittered", "retry_while_unavailable"]
-
 T = TypeVar("T")
 
 CREDENTIALS_PATIENCE: Final = 30.0

@@ -14,10 +14,10 @@ from redis.exceptions import ClusterDownError, ResponseError
 from ..errors import Unavailable
 from .address import Node
 from .clients import translated
-from .cluster import ClusterConnection, RedirectPolicy, slot_of
+from .cluster.client import ClusterConnection
+from .cluster.hash_slots import slot_of
+from .cluster.redirects import RedirectPolicy
 from .pipelining import Argument
-
-__all__ = ["BlockingConnection"]
 
 Dial = Callable[[Node | None], redis.asyncio.Redis]
 Unblock = Callable[[int, Node | None], Awaitable[Any]]

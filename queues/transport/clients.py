@@ -31,7 +31,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from ..embedded import FULL_DISK, full_disk
+from ..embedded.files import FULL_DISK, full_disk
 from ..errors import Refused, ServerFull, Unavailable, WrongType
 from ..runtime import RUNTIME
 from .address import Address, Node
@@ -39,22 +39,6 @@ from .pipelining import Command
 from .rights import describe_refusal
 from .sentinel import followed_async, followed_sync
 from .tls import TlsConnection
-
-__all__ = [
-    "COMMAND_TIMEOUT",
-    "CONNECT_TIMEOUT",
-    "START_REMEDY",
-    "async_client",
-    "denied",
-    "is_denied",
-    "is_missing_group",
-    "is_read_only",
-    "is_wrong_type",
-    "pipelined_connection",
-    "sync_client",
-    "translated",
-    "was_not_executed",
-]
 
 CONNECT_TIMEOUT: Final = 5.0
 """Seconds to wait for a connection."""

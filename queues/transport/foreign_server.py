@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 from ..runtime import RUNTIME
 from .address import Address, Node
 
-__all__ = ["recognise"]
-
 _LIMIT: Final = 1.0
 """Seconds for each of at most two questions."""
 

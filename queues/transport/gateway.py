@@ -36,11 +36,11 @@ from redis.asyncio.client import PubSub
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
-from ..embedded import EmbeddedServer
+from ..embedded.server import EmbeddedServer
 from ..errors import NotOpen, NotReplicated, QueueError, Refused, ServerFull, Unavailable, WrongType
 from ..keys import JUNK_ENTRIES, JUNK_TTL_MS, junk_keys, stored_type
 from ..runtime import RUNTIME
-from ..security import NO_KEYS, Encryptor
+from ..security.encryption import NO_KEYS, Encryptor
 from .address import Address, Node
 from .backoff import Backoff
 from .blocking import BlockingConnection
@@ -55,7 +55,7 @@ from .clients import (
     translated,
     was_not_executed,
 )
-from .cluster import ClusterConnection
+from .cluster.client import ClusterConnection
 from .cluster.hash_slots import UnknownCommandError, key_of
 from .foreign_server import recognise
 from .pipelining import Argument, ClientAdapter, Command, CommandConnection, PipelinedConnection
@@ -64,8 +64,6 @@ from .scripts import Script, queue_script, queue_scripts
 from .server_check import DEFAULT_REQUIREMENTS, ServerRequirements, check_servers
 from .threadsafe_calls import ThreadsafeCaller
 from .value_store import ValueStore
-
-__all__ = ["Argument", "BlockingConnection", "Command", "Gateway", "GatewayTimings"]
 
 _SET_KEY_ASIDE: Final = queue_script("set_key_aside")
 _logger = logging.getLogger(__name__)

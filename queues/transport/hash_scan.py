@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 from .gateway import Gateway
 from .scripts import pairs, queue_script
 
-__all__ = ["SCAN_START", "ScanCursor", "scan_page"]
-
 _PAGE: Final = queue_script("hash_page")
 
 

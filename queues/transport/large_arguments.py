@@ -13,13 +13,12 @@ from typing import Any, Final, NamedTuple
 
 from ..errors import LargeValueLost
 from ..keys import Partition
-from ..security import SecretPaths, TaskCipher, argument_chunks, arguments_field
+from ..security.encryption import TaskCipher, argument_chunks, arguments_field
+from ..security.secret_arguments import SecretPaths
 from .gateway import Gateway
 from .large_values import CutValue, LargeValue, cut, read_large
 from .uploads import UPLOAD_ATTEMPTS, FieldUpload
 from .value_store import ValueStore
-
-__all__ = ["LARGE_ARGUMENTS", "LargeArguments", "cut_arguments", "read_arguments", "store_with_upload"]
 
 LARGE_ARGUMENTS: Final = 2
 """Data format that a worker must know to read large arguments."""

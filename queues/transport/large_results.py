@@ -7,12 +7,11 @@ from functools import partial
 from typing import Final
 
 from ..keys import Partition
-from ..security import TaskCipher, step_chunks
-from .gateway import Argument, Gateway
+from ..security.encryption import TaskCipher, step_chunks
+from .gateway import Gateway
 from .hash_scan import SCAN_START, scan_page
 from .large_values import LargeValue, cut, read_large
-
-__all__ = ["recorded_results", "scan_fields", "scan_results", "stored_record"]
+from .pipelining import Argument
 
 _PAGE: Final = 512
 """Largest number of fields of a checkpoint that are read at once."""

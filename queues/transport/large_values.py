@@ -25,18 +25,6 @@ from .backoff import retry_while_unavailable
 from .gateway import Gateway
 from .value_store import ValueStore
 
-__all__ = [
-    "CHUNK_BYTES",
-    "LINKS",
-    "REFERENCE",
-    "CutValue",
-    "LargeValue",
-    "bytes_as_json",
-    "cut",
-    "linked_object",
-    "read_large",
-]
-
 CHUNK_BYTES: Final = 512 * 1024
 """Size of a chunk: Redis stores or returns one in less than a millisecond."""
 

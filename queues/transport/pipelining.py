@@ -26,8 +26,6 @@ from redis.exceptions import TimeoutError as ReplyTimeout
 
 from ..errors import EventLoopError
 
-__all__ = ["Argument", "ClientAdapter", "Command", "CommandConnection", "PipelineLimits", "PipelinedConnection"]
-
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
 

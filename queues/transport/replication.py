@@ -29,10 +29,10 @@ from redis.exceptions import TimeoutError as ReplyTimeout
 from ..errors import NotReplicated
 from .address import Node
 from .clients import COMMAND_TIMEOUT, is_read_only
-from .cluster import ClusterConnection, RedirectPolicy, slot_of
+from .cluster.client import ClusterConnection
+from .cluster.hash_slots import slot_of
+from .cluster.redirects import RedirectPolicy
 from .pipelining import Command
-
-__all__ = ["Replicated", "Replication", "Replicator"]
 
 Replicated = Literal["replicated"]
 """The value of `durability` for a write that replicas must confirm."""

@@ -15,8 +15,6 @@ from typing import Final
 from .pipelining import Argument, Command
 from .scripts import loaded_scripts
 
-__all__ = ["EVERYTHING", "ROLES", "Role", "describe_refusal"]
-
 _PAGE: Final = "the page on security"
 
 _COMMON: Final = ("evalsha", "ping", "select", "info", "time")

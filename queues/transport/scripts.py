@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Script", "load_script", "loaded_scripts", "pairs", "queue_script", "queue_scripts"]
-
 _PRELUDES = Path(__file__).parents[1] / "lua"
 _INCLUDE = "-- include: "
 _loaded: dict[Path, Script] = {}

@@ -36,16 +36,6 @@ from ..runtime import RUNTIME
 from .address import Address, Node
 from .tls import TlsConnection
 
-__all__ = [
-    "FailoverListener",
-    "Sentinels",
-    "abort_socket",
-    "abort_transport",
-    "failover_listener",
-    "followed_async",
-    "followed_sync",
-]
-
 _logger = logging.getLogger(__name__)
 
 _POLL: Final = 1.0

@@ -20,8 +20,6 @@ from ..errors import Refused, UnsafeServer
 from .address import Address
 from .pipelining import Command
 
-__all__ = ["DEFAULT_REQUIREMENTS", "OLDEST_SERVER", "ServerRequirements", "check_kind", "check_servers"]
-
 OLDEST_SERVER: Final = (6, 2)
 
 _NEEDED: Final = ("XREADGROUP", "XAUTOCLAIM", "XCLAIM", "XPENDING", "EVALSHA")

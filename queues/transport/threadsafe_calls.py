@@ -11,8 +11,6 @@ from typing import Any, Final, TypeVar
 
 from ..errors import EventLoopError
 
-__all__ = ["BackgroundLoop", "ThreadsafeCaller"]
-
 R = TypeVar("R")
 
 _CHECK_INTERVAL: Final = 1.0

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import redis.asyncio
 
-__all__ = ["TlsConnection"]
-
 
 class TlsConnection(redis.asyncio.SSLConnection):
     """A connection with TLS whose context is made from the files at each connect."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from .gateway import Argument, Gateway
+from .gateway import Gateway
 from .large_values import CHUNK_BYTES
+from .pipelining import Argument
 from .scripts import queue_script
-
-__all__ = ["UPLOAD_ATTEMPTS", "FieldUpload", "LogUpload"]
 
 UPLOAD_ATTEMPTS: Final = 3
 """Attempts to store a task before its uploads are gone."""

@@ -7,8 +7,6 @@ from typing import Annotated, Final, Protocol
 
 from pydantic import Field
 
-__all__ = ["Sha256", "ValueStore", "is_sha256"]
-
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """Name of stored bytes: their SHA-256 in hexadecimal. It becomes a path, so that it must be nothing else."""
 

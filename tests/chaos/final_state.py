@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 from perdure import Producer
-from perdure.queues import Partition, Record, list_queues, list_tasks, recorded_results
+from perdure.queues import Partition, Record, list_queues, list_tasks
+from perdure.queues.transport.large_results import recorded_results
 from perdure.worker.journal.history import state_at
 
 from .agents import state_step

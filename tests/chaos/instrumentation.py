@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perdure import Context, SyncContext, current_step
-from perdure.queues import Delivery
-from perdure.worker.durable import CURRENT_RUN, Run
+from perdure.queues.delivery.leases import Delivery
+from perdure.worker.durable.run import Run
+from perdure.worker.durable.steps.current import CURRENT_RUN
 
 from .journal import JournalWriter
 

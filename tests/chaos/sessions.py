@@ -10,7 +10,8 @@ from typing import Any, Final
 import anyio
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, Unavailable
 from perdure.queues import QueueError
-from perdure.queues.sessions import SessionFailed, SessionFull, list_sessions
+from perdure.queues.sessions.errors import SessionFailed, SessionFull
+from perdure.queues.sessions.record import list_sessions
 from pydantic import Field
 
 from .journal import JournalWriter

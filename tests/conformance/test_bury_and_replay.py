@@ -8,39 +8,16 @@ import time
 
 import orjson
 import pytest
-from perdure.deadletter import (
-    DeadLetter,
-    Evidence,
-    Filter,
-    Reason,
-    Replay,
-    bury,
-    count_letters,
-    find_letter,
-    list_letters,
-    purge,
-    purge_all,
-    replay,
-    replay_all,
-    trim_letters,
-    unreadable_id,
-)
-from perdure.queues import (
-    Counters,
-    Delivery,
-    Entry,
-    Envelope,
-    Gateway,
-    Kind,
-    Namespace,
-    Partition,
-    Producer,
-    State,
-    UnreadableEnvelope,
-    load_history,
-    read_events,
-    read_record,
-)
+from perdure.deadletter.burial import Evidence, bury, unreadable_id
+from perdure.deadletter.letters import DeadLetter, Filter, count_letters, find_letter, list_letters
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, purge, purge_all, replay, replay_all, trim_letters
+from perdure.queues import Gateway, Namespace, Partition, Producer, State, UnreadableEnvelope, read_record
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history
+from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.settlement import Counters
+from perdure.queues.envelope import Envelope
+from perdure.queues.event_log import read_events
 
 from tests.support.consumers import age, claim_one, ids, needs_one_server, pending, read, read_one, take_over, worker
 from tests.support.delivery_calls import EVIDENCE, SETTLING, add_entries

@@ -7,16 +7,8 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure.queues import (
-    AppEntry,
-    CatalogError,
-    CatalogTask,
-    Gateway,
-    Namespace,
-    Producer,
-    publish_entry,
-    read_catalog,
-)
+from perdure.queues import CatalogError, Gateway, Namespace, Producer, read_catalog
+from perdure.queues.catalog import AppEntry, CatalogTask, publish_entry
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -6,24 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from perdure.queues import (
-    Counters,
-    Envelope,
-    EnvelopeTemplate,
-    Gateway,
-    Namespace,
-    Options,
-    Partition,
-    PayloadTooLarge,
-    Producer,
-    State,
-    TaskHandle,
-    TaskMessage,
-    TaskNotFound,
-    succeed,
-)
+from perdure.queues import Gateway, Namespace, Partition, PayloadTooLarge, Producer, State, TaskHandle, TaskNotFound
+from perdure.queues.delivery.settlement import Counters, succeed
+from perdure.queues.envelope import Envelope, EnvelopeTemplate, Options, TaskMessage
 from perdure.queues.keys import KEY_FORMAT
-from perdure.queues.transport import Argument
+from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import ids, needs_one_server, needs_server, promote, read, read_one, take_over, worker

@@ -6,33 +6,30 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure.deadletter import Evidence, Filter, Reason, Replay, bury, list_letters, replay
+from perdure.deadletter.burial import Evidence, bury
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import (
-    Counters,
-    Delivery,
     Encryptor,
-    Entry,
     Gateway,
     InboxFull,
-    Kind,
     LeaseLost,
     Namespace,
-    NoKey,
     Partition,
     PayloadTooLarge,
     Producer,
     State,
     TaskEnded,
     TaskNotFound,
-    Wake,
     inbox,
-    park,
-    read_inbox,
     read_record,
-    reschedule,
-    send_message,
-    succeed,
 )
+from perdure.queues.delivery.checkpoint import Entry, Kind
+from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.settlement import Counters, Wake, park, reschedule, succeed
+from perdure.queues.errors import NoKey
+from perdure.queues.inbox import read_inbox, send_message
 from perdure.queues.security.encryption import is_encrypted
 
 from tests.support.consumers import promote, read_one, take_over, worker

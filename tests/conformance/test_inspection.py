@@ -13,14 +13,13 @@ from perdure.queues import (
     Producer,
     State,
     WorkerInfo,
-    announce,
     list_queues,
     list_tasks,
     list_workers,
-    queue_partitions,
-    withdraw,
 )
-from perdure.queues.inspection import running_tasks
+from perdure.queues.inspection.running import running_tasks
+from perdure.queues.inspection.views import queue_partitions
+from perdure.queues.presence import announce, withdraw
 
 from tests.support.consumers import claim_one, promote, read, read_one, take_over, worker
 from tests.support.delivery_calls import SETTLING

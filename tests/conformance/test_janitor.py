@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from perdure.queues import Consumer, Gateway, Namespace, Partition, PartitionAssignment, Producer, WorkerInfo, announce
+from perdure.queues import Gateway, Namespace, Partition, Producer, WorkerInfo
+from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.keys import GROUP
+from perdure.queues.partitions.assignment import PartitionAssignment
+from perdure.queues.presence import announce
 from perdure.worker.runtime.maintenance.janitor import Janitor
 
 from tests.support.consumers import LONG_AGO, age, claim_all, consumers, pending, read_one, worker

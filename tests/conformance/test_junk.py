@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
-from perdure.queues import Gateway, Partition, pairs
-from perdure.queues.junk import JUNK_ENTRIES, JUNK_TTL, set_aside, shown_bytes, split
+from perdure.queues import Gateway, Partition
+from perdure.queues.junk import JUNK_TTL, set_aside, shown_bytes, split
+from perdure.queues.keys import JUNK_ENTRIES
+from perdure.queues.transport.scripts import pairs
 
 ITEMS = [b"\xff", b"", b"\x00", b"a b", b"__proto__"]
 

@@ -7,19 +7,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
-from perdure.deadletter import DeadLetter, Filter, Replay, list_letters, purge, replay, trim_letters
-from perdure.queues import (
-    Consumer,
-    Delivery,
-    Gateway,
-    LeaseLost,
-    Namespace,
-    Partition,
-    Producer,
-    State,
-    load_history,
-    promote_due,
-)
+from perdure.deadletter.letters import DeadLetter, Filter, list_letters
+from perdure.deadletter.replay import Replay, purge, replay, trim_letters
+from perdure.queues import Gateway, LeaseLost, Namespace, Partition, Producer, State
+from perdure.queues.delivery.checkpoint import load_history
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.due_set import promote_due
+from perdure.queues.delivery.leases import Delivery
 from perdure.queues.keys import RELEASED
 
 from tests.conftest import ON_SERVERS

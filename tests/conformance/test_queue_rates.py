@@ -8,19 +8,8 @@ from dataclasses import asdict, replace
 import orjson
 import pytest
 from perdure import App, Context, Settings
-from perdure.queues import (
-    Gateway,
-    Namespace,
-    Partition,
-    Producer,
-    QueueStats,
-    WorkerInfo,
-    announce,
-    list_queues,
-    list_workers,
-    present_workers,
-    withdraw,
-)
+from perdure.queues import Gateway, Namespace, Partition, Producer, QueueStats, WorkerInfo, list_queues, list_workers
+from perdure.queues.presence import announce, present_workers, withdraw
 from perdure.worker.runtime.maintenance.registration import WINDOW, SettleRate
 
 from tests.support.consumers import needs_server, read, read_one, worker

@@ -7,21 +7,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from perdure.deadletter import Evidence, Reason, Replay, bury, find_letter, replay
-from perdure.queues import (
-    Counters,
-    Encryptor,
-    EnvelopeTemplate,
-    Gateway,
-    Namespace,
-    Partition,
-    Producer,
-    TaskExists,
-    TaskHandle,
-    reschedule,
-    set_partitions,
-    succeed,
-)
+from perdure.deadletter.burial import Evidence, bury
+from perdure.deadletter.letters import find_letter
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import Encryptor, Gateway, Namespace, Partition, Producer, TaskExists, TaskHandle, set_partitions
+from perdure.queues.delivery.settlement import Counters, reschedule, succeed
+from perdure.queues.envelope import EnvelopeTemplate
 
 from tests.support.consumers import read_one, worker
 from tests.support.task_places import dump

@@ -8,43 +8,42 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from perdure.deadletter import Filter, Reason, Replay, bury, list_letters, replay
+from perdure.deadletter.burial import bury
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import (
-    Counters,
-    Envelope,
-    EnvelopeTemplate,
     Gateway,
-    Generation,
     Namespace,
     Partition,
-    PartitionAssignment,
     Producer,
     Refused,
-    Route,
     State,
     TaskExists,
     TaskHandle,
     Unavailable,
     find_task,
     list_queues,
-    load_route,
-    promote_due,
-    queue_partitions,
-    retire_generation,
     set_partitions,
-    succeed,
 )
+from perdure.queues.delivery.due_set import promote_due
+from perdure.queues.delivery.settlement import Counters, succeed
+from perdure.queues.envelope import Envelope, EnvelopeTemplate
+from perdure.queues.inspection.views import queue_partitions
 from perdure.queues.junk import set_hash_aside
 from perdure.queues.keys import DATA_FORMAT, KEY_FORMAT, junk_keys
+from perdure.queues.partitions.assignment import PartitionAssignment
 from perdure.queues.partitions.resharding import (
     PartitionStatus,
     close_partition,
+    load_route,
     open_again,
     partition_status,
+    retire_generation,
     sync_route,
 )
-from perdure.queues.partitions.route import SINGLE, spread
-from perdure.queues.transport.gateway import Argument
+from perdure.queues.partitions.route import SINGLE, Generation, Route, spread
+from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import Script, queue_script
 
 from tests.support.consumers import ids, make_due, needs_one_server, needs_server, read, read_one, worker

@@ -11,14 +11,10 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure.deadletter import Replay, find_letter, replay
+from perdure.deadletter.letters import find_letter
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import (
-    Consumer,
-    Counters,
-    Delivery,
-    Entry,
     Gateway,
-    Kind,
     Namespace,
     Partition,
     Producer,
@@ -29,12 +25,15 @@ from perdure.queues import (
     TaskHandle,
     TaskNotFound,
     Unavailable,
-    read_events,
-    succeed,
 )
+from perdure.queues.delivery.checkpoint import Entry, Kind
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.settlement import Counters, succeed
 from perdure.queues.errors import NotOpen
+from perdure.queues.event_log import read_events
 from perdure.queues.pubsub import TaskNotifications
-from perdure.queues.transport import GatewayTimings
+from perdure.queues.transport.gateway import GatewayTimings
 from perdure.queues.transport.scripts import queue_script
 from redis.asyncio.client import PubSub
 

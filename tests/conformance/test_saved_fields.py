@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.queues import Gateway, Namespace, Partition, checkpoint_fields, checkpoint_fields_of_all, deployment_id
+from perdure.queues import Gateway, Namespace, Partition
+from perdure.queues.inspection.views import checkpoint_fields, checkpoint_fields_of_all
 from perdure.queues.partitions.resharding import sync_route
+from perdure.queues.presence import deployment_id
 
 
 async def checkpoint(gateway: Gateway, partition: Partition, task_id: str, **fields: str) -> None:

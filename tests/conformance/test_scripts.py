@@ -14,71 +14,56 @@ from typing import Any
 import perdure
 import pytest
 import redis
-from perdure.deadletter import Filter, Replay, list_letters, purge, replay
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, purge, replay
 from perdure.queues import (
     Address,
-    Envelope,
-    EnvelopeTemplate,
     Gateway,
     Namespace,
     Producer,
     Refused,
-    Script,
     State,
-    Successor,
     SupervisorInfo,
     TaskHandle,
     WorkerInfo,
-    announce,
-    await_version,
-    clear_quarantined,
-    confirm_successor,
-    count_crash,
-    enqueue_successor,
     find_task,
     list_workers,
-    load_history,
-    load_script,
-    promote_due,
-    quarantine,
-    raise_count,
-    read_events,
-    read_task_input,
-    release,
-    report_crash,
-    resume_supervisor,
-    retire_generation,
-    set_config,
     set_partitions,
-    store_fork,
-    supervise,
-    take_quarantined,
-    wake_version,
 )
-from perdure.queues.delivery import Position, close_exported, edit_checkpoint, put_back_lost, read_mark
-from perdure.queues.derived_tasks import TaskPast, store_copy
-from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT
+from perdure.queues.delivery.checkpoint import load_history
+from perdure.queues.delivery.checkpoint_edit import Position, close_exported, edit_checkpoint, read_mark
+from perdure.queues.delivery.due_set import promote_due, wake_version
+from perdure.queues.delivery.lost_tasks import put_back_lost
+from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
+from perdure.queues.delivery.settlement import await_version, raise_count, release
+from perdure.queues.derived_tasks import (
+    Successor,
+    TaskPast,
+    confirm_successor,
+    enqueue_successor,
+    read_task_input,
+    store_copy,
+    store_fork,
+)
+from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTemplate
+from perdure.queues.event_log import read_events
 from perdure.queues.inbox import read_inbox
-from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
+from perdure.queues.inspection.timeline import TaskFilter, page_tasks, trim_timeline
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.partitions.assignment import join_group
-from perdure.queues.partitions.resharding import PartitionStatus, partition_status
-from perdure.queues.sessions import (
-    SessionAddress,
-    SessionCorrection,
-    SessionTurnEnd,
-    begin_turn,
-    check_session,
-    end_turn,
-    forget_session,
-    read_session,
-    send_to_session,
-    store_correction,
-)
-from perdure.queues.transport import scan_fields
-from perdure.queues.transport.gateway import Argument
-from perdure.queues.transport.scripts import loaded_scripts, queue_script
+from perdure.queues.partitions.resharding import PartitionStatus, partition_status, retire_generation
+from perdure.queues.presence import announce
+from perdure.queues.sessions.address import SessionAddress
+from perdure.queues.sessions.corrections import store_correction
+from perdure.queues.sessions.record import SessionCorrection, read_session
+from perdure.queues.sessions.removal import forget_session
+from perdure.queues.sessions.turns import SessionTurnEnd, begin_turn, check_session, end_turn, send_to_session
+from perdure.queues.shared_config import set_config
+from perdure.queues.supervisors import count_crash, resume_supervisor, supervise
+from perdure.queues.transport.large_results import scan_fields
+from perdure.queues.transport.pipelining import Argument
+from perdure.queues.transport.scripts import Script, load_script, loaded_scripts, queue_script
 from perdure.worker.identity import Identity, set_identity
 
 from tests import conformance

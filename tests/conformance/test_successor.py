@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from perdure.queues import (
-    Entry,
-    Envelope,
-    Gateway,
-    HandOffRefused,
-    Kind,
-    Namespace,
-    Partition,
-    Producer,
-    State,
-    Successor,
-    confirm_successor,
-    enqueue_successor,
-    load_history,
-    read_log_tail,
-    set_partitions,
-)
-from perdure.queues.transport import Argument, queue_script
+from perdure.queues import Gateway, HandOffRefused, Namespace, Partition, Producer, State, set_partitions
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history
+from perdure.queues.derived_tasks import Successor, confirm_successor, enqueue_successor
+from perdure.queues.envelope import Envelope
+from perdure.queues.event_log import read_log_tail
+from perdure.queues.transport.pipelining import Argument
+from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import read_one, worker
 from tests.support.delivery_calls import add_entries

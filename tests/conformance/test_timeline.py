@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from perdure.deadletter import Filter, Replay, list_letters, purge, replay
-from perdure.queues import EnvelopeTemplate, Gateway, Namespace, Partition, Producer, Record, State
-from perdure.queues.inspection import TaskFilter, page_tasks, trim_timeline
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, purge, replay
+from perdure.queues import Gateway, Namespace, Partition, Producer, Record, State
+from perdure.queues.envelope import EnvelopeTemplate
+from perdure.queues.inspection.timeline import TaskFilter, page_tasks, trim_timeline
 
 from tests.support.consumers import read_one, worker
 from tests.support.delivery_calls import SETTLING

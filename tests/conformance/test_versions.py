@@ -6,26 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from perdure.deadletter import Reason, bury
-from perdure.queues import (
-    Delivery,
-    Entry,
-    Gateway,
-    Kind,
-    LeaseLost,
-    Namespace,
-    Partition,
-    Producer,
-    State,
-    cancelled,
-    succeed,
-    wake_version,
-    write_entries,
-)
-from perdure.queues.delivery.settlement import Counters, await_version
-from perdure.queues.inspection import resumable_tasks
+from perdure.deadletter.burial import bury
+from perdure.deadletter.policy import Reason
+from perdure.queues import Gateway, LeaseLost, Namespace, Partition, Producer, State
+from perdure.queues.delivery.checkpoint import Entry, Kind, write_entries
+from perdure.queues.delivery.due_set import wake_version
+from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.settlement import Counters, await_version, cancelled, succeed
+from perdure.queues.inspection.views import resumable_tasks
 from perdure.queues.keys import DATA_FORMAT
-from perdure.queues.transport import Argument
+from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import Script
 
 from tests.support.consumers import promote, read_one, take_over, worker

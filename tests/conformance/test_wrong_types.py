@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from perdure.queues import Gateway, Namespace, Partition, QueueError, Script, WrongType, pairs
+from perdure.queues import Gateway, Namespace, Partition, QueueError
+from perdure.queues.errors import WrongType
 from perdure.queues.junk import set_hash_aside
 from perdure.queues.keys import JUNK_ENTRIES, JUNK_TTL_MS, junk_keys, stored_type
-from perdure.queues.transport.gateway import Argument
+from perdure.queues.transport.pipelining import Argument
+from perdure.queues.transport.scripts import Script, pairs
 
 from tests.conformance.test_scripts import live
 from tests.support.consumers import needs_server

@@ -7,8 +7,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perdure.deadletter import Bury, Reason, Retry, TryAgain, after_crash, after_failure, backoff, must_quarantine
-from perdure.queues import Counters, to_seconds
+from perdure.deadletter.policy import (
+    Bury,
+    Reason,
+    Retry,
+    TryAgain,
+    after_crash,
+    after_failure,
+    backoff,
+    must_quarantine,
+)
+from perdure.queues.delivery.settlement import Counters
+from perdure.queues.durations import to_seconds
 
 RETRIES = st.builds(
     Retry,

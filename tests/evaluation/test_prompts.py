@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 import pytest
 from perdure import AgentState, App, ContextBuilder, Settings
-from perdure.worker.agent.context import Prompt
+from perdure.worker.agent.context.prompt import Prompt
 from perdure.worker.agent.context.tokens import Estimate
-from perdure.worker.journal import Message
+from perdure.worker.journal.chat import Message
 
 from tests.support.processes import worker_processes
 from tests.support.prompts import literal

@@ -24,8 +24,10 @@ import psutil
 import pytest
 import redis.asyncio
 from perdure import Producer, Settings
-from perdure.deadletter import DeadLetter, Filter, Reason, list_letters
-from perdure.queues import Envelope, Gateway, Partition, UnreadableEnvelope, list_workers
+from perdure.deadletter.letters import DeadLetter, Filter, list_letters
+from perdure.deadletter.policy import Reason
+from perdure.queues import Gateway, Partition, UnreadableEnvelope, list_workers
+from perdure.queues.envelope import Envelope
 from perdure.queues.keys import GROUP
 
 from tests.fuzz.gathering import gather

@@ -12,10 +12,10 @@ from copy import deepcopy
 from typing import NamedTuple
 
 import orjson
-from perdure.queues import Delivery, Namespace, Partition
-from perdure.queues.delivery.leases import RELEASED_IDLE_MS, RunStatus
-from perdure.queues.junk import JUNK_ENTRIES, JUNK_TTL
-from perdure.queues.keys import RELEASED, SUSPECTS, is_reserved
+from perdure.queues import Namespace, Partition
+from perdure.queues.delivery.leases import RELEASED_IDLE_MS, Delivery, RunStatus
+from perdure.queues.junk import JUNK_TTL
+from perdure.queues.keys import JUNK_ENTRIES, RELEASED, SUSPECTS, is_reserved
 
 from tests.model.later import Id, Later, Moment, Stamped, Value, text_of
 from tests.model.shelf import Fields, Pending, Shelf, Stream

@@ -14,42 +14,18 @@ from typing import Any, ClassVar, Literal
 import orjson
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from perdure.deadletter import DeadLetter, Filter, Reason, Replay, bury, list_letters, purge, replay, trim_letters
-from perdure.deadletter.burial import unreadable_id
-from perdure.queues import (
-    Consumer,
-    Counters,
-    Delivery,
-    EntriesLost,
-    Entry,
-    Envelope,
-    Gateway,
-    Kind,
-    LeaseLost,
-    Leases,
-    Namespace,
-    State,
-    TaskHandle,
-    TaskMessage,
-    TaskNotFound,
-    Wake,
-    await_version,
-    cancelled,
-    load_history,
-    park,
-    promote_due,
-    raise_count,
-    read_record,
-    release,
-    reschedule,
-    set_config,
-    succeed,
-    wake_version,
-    write_entries,
-)
-from perdure.queues.delivery import close_exported, put_back_lost, read_mark
+from perdure.deadletter.burial import bury, unreadable_id
+from perdure.deadletter.letters import DeadLetter, Filter, list_letters
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, purge, replay, trim_letters
+from perdure.queues import EntriesLost, Gateway, LeaseLost, Namespace, State, TaskHandle, TaskNotFound, read_record
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
+from perdure.queues.delivery.checkpoint_edit import close_exported, read_mark
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.heartbeat import renewal
-from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
+from perdure.queues.delivery.leases import NOT_STARTED, Delivery, Leases, RunStatus
+from perdure.queues.delivery.lost_tasks import put_back_lost
 from perdure.queues.delivery.quarantine_store import (
     CRASH_WINDOW_MS,
     clear_quarantined,
@@ -57,16 +33,29 @@ from perdure.queues.delivery.quarantine_store import (
     report_crash,
     take_quarantined,
 )
+from perdure.queues.delivery.settlement import (
+    Counters,
+    Wake,
+    await_version,
+    cancelled,
+    park,
+    raise_count,
+    release,
+    reschedule,
+    succeed,
+)
 from perdure.queues.enqueueing import BatchEnqueuer
-from perdure.queues.inspection import trim_timeline
+from perdure.queues.envelope import Envelope, TaskMessage
+from perdure.queues.inspection.timeline import trim_timeline
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP, KEY_FORMAT, RELEASED, RESERVED, SUSPECTS, is_reserved
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
 from perdure.queues.partitions.route import SINGLE
-from perdure.queues.transport.gateway import Argument
+from perdure.queues.shared_config import set_config
 from perdure.queues.transport.large_values import LargeValue
+from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import pairs, queue_script
 
 from tests.model.ground import Ground

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.queues import Gateway, Namespace, pairs
+from perdure.queues import Gateway, Namespace
+from perdure.queues.transport.scripts import pairs
 
 __all__ = ["Copy", "Group", "Picture", "Seen", "put_back", "take_copy", "take_picture"]
 

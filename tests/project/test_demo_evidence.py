@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from perdure.deadletter import DeadLetter, Reason
+from perdure.deadletter.letters import DeadLetter
+from perdure.deadletter.policy import Reason
 from perdure.queues import Namespace
 from perdure.worker.cli import demo, main
 from perdure.worker.cli.demo import Claim, DemoEvidence, Kill, StepRun, Takeover, read_step_runs

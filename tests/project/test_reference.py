@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 from perdure.queues import State
 from perdure.queues import errors as queue_errors
 from perdure.queues.keys import Namespace, Partition, SessionPartition, junk_keys

@@ -8,10 +8,11 @@ from typing import Any, get_args
 import orjson
 import pytest
 from perdure import App, Settings, State
-from perdure.deadletter import Filter, Replay, list_letters, replay
-from perdure.queues import DATA_FORMAT, Namespace, TaskHandle, list_tasks
-from perdure.queues.keys import TaskKey
-from perdure.worker.journal import check_state
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import Namespace, TaskHandle, list_tasks
+from perdure.queues.keys import DATA_FORMAT, TaskKey
+from perdure.worker.journal.history import check_state
 
 from tests.support.stored_formats import FORMATS, NAMESPACE, SECRET, build, dump, restore, scenario
 from tests.support.workers import bounded, history, running_worker

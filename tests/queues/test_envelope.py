@@ -10,19 +10,20 @@ import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from perdure.queues import (
+from perdure.queues import PayloadTooLarge, UnreadableEnvelope
+from perdure.queues.envelope import (
     FORMAT_VERSION,
+    LONGEST_KEY,
+    LONGEST_TAG,
+    MOST_TAGS,
     Envelope,
     EnvelopeTemplate,
     Options,
-    PayloadTooLarge,
-    UnreadableEnvelope,
     check_size,
     encode_arguments,
     new_task_id,
     newer_envelope,
 )
-from perdure.queues.envelope import LONGEST_KEY, LONGEST_TAG, MOST_TAGS
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.partitions.route import spread
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from perdure.deadletter import Reason
-from perdure.queues import CatalogTask, Record, State, TaskEvent, WorkerInfo
-from perdure.queues.catalog import Catalog
-from perdure.queues.delivery import Place
-from perdure.queues.explanation import REMEDIES, Explanation, Facts, explain_facts
-from perdure.queues.explanation.facts import published_lease
+from perdure.deadletter.policy import Reason
+from perdure.queues import Record, State, TaskEvent, WorkerInfo
+from perdure.queues.catalog import Catalog, CatalogTask
+from perdure.queues.delivery.lost_tasks import Place
+from perdure.queues.explanation.facts import Facts, published_lease
+from perdure.queues.explanation.remedies import REMEDIES
+from perdure.queues.explanation.sentences import Explanation, explain_facts
 from perdure.queues.keys import RELEASED, SUSPECTS
 
 NOW = 1_763_836_000_000

@@ -8,10 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure import PerdureError
-from perdure.deadletter import Filter, Replay, list_letters, replay
-from perdure.queues import QueueError, TaskHandle, queue_partitions
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import QueueError, TaskHandle
+from perdure.queues.inspection.views import queue_partitions
 from perdure.queues.transport.scripts import loaded_scripts
-from perdure.worker.journal import fork
+from perdure.worker.journal.forks import fork
 
 from .fleet.releases import deploy
 from .fleet.resharding import reshard

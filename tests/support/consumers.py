@@ -6,24 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from perdure.queues import (
-    BlockingConnection,
-    Consumer,
-    Delivery,
-    Envelope,
-    Gateway,
-    Leases,
-    Namespace,
-    Partition,
-    SingleNodeReader,
-    promote_due,
-)
-from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
-from perdure.queues.delivery.stream_reader import PerNodeReader
+from perdure.queues import Gateway, Namespace, Partition
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.due_set import promote_due
+from perdure.queues.delivery.leases import NOT_STARTED, Delivery, Leases, RunStatus
+from perdure.queues.delivery.stream_reader import PerNodeReader, SingleNodeReader
 from perdure.queues.delivery.touch import OnTouch, ignore_touch
+from perdure.queues.envelope import Envelope
 from perdure.queues.keys import GROUP
 from perdure.queues.partitions.resharding import sync_route
-from perdure.queues.transport.gateway import Argument
+from perdure.queues.transport.blocking import BlockingConnection
+from perdure.queues.transport.pipelining import Argument
 
 LONG_AGO = 3_600_000
 """Idle milliseconds that `age` sets: longer than any lease."""

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from perdure.deadletter import Evidence, Reason, bury
-from perdure.queues import (
-    Counters,
-    Delivery,
-    Entry,
-    Gateway,
-    Kind,
-    cancelled,
-    park,
-    release,
-    reschedule,
-    succeed,
-    write_entries,
-)
-from perdure.queues.delivery import RunStatus
-from perdure.queues.delivery.checkpoint import Written
+from perdure.deadletter.burial import Evidence, bury
+from perdure.deadletter.policy import Reason
+from perdure.queues import Gateway
+from perdure.queues.delivery.checkpoint import Entry, Kind, Written, write_entries
 from perdure.queues.delivery.heartbeat import renewal
+from perdure.queues.delivery.leases import Delivery, RunStatus
+from perdure.queues.delivery.settlement import Counters, cancelled, park, release, reschedule, succeed
 from perdure.queues.transport.scripts import queue_script
 
 

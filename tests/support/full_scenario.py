@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskCancelled
-from perdure.deadletter import Filter, Replay, list_letters, replay
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import list_queues, list_tasks, list_workers
 
 from tests.support.workers import BOUND, bounded, history, letter, running_worker

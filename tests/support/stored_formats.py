@@ -17,8 +17,10 @@ from typing import Any, ClassVar
 
 import orjson
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
-from perdure.queues import DATA_FORMAT, Gateway, Namespace, is_encrypted, pairs
-from perdure.queues.keys import GROUP
+from perdure.queues import Gateway, Namespace
+from perdure.queues.keys import DATA_FORMAT, GROUP
+from perdure.queues.security.encryption import is_encrypted
+from perdure.queues.transport.scripts import pairs
 
 from tests.support.consumers import promote
 from tests.support.paths import ROOT

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import anyio
 import pytest
 from perdure import App, TaskFailed, TaskHandle, Worker
-from perdure.deadletter import DeadLetter, find_letter
-from perdure.queues import Gateway, Partition, Script, TaskEvent, pairs
+from perdure.deadletter.letters import DeadLetter, find_letter
+from perdure.queues import Gateway, Partition, TaskEvent
 from perdure.queues.delivery.touch import touch_partition
 from perdure.queues.keys import GROUP
+from perdure.queues.transport.scripts import Script, pairs
 
 R = TypeVar("R")
 

@@ -18,10 +18,12 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Producer, Settings, TaskHandle, Worker
-from perdure.deadletter import trim_letters
-from perdure.queues import Partition, list_workers, pairs, queue_partitions, set_partitions
-from perdure.queues.inspection import trim_timeline
+from perdure.deadletter.replay import trim_letters
+from perdure.queues import Partition, list_workers, set_partitions
+from perdure.queues.inspection.timeline import trim_timeline
+from perdure.queues.inspection.views import queue_partitions
 from perdure.queues.keys import GROUP
+from perdure.queues.transport.scripts import pairs
 
 from tests.conftest import default_kind
 from tests.support.command_line import COMMAND

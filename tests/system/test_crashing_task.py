@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from perdure import Producer, Settings, State, TaskFailed
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 from perdure.queues import list_supervisors, list_workers
 
 from tests.support.paths import PROGRAMS

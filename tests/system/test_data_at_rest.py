@@ -21,7 +21,9 @@ from perdure import (
     TaskHandle,
     current_step,
 )
-from perdure.deadletter import DeadLetter, Reason, Replay, replay
+from perdure.deadletter.letters import DeadLetter
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import DecryptionError, KeyMissing, NotEncrypted, TamperedData, make_encryptor
 
 from tests.support.consumers import promote

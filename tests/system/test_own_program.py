@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from perdure import Producer, Settings, TaskHandle
-from perdure.queues import report_crash
+from perdure.queues.delivery.quarantine_store import report_crash
 
 from tests.support.consumers import claim_all, read
 from tests.support.consumers import worker as consumer

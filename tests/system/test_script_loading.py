@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from perdure import App, Context, Producer, Settings, Unavailable
 from perdure.queues import Gateway, Namespace, Refused, list_queues
-from perdure.queues.transport import GatewayTimings
+from perdure.queues.transport.gateway import GatewayTimings
 from perdure.queues.transport.scripts import queue_scripts
 
 from tests.conftest import ON_SERVERS

@@ -10,7 +10,8 @@ from pathlib import Path
 import orjson
 import pytest
 from perdure import Producer, Settings, State
-from perdure.queues import SupervisorInfo, list_supervisors, report_crash
+from perdure.queues import SupervisorInfo, list_supervisors
+from perdure.queues.delivery.quarantine_store import report_crash
 
 from tests.support.consumers import claim_all, read
 from tests.support.consumers import worker as consumer

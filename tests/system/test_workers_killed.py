@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from perdure import Producer, Settings, State, TaskFailed, TaskHandle
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 from perdure.queues.keys import GROUP
 
 from tests.support.processes import WorkerProcesses, push_token, recorded, worker_processes

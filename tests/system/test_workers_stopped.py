@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from perdure import Producer, Settings, State
-from perdure.queues import list_workers, pairs
+from perdure.queues import list_workers
 from perdure.queues.keys import GROUP
+from perdure.queues.transport.scripts import pairs
 
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcesses, push_token, recorded, worker_processes

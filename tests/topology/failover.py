@@ -18,7 +18,8 @@ from pathlib import Path
 import anyio
 from anyio.to_thread import run_sync
 from perdure import Producer, Settings
-from perdure.queues import Namespace, Partition, Replication
+from perdure.queues import Namespace, Partition
+from perdure.queues.transport.replication import Replication
 
 from tests.support.load import Fault, Figures, Journal, Load, redirections
 from tests.support.paths import PROGRAMS

@@ -8,21 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from perdure.queues import (
-    Address,
-    Delivery,
-    Gateway,
-    LeaseHeartbeat,
-    Leases,
-    Namespace,
-    Partition,
-    Producer,
-    QueueError,
-    TaskCancelled,
-    list_tasks,
-)
+from perdure.queues import Address, Gateway, Namespace, Partition, Producer, QueueError, TaskCancelled, list_tasks
+from perdure.queues.delivery.heartbeat import LeaseHeartbeat
+from perdure.queues.delivery.leases import Delivery, Leases
 from perdure.queues.keys import GROUP
-from perdure.queues.transport.cluster import UnknownCommandError
+from perdure.queues.transport.cluster.hash_slots import UnknownCommandError
 from perdure.queues.transport.scripts import load_script, loaded_scripts, queue_script
 from redis.asyncio import Redis
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 from perdure import NotReplicated, Producer, State, TaskHandle, TaskNotFound, Unavailable
-from perdure.queues import Replication
+from perdure.queues.transport.replication import Replication
 from redis.exceptions import ResponseError
 
 from tests.support.servers.clusters import Cluster, private_cluster, slot_of

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 from perdure import App, Context, NotReplicated, Producer, Settings, State, TaskHandle, Unavailable
-from perdure.queues import Address, Namespace, Replication, set_partitions
+from perdure.queues import Address, Namespace, set_partitions
 from perdure.queues.transport.clients import is_read_only
+from perdure.queues.transport.replication import Replication
 
 from tests.support.command_line import call
 from tests.support.lossy_proxy import LossyProxy

@@ -7,18 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from perdure.queues import (
-    Address,
-    Delivery,
-    Gateway,
-    LeaseHeartbeat,
-    Leases,
-    Namespace,
-    Partition,
-    Producer,
-    QueueError,
-    TaskCancelled,
-)
+from perdure.queues import Address, Gateway, Namespace, Partition, Producer, QueueError, TaskCancelled
+from perdure.queues.delivery.heartbeat import LeaseHeartbeat
+from perdure.queues.delivery.leases import Delivery, Leases
 from perdure.queues.keys import GROUP
 
 from tests.support.consumers import Held

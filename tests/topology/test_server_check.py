@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import redis
 from perdure import Producer
-from perdure.queues import Address, Gateway, Refused, ServerRequirements
+from perdure.queues import Address, Gateway, Refused
 from perdure.queues.errors import UnsafeServer
 from perdure.queues.transport import server_check
 from perdure.queues.transport.pipelining import _Transport
+from perdure.queues.transport.server_check import ServerRequirements
 
 from tests.conftest import default_kind
 from tests.support.acl import documented_rights

@@ -32,8 +32,10 @@ from perdure import (
     Unavailable,
     Worker,
 )
-from perdure.queues import EnvelopeTemplate, Refused, encode_arguments
-from perdure.worker.errors import ConfigurationError, LifespanError, TaskDefinitionError
+from perdure.queues import Refused
+from perdure.queues.envelope import EnvelopeTemplate, encode_arguments
+from perdure.queues.errors import ConfigurationError
+from perdure.worker.errors import LifespanError, TaskDefinitionError
 from perdure.worker.settings import load_settings
 from pydantic import BaseModel, SecretStr, ValidationError
 

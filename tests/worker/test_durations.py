@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from perdure import App, Context, Producer, Retry, RetryLater, Settings, Snooze, State, StepTimeout
 from perdure.deadletter.policy import backoff
-from perdure.queues import ConnectionSettings, seconds_until, to_seconds
+from perdure.queues import ConnectionSettings
+from perdure.queues.durations import seconds_until, to_seconds
 from perdure.worker.settings import load_settings
 
 from tests.support.workers import running_worker

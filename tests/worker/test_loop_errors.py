@@ -8,7 +8,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 from loguru import logger
-from perdure.queues import Backoff, QueueError, Refused
+from perdure.queues import QueueError, Refused
+from perdure.queues.transport.backoff import Backoff
 from perdure.worker import loop_errors
 from perdure.worker.loop_errors import LoopErrors, keep_running
 

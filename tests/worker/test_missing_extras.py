@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from perdure.queues import ConfigurationError, InvalidKey, generate_key
-from perdure.queues.security import encryption, make_encryptor
+from perdure.queues.security import encryption
+from perdure.queues.security.encryption import make_encryptor
 from perdure.worker.artifacts.store import open_store
 from perdure.worker.memory.factory import make_store
 from perdure.worker.settings import load_settings

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from perdure import App, Context, Producer, Retry, TaskFailed
 from perdure.queues import generate_key
-from perdure.queues.security import encryption, make_encryptor
+from perdure.queues.security import encryption
+from perdure.queues.security.encryption import make_encryptor
 from perdure.testing import run_until_idle
 from perdure.worker.settings import Settings
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from perdure import App, Retry, Settings
 from perdure.queues import BadAddress, ConnectionSettings, Gateway, Producer, Refused
+from perdure.queues.errors import ConfigurationError
 from perdure.queues.security.encryption import NO_KEYS
 from perdure.queues.transport.clients import pipelined_connection
 from perdure.worker.artifacts.store import shown_place
 from perdure.worker.cli.support.connection import ConnectionOptions
-from perdure.worker.errors import ConfigurationError
 from perdure.worker.log import logger
 from perdure.worker.runtime.children.timings import delay_after
 from perdure.worker.settings import load_settings

@@ -12,11 +12,13 @@ import anyio.to_thread
 import pytest
 from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle, Worker
-from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import TaskExists, read_task_input
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import TaskExists
 from perdure.queues.catalog import Catalog, read_catalog
-from perdure.queues.sessions import SessionOfOtherApp
-from perdure.worker.journal import fork
+from perdure.queues.derived_tasks import read_task_input
+from perdure.queues.sessions.errors import SessionOfOtherApp
+from perdure.worker.journal.forks import fork
 
 from tests.support.command_line import Answer, call
 from tests.support.workers import BOUND, history, letter, running_worker, wait_until, work_off

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from perdure import Agent, App, Context, Retry, Settings
+from perdure.queues.errors import ConfigurationError
 from perdure.worker.arguments import CALL_OPTIONS
-from perdure.worker.errors import ConfigurationError, InvalidArguments, TaskDefinitionError
+from perdure.worker.errors import InvalidArguments, TaskDefinitionError
 from perdure.worker.task import Task
 
 app: Any = App("shop")

@@ -29,25 +29,3 @@ enough to restore the state. An event that is logged between checkpoints changes
 A step that is cut off runs again with the state of its start. Nothing may therefore be written to `logged_state`
 except through an event.
 """
-
-from .agent import Agent, S
-from .coherence import Coherence, CoherenceMonitor, check_coherence, watched
-from .confirmation import OnResume
-from .handler import make_handler
-from .incoming import OnMessage
-from .live_state import LiveState
-from .state_type import StateType
-
-__all__ = [
-    "Agent",
-    "Coherence",
-    "CoherenceMonitor",
-    "LiveState",
-    "OnMessage",
-    "OnResume",
-    "S",
-    "StateType",
-    "check_coherence",
-    "make_handler",
-    "watched",
-]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
-from ..durable import AlreadyDone, Context
+from ..durable.context import Context
+from ..durable.steps.options import AlreadyDone
 from ..identity import Identity
-from ..journal import AgentState, PlanStep, Resumption
-from ..memory import NewMemory
-from .coherence import Coherence
-
-__all__ = ["Agent", "S"]
+from ..journal.resumption import Resumption
+from ..journal.state import AgentState, PlanStep
+from ..memory.memory import NewMemory
+from .coherence.settings import Coherence
 
 S = TypeVar("S", bound=AgentState)
 

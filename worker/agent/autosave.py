@@ -9,15 +9,15 @@ from typing import Any
 
 import orjson
 
-from ...queues import EntriesLost, Entry, Kind, LeaseLost, PayloadTooLarge, check_size
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.envelope import check_size
+from ...queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
 from ...queues.json_form import as_json
-from ..durable import RunObserver
-from ..journal import PlanStep
+from ..durable.observer import RunObserver
+from ..journal.state import PlanStep
 from ..log import logger
 from .background import in_background
 from .live_state import LiveState
-
-__all__ = ["Autosave", "snapshots"]
 
 
 class Autosave(RunObserver):

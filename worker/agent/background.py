@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-__all__ = ["in_background"]
-
 _AGAIN: Final = 0.1
 """Seconds after which a coroutine that has not ended is cancelled again."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ...queues import Entry, Kind, Namespace, retry_while_unavailable
-from ..durable import Run
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.keys import Namespace
+from ...queues.transport.backoff import retry_while_unavailable
+from ..durable.run import Run
 from ..identity import Identity, IdentityVersion, load_identity
 from ..journal.agent_events import IdentityRead
 from ..log import log_wait
-
-__all__ = ["ChosenIdentity"]
 
 IDENTITY: Final = "#identity"
 """Checkpoint key of the version of the identity with which the last run worked."""

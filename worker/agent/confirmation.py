@@ -13,18 +13,20 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from ...queues import LONGEST, Entry, Kind, last_message, retry_while_unavailable
-from ...queues.inbox import CORRECTION
-from ..durable import Context, ParkReason, unread_messages
-from ..journal import AgentState, StepStatus
+from ...queues.defaults import LONGEST
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.inbox import CORRECTION, last_message
+from ...queues.transport.backoff import retry_while_unavailable
+from ..durable.context import Context
+from ..durable.messaging import unread_messages
+from ..durable.stop_reasons import ParkReason
 from ..journal.resumption import After
 from ..journal.run_events import Waited, WaitStarted
+from ..journal.state import AgentState, StepStatus
 from ..log import log_wait
 from .agent import Agent
 from .live_state import LiveState
 from .resume_notice import AFTER, notify_of_resume
-
-__all__ = ["OnResume", "confirm_resume"]
 
 OnResume: TypeAlias = Literal["ask"] | None
 

@@ -11,21 +11,21 @@ from typing import Any, Final
 
 import orjson
 
-from ...queues import Entry, InboxMessage, Kind, PayloadTooLarge, retry_while_unavailable
-from ...queues.inbox import CORRECTION
-from ..durable import next_entries, unread_messages
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.errors import PayloadTooLarge
+from ...queues.inbox import CORRECTION, InboxMessage
+from ...queues.transport.backoff import retry_while_unavailable
+from ..durable.messaging import next_entries, unread_messages
 from ..errors import StateMismatch
-from ..journal import Message, diff
 from ..journal.agent_events import Corrected, CorrectionRefused, MessageAdded
-from ..journal.chat import FROM_INBOX
+from ..journal.chat import FROM_INBOX, Message
 from ..journal.correction import CannotCorrect, corrected
 from ..journal.event import Event
+from ..journal.json_patch import diff
 from ..journal.quoting import quoted_block, quoted_name
 from ..log import log_wait
 from .incoming import Incoming
 from .live_state import LiveState
-
-__all__ = ["Corrections"]
 
 _LONGEST: Final = 2_000
 """Characters of a correction in the conversation, and of the reason for a refusal."""

@@ -7,18 +7,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, get_type_hints
 
 from ...queues.pubsub import TaskNotifications
-from ..durable import CURRENT_RUN, Context
+from ..durable.context import Context
+from ..durable.steps.current import CURRENT_RUN
 from ..errors import StepOutsideTask, TaskDefinitionError
 from .agent import Agent
-from .coherence import check_coherence
+from .coherence.settings import check_coherence
 from .confirmation import OnResume
 from .incoming import OnMessage
 from .live_state import LiveState
 from .loop import Loop
 from .session_turn import SessionTurn
 from .state_type import StateType
-
-__all__ = ["make_handler"]
 
 Handler = Callable[..., Coroutine[Any, Any, Any]]
 

@@ -16,26 +16,19 @@ from typing import Final, Literal, TypeAlias
 import anyio
 import orjson
 
-from ...queues import (
-    Entry,
-    InboxMessage,
-    Kind,
-    PayloadTooLarge,
-    QueueError,
-    last_message,
-    retry_while_unavailable,
-)
+from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.durations import shown_time
+from ...queues.errors import PayloadTooLarge, QueueError
+from ...queues.inbox import InboxMessage, last_message
 from ...queues.pubsub import TaskNotifications
-from ..durable import InboxOwner, Run, consumed, report_unreadable, unread_messages
-from ..journal import Message
+from ...queues.transport.backoff import retry_while_unavailable
+from ..durable.messaging import InboxOwner, consumed, report_unreadable, unread_messages
+from ..durable.run import Run
 from ..journal.agent_events import MessageAdded
-from ..journal.chat import FROM_INBOX
+from ..journal.chat import FROM_INBOX, Message
 from ..journal.handoff.calls import is_note
 from ..journal.quoting import quoted_block, quoted_name
 from ..log import log_wait, logger
-
-__all__ = ["Incoming", "Interrupted", "OnMessage"]
 
 OnMessage: TypeAlias = Literal["next_step", "interrupt", "restart"] | None
 

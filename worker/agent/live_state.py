@@ -9,41 +9,29 @@ from typing import Any, Final, Generic
 import orjson
 from pydantic import ValidationError
 
-from ...queues import Entry, Kind, PayloadTooLarge, retry_while_unavailable
-from ..durable import Run, RunObserver
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.errors import PayloadTooLarge
+from ...queues.transport.backoff import retry_while_unavailable
+from ..durable.observer import RunObserver
+from ..durable.run import Run
 from ..errors import StateDrift, StateError, StateTooLarge
-from ..errors.validation import first_problem
-from ..journal import (
-    ARCHIVED,
-    BLOB,
-    SNAPSHOT,
-    After,
-    AgentState,
-    Decision,
-    Discovery,
-    Event,
-    Handoff,
-    Patch,
-    apply,
-    archived_field,
-    archived_steps,
-    diff,
-    empty_state,
-    encode_snapshot,
-    reduce,
-    remove_oldest,
-)
 from ..journal.agent_events import Archived, Changed, LogBase, Snapshot
+from ..journal.archive import ARCHIVED, archived_field, archived_steps, remove_oldest
+from ..journal.event import Event
 from ..journal.event_redaction import redacted
+from ..journal.handoff.document import Handoff
+from ..journal.json_patch import Patch, apply, diff
+from ..journal.reducer import empty_state, reduce
+from ..journal.resumption import After
 from ..journal.run_events import Started
+from ..journal.snapshot import BLOB, SNAPSHOT, encode_snapshot
+from ..journal.state import AgentState, Decision, Discovery
 from ..log import log_wait, logger
+from ..validation_errors import first_problem
 from .agent import S
 from .restoration import restore
 from .session_turn import Carried
 from .state_type import StateType
-
-__all__ = ["LiveState", "seed_from_handoff"]
-
 
 _MISSING: Final = object()
 

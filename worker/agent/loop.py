@@ -12,33 +12,22 @@ from typing import Any, Final, Generic, TypeAlias
 import orjson
 
 from ...deadletter.error_text import error_text
-from ...queues import (
-    EntriesLost,
-    Entry,
-    InboxMessage,
-    Kind,
-    LeaseLost,
-    PayloadTooLarge,
-    check_size,
-    encode_intent,
-    resolution_in,
-)
-from ...queues.doubts import Resolution, intent_arguments
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.doubts import Resolution, encode_intent, intent_arguments, resolution_in
+from ...queues.envelope import check_size
+from ...queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
+from ...queues.inbox import InboxMessage
 from ...queues.json_form import large_integer
 from ...queues.pubsub import TaskNotifications
-from ..durable import (
-    AlreadyDone,
-    Context,
-    StepCall,
-    changed_scope,
-    codec_of,
-    forget_steps,
-    reload_records,
-    store_findings,
-)
-from ..durable.steps.codec import arguments_text, fingerprint
+from ..durable.context import Context
+from ..durable.steps.codec import arguments_text, codec_of, fingerprint
+from ..durable.steps.current import StepCall
 from ..durable.steps.execution import decided_result
+from ..durable.steps.keys import changed_scope, forget_steps
+from ..durable.steps.matching import reload_records
+from ..durable.steps.options import AlreadyDone
 from ..durable.steps.variables import contained
+from ..durable.task_memory import store_findings
 from ..errors import (
     Reschedule,
     ResolutionMismatch,
@@ -49,14 +38,16 @@ from ..errors import (
     StepResolvedAsFailed,
     UnserialisableResult,
 )
-from ..journal import Event, PlanStep, StepRecord, StepStatus
 from ..journal.agent_events import Changed, Finished, LeftUnread, Planned
+from ..journal.event import Event
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
+from ..journal.state import PlanStep, StepStatus
+from ..journal.step_record import StepRecord
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
 from .background import in_background
 from .chosen_identity import ChosenIdentity
-from .coherence import CoherenceMonitor
+from .coherence.monitor import CoherenceMonitor
 from .confirmation import OnResume, confirm_resume
 from .context.tokens import Estimate, message_tokens
 from .correcting import Corrections
@@ -67,8 +58,6 @@ from .resume_notice import acknowledged
 from .retirement import Retirement
 from .rewind import FINISH, PLAN, REPLAN, rewind
 from .size_limit import park_too_large, resume_after_compaction
-
-__all__ = ["Loop"]
 
 _Plan: TypeAlias = Sequence[PlanStep]
 

@@ -9,15 +9,14 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from ...queues import retry_while_unavailable
-from ..durable import Run
+from ...queues.transport.backoff import retry_while_unavailable
+from ..durable.run import Run
 from ..errors import StepDefinitionError
-from ..errors.validation import first_problem
-from ..journal import AgentState, PlanStep, archived_keys
 from ..journal.agent_events import PlannedStep
+from ..journal.archive import archived_keys
+from ..journal.state import AgentState, PlanStep
 from ..log import log_wait
-
-__all__ = ["checked_steps", "listed_steps", "planned_steps", "without_archived"]
+from ..validation_errors import first_problem
 
 _OUTCOME_FIELDS: Final = {"status", "attempts", "error"}
 """Fields of a step that the loop sets, not the plan."""

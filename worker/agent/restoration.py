@@ -5,22 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...queues import History, TaskEvent, read_last_events
-from ..durable import Run
+from ...queues.delivery.checkpoint import History
+from ...queues.event_log import TaskEvent, read_last_events
+from ..durable.run import Run
 from ..errors import BadSnapshot
-from ..journal import (
-    BLOB,
-    SNAPSHOT,
-    BadPatch,
-    StoredState,
-    Unreadable,
-    decode_snapshot,
-    empty_state,
-    parse_event,
-    reduce,
-)
-
-__all__ = ["Restored", "restore"]
+from ..journal.json_patch import BadPatch
+from ..journal.parsing import Unreadable, parse_event
+from ..journal.reducer import empty_state, reduce
+from ..journal.snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot
 
 _CHUNK: Final = 200
 """Most log entries read at once."""

@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ...queues import Entry, Kind, PayloadTooLarge
+from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.durations import iso_time, shown_time
-from ..durable import Codec, Context, forget_steps, next_entries
+from ...queues.errors import PayloadTooLarge
+from ..durable.context import Context
+from ..durable.messaging import next_entries
+from ..durable.steps.codec import Codec
+from ..durable.steps.keys import forget_steps
 from ..errors import UnserialisableResult
-from ..journal import AgentState, Event, Message, Resumption, StepStatus
 from ..journal.agent_events import MessageAdded, ResumeNotice
+from ..journal.chat import Message
+from ..journal.event import Event
 from ..journal.quoting import quoted_line, quoted_name
+from ..journal.resumption import Resumption
+from ..journal.state import AgentState, StepStatus
 from ..log import logger
 from .agent import Agent
 from .live_state import LiveState
-
-__all__ = ["AFTER", "NOTE", "acknowledged", "notice_of", "notify_of_resume"]
 
 _SCOPE: Final = "#resume"
 """Scope of the steps that `on_resume` calls."""

@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import orjson
 
-from ...queues import Entry, Kind, retry_while_unavailable
-from ..durable import RunObserver
-from ..journal import ARCHIVED, archived_steps, retire_steps, retired_fields
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.transport.backoff import retry_while_unavailable
+from ..durable.observer import RunObserver
+from ..journal.archive import ARCHIVED, archived_steps, retire_steps, retired_fields
 from ..log import log_wait
 from .live_state import LiveState
-
-__all__ = ["Retirement"]
 
 _PAYLOADS: Final = 16
 """A long log has so many times the payload limit in bytes since its last base, as counted from the start of the run."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from ...queues import Entry, Kind, retry_while_unavailable
-from ..durable import forget_steps
-from ..journal import ARCHIVED, StepStatus, archived_since
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.transport.backoff import retry_while_unavailable
+from ..durable.steps.keys import forget_steps
 from ..journal.agent_events import Rewound
+from ..journal.archive import ARCHIVED, archived_since
+from ..journal.state import StepStatus
 from ..log import log_wait, logger
 from .live_state import LiveState
-
-__all__ = ["FINISH", "PLAN", "REPLAN", "rewind"]
 
 PLAN: Final = "#plan"
 REPLAN: Final = "#replan"

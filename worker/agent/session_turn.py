@@ -10,29 +10,28 @@ from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
-from ...queues import Gateway, Namespace, Record, checkpoint_fields, find_task, retry_while_unavailable
 from ...queues.durations import shown_time
 from ...queues.inbox import send_correction
-from ...queues.sessions import (
-    SessionAddress,
-    SessionTurnEnd,
-    TurnEarly,
-    TurnId,
-    TurnRefused,
-    begin_turn,
-    end_turn,
-    parse_turn_id,
-)
-from ..durable import Run, codec_of, restore_workspace, workspace_link
-from ..durable.task_workspace import WORKSPACE
+from ...queues.inspection.views import checkpoint_fields, find_task
+from ...queues.keys import Namespace
+from ...queues.records import Record
+from ...queues.sessions.address import SessionAddress, TurnId, parse_turn_id
+from ...queues.sessions.errors import TurnEarly, TurnRefused
+from ...queues.sessions.turns import SessionTurnEnd, begin_turn, end_turn
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.gateway import Gateway
+from ..durable.run import Run
+from ..durable.steps.codec import codec_of
+from ..durable.task_workspace import WORKSPACE, restore_workspace, workspace_link
 from ..errors import Snooze, StateError
-from ..journal import Commitment, Message, decode_snapshot, encode_snapshot, state_at
+from ..journal.chat import Message
+from ..journal.history import state_at
 from ..journal.quoting import quoted_line, quoted_name
+from ..journal.snapshot import decode_snapshot, encode_snapshot
+from ..journal.state import Commitment
 from ..log import log_wait, logger
 from .agent import Agent, S
 from .state_type import StateType
-
-__all__ = ["Carried", "SessionTurn", "lost_end"]
 
 _OF_A_TURN: Final = frozenset({"goal", "plan", "current", "results", "waiting_for", "archive"})
 """Fields of the state that start with their defaults in each turn: they belong to the work on one message."""

@@ -6,15 +6,16 @@ from typing import Any, NoReturn
 
 import orjson
 
-from ...queues import LONGEST, Entry, Kind, PayloadTooLarge
-from ..durable import ParkReason, Run
+from ...queues.defaults import LONGEST
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.errors import PayloadTooLarge
+from ..durable.run import Run
+from ..durable.stop_reasons import ParkReason
 from ..errors import StateTooLarge
-from ..journal import COMPACTION, TOO_LARGE
+from ..journal.compaction import COMPACTION, TOO_LARGE
 from ..journal.run_events import Waited, WaitStarted
 from ..log import logger
 from .live_state import LiveState
-
-__all__ = ["park_too_large", "resume_after_compaction"]
 
 
 async def park_too_large(live: LiveState[Any], error: StateTooLarge | PayloadTooLarge) -> NoReturn:

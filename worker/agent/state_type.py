@@ -22,18 +22,15 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, PydanticSerializationUnexpectedValue
 
-from ...queues import has_secret
 from ...queues.json_form import as_json, encodable, is_encodable_otherwise, large_integer
-from ..durable import type_name
-from ..durable.json_types import has_computed, has_functions, has_models, is_closed, unreadable_part
+from ...queues.security.secret_arguments import has_secret
+from ..durable.json_types import has_computed, has_functions, has_models, is_closed, type_name, unreadable_part
 from ..durable.value_loss import is_same, losses, without_computed
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
-from ..errors.validation import first_problem
-from ..journal import AgentState, Ephemeral, PlanStep
+from ..journal.state import AgentState, Ephemeral, PlanStep
 from ..resume_warning import warn_once
+from ..validation_errors import first_problem
 from .agent import S
-
-__all__ = ["StateType"]
 
 _MISSING: Final = object()
 

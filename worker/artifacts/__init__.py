@@ -13,22 +13,3 @@ The package knows nothing of steps, events and agents; `ctx.artifacts` is in wor
 Bytes are stored first and linked in the checkpoint afterwards, so a crash leaves bytes without a link and never a link
 without bytes. The collector removes unlinked bytes after a grace; saving the same bytes again renews that grace.
 """
-
-from .chunks import Data
-from .deployment import artifact_store, keep_large_values
-from .links import ArtifactLink, all_links, field_of, orphans, task_links
-from .store import ArtifactStore, check_artifact_name, open_store
-
-__all__ = [
-    "ArtifactLink",
-    "ArtifactStore",
-    "Data",
-    "all_links",
-    "artifact_store",
-    "check_artifact_name",
-    "field_of",
-    "keep_large_values",
-    "open_store",
-    "orphans",
-    "task_links",
-]

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Protocol
 
-from ...queues.transport import is_sha256
-
-__all__ = ["INCOMING", "ArtifactBackend", "StoredObject", "Upload", "WrongSize", "path_of"]
+from ...queues.transport.value_store import is_sha256
 
 INCOMING: Final = "incoming"
 

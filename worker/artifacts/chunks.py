@@ -12,8 +12,6 @@ import anyio.to_thread
 from ...queues.regular_files import open_regular
 from ..errors import ArtifactError
 
-__all__ = ["CHUNK", "Data", "chunks_of"]
-
 CHUNK: Final = 1 << 20
 """Size of a read or write in bytes."""
 

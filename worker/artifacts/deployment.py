@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from ...queues import Gateway, Namespace, deployment_id, retry_while_unavailable
+from ...queues.keys import Namespace
+from ...queues.presence import deployment_id
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.gateway import Gateway
 from ..settings import Settings
 from .store import ArtifactStore, open_store, shown_place
-
-__all__ = ["artifact_store", "keep_large_values"]
 
 _stores: WeakKeyDictionary[Gateway, ArtifactStore] = WeakKeyDictionary()
 """Artifact store by gateway; a worker has one."""

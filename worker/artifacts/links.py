@@ -19,14 +19,14 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...queues import Gateway, Namespace, Partition, checkpoint_fields, checkpoint_fields_of_all
-from ...queues.transport import Sha256
+from ...queues.inspection.views import checkpoint_fields, checkpoint_fields_of_all
+from ...queues.keys import Namespace, Partition
+from ...queues.transport.gateway import Gateway
+from ...queues.transport.value_store import Sha256
 from ..errors import ArtifactError
-from ..errors.validation import first_problem
+from ..validation_errors import first_problem
 from .backend import StoredObject
 from .store import ArtifactStore, check_artifact_name
-
-__all__ = ["ArtifactLink", "all_links", "field_of", "links_among", "orphans", "task_links"]
 
 _FIELDS: Final = "#artifact:"
 

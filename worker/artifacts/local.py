@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import IO
 
 from ...queues.regular_files import NotRegular, open_below
-from ...queues.transport import is_sha256
+from ...queues.transport.value_store import is_sha256
 from .backend import INCOMING, StoredObject, Upload, WrongSize, path_of
 
 with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
     import fcntl
-
-__all__ = ["LocalBackend"]
 
 
 class LocalBackend:

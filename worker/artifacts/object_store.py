@@ -10,10 +10,8 @@ from typing import IO, Any, cast
 
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
-from ...queues.transport import is_sha256
+from ...queues.transport.value_store import is_sha256
 from .backend import INCOMING, StoredObject, Upload, WrongSize, path_of
-
-__all__ = ["ObjectStoreBackend"]
 
 
 class ObjectStoreBackend:

@@ -21,23 +21,22 @@ from typing import IO, Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
+from ...queues.errors import ConfigurationError
 from ...queues.regular_files import NotRegular
-from ...queues.security import Redaction, url_secrets
-from ...queues.transport import is_sha256
+from ...queues.security.redaction import Redaction
+from ...queues.security.urls import url_secrets
+from ...queues.transport.value_store import is_sha256
 from ..errors import (
     ArtifactDamaged,
     ArtifactError,
     ArtifactMissing,
     ArtifactTooLarge,
     BadArtifactName,
-    ConfigurationError,
     StoreUnavailable,
 )
 from .backend import ArtifactBackend, StoredObject, WrongSize
 from .chunks import CHUNK, Data, chunks_of
 from .local import LocalBackend
-
-__all__ = ["ArtifactStore", "Stored", "check_artifact_name", "open_store", "shown_place"]
 
 R = TypeVar("R")
 

@@ -40,8 +40,6 @@ import typer
 
 from .lazy import LazyCommand, LazyGroup, load
 
-__all__ = ["commands", "main"]
-
 COMMANDS = (
     LazyCommand("new", ".new:new", "Create an app, its test and its Dockerfile."),
     LazyCommand("demo", ".demo:demo", "Kill workers and replay a dead letter, on real files."),

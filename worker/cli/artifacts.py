@@ -13,10 +13,13 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ...queues import Producer
-from ...queues.inspection import linked_objects
-from ..artifacts import ArtifactLink, ArtifactStore, all_links, artifact_store, orphans, task_links
-from ..durable import shared_hashes, workspace_hashes
+from ...queues.inspection.views import linked_objects
+from ...queues.producer import Producer
+from ..artifacts.deployment import artifact_store
+from ..artifacts.links import ArtifactLink, all_links, orphans, task_links
+from ..artifacts.store import ArtifactStore
+from ..durable.shared_workspace import shared_hashes
+from ..durable.task_workspace import workspace_hashes
 from ..settings import load_settings
 from .support.connection import ConnectionOptions, connected, find_handle, with_connection_options
 from .support.errors import Failed, Misuse
@@ -32,8 +35,6 @@ from .support.output import (
     print_json_lines,
     print_table,
 )
-
-__all__ = ["app", "artifact", "describe_link", "note_damaged", "size_text"]
 
 _UNITS: Final = (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000))
 

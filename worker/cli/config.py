@@ -7,14 +7,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...queues import CHANGE, SHARED, Producer, SharedConfig, SharedName, list_workers, load_config, set_config
+from ...queues.presence import list_workers
+from ...queues.producer import Producer
+from ...queues.shared_config import CHANGE, SHARED, SharedConfig, SharedName, load_config, set_config
 from ..settings import Settings, load_settings
 from .support.connection import connected
 from .support.errors import Failed
 from .support.options import read_duration
 from .support.output import AsJson, duration, note, print_json, print_table
-
-__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -31,12 +31,17 @@ import anyio.to_thread
 import orjson
 import typer
 
-from ...deadletter import DeadLetter, Replay, Retry, count_letters, find_letter, replay
-from ...queues import TaskFailed, TaskHandle, list_workers
-from ...queues.embedded import stop
+from ...deadletter.letters import DeadLetter, count_letters, find_letter
+from ...deadletter.policy import Retry
+from ...deadletter.replay import Replay, replay
+from ...queues.embedded.control import stop
+from ...queues.errors import TaskFailed
+from ...queues.handle import TaskHandle
+from ...queues.presence import list_workers
 from ..app import App
-from ..durable import Context, current_step
-from ..journal import Artifact
+from ..durable.context import Context
+from ..durable.steps.current import current_step
+from ..journal.state import Artifact
 from ..log import configure_process_log
 from ..runtime.worker import Worker
 from .support.connection import warn_of_password

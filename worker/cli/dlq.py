@@ -11,20 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...deadletter import (
-    DAMAGED,
-    DeadLetter,
-    Filter,
-    Replay,
-    count_letters,
-    find_letter,
-    list_letters,
-    purge_all,
-    replay_all,
-)
-from ...queues import Partition, Producer, QueueError, Unavailable, recorded_steps
+from ...deadletter.letters import DAMAGED, DeadLetter, Filter, count_letters, find_letter, list_letters
+from ...deadletter.replay import Replay, purge_all, replay_all
+from ...queues.delivery.checkpoint import recorded_steps
 from ...queues.doubts import Doubt, read_doubts
-from ...queues.explanation import remedy_for
+from ...queues.errors import QueueError, Unavailable
+from ...queues.explanation.remedies import remedy_for
+from ...queues.keys import Partition
+from ...queues.producer import Producer
 from .support.answers import warn_of_answers
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
@@ -49,8 +43,6 @@ from .support.tables import Column, Wide, list_table, print_list
 
 if TYPE_CHECKING:  # rich is imported where a list is drawn
     from rich.console import RenderableType
-
-__all__ = ["Selection", "app", "purge", "replay", "select"]
 
 
 @dataclass(frozen=True, slots=True)

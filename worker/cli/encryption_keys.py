@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ...queues import generate_key
 from ...queues.private_files import replaced_file
+from ...queues.security.keyring import generate_key
 from ..settings import load_settings
 from .support.errors import Failed
 from .support.output import AsJson, note, print_data, print_json
-
-__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -24,29 +24,22 @@ import typer
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json, to_json
 
-from ...queues import (
-    Catalog,
-    EnvelopeTemplate,
-    Options,
-    PayloadTooLarge,
-    Producer,
-    Replicated,
-    SecretPaths,
-    TaskHandle,
-    TaskMessage,
-    check_name,
-    spread,
-)
+from ...queues.catalog import Catalog
+from ...queues.envelope import EnvelopeTemplate, Options, TaskMessage
+from ...queues.errors import PayloadTooLarge
+from ...queues.handle import TaskHandle
 from ...queues.junk import report_once
-from ...queues.security import names_beside, path_exists
-from ..errors.validation import first_problem
+from ...queues.keys import check_name
+from ...queues.partitions.route import spread
+from ...queues.producer import Producer
+from ...queues.security.secret_arguments import SecretPaths, names_beside, path_exists
+from ...queues.transport.replication import Replicated
+from ..validation_errors import first_problem
 from .support.connection import connected, seconds_of_delay, warn_unserved
 from .support.errors import Failed, Misuse
 from .support.input_file import numbered_lines, opened
 from .support.options import Delay, in_duration, read_app, read_delay, read_object, read_queue, read_task_id
 from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
-
-__all__ = ["Defaults", "Item", "check", "enqueue", "items", "make_message", "problem", "resolve_queue"]
 
 _SHOWN_LINES = 10
 

@@ -13,13 +13,13 @@ from typing import Annotated
 import anyio
 import typer
 
-from ...queues import Unavailable, WorkerInfo, list_queues, list_workers
-from ..runtime.health import ALIVE, CONNECTED, LEVELS, Level, Report
+from ...queues.errors import Unavailable
+from ...queues.inspection.views import list_queues
+from ...queues.presence import WorkerInfo, list_workers
+from ..runtime.health.report import ALIVE, CONNECTED, LEVELS, Level, Report
 from .support.connection import ConnectionOptions, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.output import AsJson, duration, note, print_data, print_json, print_table
-
-__all__ = ["health"]
 
 
 @with_connection_options

@@ -9,15 +9,13 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import ValidationError
 
-from ...queues import Producer
-from ..errors.validation import first_problem
+from ...queues.producer import Producer
 from ..identity import Identity, IdentityVersion, identity_versions, set_identity
+from ..validation_errors import first_problem
 from .support.connection import connected
 from .support.errors import Failed, Misuse
 from .support.input_file import read_text
 from .support.output import AsJson, note, print_data, print_json, print_table
-
-__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

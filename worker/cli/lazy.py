@@ -9,8 +9,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["LazyCommand", "LazyGroup", "load"]
-
 
 def load(target: str) -> Any:
     """Import the object that `module:attribute` names. A leading dot makes the module relative to this package.

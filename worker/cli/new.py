@@ -10,11 +10,9 @@ from typing import Annotated, Final
 
 import typer
 
-from ...queues import check_name
+from ...queues.keys import check_name
 from .support.errors import Failed
 from .support.output import note, print_data
-
-__all__ = ["new"]
 
 _APP: Final = '''\
 """Tasks of the app $name.

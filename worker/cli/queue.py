@@ -13,20 +13,14 @@ import anyio.to_thread
 import typer
 from anyio.from_thread import BlockingPortal
 
-from ...queues import (
-    MOST_PARTITIONS,
-    CatalogTask,
-    Producer,
-    QueueStats,
-    Route,
-    close_previous,
-    list_queues,
-    load_route,
-    set_partitions,
-)
+from ...queues.catalog import CatalogTask
 from ...queues.inspection.junk_items import JunkItem, read_junk
+from ...queues.inspection.views import QueueStats, list_queues
 from ...queues.junk import shown_bytes
 from ...queues.keys import Namespace, Partition, SessionPartition
+from ...queues.partitions.resharding import close_previous, load_route, set_partitions
+from ...queues.partitions.route import MOST_PARTITIONS, Route
+from ...queues.producer import Producer
 from .lazy import load
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
@@ -37,8 +31,6 @@ from .support.tables import Column, Wide, list_table, print_list
 
 if TYPE_CHECKING:  # rich is imported where a list is drawn
     from rich.console import RenderableType
-
-__all__ = ["QUEUE_COLUMNS", "app", "catalog"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

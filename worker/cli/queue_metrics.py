@@ -9,9 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ...queues import QueueError, QueueStats
-
-__all__ = ["exposition", "queue_registry"]
+from ...queues.errors import QueueError
+from ...queues.inspection.views import QueueStats
 
 ReadQueues = Callable[[], Sequence[QueueStats]]
 

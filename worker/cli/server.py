@@ -8,16 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ...queues import Producer
-from ...queues.embedded import ServerStatus, start, status, stop
+from ...queues.embedded.control import ServerStatus, start, status, stop
 from ...queues.keys import check_name
 from ...queues.partitions.resharding import sync_route
+from ...queues.producer import Producer
 from ..settings import load_settings
 from .support.connection import DataDir, connected
 from .support.errors import Misuse
 from .support.output import AsJson, note, print_data, print_fields, print_json
-
-__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -12,20 +12,15 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from ...queues import DecryptionError, KeyMissing, Producer, State
-from ...queues.sessions import (
-    SessionAddress,
-    SessionMessage,
-    SessionRecord,
-    TurnId,
-    forget_session,
-    list_sessions,
-    read_history,
-    read_session,
-    send_to_session,
-)
+from ...queues.errors import DecryptionError, KeyMissing
+from ...queues.producer import Producer
+from ...queues.records import State
+from ...queues.sessions.address import SessionAddress, TurnId
+from ...queues.sessions.record import SessionMessage, SessionRecord, list_sessions, read_history, read_session
+from ...queues.sessions.removal import forget_session
+from ...queues.sessions.turns import send_to_session
 from ..errors import BadSnapshot
-from ..journal import CannotCorrect, corrected
+from ..journal.correction import CannotCorrect, corrected
 from ..session import TurnHandle
 from ..session_correction import correct_session, stored_state
 from .support.connection import connected, redis_now, warn_unserved
@@ -46,8 +41,6 @@ from .support.output import (
 from .support.tables import Column, Wide, print_list
 from .task.correct import Fields, read_fields
 from .task.inbox import login
-
-__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ...queues import Producer, QueueStats, Record, WorkerInfo, list_queues, queue_partitions
 from ...queues.durations import iso_time
 from ...queues.explanation.texts import times
-from ...queues.inspection import observed_workers, running_tasks
+from ...queues.inspection.observed import observed_workers
+from ...queues.inspection.running import running_tasks
+from ...queues.inspection.views import QueueStats, list_queues, queue_partitions
+from ...queues.presence import WorkerInfo
+from ...queues.producer import Producer
+from ...queues.records import Record
 from .queue import QUEUE_COLUMNS
 from .support.connection import connected, redis_now
 from .support.live import show_live
@@ -20,8 +24,6 @@ from .worker import worker_columns
 
 if TYPE_CHECKING:  # rich is imported where a list is drawn
     from rich.console import RenderableType
-
-__all__ = ["Overview", "overview_screen", "top"]
 
 _MOST_TASKS: Final = 100
 """Running tasks that are read."""

@@ -10,17 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ...queues import (
-    Producer,
-    SupervisorInfo,
-    WorkerInfo,
-    check_name,
-    list_supervisors,
-    paused_supervisors,
-    read_registered,
-    resume_supervisor,
-)
-from ...queues.inspection import observed_workers
+from ...queues.inspection.observed import observed_workers
+from ...queues.keys import check_name
+from ...queues.presence import WorkerInfo, read_registered
+from ...queues.producer import Producer
+from ...queues.supervisors import SupervisorInfo, list_supervisors, paused_supervisors, resume_supervisor
 from .health import health
 from .lazy import load
 from .support.connection import ConnectionOptions, connected, redis_now, with_connection_options
@@ -32,8 +26,6 @@ from .support.tables import Column, Wide, list_table, print_list
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-__all__ = ["app", "worker_columns"]
 
 _SUPERVISOR: Final = "Supervisor"
 _HEALTH: Final = "Health"

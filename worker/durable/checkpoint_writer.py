@@ -19,12 +19,13 @@ from functools import partial
 from itertools import chain
 from typing import Final, TypeAlias
 
-from ...queues import Delivery, EntriesLost, Entry, Gateway, LeaseLost, retry_while_unavailable, write_entries
-from ...queues.delivery.checkpoint import Written
+from ...queues.delivery.checkpoint import Entry, Written, write_entries
+from ...queues.delivery.leases import Delivery
+from ...queues.errors import EntriesLost, LeaseLost
 from ...queues.runtime import RUNTIME
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.gateway import Gateway
 from ..log import log_wait, logger
-
-__all__ = ["PROGRESS_INTERVAL", "CheckpointWriter"]
 
 PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two writes of a run's progress, unless other entries are written in between."""

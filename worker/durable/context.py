@@ -7,12 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
-from ...deadletter import Retry
-from ...queues import Duration, Sent, TaskHandle, unknown_option
+from ...deadletter.policy import Retry
+from ...queues.defaults import unknown_option
+from ...queues.durations import Duration
+from ...queues.handle import TaskHandle
+from ...queues.inbox import Sent
 from ..errors import StepDefinitionError, StepOutsideTask
 from ..identity import IdentityVersion
-from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.agent_events import Decided, Discovered, MessageAdded
+from ..journal.chat import Message, Role, ToolCall
+from ..journal.event import Event
+from ..journal.resumption import Resumption
 from ..log import logger
 from .continuation import Receiver, continue_as
 from .log_calls import log_once
@@ -33,8 +38,6 @@ from .task_workspace import Workspace, workspace_of
 
 if TYPE_CHECKING:
     from loguru import Logger  # exists in its type stubs only
-
-__all__ = ["Context", "current_context"]
 
 
 def _no_resources() -> None:

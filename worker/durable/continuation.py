@@ -14,32 +14,21 @@ from typing import Any, Final, NoReturn, Protocol
 
 import orjson
 
-from ...queues import (
-    MOST_HAND_OFFS,
-    Entry,
-    Envelope,
-    HandOffRefused,
-    Kind,
-    Namespace,
-    SecretPaths,
-    Successor,
-    check_name,
-    check_size,
-    check_task_id,
-    encode_arguments,
-    find_task,
-    new_task_id,
-    read_log_tail,
-)
-from ...queues.transport import read_arguments
-from ..journal import HANDOFF, handoff_of
-from ..journal.handoff import RECEIVED
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.derived_tasks import MOST_HAND_OFFS, Successor
+from ...queues.envelope import Envelope, check_size, check_task_id, encode_arguments, new_task_id
+from ...queues.errors import HandOffRefused
+from ...queues.event_log import read_log_tail
+from ...queues.inspection.views import find_task
+from ...queues.keys import Namespace, check_name
+from ...queues.security.secret_arguments import SecretPaths
+from ...queues.transport.large_arguments import read_arguments
+from ..journal.handoff.document import HANDOFF, RECEIVED
+from ..journal.handoff.draft import handoff_of
 from ..journal.run_events import HandedOff
 from .run import Run
 from .steps.current import check_call
 from .steps.large import read_step_result, store_step_result
-
-__all__ = ["HANDING", "Receiver", "complete_successor", "continue_as", "successor_of"]
 
 HANDING: Final = "#handing"
 """Checkpoint key of the plan."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ...queues import shown_arguments
+from ...queues.records import shown_arguments
 from ..journal.handoff.calls import call_text
 from .run import Run
-
-__all__ = ["goal_of"]
 
 
 def goal_of(run: Run) -> str:

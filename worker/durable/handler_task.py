@@ -10,8 +10,6 @@ import anyio
 
 from .steps.equal_calls import EqualCalls
 
-__all__ = ["GENERATOR_EXIT", "HandlerTask", "is_closing"]
-
 GENERATOR_EXIT: Final = "raised GeneratorExit, which only the close() of a generator may raise"
 
 

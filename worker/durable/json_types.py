@@ -19,20 +19,8 @@ from pydantic import ConfigDict, EncodedBytes, GetCoreSchemaHandler, GetJsonSche
 from pydantic.errors import PydanticUserError
 from pydantic_core import CoreConfig, CoreSchema, PydanticSerializationError, SchemaSerializer, core_schema, to_json
 
-from ...queues import contains_mask, unwrap_secrets
 from ...queues.json_form import encodable, is_encodable_otherwise, is_exact, is_too_deep
-
-__all__ = [
-    "JsonType",
-    "has_computed",
-    "has_functions",
-    "has_models",
-    "is_closed",
-    "storable",
-    "type_name",
-    "type_problem",
-    "unreadable_part",
-]
+from ...queues.security.secret_arguments import contains_mask, unwrap_secrets
 
 
 class JsonType:

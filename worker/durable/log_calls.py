@@ -5,16 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, TypeVar
 
-from ...queues import Entry, Kind, find_event, retry_while_unavailable
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.event_log import find_event
 from ...queues.json_form import encodable
-from ..journal import Event, StepRecord, parse_event, redacted
+from ...queues.transport.backoff import retry_while_unavailable
+from ..journal.event import Event
+from ..journal.event_redaction import redacted
+from ..journal.parsing import parse_event
 from ..journal.run_events import Orphaned
+from ..journal.step_record import StepRecord
 from ..log import log_wait, logger
 from .run import Run
 from .steps.current import check_call
 from .steps.matching import digest_of, match_call, read_recorded_steps
-
-__all__ = ["log_once", "log_orphans"]
 
 _MOST_ORPHANS: Final = 20
 """Keys of an `orphaned` event."""

@@ -16,28 +16,22 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ...queues import (
-    LONGEST,
-    Entry,
-    InboxMessage,
-    Kind,
-    Moment,
-    Namespace,
-    Sent,
-    State,
-    TaskHandle,
-    TaskNotFound,
-    check_size,
-    find_task,
-    last_message,
-    read_inbox,
-    seconds_until,
-    send_message,
-)
+from ...queues.defaults import LONGEST
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.durations import Moment, seconds_until
+from ...queues.envelope import check_size
+from ...queues.errors import TaskNotFound
+from ...queues.handle import TaskHandle
+from ...queues.inbox import InboxMessage, Sent, last_message, read_inbox, send_message
+from ...queues.inspection.views import find_task
 from ...queues.json_form import encodable
+from ...queues.keys import Namespace
+from ...queues.records import State
 from ..errors import StepDefinitionError, StepMismatch, StepOutsideTask
-from ..journal import QUESTIONS, Event, StepRecord, redacted
+from ..journal.event import Event
+from ..journal.event_redaction import redacted
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
+from ..journal.step_record import QUESTIONS, StepRecord
 from ..log import FirstOfEach, logger
 from .observer import RunObserver
 from .run import Run
@@ -47,17 +41,6 @@ from .steps.keys import changed_scope, forget_steps
 from .steps.matching import match_call, match_step
 from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
 from .stop_reasons import ParkReason
-
-__all__ = [
-    "InboxOwner",
-    "ask",
-    "consumed",
-    "next_entries",
-    "receive",
-    "report_unreadable",
-    "send",
-    "unread_messages",
-]
 
 _INBOX: Final = "#inbox"
 _SEND: Final = "#send"

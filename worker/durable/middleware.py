@@ -6,23 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...queues import State
+from ...queues.records import State
 from .steps.current import StepCall
 
 if TYPE_CHECKING:
-    from ..journal import Handoff
+    from ..journal.handoff.document import Handoff
     from .context import Context
-
-__all__ = [
-    "CallNext",
-    "Chain",
-    "EnqueueCall",
-    "Middleware",
-    "Settlement",
-    "StepCall",
-    "build_chain",
-    "enqueue_innermost",
-]
 
 CallNext = Callable[[], Awaitable[Any]]
 Chain = Callable[..., Awaitable[Any]]

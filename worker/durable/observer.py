@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..journal import Event
-
-__all__ = ["RunObserver"]
+    from ..journal.event import Event
 
 
 class RunObserver:

@@ -6,11 +6,9 @@ import math
 
 import orjson
 
-from ...queues import Entry, Kind
+from ...queues.delivery.checkpoint import Entry, Kind
 from ..errors import StepOutsideTask
 from .run import Run
-
-__all__ = ["report_progress"]
 
 _NOTE = 200
 """Most characters of a note; a longer one is cut."""

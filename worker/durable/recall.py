@@ -6,31 +6,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
-from ...queues import (
-    MOST_HAND_OFFS,
-    Gateway,
-    Namespace,
-    Partition,
-    find_task,
-    read_last_events,
-    retry_while_unavailable,
-)
-from ..journal import (
-    AgentState,
-    StepStatus,
-    Unreadable,
-    empty_state,
-    parse_event,
-    read_archived_step,
-    read_snapshot,
-    reduce,
-    retired_keys,
-)
+from ...queues.derived_tasks import MOST_HAND_OFFS
+from ...queues.event_log import read_last_events
+from ...queues.inspection.views import find_task
+from ...queues.keys import Namespace, Partition
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.gateway import Gateway
+from ..journal.archive import read_archived_step, retired_keys
+from ..journal.history import read_snapshot
+from ..journal.parsing import Unreadable, parse_event
+from ..journal.reducer import empty_state, reduce
+from ..journal.state import AgentState, StepStatus
 from ..log import log_wait
 from .run import Run
-
-__all__ = ["HasState", "RecalledStep", "recall_step"]
-
 
 _LATEST: Final = 200
 """Events of a predecessor that are read for what came after its last snapshot."""

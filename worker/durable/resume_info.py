@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ...queues import InboxMessage, walk_events
-from ..journal import AgentState, Event, Handoff, parse_event
+from ...queues.event_log import walk_events
+from ...queues.inbox import InboxMessage
+from ..journal.event import Event
+from ..journal.handoff.document import Handoff
+from ..journal.parsing import parse_event
+from ..journal.state import AgentState
 from .messaging import unread_messages
 from .recall import HasState
 from .run import Run
-
-__all__ = ["ResumeInfo"]
 
 Part = tuple[str, Any]
 

@@ -9,11 +9,18 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
-from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, LeaseLost, Redaction, check_size
-from ...queues.delivery import NOT_STARTED, RunStatus
+from ...queues.delivery.checkpoint import Entry, History, Kind
+from ...queues.delivery.leases import NOT_STARTED, Delivery, RunStatus
+from ...queues.envelope import Envelope, check_size
+from ...queues.errors import LeaseLost
 from ...queues.runtime import RUNTIME
-from ..journal import VERSION, Event, Resumption, redacted
-from ..memory import LazyMemoryStore
+from ...queues.security.redaction import Redaction
+from ...queues.transport.gateway import Gateway
+from ..journal.event import Event
+from ..journal.event_redaction import redacted
+from ..journal.resumption import Resumption
+from ..journal.step_record import VERSION
+from ..memory.factory import LazyMemoryStore
 from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
 from .handler_task import HandlerTask
@@ -21,8 +28,6 @@ from .observer import RunObserver
 from .steps.keys import StepKeys, StrictStepKeys
 from .steps.threads import Threads
 from .stop_reasons import ParkReason, StopReason
-
-__all__ = ["Run"]
 
 Observer = TypeVar("Observer")
 

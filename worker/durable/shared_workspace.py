@@ -16,18 +16,20 @@ from weakref import WeakKeyDictionary
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...queues import Gateway, Namespace, Partition, TaskCipher
 from ...queues.junk import report_once
-from ...queues.transport import Sha256, pairs, queue_script
-from ..artifacts import Data, artifact_store
+from ...queues.keys import Namespace, Partition
+from ...queues.security.encryption import TaskCipher
+from ...queues.transport.gateway import Gateway
+from ...queues.transport.scripts import pairs, queue_script
+from ...queues.transport.value_store import Sha256
+from ..artifacts.chunks import Data
+from ..artifacts.deployment import artifact_store
 from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge
-from ..errors.validation import first_problem
 from ..settings import Settings
+from ..validation_errors import first_problem
 from ..workspace.manifest import check_path
 from .handler_task import HandlerTask
 from .steps.current import Step, step_here
-
-__all__ = ["SharedFile", "SharedWorkspace", "shared_hashes"]
 
 _PUT: Final = queue_script("put_file")
 

@@ -6,15 +6,14 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
-from ...queues import InboxMessage, Moment
+from ...queues.durations import Moment
+from ...queues.inbox import InboxMessage
 from ..errors import StepDefinitionError
 from .messaging import ask, receive
 from .run import Run
 from .steps.execution import run_step
 from .steps.options import StepOptions
 from .steps.tool_calls import CallReasons, LoggedCall
-
-__all__ = ["StepCaller"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

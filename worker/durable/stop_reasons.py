@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
-from ...queues import Counters
-from ..journal import After
-from ..journal.handoff import Why
-
-__all__ = ["STOP_RULES", "ParkReason", "StopReason", "StopRule", "counters_after", "stop_of_event"]
+from ...queues.delivery.settlement import Counters
+from ..journal.handoff.document import Why
+from ..journal.resumption import After
 
 
 class StopReason(Enum):

@@ -10,18 +10,21 @@ import mimetypes
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from ...queues import Entry, Kind, checkpoint_fields, retry_while_unavailable
-from ..artifacts import ArtifactLink, ArtifactStore, Data, artifact_store, check_artifact_name, field_of
-from ..artifacts.links import links_among
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.inspection.views import checkpoint_fields
+from ...queues.transport.backoff import retry_while_unavailable
+from ..artifacts.chunks import Data
+from ..artifacts.deployment import artifact_store
+from ..artifacts.links import ArtifactLink, field_of, links_among
+from ..artifacts.store import ArtifactStore, check_artifact_name
 from ..errors import ArtifactError
-from ..journal import Artifact, StepRecord
 from ..journal.agent_events import ArtifactSaved
+from ..journal.state import Artifact
+from ..journal.step_record import StepRecord
 from ..log import log_wait
 from .run import Run
 from .steps.current import Step, check_call, step_here
 from .steps.options import Durability
-
-__all__ = ["Artifacts"]
 
 
 class Artifacts:

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from ...queues import Entry, Kind
-from ..errors import ConfigurationError, StepOutsideTask
-from ..journal import redacted
-from ..memory import FoundMemory, Memory, MemoryLink, NewMemory, new_memory
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.errors import ConfigurationError
+from ..errors import StepOutsideTask
+from ..journal.event_redaction import redacted
+from ..memory.memory import FoundMemory, Memory, MemoryLink, NewMemory, new_memory
 from .run import Run
 from .steps.current import CURRENT_RUN, Step, current_step
 from .steps.execution import run_step
 from .steps.options import DEFAULT_OPTIONS, Durability
 
 if TYPE_CHECKING:
-    from ..memory import HybridStore
-
-__all__ = ["CITED_MEMORIES", "TaskMemory", "cite_memories", "cited_memories", "store_findings"]
+    from ..memory.hybrid import HybridStore
 
 
 class TaskMemory:

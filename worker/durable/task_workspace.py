@@ -28,58 +28,32 @@ import anyio.to_thread
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...queues import (
-    Entry,
-    Gateway,
-    Kind,
-    Namespace,
-    Partition,
-    checkpoint_fields,
-    checkpoint_fields_of_all,
-    retry_while_unavailable,
-    walk_events,
-)
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.event_log import walk_events
+from ...queues.inspection.views import checkpoint_fields, checkpoint_fields_of_all
+from ...queues.keys import Namespace, Partition
 from ...queues.regular_files import NotRegular, open_below
 from ...queues.runtime import RUNTIME
-from ...queues.sessions import session_data
-from ...queues.transport import Sha256
-from ...queues.transport.backoff import Backoff
-from ..artifacts import ArtifactStore, artifact_store
+from ...queues.sessions.record import session_data
+from ...queues.transport.backoff import Backoff, retry_while_unavailable
+from ...queues.transport.gateway import Gateway
+from ...queues.transport.value_store import Sha256
+from ..artifacts.deployment import artifact_store
+from ..artifacts.store import ArtifactStore
 from ..errors import ArtifactTooLarge, StoreUnavailable, WorkspaceError, WorkspaceTooLarge
-from ..errors.validation import first_problem
-from ..journal import UNSAVED, decode_snapshot
 from ..journal.agent_events import WorkspaceSaved, saved_link
 from ..journal.run_events import Waited, WaitStarted
+from ..journal.snapshot import decode_snapshot
+from ..journal.step_record import UNSAVED
 from ..log import log_wait, logger
 from ..settings import Settings
-from ..workspace import (
-    Limits,
-    Manifest,
-    SavedFile,
-    Scanner,
-    check_folder_name,
-    decode_manifest,
-    encode_manifest,
-    keep_folder,
-    make_folder,
-    remove_folder,
-    take_folder,
-)
+from ..validation_errors import first_problem
+from ..workspace.folders import check_folder_name, keep_folder, make_folder, remove_folder, take_folder
+from ..workspace.manifest import Limits, Manifest, SavedFile, decode_manifest, encode_manifest
+from ..workspace.scan import Scanner
 from .run import Run
 from .steps.constants import add_folder
 from .stop_reasons import ParkReason
-
-__all__ = [
-    "FolderOnly",
-    "Workspace",
-    "check_saved_link",
-    "check_workspace_field",
-    "restore_workspace",
-    "task_workspace_files",
-    "workspace_hashes",
-    "workspace_link",
-    "workspace_of",
-]
 
 WORKSPACE_ROOM: Final = "workspace"
 """Kind of the wait of a task whose files exceed a limit."""

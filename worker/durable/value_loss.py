@@ -14,9 +14,6 @@ from pydantic import BaseModel
 
 from ..resume_warning import warn_once
 
-__all__ = ["Misread", "find_misread", "is_equal", "is_same", "losses", "warn_of_losses", "without_computed"]
-
-
 Place: TypeAlias = tuple[int | str, ...]
 """The path of a value in another one: the names of attributes, and the positions of items and of mappings' values."""
 

@@ -10,33 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from .chat import Message
 from .event import Count, Event, built_in
 
-__all__ = [
-    "Archived",
-    "ArtifactSaved",
-    "Changed",
-    "Compacted",
-    "Corrected",
-    "CorrectionRefused",
-    "Decided",
-    "Discovered",
-    "Dismissed",
-    "Finished",
-    "IdentityRead",
-    "IncoherenceFound",
-    "Judged",
-    "LeftUnread",
-    "MessageAdded",
-    "Planned",
-    "PlannedStep",
-    "Repaired",
-    "ResumeNotice",
-    "Rewound",
-    "Snapshot",
-    "ToolCalled",
-    "WorkspaceSaved",
-    "saved_link",
-]
-
 
 class PlannedStep(BaseModel):
     """Step as a plan lists it."""

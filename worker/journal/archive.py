@@ -19,23 +19,10 @@ from typing import Any, Final
 
 import orjson
 
-from ...queues import Gateway, Partition
-from ...queues.transport import SCAN_START, scan_page
+from ...queues.keys import Partition
+from ...queues.transport.gateway import Gateway
+from ...queues.transport.hash_scan import SCAN_START, scan_page
 from .state import Archive, ArchivedSteps
-
-__all__ = [
-    "ARCHIVED",
-    "Removed",
-    "archived_field",
-    "archived_keys",
-    "archived_since",
-    "archived_steps",
-    "read_archived_step",
-    "remove_oldest",
-    "retire_steps",
-    "retired_fields",
-    "retired_keys",
-]
 
 ARCHIVED: Final = "#step:"
 """Prefix of the records of archived steps among the chunks of a checkpoint (`c:`), which a resumed run leaves out."""

@@ -6,8 +6,6 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["FROM_INBOX", "Message", "Role", "ToolCall"]
-
 FROM_INBOX: Final = "inbox"
 """Name of the messages that came from the task's inbox. Their content is quoted: it is data, no instruction."""
 

@@ -8,16 +8,18 @@ from typing import Any, Final
 
 import orjson
 
-from ...queues import Gateway, Partition, State, check_size, checkpoint_fields
-from ...queues.delivery import edit_checkpoint, read_position
+from ...queues.delivery.checkpoint_edit import edit_checkpoint, read_position
+from ...queues.envelope import check_size
+from ...queues.inspection.views import checkpoint_fields
+from ...queues.keys import Partition
+from ...queues.records import State
+from ...queues.transport.gateway import Gateway
 from ..errors import BadHistory, StateBusy
 from .agent_events import Archived
 from .archive import archived_field, remove_oldest
 from .history import state_at
 from .json_patch import diff
 from .snapshot import BLOB, SNAPSHOT, encode_snapshot
-
-__all__ = ["COMPACTION", "TOO_LARGE", "Compaction", "compact_state"]
 
 COMPACTION: Final = "compaction"
 """The wait of a task whose state is too large, as its record and its log name it."""

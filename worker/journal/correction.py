@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["CannotCorrect", "corrected"]
-
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 
 _KEPT: Final = frozenset({"archive", "artifacts", "current", "files", "messages", "waiting_for"})

@@ -16,8 +16,6 @@ from pydantic_core import PydanticSerializationError
 
 from ...queues.json_form import as_json, encodable, is_encodable_otherwise, lost_number
 
-__all__ = ["BUILT_IN", "Count", "Event", "built_in"]
-
 E = TypeVar("E", bound="Event")
 
 Count = Annotated[int, Field(ge=0)]

@@ -13,9 +13,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel
 
-from ...queues.security import MASK
-
-__all__ = ["redacted"]
+from ...queues.security.secret_arguments import MASK
 
 M = TypeVar("M", bound=BaseModel)
 Redact = Callable[[str], str]

@@ -15,25 +15,18 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from ...queues import (
-    Partition,
-    Producer,
-    TaskEvent,
-    TaskHandle,
-    TaskNotFound,
-    check_own_id,
-    check_size,
-    checkpoint_fields,
-    new_task_id,
-    read_last_events,
-    read_task_input,
-    recorded_results,
-    store_fork,
-    walk_events,
-)
-from ...queues.security import ANY
+from ...queues.derived_tasks import read_task_input, store_fork
+from ...queues.envelope import check_own_id, check_size, new_task_id
+from ...queues.errors import TaskNotFound
+from ...queues.event_log import TaskEvent, read_last_events, walk_events
+from ...queues.handle import TaskHandle
+from ...queues.inspection.views import checkpoint_fields
+from ...queues.keys import Partition
+from ...queues.producer import Producer
+from ...queues.security.secret_arguments import ANY
+from ...queues.transport.large_results import recorded_results
 from ..errors import BadHistory
-from ..errors.validation import first_problem
+from ..validation_errors import first_problem
 from .agent_events import saved_link
 from .archive import archived_field, archived_steps, retired_fields
 from .history import LOG_BASE, RECORDED, PastState
@@ -43,9 +36,6 @@ from .run_events import Forked
 from .snapshot import SNAPSHOT, encode_snapshot
 from .state import AgentState
 from .step_record import QUESTIONS, UNSAVED, VERSION, StepRecord
-
-__all__ = ["BadEdit", "Fork", "Point", "Records", "edit_task", "fork"]
-
 
 Point = int | str | None
 """Number of an event, id of a log entry or key of a step; None for the end of the log."""

@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...queues import Gateway, Partition, TaskEvent, checkpoint_fields, walk_events
+from ...queues.event_log import TaskEvent, walk_events
+from ...queues.inspection.views import checkpoint_fields
+from ...queues.keys import Partition
+from ...queues.transport.gateway import Gateway
 from ..errors import BadHistory, StateDrift
 from .agent_events import Rewound
 from .event import Event
@@ -18,9 +21,6 @@ from .parsing import Unreadable, parse_event
 from .reducer import State, empty_state, reduce
 from .run_events import Started
 from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot
-
-__all__ = ["RECORDED", "PastState", "check_state", "gap_before", "read_snapshot", "state_at", "walk_states"]
-
 
 LOG_BASE: Final = "log_base"
 """Type of the event that has the whole state, with which a log may start."""

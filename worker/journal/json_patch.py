@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["BadPatch", "Patch", "apply", "diff"]
-
 Patch = tuple[dict[str, Any], ...]
 
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,9}")

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
-from ...queues import TaskEvent
-from ..errors.validation import first_problem
+from ...queues.event_log import TaskEvent
+from ..validation_errors import first_problem
+from . import agent_events as _agent_events  # noqa: F401 - it registers its types
+from . import run_events as _run_events  # noqa: F401 - it registers its types
 from .event import BUILT_IN, Event
-
-__all__ = ["Foreign", "Unreadable", "parse_event", "register_event"]
 
 E = TypeVar("E", bound=Event)
 

@@ -17,8 +17,6 @@ import re
 import unicodedata
 from typing import Any, Final
 
-__all__ = ["quoted_block", "quoted_line", "quoted_name"]
-
 _START: Final = re.compile(
     r"""
     \#                                             # a heading

@@ -16,8 +16,6 @@ from .json_patch import BadPatch, apply
 from .run_events import Received, Started, StepCompleted, StepFailed, StepStarted, Waited, WaitStarted
 from .state import KEPT, AgentState
 
-__all__ = ["empty_state", "reduce"]
-
 State = dict[str, Any]
 
 

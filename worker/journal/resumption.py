@@ -7,10 +7,9 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ...queues.durations import shown_time
-from .handoff import HANDOFF_TOKENS, Counter, Handoff, clipped, estimated_tokens, fitted_text
+from .handoff.budget import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted_text
+from .handoff.document import Handoff
 from .quoting import quoted_line
-
-__all__ = ["After", "Resumption"]
 
 After = Literal["crash", "hand_off", "failure", "wait", "replay", "fork"]
 

@@ -13,33 +13,6 @@ from pydantic import Field, JsonValue
 from .chat import Message
 from .event import Count, Event, built_in
 
-__all__ = [
-    "AttemptFailed",
-    "Buried",
-    "Cleared",
-    "CrashBackoff",
-    "Crashed",
-    "DataLost",
-    "Exported",
-    "Forked",
-    "HandedOff",
-    "MessageSent",
-    "Notified",
-    "Orphaned",
-    "Received",
-    "Replayed",
-    "Resumed",
-    "Returned",
-    "Snoozed",
-    "Started",
-    "StepCompleted",
-    "StepFailed",
-    "StepOutdated",
-    "StepStarted",
-    "WaitStarted",
-    "Waited",
-]
-
 # start
 
 

@@ -17,21 +17,6 @@ import orjson
 from ..errors import BadSnapshot
 from .reducer import empty_state
 
-__all__ = [
-    "BLOB",
-    "LARGE",
-    "SNAPSHOT",
-    "SNAPSHOT_VERSION",
-    "BadBlob",
-    "StoredState",
-    "blob_key",
-    "decode_snapshot",
-    "encode_snapshot",
-    "join",
-    "split",
-]
-
-
 SNAPSHOT: Final = "#state"
 """Checkpoint key of the snapshot."""
 

@@ -25,22 +25,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from .chat import Message
 
-__all__ = [
-    "KEPT",
-    "AgentState",
-    "Archive",
-    "ArchivedSteps",
-    "Artifact",
-    "Commitment",
-    "Decision",
-    "Discovery",
-    "Ephemeral",
-    "PlanStep",
-    "Question",
-    "StepStatus",
-    "WaitingFor",
-]
-
 KEPT: Final = 100
 """Number of latest decisions, discoveries, commitments and questions that the state keeps; the log has all of them."""
 

@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 
 import orjson
 
-__all__ = ["MISREAD", "QUESTIONS", "UNSAVED", "VERSION", "StepRecord"]
-
 VERSION: Final = "#version"
 """Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
 

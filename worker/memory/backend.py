@@ -9,17 +9,6 @@ from typing import Final, NamedTuple, Protocol
 from .embedders import Vector
 from .memory import Memory, MemoryLink, Relation
 
-__all__ = [
-    "KEY_LIFETIME",
-    "Backend",
-    "EmbedderIdentity",
-    "Near",
-    "Where",
-    "WordMatch",
-    "forgotten_key",
-    "links_to",
-]
-
 KEY_LIFETIME: Final = 90 * 86_400.0
 """Lifetime of an idempotency key in seconds: longer than any task or dead letter is kept by default."""
 

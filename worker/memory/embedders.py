@@ -17,12 +17,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 import anyio.to_thread
 
 from ...deadletter.error_text import error_text
-from ..errors import ConfigurationError
+from ...queues.errors import ConfigurationError
 from .errors import EmbedderFailed
 from .static_embedder import WordLlamaEmbedder
 from .text import content_words, words
-
-__all__ = ["Embedder", "HashingEmbedder", "Vector", "embed", "load_embedder"]
 
 Vector = list[float]
 """Vector of length 1, so that a dot product is a cosine."""

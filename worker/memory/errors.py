@@ -14,7 +14,7 @@ PerdureError
 
 from __future__ import annotations
 
-from ...queues import PerdureError
+from ...queues.errors import PerdureError
 
 __all__ = [
     "EmbedderFailed",

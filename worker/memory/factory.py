@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from ..errors import ConfigurationError
+from ...queues.errors import ConfigurationError
 from ..log import logger
 from ..settings import POSTGRES, Settings
 from .errors import MemoryStoreUnavailable
 
 if TYPE_CHECKING:
     from .hybrid import HybridStore
-
-__all__ = ["LazyMemoryStore", "is_postgres", "make_store", "store_path"]
 
 _FILE = "memory.sqlite3"
 

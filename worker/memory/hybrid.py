@@ -24,8 +24,6 @@ from .pruning import Policy, Pruning
 from .relevance import calibrated_floor, relevant
 from .text import content_words, digest, has_words
 
-__all__ = ["RANK_CONSTANT", "HybridStore", "fuse"]
-
 RANK_CONSTANT: Final = 60
 
 

@@ -11,22 +11,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
-from ..errors.validation import first_problem
+from ..validation_errors import first_problem
 from .errors import InvalidMemory
-
-__all__ = [
-    "LONGEST_TEXT",
-    "FoundMemory",
-    "Memory",
-    "MemoryLink",
-    "NewMemory",
-    "RelatedMemory",
-    "Relation",
-    "linked",
-    "merged",
-    "new_memory",
-    "strength",
-]
 
 LONGEST_TEXT = 32_768
 """Largest length of a memory in characters. Store longer texts as artifacts and remember where they are."""

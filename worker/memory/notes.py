@@ -9,8 +9,6 @@ from typing import Final, Literal
 from .memory import FoundMemory, Memory, RelatedMemory
 from .text import normal
 
-__all__ = ["with_notes"]
-
 _MOST: Final = 5
 """Largest number of older memories in the note of a result."""
 

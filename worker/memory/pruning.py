@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..errors import ConfigurationError
+from ...queues.errors import ConfigurationError
 from .memory import Memory, strength
-
-__all__ = ["Policy", "Pruning"]
 
 _DAY = 86_400.0
 

@@ -8,8 +8,6 @@ from .backend import Near
 from .embedders import Embedder, Vector, embed
 from .text import UNRELATED
 
-__all__ = ["calibrated_floor", "relevant"]
-
 
 def relevant(near: Sequence[Near], floor: float) -> list[Near]:
     """Return the memories that match: above the floor, and in the upper half between it and the best similarity.

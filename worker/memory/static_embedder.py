@@ -11,10 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import ConfigurationError
+from ...queues.errors import ConfigurationError
 from .text import UNRELATED
-
-__all__ = ["WordLlamaEmbedder"]
 
 _WEIGHTS: Final = "weights/l2_supercat_256.safetensors"
 _TOKENIZER: Final = "tokenizers/l2_supercat_tokenizer_config.json"

@@ -8,8 +8,6 @@ import unicodedata
 from collections.abc import Collection
 from typing import Final
 
-__all__ = ["UNRELATED", "content_words", "digest", "has_words", "normal", "word_set", "words"]
-
 UNRELATED: Final = (
     "The invoice of March was paid by bank transfer",
     "Whales breathe air at the surface of the sea",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import anyio
 
-from ...queues import Gateway
 from ...queues.runtime import RUNTIME
+from ...queues.transport.gateway import Gateway
 from .executor import Executor
 from .intake import Intake
-from .maintenance import AssignmentWatcher, ClockMonitor
+from .maintenance.clock_monitor import ClockMonitor
+from .maintenance.partitions import AssignmentWatcher
 from .slots import Slots
-
-__all__ = ["Burst"]
 
 _LOOK_AGAIN = 0.05
 """Seconds between two checks for due tasks while no slot changes."""

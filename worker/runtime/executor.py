@@ -12,27 +12,25 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from ...queues import (
-    Delivery,
-    EntriesLost,
-    Envelope,
-    Gateway,
-    History,
-    LeaseLost,
-    Leases,
-    Partition,
-    QueueError,
-    UnreadableEnvelope,
-    newer_envelope,
-    raise_count,
-    renew_lease,
-    retry_while_unavailable,
-)
+from ...queues.delivery.checkpoint import History
+from ...queues.delivery.heartbeat import renew_lease
+from ...queues.delivery.leases import Delivery, Leases
+from ...queues.delivery.settlement import raise_count
+from ...queues.envelope import Envelope, newer_envelope
+from ...queues.errors import EntriesLost, LeaseLost, QueueError, UnreadableEnvelope
+from ...queues.keys import Partition
 from ...queues.runtime import RUNTIME
-from ..durable import STOP_RULES, Context, Middleware, Run, RunObserver, StopReason, Threads, build_chain
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.gateway import Gateway
+from ..durable.context import Context
 from ..durable.handler_task import is_closing
+from ..durable.middleware import Middleware, build_chain
+from ..durable.observer import RunObserver
+from ..durable.run import Run
+from ..durable.steps.threads import Threads
+from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..log import logger
-from ..memory import LazyMemoryStore
+from ..memory.factory import LazyMemoryStore
 from ..registry import Registry
 from ..settings import Settings
 from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, Success
@@ -42,28 +40,18 @@ from .settlement import RunSettlement, settlement_of
 from .settler import Settler
 from .shared_settings import SharedSettings
 from .slots import Slots
-from .stages import (
-    CheckTaskVersion,
-    CheckVersion,
-    Continue,
-    CrashLimit,
-    DecodeArguments,
-    DecryptHistory,
-    Execution,
-    FindTask,
-    HandlerCall,
-    LoadHistory,
-    Resume,
-    Stage,
-    await_late_steps,
-    outcome_of_stop,
-)
+from .stages.crash_limit import CrashLimit
+from .stages.execution import Execution, Stage
+from .stages.handler_call import HandlerCall, outcome_of_stop
+from .stages.late_steps import await_late_steps
+from .stages.previous_run import LoadHistory, Resume
+from .stages.successor import Continue
+from .stages.task_lookup import DecodeArguments, DecryptHistory, FindTask
+from .stages.version_check import CheckTaskVersion, CheckVersion
 from .stopped_run import HandoffMiddleware
 from .task_log import TaskLog
 from .webhook_posting import WebhookQueue
 from .webhooks import WebhookMiddleware, unreadable_event
-
-__all__ = ["Executor"]
 
 
 class Executor:

@@ -6,16 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from ...queues import Backoff, Consumer, Delivery, Partition, QueueError, Unavailable
+from ...queues.delivery.consumer import Consumer
+from ...queues.delivery.leases import Delivery
+from ...queues.errors import QueueError, Unavailable
+from ...queues.keys import Partition
 from ...queues.runtime import RUNTIME
+from ...queues.transport.backoff import Backoff
 from ..log import logger
 from ..loop_errors import LoopErrors
 from .quarantine_gate import QuarantineGate
 from .reclaim import START, ReclaimSchedule
 from .slots import Slots
-
-__all__ = ["Intake"]
-
 
 _RETRY = Backoff(first=0.1, longest=5.0)
 """Delays before messages are asked for again after an error."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...queues import check_name
+from ...queues.errors import ConfigurationError
+from ...queues.keys import check_name
 from ..app import App
-from ..errors import ConfigurationError
-
-__all__ = ["WorkerTimings", "check_arguments"]
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
-from ...deadletter.policy import members_of, refused_by
-from ...queues import Counters, NotEncrypted, PayloadTooLarge, TamperedData, UnreadableCheckpoint
-from ...queues.errors import LargeValueLost
-from ...queues.sessions import TurnRefused
-from ..durable import STOP_RULES, ParkReason, StopReason, counters_after
+from ...deadletter.policy import Bury, Reason, Retry, TryAgain, after_failure, members_of, refused_by
+from ...queues.delivery.settlement import Counters
+from ...queues.errors import LargeValueLost, NotEncrypted, PayloadTooLarge, TamperedData, UnreadableCheckpoint
+from ...queues.sessions.errors import TurnRefused
+from ..durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after
 from ..errors import (
     ArtifactTooLarge,
     Incoherent,
@@ -31,19 +30,6 @@ from ..errors import (
     WorkspaceTooLarge,
     WrongApp,
 )
-
-__all__ = [
-    "AwaitVersion",
-    "Burial",
-    "Cancelled",
-    "Outcome",
-    "Park",
-    "Quarantined",
-    "Release",
-    "Rerun",
-    "Success",
-    "after_error",
-]
 
 
 class Success(NamedTuple):

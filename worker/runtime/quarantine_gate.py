@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 
-from ...deadletter import must_quarantine
-from ...queues import Delivery, LeaseLost, QueueError, clear_quarantined
-from ..durable import Run, RunObserver
+from ...deadletter.policy import must_quarantine
+from ...queues.delivery.leases import Delivery
+from ...queues.delivery.quarantine_store import clear_quarantined
+from ...queues.errors import LeaseLost, QueueError
+from ..durable.observer import RunObserver
+from ..durable.run import Run
 from ..log import logger
 from .outcome import Outcome, Quarantined
 from .stages.execution import Execution
 from .supervisor_link import Link
-
-__all__ = ["QuarantineGate"]
 
 
 class QuarantineGate:

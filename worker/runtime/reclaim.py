@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...queues import Partition
+from ...queues.keys import Partition
 from ...queues.runtime import RUNTIME
 from .options import WorkerTimings
-
-__all__ = ["ReclaimSchedule"]
 
 START = "0-0"
 

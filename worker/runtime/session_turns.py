@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ...queues import Gateway, Namespace, NotEncrypted, QueueError, TamperedData
-from ...queues.sessions import (
-    SessionAddress,
-    SessionTurnEnd,
-    end_turn,
-    forget_task,
-    is_forgotten,
-    parse_turn_id,
-    refused_end,
-)
-from ..durable import CallNext, Context, Middleware, Settlement
+from ...queues.errors import NotEncrypted, QueueError, TamperedData
+from ...queues.keys import Namespace
+from ...queues.sessions.address import SessionAddress, parse_turn_id
+from ...queues.sessions.removal import forget_task, is_forgotten
+from ...queues.sessions.turns import SessionTurnEnd, end_turn, refused_end
+from ...queues.transport.gateway import Gateway
+from ..durable.context import Context
+from ..durable.middleware import CallNext, Middleware, Settlement
 from ..log import logger
 from .outcome import Burial, Cancelled
 from .settlement import RunSettlement
-
-__all__ = ["SessionMiddleware"]
 
 
 class SessionMiddleware(Middleware):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ...queues import State
-from ..durable import STOP_RULES, Run, Settlement
+from ...queues.records import State
+from ..durable.middleware import Settlement
+from ..durable.run import Run
+from ..durable.stop_reasons import STOP_RULES
 from .outcome import AwaitVersion, Burial, Outcome, Park, Rerun
-
-__all__ = ["RunSettlement", "settlement_of"]
 
 _STATES: Final[Mapping[str, State]] = {
     "succeed": State.SUCCEEDED,

@@ -9,32 +9,23 @@ from typing import Final
 
 import orjson
 
-from ...deadletter import Evidence, Reason, bury, unreadable_id
-from ...queues import (
-    Counters,
-    Delivery,
-    EntriesLost,
-    Gateway,
-    Redaction,
-    UnreadableEnvelope,
-    await_version,
-    cancelled,
-    park,
-    quarantine,
-    release,
-    reschedule,
-    retry_while_unavailable,
-    succeed,
-)
+from ...deadletter.burial import Evidence, bury, unreadable_id
+from ...deadletter.policy import Reason
+from ...queues.delivery.leases import Delivery
+from ...queues.delivery.quarantine_store import quarantine
+from ...queues.delivery.settlement import Counters, await_version, cancelled, park, release, reschedule, succeed
+from ...queues.errors import EntriesLost, UnreadableEnvelope
 from ...queues.runtime import RUNTIME
-from ..durable import STOP_RULES, Run, StopReason
+from ...queues.security.redaction import Redaction
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.gateway import Gateway
+from ..durable.run import Run
+from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..errors import InvalidArguments, UnknownTask
 from ..log import FirstOfEach, log_wait, logger
 from ..registry import Registry
 from .outcome import AwaitVersion, Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
 from .shared_settings import SharedSettings
-
-__all__ = ["Settler"]
 
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...queues import SHARED, SharedConfig, SharedName
+from ...queues.shared_config import SHARED, SharedConfig, SharedName
 from ..errors import SettingsDiffer
 from ..log import logger
 from ..settings import Settings
-
-__all__ = ["SharedSettings"]
 
 
 class SharedSettings:

@@ -12,8 +12,6 @@ from typing import Final
 from ...queues.runtime import RUNTIME
 from ..log import logger
 
-__all__ = ["stop_on_signals"]
-
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 

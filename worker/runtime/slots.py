@@ -11,9 +11,6 @@ import anyio
 from ...queues.runtime import RUNTIME
 from ..log import logger
 
-__all__ = ["Slots"]
-
-
 _PAUSE = 0.001
 """Seconds between two resumed tasks, longer than resuming one takes: new tasks start in between."""
 

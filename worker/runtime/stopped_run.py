@@ -12,17 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ...deadletter import Evidence, Reason
+from ...deadletter.burial import Evidence
 from ...deadletter.error_text import error_text
-from ...queues import EntriesLost, Entry, Gateway, Kind, LeaseLost, LogTail, QueueError, read_log_tail
-from ..durable import STOP_RULES, CallNext, Context, Middleware, Run, Settlement, goal_of
-from ..journal import HANDOFF, Handoff, handoff_of
-from ..journal.handoff import AwaitedAnswer, Why, burial_notes
+from ...deadletter.policy import Reason
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.errors import EntriesLost, LeaseLost, QueueError
+from ...queues.event_log import LogTail, read_log_tail
+from ...queues.transport.gateway import Gateway
+from ..durable.context import Context
+from ..durable.goal import goal_of
+from ..durable.middleware import CallNext, Middleware, Settlement
+from ..durable.run import Run
+from ..durable.stop_reasons import STOP_RULES
+from ..journal.handoff.document import HANDOFF, AwaitedAnswer, Handoff, Why
+from ..journal.handoff.draft import burial_notes, handoff_of
 from ..log import logger
 from .outcome import Burial, Outcome, Park, Rerun
 from .settlement import RunSettlement
-
-__all__ = ["HandoffMiddleware", "store_handoff"]
 
 
 class HandoffMiddleware(Middleware):

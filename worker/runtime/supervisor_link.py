@@ -34,8 +34,6 @@ import orjson
 
 from ...queues.runtime import RUNTIME
 
-__all__ = ["SUPERVISED", "InheritedPipe", "Link", "ParentPipe", "Role", "SupervisorLink"]
-
 SUPERVISED: Final = "PERDURE_SUPERVISED"
 """Environment variable that a supervisor sets for its workers."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...queues.runtime import RUNTIME
-from ..durable import CallNext, Context, Middleware, Settlement
+from ..durable.context import Context
+from ..durable.middleware import CallNext, Middleware, Settlement
 from .settlement import RunSettlement
-
-__all__ = ["TaskLog"]
 
 
 class TaskLog(Middleware):

@@ -23,14 +23,12 @@ import anyio
 import anyio.to_thread
 import orjson
 
-from ...queues import Backoff
+from ...queues.transport.backoff import Backoff
 from ..log import logger
 from ..settings import Settings
 
 if TYPE_CHECKING:
     from ssl import SSLContext
-
-__all__ = ["DEFAULT_LIMITS", "WebhookEvent", "WebhookLimits", "WebhookQueue", "WebhookTarget", "sign"]
 
 _TRANSIENT: Final = frozenset({408, 425, 429})
 """Client errors that may not repeat; every server error may not repeat either."""

@@ -12,16 +12,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ...deadletter import Evidence, Reason
-from ...queues import Counters, Delivery
-from ..durable import CURRENT_RUN, CallNext, Context, Middleware, Run, Settlement
-from ..journal import Handoff
+from ...deadletter.burial import Evidence
+from ...deadletter.policy import Reason
+from ...queues.delivery.leases import Delivery
+from ...queues.delivery.settlement import Counters
+from ..durable.context import Context
+from ..durable.middleware import CallNext, Middleware, Settlement
+from ..durable.run import Run
+from ..durable.steps.current import CURRENT_RUN
+from ..journal.handoff.document import Handoff
 from ..journal.run_events import Notified
 from .outcome import Burial, Outcome, Park
 from .settlement import RunSettlement
 from .webhook_posting import WebhookEvent, WebhookQueue
-
-__all__ = ["WebhookMiddleware", "unreadable_event"]
 
 
 class WebhookMiddleware(Middleware):

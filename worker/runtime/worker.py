@@ -11,40 +11,37 @@ from typing import ClassVar, Literal, Self
 
 import anyio
 
-from ...queues import (
-    Consumer,
-    Delivery,
-    LeaseHeartbeat,
-    LeaseLost,
-    Leases,
-    Namespace,
-    Partition,
-    PartitionAssignment,
-    QueueError,
-    SharedConfig,
-    Unavailable,
-    load_config,
-    read_partitions,
-    release,
-    serving,
-)
-from ...queues.errors import NotOpen
+from ...queues.delivery.consumer import Consumer
+from ...queues.delivery.heartbeat import LeaseHeartbeat
+from ...queues.delivery.leases import Delivery, Leases
+from ...queues.delivery.settlement import release
+from ...queues.delivery.stream_reader import read_partitions
+from ...queues.errors import ConfigurationError, LeaseLost, NotOpen, QueueError, Unavailable
+from ...queues.handle import serving
+from ...queues.keys import Namespace, Partition
+from ...queues.partitions.assignment import PartitionAssignment
 from ...queues.runtime import RUNTIME
+from ...queues.shared_config import SharedConfig, load_config
 from ..app import App
-from ..artifacts import keep_large_values
-from ..durable import Run, StopReason
-from ..errors import ConfigurationError
+from ..artifacts.deployment import keep_large_values
+from ..durable.run import Run
+from ..durable.stop_reasons import StopReason
 from ..log import logger
 from ..loop_errors import keep_running
 from .burst import Burst
 from .executor import Executor
-from .health import Health, Report
 from .health.deadlines import RunDeadlines
 from .health.loop_watchdog import LoopWatchdog
 from .health.redis_contact import RedisContact
+from .health.report import Health, Report
 from .intake import Intake
-from .maintenance import AssignmentWatcher, CancelListener, ClockMonitor, Janitor, Promoter, Registration, VersionWaker
-from .maintenance.registration import describe
+from .maintenance.cancel_listener import CancelListener
+from .maintenance.clock_monitor import ClockMonitor
+from .maintenance.janitor import Janitor
+from .maintenance.partitions import AssignmentWatcher
+from .maintenance.promoter import Promoter
+from .maintenance.registration import Registration, describe
+from .maintenance.version_waker import VersionWaker
 from .options import WorkerTimings, check_arguments
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
@@ -52,8 +49,6 @@ from .shared_settings import SharedSettings
 from .slots import Slots
 from .supervisor_link import Link
 from .webhook_posting import WebhookQueue, WebhookTarget
-
-__all__ = ["Worker"]
 
 
 class Worker:

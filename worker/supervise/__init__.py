@@ -14,8 +14,3 @@ Child processes themselves, and those that run quarantined tasks, are in worker/
 Crashes of ordinary children without progress count towards the pause. Those of quarantine children do not: their task
 is the cause.
 """
-
-from .config import SupervisorConfig
-from .supervisor import Supervisor
-
-__all__ = ["Supervisor", "SupervisorConfig"]

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ...queues import Address, Namespace
+from ...queues.keys import Namespace
+from ...queues.transport.address import Address
 from ..runtime.children.timings import SupervisorTimings, delay_after
 from ..runtime.webhook_posting import WebhookTarget
-
-__all__ = ["AppInfo", "SupervisorConfig"]
 
 
 @dataclass(frozen=True, slots=True)

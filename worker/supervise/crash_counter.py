@@ -9,26 +9,23 @@ from typing import Any
 
 import anyio
 
-from ...queues import (
+from ...queues.delivery.quarantine_store import CrashReport, report_crash
+from ...queues.errors import QueueError
+from ...queues.runtime import RUNTIME
+from ...queues.supervisors import (
     ChildInfo,
-    CrashReport,
-    Gateway,
-    QueueError,
     SupervisorInfo,
     SupervisorState,
     count_crash,
-    report_crash,
-    retry_while_unavailable,
     supervise,
     withdraw_supervisor,
 )
-from ...queues.runtime import RUNTIME
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.gateway import Gateway
 from ..log import logger
 from ..runtime.children.child import Child
 from ..runtime.children.timings import SupervisorTimings
 from .config import AppInfo
-
-__all__ = ["SupervisorRegistry"]
 
 
 class SupervisorRegistry:

@@ -14,8 +14,6 @@ from ..runtime.children.quarantine_pool import QuarantinePool
 from .config import AppInfo, SupervisorConfig
 from .crash_counter import SupervisorRegistry
 
-__all__ = ["WorkerPool", "WorkerSlot"]
-
 
 class WorkerSlot:
     """A place for one ordinary child, kept filled.

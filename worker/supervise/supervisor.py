@@ -13,7 +13,7 @@ import anyio
 import orjson
 from anyio.abc import TaskGroup
 
-from ...queues import QueueError
+from ...queues.errors import QueueError
 from ...queues.explanation.texts import times
 from ...queues.runtime import RUNTIME
 from ..log import logger
@@ -21,13 +21,11 @@ from ..runtime.children.app_command import ChildCommand
 from ..runtime.children.child import Child, exit_status_text, wait_any
 from ..runtime.children.processes import Children
 from ..runtime.children.stall_monitor import StallMonitor, health_of
-from ..runtime.health import CombinedReport
+from ..runtime.health.report import CombinedReport
 from ..runtime.webhook_posting import WebhookEvent, WebhookQueue
 from .config import AppInfo, SupervisorConfig
 from .crash_counter import SupervisorRegistry
 from .pool import WorkerPool
-
-__all__ = ["Supervisor", "has_terminal", "run_alert"]
 
 
 class Supervisor:

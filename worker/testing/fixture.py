@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from ...queues import Address, Gateway, Namespace, queue_partitions
-from ...queues.embedded import EmbeddedServer, stop
+from ...queues.embedded.control import stop
+from ...queues.embedded.server import EmbeddedServer
+from ...queues.inspection.views import queue_partitions
+from ...queues.keys import Namespace
+from ...queues.transport.address import Address
+from ...queues.transport.gateway import Gateway
 from ..app import App
 from ..sync_producer import close_sync_producers
 from .idle import run_until_idle
-
-__all__ = ["PerdureFixture", "embedded_server"]
 
 _PAGE = 1000
 

@@ -11,12 +11,16 @@ from typing import Any
 import anyio
 
 from ...deadletter.error_text import error_text
-from ...queues import Duration, Gateway, Namespace, State, TaskFailed, queue_partitions, to_seconds
+from ...queues.durations import Duration, to_seconds
+from ...queues.errors import TaskFailed
+from ...queues.inspection.views import queue_partitions
+from ...queues.keys import Namespace
+from ...queues.records import State
+from ...queues.transport.gateway import Gateway
 from ..app import App
-from ..durable import CallNext, Context, Middleware, Settlement
+from ..durable.context import Context
+from ..durable.middleware import CallNext, Middleware, Settlement
 from ..runtime.worker import Worker
-
-__all__ = ["run_until_idle"]
 
 
 async def run_until_idle(

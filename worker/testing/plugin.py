@@ -12,8 +12,6 @@ import pytest
 if TYPE_CHECKING:
     from .fixture import PerdureFixture
 
-__all__ = ["perdure", "perdure_server", "pytest_configure"]
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make `ResumeWarning` an error, unless the project's own `filterwarnings` name it."""

@@ -9,44 +9,31 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from ...queues import (
-    Counters,
-    Delivery,
-    Entry,
-    Envelope,
-    Gateway,
-    History,
-    InboxMessage,
-    Moment,
-    Namespace,
-    Refused,
-    Sent,
-    State,
-    TaskHandle,
-    new_task_id,
-    seconds_until,
-)
-from ..durable import (
-    CURRENT_RUN,
-    Artifacts,
-    Context,
-    FolderOnly,
-    Run,
-    RunObserver,
-    StepCall,
-    TaskMemory,
-    Threads,
-    Workspace,
-)
+from ...queues.delivery.checkpoint import Entry, History
+from ...queues.delivery.leases import Delivery
+from ...queues.delivery.settlement import Counters
+from ...queues.durations import Moment, seconds_until
+from ...queues.envelope import Envelope, new_task_id
+from ...queues.errors import Refused
+from ...queues.handle import TaskHandle
+from ...queues.inbox import InboxMessage, Sent
+from ...queues.keys import Namespace
+from ...queues.records import State
+from ...queues.transport.gateway import Gateway
 from ..durable.checkpoint_writer import CheckpointWriter
+from ..durable.context import Context
+from ..durable.observer import RunObserver
+from ..durable.run import Run
 from ..durable.step_caller import StepCaller
-from ..durable.steps.current import check_place
+from ..durable.steps.current import CURRENT_RUN, StepCall, check_place
 from ..durable.steps.options import StepOptions
-from ..journal import Event
+from ..durable.steps.threads import Threads
+from ..durable.task_artifacts import Artifacts
+from ..durable.task_memory import TaskMemory
+from ..durable.task_workspace import FolderOnly, Workspace
+from ..journal.event import Event
 from ..settings import Settings
-from ..workspace import remove_folder
-
-__all__ = ["UnitContext", "make_context"]
+from ..workspace.folders import remove_folder
 
 _THREADS: Final = 40
 _REMEDY: Final = "run the task with the fixture 'perdure' and run_until_idle"

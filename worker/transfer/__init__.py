@@ -6,10 +6,3 @@
 | `export` | writes a task that does not run, and closes it |
 | `import_` | checks a file, and stores its task |
 """
-
-from __future__ import annotations
-
-from .export import ExportedTask, close_source, export_task
-from .import_ import Imported, import_task
-
-__all__ = ["ExportedTask", "Imported", "close_source", "export_task", "import_task"]

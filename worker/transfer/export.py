@@ -10,28 +10,25 @@ from typing import IO, Final, cast
 
 import orjson
 
-from ...queues import (
-    Gateway,
-    Partition,
-    Producer,
-    State,
-    TaskHandle,
-    confirm_successor,
-    pairs,
-    read_task_input,
-)
-from ...queues.delivery import close_exported, read_mark
-from ...queues.security import ERROR, MESSAGE, event_field
-from ...queues.sessions import parse_turn_id
-from ...queues.transport import scan_fields, scan_results
-from ..artifacts import ArtifactStore, task_links
-from ..durable import CITED_MEMORIES, cited_memories, task_workspace_files
+from ...queues.delivery.checkpoint_edit import close_exported, read_mark
+from ...queues.derived_tasks import confirm_successor, read_task_input
+from ...queues.handle import TaskHandle
+from ...queues.keys import Partition
+from ...queues.producer import Producer
+from ...queues.records import State
+from ...queues.security.encryption import ERROR, MESSAGE, event_field
+from ...queues.sessions.address import parse_turn_id
+from ...queues.transport.gateway import Gateway
+from ...queues.transport.large_results import scan_fields, scan_results
+from ...queues.transport.scripts import pairs
+from ..artifacts.links import task_links
+from ..artifacts.store import ArtifactStore
+from ..durable.task_memory import CITED_MEMORIES, cited_memories
+from ..durable.task_workspace import task_workspace_files
 from ..errors import TransferError
 from ..journal.run_events import Exported
-from ..memory import HybridStore
+from ..memory.hybrid import HybridStore
 from .lines import FORMAT, VERSION, LineWriter
-
-__all__ = ["ExportedTask", "close_source", "export_task"]
 
 OpensMemories = Callable[[], AbstractAsyncContextManager[HybridStore | None]]
 

@@ -14,19 +14,21 @@ import anyio.to_thread
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from ...queues import Envelope, PerdureError, Producer, TaskHandle, TaskMessage, check_name, check_own_id, new_task_id
 from ...queues.derived_tasks import TaskPast, store_copy
-from ...queues.envelope import copied_envelope
-from ...queues.keys import DATA_FORMAT
-from ...queues.transport import Sha256
-from ..artifacts import ArtifactLink, ArtifactStore
-from ..durable import check_saved_link, check_workspace_field
+from ...queues.envelope import Envelope, TaskMessage, check_own_id, copied_envelope, new_task_id
+from ...queues.errors import PerdureError
+from ...queues.handle import TaskHandle
+from ...queues.keys import DATA_FORMAT, check_name
+from ...queues.producer import Producer
+from ...queues.transport.value_store import Sha256
+from ..artifacts.links import ArtifactLink
+from ..artifacts.store import ArtifactStore
+from ..durable.task_workspace import check_saved_link, check_workspace_field
 from ..errors import TransferError
-from ..errors.validation import first_problem
-from ..memory import HybridStore, Memory
+from ..memory.hybrid import HybridStore
+from ..memory.memory import Memory
+from ..validation_errors import first_problem
 from .lines import read_lines, unpack
-
-__all__ = ["Imported", "import_task"]
 
 T = TypeVar("T")
 

@@ -16,8 +16,6 @@ import orjson
 
 from ..errors import TransferError
 
-__all__ = ["FORMAT", "VERSION", "LineWriter", "read_lines", "unpack"]
-
 FORMAT: Final = "perdure-task"
 
 VERSION: Final = 1

@@ -9,24 +9,3 @@ The package knows nothing of tasks and steps; `ctx.workspace` is in worker/durab
 A manifest is stored in the artifact store as the files are, so a checkpoint contains one small field, however many
 files there are. Files and manifest are stored first and linked in the checkpoint afterwards.
 """
-
-from .folders import FOLDER_PREFIX, check_folder_name, folder_end, keep_folder, make_folder, remove_folder, take_folder
-from .manifest import Limits, Manifest, SavedFile, decode_manifest, encode_manifest
-from .scan import FolderScan, Scanner
-
-__all__ = [
-    "FOLDER_PREFIX",
-    "FolderScan",
-    "Limits",
-    "Manifest",
-    "SavedFile",
-    "Scanner",
-    "check_folder_name",
-    "decode_manifest",
-    "encode_manifest",
-    "folder_end",
-    "keep_folder",
-    "make_folder",
-    "remove_folder",
-    "take_folder",
-]

@@ -24,16 +24,6 @@ from ..errors import WorkspaceError
 with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
     import fcntl
 
-__all__ = [
-    "FOLDER_PREFIX",
-    "check_folder_name",
-    "folder_end",
-    "keep_folder",
-    "make_folder",
-    "remove_folder",
-    "take_folder",
-]
-
 FOLDER_PREFIX: Final = "perdure-workspaces-"
 
 _LOCK: Final = ".lock"

@@ -8,10 +8,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import orjson
 
-from ...queues.transport import is_sha256
+from ...queues.transport.value_store import is_sha256
 from ..errors import WorkspaceError, WorkspaceTooLarge
-
-__all__ = ["IGNORE_FILE", "Limits", "Manifest", "SavedFile", "check_path", "decode_manifest", "encode_manifest"]
 
 VERSION: Final = 1
 """Format that this code writes, and the latest that it reads."""

@@ -20,8 +20,6 @@ from ...queues.regular_files import open_below, open_folder_below, read_bounded
 from ..errors import WorkspaceError
 from .manifest import IGNORE_FILE, Limits, SavedFile, check_path
 
-__all__ = ["FolderScan", "Scanner"]
-
 _IGNORED: Final = ("__pycache__", "*.pyc", ".venv", "node_modules", ".cache", ".mypy_cache", ".pytest_cache")
 """Patterns that hold in every workspace: what tools make again."""
 

@@ -10,19 +10,3 @@
 A redirection (MOVED, ASK) or transient refusal means that the command was not executed, so it may be sent again even
 if it is not repeatable. A lost connection does not mean that, and its error goes to the caller at once.
 """
-
-from .client import ClusterConnection
-from .hash_slots import UnknownCommandError, slot_of
-from .redirects import RedirectPolicy
-from .sync_client import SyncClusterConnection
-from .topology import Topology, discover_topology
-
-__all__ = [
-    "ClusterConnection",
-    "RedirectPolicy",
-    "SyncClusterConnection",
-    "Topology",
-    "UnknownCommandError",
-    "discover_topology",
-    "slot_of",
-]

@@ -30,8 +30,6 @@ from .hash_slots import slot_of
 from .redirects import RedirectPolicy, is_transient
 from .topology import Topology, discover_topology, in_random_order, target
 
-__all__ = ["ClusterConnection"]
-
 _LOST = (ConnectionLost, ReplyTimeout, OSError)
 
 

@@ -11,8 +11,6 @@ from redis.crc import key_slot
 
 from ..pipelining import Argument, Command
 
-__all__ = ["UnknownCommandError", "key_of", "slot_of"]
-
 _KEY_AT: Final = {
     **dict.fromkeys(("GET", "SET", "MGET", "DEL", "UNLINK", "EXISTS", "TYPE", "PTTL", "PEXPIRE", "PERSIST"), 1),
     **dict.fromkeys(

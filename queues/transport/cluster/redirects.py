@@ -9,8 +9,6 @@ from redis.exceptions import AskError, ClusterDownError
 from ..backoff import Backoff
 from ..clients import was_not_executed
 
-__all__ = ["RedirectPolicy", "is_transient"]
-
 _TRIES: Final = 12
 """Redirections and transient refusals after which a command fails."""
 

@@ -17,8 +17,6 @@ from .hash_slots import slot_of
 from .redirects import RedirectPolicy
 from .topology import Topology, discover_topology, in_random_order, target
 
-__all__ = ["SyncClusterConnection"]
-
 
 class SyncClusterConnection:
     """Synchronous connections to the primaries of a cluster, for one thread at a time."""

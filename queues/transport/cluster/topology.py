@@ -13,8 +13,6 @@ from ..address import Address, Node
 from ..clients import START_REMEDY, sync_client, translated
 from ..server_check import check_kind
 
-__all__ = ["SLOTS", "Topology", "discover_topology"]
-
 SLOTS: Final = 16384
 
 

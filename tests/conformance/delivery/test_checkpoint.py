@@ -9,31 +9,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from perdure.deadletter import Filter, Replay, list_letters, replay
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import (
-    Counters,
-    Delivery,
     Encryptor,
     EntriesLost,
-    Entry,
     Gateway,
-    History,
-    Kind,
     LeaseLost,
     Namespace,
     NotEncrypted,
     Partition,
     Producer,
     TamperedData,
-    last_step,
-    load_history,
-    read_events,
-    reschedule,
-    write_entries,
 )
+from perdure.queues.delivery.checkpoint import Entry, History, Kind, last_step, load_history, write_entries
+from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.settlement import Counters, reschedule
 from perdure.queues.delivery.step_pages import PAGE
+from perdure.queues.event_log import read_events
 from perdure.queues.security.keyring import read_keys
-from perdure.queues.transport import Command
+from perdure.queues.transport.pipelining import Command
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import claim_one, needs_one_server, promote, read_one, take_over, worker

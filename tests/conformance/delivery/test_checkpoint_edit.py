@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from perdure.deadletter import Reason, Replay, bury, find_letter, replay
-from perdure.queues import Delivery, Entry, Gateway, Kind, Namespace, Partition, Producer, State, read_events
-from perdure.queues.delivery import Position, edit_checkpoint, load_history, read_position
+from perdure.deadletter.burial import bury
+from perdure.deadletter.letters import find_letter
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import Gateway, Namespace, Partition, Producer, State
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history
+from perdure.queues.delivery.checkpoint_edit import Position, edit_checkpoint, read_position
+from perdure.queues.delivery.leases import Delivery
 from perdure.queues.delivery.settlement import Counters, park, release
+from perdure.queues.event_log import read_events
 
 from tests.support.consumers import promote, read_one, worker
 from tests.support.delivery_calls import EVIDENCE, add_entries

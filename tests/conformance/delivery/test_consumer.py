@@ -9,23 +9,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from perdure.queues import (
-    Consumer,
-    Delivery,
-    Gateway,
-    Leases,
-    Namespace,
-    Partition,
-    Producer,
-    Script,
-    SingleNodeReader,
-    Unavailable,
-    load_history,
-    release,
-)
+from perdure.queues import Gateway, Namespace, Partition, Producer, Unavailable
+from perdure.queues.delivery.checkpoint import load_history
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.leases import Delivery, Leases
+from perdure.queues.delivery.settlement import release
+from perdure.queues.delivery.stream_reader import SingleNodeReader
 from perdure.queues.keys import GROUP, RELEASED
-from perdure.queues.transport.gateway import Argument, Command, GatewayTimings
-from perdure.queues.transport.scripts import queue_script
+from perdure.queues.transport.gateway import GatewayTimings
+from perdure.queues.transport.pipelining import Argument, Command
+from perdure.queues.transport.scripts import Script, queue_script
 
 from tests.support.consumers import (
     Held,

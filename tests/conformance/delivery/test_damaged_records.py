@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from perdure.deadletter import DAMAGED, Filter, find_letter, list_letters, purge
+from perdure.deadletter.letters import DAMAGED, Filter, find_letter, list_letters
+from perdure.deadletter.replay import purge
 from perdure.queues import Gateway, Partition, Producer
 from perdure.queues.errors import UnreadableRecord
 from perdure.queues.explanation.facts import read_facts

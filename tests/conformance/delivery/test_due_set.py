@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from perdure.queues import Gateway, Namespace, Partition, Producer, State, promote_due
+from perdure.queues import Gateway, Namespace, Partition, Producer, State
+from perdure.queues.delivery.due_set import promote_due
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import (

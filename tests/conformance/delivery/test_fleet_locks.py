@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Settings
-from perdure.queues import (
-    Gateway,
-    Namespace,
-    Partition,
-    PartitionAssignment,
-    Producer,
-    WorkerInfo,
-    acquire_fleet_locks,
-    announce,
-    promote_due,
-)
+from perdure.queues import Gateway, Namespace, Partition, Producer, WorkerInfo
+from perdure.queues.delivery.due_set import promote_due
+from perdure.queues.delivery.fleet_locks import acquire_fleet_locks
+from perdure.queues.partitions.assignment import PartitionAssignment
+from perdure.queues.presence import announce
 from perdure.worker.runtime.maintenance import promoter as promoter_module
 from perdure.worker.runtime.maintenance.janitor import Janitor
 from perdure.worker.runtime.maintenance.promoter import Promoter

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from perdure.queues import Gateway, Partition
-from perdure.queues.transport import SCAN_START, scan_fields, scan_page
 from perdure.queues.transport.address import Address
-from perdure.queues.transport.hash_scan import ScanCursor
+from perdure.queues.transport.hash_scan import SCAN_START, ScanCursor, scan_page
+from perdure.queues.transport.large_results import scan_fields
 
 from tests.support.consumers import needs_server
 from tests.support.servers import RedisServer

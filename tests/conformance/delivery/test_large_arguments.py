@@ -7,30 +7,28 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure.deadletter import Evidence, Reason, Replay, bury, find_letter, replay
+from perdure.deadletter.burial import Evidence, bury
+from perdure.deadletter.letters import find_letter
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import (
-    Counters,
     DecryptionError,
     Encryptor,
-    Envelope,
-    EnvelopeTemplate,
     Gateway,
     Namespace,
     Partition,
     PayloadTooLarge,
     Producer,
-    Successor,
     TamperedData,
     TaskExists,
     TaskHandle,
-    enqueue_successor,
-    read_task_input,
-    store_fork,
-    succeed,
 )
+from perdure.queues.delivery.settlement import Counters, succeed
+from perdure.queues.derived_tasks import Successor, enqueue_successor, read_task_input, store_fork
+from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.errors import LargeValueLost, NotEncrypted
-from perdure.queues.transport import CHUNK_BYTES, LargeArguments
-from perdure.queues.transport.large_arguments import LARGE_ARGUMENTS
+from perdure.queues.transport.large_arguments import LARGE_ARGUMENTS, LargeArguments
+from perdure.queues.transport.large_values import CHUNK_BYTES
 
 from tests.support.consumers import make_due, promote, read_one, worker
 from tests.support.task_places import lifetimes

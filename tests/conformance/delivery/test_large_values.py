@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from perdure.queues import (
-    Delivery,
-    EntriesLost,
-    Entry,
-    Gateway,
-    Kind,
-    LeaseLost,
-    Namespace,
-    Partition,
-    Producer,
-    load_history,
-    write_entries,
-)
+from perdure.queues import EntriesLost, Gateway, LeaseLost, Namespace, Partition, Producer
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
+from perdure.queues.delivery.leases import Delivery
 from perdure.queues.errors import LargeValueLost
-from perdure.queues.transport import CHUNK_BYTES, LargeValue, cut, read_large
+from perdure.queues.transport.large_values import CHUNK_BYTES, LargeValue, cut, read_large
 
 from tests.support.consumers import read_one, take_over, worker
 from tests.support.delivery_calls import SETTLING, add_entries

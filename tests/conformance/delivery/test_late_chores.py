@@ -8,39 +8,21 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure.deadletter import Filter, Replay, list_letters, replay
-from perdure.queues import (
-    Delivery,
-    Entry,
-    Envelope,
-    EnvelopeTemplate,
-    Gateway,
-    Kind,
-    Namespace,
-    Partition,
-    Producer,
-    Successor,
-    await_version,
-    enqueue_successor,
-    load_history,
-    quarantine,
-    read_events,
-    read_task_input,
-    take_quarantined,
-    wake_version,
-)
-from perdure.queues.delivery import (
-    Position,
-    close_exported,
-    edit_checkpoint,
-    put_back_lost,
-    read_mark,
-    read_position,
-    replace_exhausted,
-)
-from perdure.queues.derived_tasks import TaskPast, store_copy
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import Gateway, Namespace, Partition, Producer
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history
+from perdure.queues.delivery.checkpoint_edit import Position, close_exported, edit_checkpoint, read_mark, read_position
+from perdure.queues.delivery.due_set import wake_version
+from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.lost_tasks import put_back_lost, replace_exhausted
+from perdure.queues.delivery.quarantine_store import quarantine, take_quarantined
+from perdure.queues.delivery.settlement import await_version
+from perdure.queues.derived_tasks import Successor, TaskPast, enqueue_successor, read_task_input, store_copy
+from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.errors import Unavailable
-from perdure.queues.inspection import trim_timeline
+from perdure.queues.event_log import read_events
+from perdure.queues.inspection.timeline import trim_timeline
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.transport.scripts import queue_script

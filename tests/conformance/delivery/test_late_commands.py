@@ -11,36 +11,24 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from perdure.deadletter import Filter, Replay, list_letters, purge, replay
-from perdure.queues import (
-    Delivery,
-    Entry,
-    Envelope,
-    EnvelopeTemplate,
-    Gateway,
-    Kind,
-    LeaseLost,
-    Namespace,
-    Partition,
-    Producer,
-    State,
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, purge, replay
+from perdure.queues import Gateway, LeaseLost, Namespace, Partition, Producer, State
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
+from perdure.queues.delivery.due_set import promote_due
+from perdure.queues.delivery.leases import Delivery, RunStatus
+from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
+from perdure.queues.delivery.settlement import await_version, raise_count
+from perdure.queues.derived_tasks import (
     Successor,
-    await_version,
-    clear_quarantined,
+    TaskPast,
     confirm_successor,
     enqueue_successor,
-    load_history,
-    promote_due,
-    quarantine,
-    raise_count,
     read_task_input,
-    report_crash,
+    store_copy,
     store_fork,
-    take_quarantined,
-    write_entries,
 )
-from perdure.queues.delivery import RunStatus
-from perdure.queues.derived_tasks import TaskPast, store_copy
+from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.inbox import send_message
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.transport.scripts import queue_script

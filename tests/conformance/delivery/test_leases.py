@@ -8,19 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from perdure.queues import (
-    Address,
-    Delivery,
-    Gateway,
-    LeaseHeartbeat,
-    Leases,
-    Namespace,
-    Partition,
-    Producer,
-    QueueError,
-)
+from perdure.queues import Address, Gateway, Namespace, Partition, Producer, QueueError
 from perdure.queues.delivery import heartbeat
-from perdure.queues.delivery.leases import NOT_STARTED, RunStatus
+from perdure.queues.delivery.heartbeat import LeaseHeartbeat
+from perdure.queues.delivery.leases import NOT_STARTED, Delivery, Leases, RunStatus
 from perdure.queues.keys import GROUP
 
 from tests.support.consumers import (

@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
-from perdure.deadletter import Filter, Replay, list_letters, replay
-from perdure.queues import (
-    Delivery,
-    Gateway,
-    LeaseLost,
-    Namespace,
-    Partition,
-    Producer,
-    Refused,
-    State,
-    load_history,
-    read_record,
-    read_task_input,
-)
-from perdure.queues.delivery import Place, find_places, put_back_lost, replace_exhausted
-from perdure.queues.delivery.leases import RunStatus
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import Gateway, LeaseLost, Namespace, Partition, Producer, Refused, State, read_record
+from perdure.queues.delivery.checkpoint import load_history
+from perdure.queues.delivery.leases import Delivery, RunStatus
+from perdure.queues.delivery.lost_tasks import Place, find_places, put_back_lost, replace_exhausted
+from perdure.queues.derived_tasks import read_task_input
 from perdure.queues.keys import GROUP, RELEASED
 
 from tests.support.consumers import (

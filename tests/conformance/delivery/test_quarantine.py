@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import pytest
-from perdure.deadletter import Filter, Reason, Replay, bury, list_letters, replay
+from perdure.deadletter.burial import bury
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import (
-    Counters,
-    Delivery,
     EntriesLost,
-    Entry,
     Gateway,
-    History,
-    Kind,
     LeaseLost,
     Namespace,
     Partition,
     Producer,
     State,
-    clear_quarantined,
     list_queues,
-    load_history,
-    quarantine,
-    read_events,
-    release,
-    report_crash,
-    reschedule,
     set_partitions,
-    succeed,
-    take_quarantined,
-    write_entries,
 )
 from perdure.queues.delivery import quarantine_store
-from perdure.queues.delivery.quarantine_store import CRASH_WINDOW_MS
+from perdure.queues.delivery.checkpoint import Entry, History, Kind, load_history, write_entries
+from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.quarantine_store import (
+    CRASH_WINDOW_MS,
+    clear_quarantined,
+    quarantine,
+    report_crash,
+    take_quarantined,
+)
+from perdure.queues.delivery.settlement import Counters, release, reschedule, succeed
+from perdure.queues.event_log import read_events
 from perdure.queues.keys import GROUP, SUSPECTS
 
 from tests.support.consumers import (

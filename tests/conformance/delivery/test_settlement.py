@@ -6,27 +6,13 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from perdure.deadletter import Replay, find_letter, replay
-from perdure.queues import (
-    Counters,
-    Delivery,
-    EntriesLost,
-    Entry,
-    Gateway,
-    Kind,
-    LeaseLost,
-    Namespace,
-    Partition,
-    Producer,
-    State,
-    load_history,
-    raise_count,
-    read_events,
-    release,
-    reschedule,
-    succeed,
-    write_entries,
-)
+from perdure.deadletter.letters import find_letter
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import EntriesLost, Gateway, LeaseLost, Namespace, Partition, Producer, State
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
+from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.settlement import Counters, raise_count, release, reschedule, succeed
+from perdure.queues.event_log import read_events
 from perdure.queues.keys import RELEASED
 from perdure.queues.transport.scripts import queue_script
 

@@ -7,26 +7,19 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from perdure.deadletter import Reason, bury
-from perdure.queues import (
-    Delivery,
-    Entry,
-    Envelope,
-    Gateway,
-    Kind,
-    Namespace,
-    Partition,
-    Producer,
-    Script,
-    State,
-    TaskExists,
-    read_events,
-)
-from perdure.queues.delivery import close_exported, load_history, read_mark
+from perdure.deadletter.burial import bury
+from perdure.deadletter.policy import Reason
+from perdure.queues import Gateway, Namespace, Partition, Producer, State, TaskExists
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history
+from perdure.queues.delivery.checkpoint_edit import close_exported, read_mark
+from perdure.queues.delivery.leases import Delivery
 from perdure.queues.delivery.settlement import Counters, park
 from perdure.queues.derived_tasks import TaskPast, store_copy
+from perdure.queues.envelope import Envelope
+from perdure.queues.event_log import read_events
 from perdure.queues.inbox import read_inbox, send_message
-from perdure.queues.transport import Argument
+from perdure.queues.transport.pipelining import Argument
+from perdure.queues.transport.scripts import Script
 
 from tests.support.consumers import read_one, worker
 from tests.support.delivery_calls import EVIDENCE, add_entries

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from perdure.queues import (
-    Counters,
-    Entry,
-    Gateway,
-    Kind,
-    Partition,
-    Producer,
-    TaskEnded,
-    TaskNotFound,
-    load_history,
-    read_events,
-    succeed,
-    write_entries,
-)
+from perdure.queues import Gateway, Partition, Producer, TaskEnded, TaskNotFound
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
+from perdure.queues.delivery.settlement import Counters, succeed
+from perdure.queues.event_log import read_events
 
 from tests.support.consumers import read_one, take_over, worker
 

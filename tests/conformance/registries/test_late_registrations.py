@@ -11,23 +11,22 @@ from perdure.queues import (
     Producer,
     SupervisorInfo,
     WorkerInfo,
-    announce,
-    count_crash,
     list_supervisors,
     list_workers,
-    load_config,
-    paused_supervisors,
-    resume_supervisor,
-    set_config,
     set_partitions,
-    supervise,
-    withdraw_supervisor,
 )
 from perdure.queues.catalog import AppEntry, CatalogTask, publish_entry
 from perdure.queues.partitions.assignment import join_group, leave_group
 from perdure.queues.partitions.resharding import retire_generation, sync_route
-from perdure.queues.presence import withdraw
-from perdure.queues.shared_config import SharedName
+from perdure.queues.presence import announce, withdraw
+from perdure.queues.shared_config import SharedName, load_config, set_config
+from perdure.queues.supervisors import (
+    count_crash,
+    paused_supervisors,
+    resume_supervisor,
+    supervise,
+    withdraw_supervisor,
+)
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.lossy_proxy import LossyProxy, deliver_unchanged

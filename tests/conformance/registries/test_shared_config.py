@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from perdure.queues import CHANGE, Gateway, Namespace, Producer, SharedConfig, WorkerInfo, announce
-from perdure.queues.shared_config import load_config, set_config
+from perdure.queues import Gateway, Namespace, Producer, WorkerInfo
+from perdure.queues.presence import announce
+from perdure.queues.shared_config import CHANGE, SharedConfig, load_config, set_config
 
 INFO = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
 

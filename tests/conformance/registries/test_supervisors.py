@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import anyio
-from perdure.queues import (
+from perdure.queues import Gateway, Namespace, SupervisorInfo, list_supervisors
+from perdure.queues.supervisors import (
     ChildInfo,
-    Gateway,
-    Namespace,
-    SupervisorInfo,
     SupervisorState,
     count_crash,
-    list_supervisors,
     paused_supervisors,
     resume_supervisor,
     supervise,

@@ -8,29 +8,20 @@ from typing import Any
 import orjson
 import pytest
 from perdure.queues import Encryptor, Gateway, Namespace, Partition, Producer, set_partitions
-from perdure.queues.sessions import (
-    SessionAddress,
-    SessionCorrection,
-    SessionFailed,
-    SessionFull,
-    SessionOfOtherApp,
+from perdure.queues.sessions import turns as turns_module
+from perdure.queues.sessions.address import SessionAddress, TurnId
+from perdure.queues.sessions.corrections import store_correction
+from perdure.queues.sessions.errors import SessionFailed, SessionFull, SessionOfOtherApp, TurnEarly, TurnRefused
+from perdure.queues.sessions.record import SessionCorrection, list_sessions, read_history, read_session, read_turn
+from perdure.queues.sessions.removal import forget_session
+from perdure.queues.sessions.turns import (
     SessionTurnEnd,
-    TurnEarly,
-    TurnId,
-    TurnRefused,
     begin_turn,
     check_session,
     end_turn,
     enqueue_turn,
-    forget_session,
-    list_sessions,
-    read_history,
-    read_session,
-    read_turn,
     send_to_session,
-    store_correction,
 )
-from perdure.queues.sessions import turns as turns_module
 
 from tests.support.consumers import read_one, worker
 

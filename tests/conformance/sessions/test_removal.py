@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from perdure.queues import Gateway, LeaseLost, Namespace, Partition, Producer
-from perdure.queues.sessions import forget_task
+from perdure.queues.sessions.removal import forget_task
 
 from tests.support.consumers import read_one, worker
 from tests.support.delivery_calls import FENCED

@@ -8,7 +8,7 @@ import pytest
 from perdure import Settings
 from perdure.queues import Gateway, Namespace
 from perdure.queues.transport.scripts import queue_script
-from perdure.worker.durable import SharedWorkspace
+from perdure.worker.durable.shared_workspace import SharedWorkspace
 from perdure.worker.identity import Identity, load_identity, set_identity
 
 from tests.support.lossy_proxy import LossyProxy, deliver_unchanged

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from perdure import Settings
-from perdure.queues import Gateway, Namespace, Script
-from perdure.worker.durable import SharedWorkspace, shared_hashes
+from perdure.queues import Gateway, Namespace
+from perdure.queues.transport.scripts import Script
+from perdure.worker.durable.shared_workspace import SharedWorkspace, shared_hashes
 from perdure.worker.errors import FileConflict, WorkspaceError, WorkspaceTooLarge
 
 

@@ -9,7 +9,9 @@ from typing import Any, cast
 import pytest
 from perdure.queues.delivery.step_pages import PAGE, StepPages
 from perdure.queues.keys import Namespace
-from perdure.queues.transport import Command, Gateway, Script
+from perdure.queues.transport.gateway import Gateway
+from perdure.queues.transport.pipelining import Command
+from perdure.queues.transport.scripts import Script
 
 pytestmark = pytest.mark.anyio
 

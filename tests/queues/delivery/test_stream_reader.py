@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from perdure.queues import BlockingConnection, Gateway, Namespace, Partition, Unavailable
+from perdure.queues import Gateway, Namespace, Partition, Unavailable
 from perdure.queues.delivery.stream_reader import PerNodeReader, Stream
-from perdure.queues.transport.gateway import Argument
+from perdure.queues.transport.blocking import BlockingConnection
+from perdure.queues.transport.pipelining import Argument
 
 BOUND = 30.0
 

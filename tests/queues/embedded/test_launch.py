@@ -16,7 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from perdure.queues.embedded import EmbeddedServer, full_disk, start, status, stop
+from perdure.queues.embedded.control import start, status, stop
+from perdure.queues.embedded.files import full_disk
+from perdure.queues.embedded.server import EmbeddedServer
 from perdure.queues.errors import EmbeddedServerError, Unavailable
 from perdure.queues.transport.clients import translated
 

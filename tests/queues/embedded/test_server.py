@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from perdure.queues.embedded import EmbeddedServer, ServerStatus, start, status, stop
+from perdure.queues.embedded.control import ServerStatus, start, status, stop
+from perdure.queues.embedded.server import EmbeddedServer
 from perdure.queues.errors import EmbeddedServerError
 from redis.backoff import NoBackoff
 from redis.retry import Retry

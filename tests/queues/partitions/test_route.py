@@ -9,10 +9,9 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perdure.queues import Generation, Route
 from perdure.queues.keys import Namespace
 from perdure.queues.partitions.assignment import READERS, assigned_partitions
-from perdure.queues.partitions.route import MOST_PARTITIONS, SINGLE, UnreadableRoute, spread
+from perdure.queues.partitions.route import MOST_PARTITIONS, SINGLE, Generation, Route, UnreadableRoute, spread
 
 COUNTS = st.lists(st.integers(1, 40), max_size=6)
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perdure.queues import (
-    NO_KEYS,
     ConfigurationError,
     ConnectionSettings,
     DecryptionError,
@@ -23,11 +22,10 @@ from perdure.queues import (
     Partition,
     TamperedData,
     generate_key,
-    is_encrypted,
     make_encryptor,
     read_settings,
 )
-from perdure.queues.security.encryption import arguments_field
+from perdure.queues.security.encryption import NO_KEYS, arguments_field, is_encrypted
 
 FIRST, SECOND = b"1" * 32, b"2" * 32
 HERE = Partition("ns", "default", 0)

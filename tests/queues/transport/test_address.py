@@ -9,13 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perdure.queues import (
-    Address,
-    BadAddress,
-    Namespace,
-    QueueError,
-    check_name,
-)
+from perdure.queues import Address, BadAddress, Namespace, QueueError
+from perdure.queues.keys import check_name
 from perdure.queues.transport.address import Node
 from perdure.queues.transport.clients import pipelined_connection, sync_client
 

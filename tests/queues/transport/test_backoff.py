@@ -7,8 +7,10 @@ from itertools import islice
 
 import pytest
 import redis
-from perdure.queues import Backoff, Refused, Unavailable, jittered, retry_while_unavailable
-from perdure.queues.transport import backoff, translated
+from perdure.queues import Refused, Unavailable
+from perdure.queues.transport import backoff
+from perdure.queues.transport.backoff import Backoff, jittered, retry_while_unavailable
+from perdure.queues.transport.clients import translated
 from redis.exceptions import AuthenticationError
 
 QUICK = Backoff(first=0.001, longest=0.001)

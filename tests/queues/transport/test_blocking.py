@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import redis
-from perdure.queues import BlockingConnection, Unavailable
+from perdure.queues import Unavailable
 from perdure.queues.transport.address import Node
+from perdure.queues.transport.blocking import BlockingConnection
 
 from tests.support.workers import bounded
 

@@ -10,7 +10,7 @@ import anyio
 from perdure import Producer
 from perdure.queues import QueueError, Unavailable
 from perdure.queues.keys import GROUP
-from perdure.queues.partitions import set_partitions
+from perdure.queues.partitions.resharding import set_partitions
 
 from ..app import NAMESPACE
 

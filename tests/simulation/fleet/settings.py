@@ -6,9 +6,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from perdure import Worker
-from perdure.queues import QueueError, set_config
+from perdure.queues import QueueError
 from perdure.queues.keys import Namespace
-from perdure.queues.shared_config import SharedConfig, read_seconds
+from perdure.queues.shared_config import SharedConfig, read_seconds, set_config
 from perdure.worker.runtime.options import WorkerTimings
 
 from ..app import NAMESPACE

@@ -23,7 +23,8 @@ from perdure.worker.cli.support.probe import ProbeOptions
 from perdure.worker.cli.support.worker_process import SupervisedWorker, serve
 from perdure.worker.runtime.children.timings import SupervisorTimings
 from perdure.worker.runtime.supervisor_link import Role, SupervisorLink
-from perdure.worker.supervise import Supervisor, SupervisorConfig
+from perdure.worker.supervise.config import SupervisorConfig
+from perdure.worker.supervise.supervisor import Supervisor
 
 from ..app import NAMESPACE, make_app
 from ..loop import Machine, current

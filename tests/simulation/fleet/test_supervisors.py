@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import anyio
 import pytest
-from perdure.queues import Consumer, CrashReport
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.quarantine_store import CrashReport
 from perdure.worker.cli.support.worker_process import SupervisedWorker
 from perdure.worker.runtime import quarantine_gate
 from perdure.worker.runtime.children.child import Child

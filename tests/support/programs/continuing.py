@@ -16,8 +16,8 @@ from typing import Any
 from perdure import Agent, AgentState, App, Coherence, Context, ContextBuilder, PlanStep, Retry, Worker
 from perdure.context import CompactionRequest
 from perdure.memory import NewMemory
-from perdure.worker.artifacts import ArtifactStore
-from perdure.worker.journal import Handoff
+from perdure.worker.artifacts.store import ArtifactStore
+from perdure.worker.journal.handoff.document import Handoff
 from perdure.worker.runtime.signals import stop_on_signals
 from pydantic import Field
 

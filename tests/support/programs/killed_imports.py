@@ -14,11 +14,11 @@ from unittest.mock import patch
 
 import anyio
 from perdure.queues import Gateway
-from perdure.worker.artifacts import artifact_store
+from perdure.worker.artifacts.deployment import artifact_store
 from perdure.worker.cli.support.connection import ConnectionOptions
 from perdure.worker.errors import TransferError
 from perdure.worker.settings import load_settings
-from perdure.worker.transfer import import_task
+from perdure.worker.transfer.import_ import import_task
 
 FOUND = 3
 """Exit code of an import that was refused because the task is there."""

@@ -15,7 +15,7 @@ import anyio
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from perdure import App, Context, Retry, Worker
-from perdure.queues import Entry, Kind
+from perdure.queues.delivery.checkpoint import Entry, Kind
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 
 import tests.support.servers.shared_store  # noqa: F401 - registers the protocol of PERDURE_ARTIFACTS

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 from perdure import App, Context, Retry, current_step
-from perdure.worker.durable import CURRENT_RUN
+from perdure.worker.durable.steps.current import CURRENT_RUN
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 GATES = Path(os.environ["GATES"])

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from perdure import App, Context, Retry, Worker
 from perdure.queues import Gateway
-from perdure.worker.durable import CURRENT_RUN
+from perdure.worker.durable.steps.current import CURRENT_RUN
 
 app = App("reader")
 SETTLING = ("retry", "finish", "bury")

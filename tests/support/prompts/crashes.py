@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import pytest
 from perdure import App, TaskHandle, Worker
-from perdure.queues import Gateway, Script
+from perdure.queues import Gateway
 from perdure.queues.keys import GROUP
+from perdure.queues.transport.scripts import Script
 
 from tests.support.workers import BOUND, FRESH, redis_command
 

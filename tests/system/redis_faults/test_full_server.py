@@ -13,11 +13,15 @@ from typing import Literal
 import pytest
 import redis
 from perdure import App, Context, Retry, ServerFull, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
-from perdure.deadletter import Replay, find_letter, replay
-from perdure.queues import Address, Delivery, Gateway, Namespace, Partition, Producer
+from perdure.deadletter.letters import find_letter
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import Address, Gateway, Namespace, Partition, Producer
+from perdure.queues.delivery.leases import Delivery
 from perdure.queues.partitions.assignment import join_group, leave_group
 from perdure.queues.presence import WorkerInfo, announce, list_workers, withdraw
-from perdure.queues.sessions import SessionAddress, SessionTurnEnd, end_turn, read_session, send_to_session
+from perdure.queues.sessions.address import SessionAddress
+from perdure.queues.sessions.record import read_session
+from perdure.queues.sessions.turns import SessionTurnEnd, end_turn, send_to_session
 from perdure.queues.supervisors import SupervisorInfo, list_supervisors, supervise, withdraw_supervisor
 
 from tests.conformance.delivery.test_settlement import WHERE

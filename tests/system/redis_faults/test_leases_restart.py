@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 from anyio.to_thread import run_sync
 from perdure import App, Context, Settings, State, TaskHandle, Worker
-from perdure.queues import Consumer, Gateway, LeaseHeartbeat
-from perdure.queues.transport import GatewayTimings
+from perdure.queues import Gateway
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.heartbeat import LeaseHeartbeat
+from perdure.queues.transport.gateway import GatewayTimings
 from perdure.worker.log import logger
 
 from tests.support.servers import BUNDLED, RedisServer, find_program

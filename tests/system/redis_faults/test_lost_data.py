@@ -14,8 +14,9 @@ import anyio.to_thread
 import orjson
 import pytest
 from perdure import App, Producer, Settings, TaskHandle
-from perdure.deadletter import count_letters
-from perdure.worker.journal import StepRecord, check_state
+from perdure.deadletter.letters import count_letters
+from perdure.worker.journal.history import check_state
+from perdure.worker.journal.step_record import StepRecord
 
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcesses, worker_processes

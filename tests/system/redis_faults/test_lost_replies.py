@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from perdure import Producer, State, TaskHandle, Unavailable
-from perdure.queues import EnvelopeTemplate, Gateway, Namespace, TaskMessage, set_partitions
+from perdure.queues import Gateway, Namespace, set_partitions
 from perdure.queues.enqueueing import BatchEnqueuer, BatchLimits
+from perdure.queues.envelope import EnvelopeTemplate, TaskMessage
 
 from tests.support.consumers import needs_one_server
 from tests.support.lossy_proxy import LossyProxy, lossy_gateway

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 from perdure import App, Context, Settings, State, TaskHandle, Unavailable
-from perdure.queues import Address, Delivery, Gateway, LeaseHeartbeat, Leases, QueueError
-from perdure.queues.transport import GatewayTimings
+from perdure.queues import Address, Gateway, QueueError
+from perdure.queues.delivery.heartbeat import LeaseHeartbeat
+from perdure.queues.delivery.leases import Delivery, Leases
+from perdure.queues.transport.gateway import GatewayTimings
 from perdure.worker.log import logger
 
 from tests.support.command_line import call

@@ -21,10 +21,14 @@ from perdure import (
     TaskHandle,
     Worker,
 )
-from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import Gateway, Script, pairs
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import Gateway
+from perdure.queues.transport.scripts import Script, pairs
 from perdure.worker.errors import BadHistory, TaskDefinitionError
-from perdure.worker.journal import check_state, empty_state, parse_event, reduce, state_at
+from perdure.worker.journal.history import check_state, state_at
+from perdure.worker.journal.parsing import parse_event
+from perdure.worker.journal.reducer import empty_state, reduce
 from pydantic import Field, SecretStr, field_serializer
 
 from tests.support.workers import bounded, history, letter, recorded_steps, redis_command, work_off

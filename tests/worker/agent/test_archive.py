@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
-from perdure.deadletter import Replay, replay
-from perdure.queues import pairs
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues.transport.scripts import pairs
 from perdure.worker.errors import BadHistory, TaskDefinitionError
-from perdure.worker.journal import check_state, fork, read_archived_step, state_at
+from perdure.worker.journal.archive import read_archived_step
+from perdure.worker.journal.forks import fork
+from perdure.worker.journal.history import check_state, state_at
 from pydantic import Field
 
 from tests.support.stored_data import FIRST, with_keys

@@ -12,22 +12,26 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from perdure import AgentState, PlanStep
 from perdure.context import AgentTools
-from perdure.worker.agent.context import ContextBuilder, Layers, assemble, to_anthropic, to_openai
 from perdure.worker.agent.context.background import Background
 from perdure.worker.agent.context.brief import Interruption, brief_text
-from perdure.worker.journal import (
+from perdure.worker.agent.context.builder import ContextBuilder
+from perdure.worker.agent.context.layers import Layers, assemble
+from perdure.worker.agent.context.providers import to_anthropic, to_openai
+from perdure.worker.journal.chat import Message
+from perdure.worker.journal.handoff.budget import estimated_tokens
+from perdure.worker.journal.handoff.document import DoubtfulStep
+from perdure.worker.journal.state import (
+    Archive,
+    ArchivedSteps,
     Artifact,
+    ChangedFile,
     Commitment,
     Decision,
     Discovery,
-    Message,
     Question,
     StepStatus,
     WaitingFor,
-    estimated_tokens,
 )
-from perdure.worker.journal.handoff import DoubtfulStep
-from perdure.worker.journal.state import Archive, ArchivedSteps, ChangedFile
 
 from tests.support.prompts.reading import HEADINGS, brief_of, contradictions, read_brief
 from tests.support.provider_rules import anthropic_problems, openai_problems

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, NoReturn
 import anyio
 import pytest
 from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, Snooze, State, TaskHandle
-from perdure.queues import Entry
-from perdure.worker.agent.coherence import FINDINGS, StoredFindings, View, run_checks
+from perdure.queues.delivery.checkpoint import Entry
 from perdure.worker.agent.coherence.calls import Call
-from perdure.worker.durable import Run
+from perdure.worker.agent.coherence.checks import View, run_checks
+from perdure.worker.agent.coherence.findings import FINDINGS, StoredFindings
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
+from perdure.worker.durable.run import Run
 from perdure.worker.journal.run_events import WaitStarted
 
 from tests.support.command_line import Answer, call

@@ -8,24 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from perdure.worker.agent.context import (
-    INTERRUPTED,
-    MALFORMED,
-    Layers,
-    Prompt,
-    assemble,
-    from_anthropic,
-    from_openai,
-    to_anthropic,
-    to_openai,
-)
 from perdure.worker.agent.context.background import Background
 from perdure.worker.agent.context.compaction import cut_at
-from perdure.worker.agent.context.conversation import completed, exchanges, repair_of
+from perdure.worker.agent.context.conversation import INTERRUPTED, completed, exchanges, repair_of
+from perdure.worker.agent.context.layers import Layers, assemble
+from perdure.worker.agent.context.prompt import Prompt
+from perdure.worker.agent.context.providers import MALFORMED, from_anthropic, from_openai, to_anthropic, to_openai
 from perdure.worker.errors import ContextTooLarge
-from perdure.worker.journal import AgentState, Event, Message, PlanStep, ToolCall, apply, redacted
 from perdure.worker.journal.agent_events import Changed, MessageAdded
+from perdure.worker.journal.chat import Message, ToolCall
+from perdure.worker.journal.event import Event
+from perdure.worker.journal.event_redaction import redacted
+from perdure.worker.journal.json_patch import apply
 from perdure.worker.journal.quoting import quoted_block
+from perdure.worker.journal.state import AgentState, PlanStep
 
 from tests.support.provider_rules import anthropic_problems, openai_problems
 

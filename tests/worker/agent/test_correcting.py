@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
-from perdure.deadletter import Replay, replay
+from perdure.deadletter.replay import Replay, replay
 from pydantic import BaseModel, Field, field_validator
 
 from tests.support.workers import bounded, history, letter, work_off

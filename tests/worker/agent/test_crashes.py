@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle, Worker
-from perdure.queues import Gateway, Script
+from perdure.queues import Gateway
 from perdure.queues.keys import GROUP
-from perdure.worker.journal import check_state
+from perdure.queues.transport.scripts import Script
+from perdure.worker.journal.history import check_state
 from pydantic import Field
 
 from tests.support.stored_data import FIRST, with_keys

@@ -21,7 +21,8 @@ from perdure import (
     State,
     TaskFailed,
 )
-from perdure.queues import EnvelopeTemplate, Gateway, StillRunning, set_partitions
+from perdure.queues import Gateway, StillRunning, set_partitions
+from perdure.queues.envelope import EnvelopeTemplate
 from perdure.queues.transport.scripts import queue_script
 from perdure.worker.agent_task import AgentTask
 from perdure.worker.errors import TaskDefinitionError

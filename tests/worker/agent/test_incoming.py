@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Settings, TaskHandle
-from perdure.queues import Gateway, Script, last_message
+from perdure.queues import Gateway
+from perdure.queues.inbox import last_message
+from perdure.queues.transport.scripts import Script
 from perdure.worker.agent.background import in_background
 from perdure.worker.errors import Snooze, TaskDefinitionError
 

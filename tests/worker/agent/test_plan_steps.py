@@ -8,24 +8,21 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Settings, Snooze, TaskHandle
-from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import Partition, TaskEvent, read_last_events
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import Partition, TaskEvent
+from perdure.queues.event_log import read_last_events
 from perdure.worker.agent import restoration
-from perdure.worker.durable import CURRENT_RUN
+from perdure.worker.durable.steps.current import CURRENT_RUN
 from perdure.worker.errors import StateError
-from perdure.worker.journal import (
-    KEPT,
-    BadPatch,
-    Event,
-    check_state,
-    encode_snapshot,
-    parse_event,
-    reduce,
-    register_event,
-    state_at,
-)
-from perdure.worker.journal.reducer import empty_state
+from perdure.worker.journal.event import Event
+from perdure.worker.journal.history import check_state, state_at
+from perdure.worker.journal.json_patch import BadPatch
+from perdure.worker.journal.parsing import parse_event, register_event
+from perdure.worker.journal.reducer import empty_state, reduce
 from perdure.worker.journal.run_events import Notified
+from perdure.worker.journal.snapshot import encode_snapshot
+from perdure.worker.journal.state import KEPT
 from pydantic import Field
 
 from tests.support.workers import (

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings
-from perdure.worker.agent.context import Layers, Prompt, assemble
 from perdure.worker.agent.context.background import Background
+from perdure.worker.agent.context.layers import Layers, assemble
+from perdure.worker.agent.context.prompt import Prompt
 from perdure.worker.agent.context.tokens import Estimate
-from perdure.worker.journal import Message, Resumption
-from perdure.worker.journal.chat import FROM_INBOX
+from perdure.worker.journal.chat import FROM_INBOX, Message
+from perdure.worker.journal.resumption import Resumption
 
 from tests.support.prompts.reading import parts_of, stability
 from tests.support.workers import work_off

@@ -13,11 +13,11 @@ from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, S
 from perdure.context import Message
 from perdure.queues.keys import GROUP
 from perdure.worker.agent.resume_notice import notice_of
-from perdure.worker.durable import CURRENT_RUN
+from perdure.worker.durable.steps.current import CURRENT_RUN
 from perdure.worker.errors import TaskDefinitionError
-from perdure.worker.journal import Handoff, Resumption, StepStatus
-from perdure.worker.journal.handoff.document import CallInFlight, Dependencies, DoubtfulStep
-from perdure.worker.journal.state import Archive
+from perdure.worker.journal.handoff.document import CallInFlight, Dependencies, DoubtfulStep, Handoff
+from perdure.worker.journal.resumption import Resumption
+from perdure.worker.journal.state import Archive, StepStatus
 
 from tests.support.workers import FRESH, bounded, history, work_off
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import pytest
 from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
-from perdure.deadletter import Replay, replay
+from perdure.deadletter.replay import Replay, replay
 from perdure.worker.errors import StateBusy
-from perdure.worker.journal import check_state, compact_state, state_at
+from perdure.worker.journal.compaction import compact_state
+from perdure.worker.journal.history import check_state, state_at
 from pydantic import Field
 
 from tests.support.workers import bounded, history, letter, redis_command, running_worker, wait_until, work_off

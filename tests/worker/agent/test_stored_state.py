@@ -13,10 +13,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, ResumeWarning, Retry, Settings
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 from perdure.worker.agent.state_type import StateType
 from perdure.worker.errors import StateDrift, StateUnstorable, TaskDefinitionError
-from perdure.worker.journal import check_state, state_at
+from perdure.worker.journal.history import check_state, state_at
 from pydantic import (
     AliasChoices,
     BaseModel,

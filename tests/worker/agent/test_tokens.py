@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from perdure.worker.agent.context import Estimate, Tiktoken, default_counter, tokens
-from perdure.worker.journal import estimated_tokens
+from perdure.worker.agent.context import tokens
+from perdure.worker.agent.context.tokens import Estimate, Tiktoken, default_counter
+from perdure.worker.journal.handoff.budget import estimated_tokens
 
 SOURCE = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 

@@ -17,14 +17,16 @@ from typing import Any
 import anyio
 import fsspec  # type: ignore[import-untyped]
 import pytest
-from perdure.worker.artifacts import ArtifactStore, check_artifact_name, local, open_store, orphans
+from perdure.queues.errors import ConfigurationError
+from perdure.worker.artifacts import local
+from perdure.worker.artifacts.links import orphans
+from perdure.worker.artifacts.store import ArtifactStore, check_artifact_name, open_store
 from perdure.worker.errors import (
     ArtifactDamaged,
     ArtifactError,
     ArtifactMissing,
     ArtifactTooLarge,
     BadArtifactName,
-    ConfigurationError,
     StoreUnavailable,
 )
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 from perdure import Producer, Settings
-from perdure.queues import WorkerInfo, announce
+from perdure.queues import WorkerInfo
+from perdure.queues.presence import announce
 
 from tests.support.command_line import Answer, call, process
 

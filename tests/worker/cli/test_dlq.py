@@ -14,7 +14,8 @@ import anyio
 import pytest
 import redis
 from perdure import App, Context, Retry, Settings, Worker
-from perdure.deadletter import DeadLetter, Replay, list_letters, replay, replay_all
+from perdure.deadletter.letters import DeadLetter, list_letters
+from perdure.deadletter.replay import Replay, replay, replay_all
 from perdure.worker.cli import dlq
 
 from tests.support.command_line import COMMAND, Answer, call, process

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from perdure.queues.embedded import stop
+from perdure.queues.embedded.control import stop
 
 from tests.support.command_line import BOUND, call, process
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from perdure.queues.embedded import EmbeddedServer, stop
+from perdure.queues.embedded.control import stop
+from perdure.queues.embedded.server import EmbeddedServer
 
 from tests.support.command_line import call, process
 

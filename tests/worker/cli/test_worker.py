@@ -13,7 +13,9 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from perdure import App, Context, Settings, Worker
-from perdure.queues import Producer, count_crash, spread
+from perdure.queues import Producer
+from perdure.queues.partitions.route import spread
+from perdure.queues.supervisors import count_crash
 
 from tests.support.command_line import BOUND, IGNORING_SIGINT, Answer, Running, call, process
 from tests.support.workers import bounded

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings
-from perdure.queues import Entry, Gateway, Kind, Script, Unavailable
+from perdure.queues import Gateway, Unavailable
+from perdure.queues.delivery.checkpoint import Entry, Kind
+from perdure.queues.transport.scripts import Script
 from perdure.worker.durable import checkpoint_writer
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 

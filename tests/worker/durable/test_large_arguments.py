@@ -19,8 +19,8 @@ from perdure import (
     State,
     TaskHandle,
 )
-from perdure.deadletter import Reason
-from perdure.worker.journal import fork
+from perdure.deadletter.policy import Reason
+from perdure.worker.journal.forks import fork
 from pydantic import SecretStr
 
 from tests.support.stored_data import FIRST, with_keys

@@ -24,11 +24,12 @@ from perdure import (
     TaskHandle,
     current_step,
 )
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 from perdure.queues import Gateway
 from perdure.queues.delivery.step_pages import PAGE
-from perdure.queues.transport import Command
-from perdure.worker.durable import CURRENT_RUN, CallNext, Middleware, StepCall
+from perdure.queues.transport.pipelining import Command
+from perdure.worker.durable.middleware import CallNext, Middleware
+from perdure.worker.durable.steps.current import CURRENT_RUN, StepCall
 from perdure.worker.durable.steps.keys import StepKeys
 
 from tests.support.workers import (

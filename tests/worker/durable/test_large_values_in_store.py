@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from perdure import App, Context, Producer, Retry, Settings
-from perdure.deadletter import Reason, Replay, replay
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import ConfigurationError
-from perdure.queues.inspection import linked_objects
-from perdure.queues.security import MARK
+from perdure.queues.inspection.views import linked_objects
+from perdure.queues.security.encryption import MARK
 from perdure.worker.errors import ArtifactDamaged, ArtifactMissing
-from perdure.worker.journal import fork
+from perdure.worker.journal.forks import fork
 
 from tests.support.servers.shared_store import objects, shared_url
 from tests.support.stored_data import FIRST, with_keys

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle
-from perdure.queues import Entry
-from perdure.queues.delivery.checkpoint import Written
+from perdure.queues.delivery.checkpoint import Entry, Written
 from perdure.worker.durable import checkpoint_writer
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 

@@ -11,7 +11,8 @@ import orjson
 import pytest
 from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, State, TaskHandle
-from perdure.queues import InboxFull, forward_messages, inbox
+from perdure.queues import InboxFull, inbox
+from perdure.queues.inbox import forward_messages
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.runtime.stages import successor

@@ -25,8 +25,8 @@ from perdure import (
     StepCall,
     TaskFailed,
 )
-from perdure.worker.durable import build_chain
-from perdure.worker.errors import ConfigurationError
+from perdure.queues.errors import ConfigurationError
+from perdure.worker.durable.middleware import build_chain
 
 from tests.support.workers import bounded, expire_lease, partition_of, redis_command, running_worker, steal, work_off
 

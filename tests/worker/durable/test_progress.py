@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Sequence
 import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, current_step
-from perdure.queues import DecryptionError, Entry, Kind, State
-from perdure.queues.delivery.checkpoint import Written
-from perdure.worker.durable import Run
+from perdure.queues import DecryptionError, State
+from perdure.queues.delivery.checkpoint import Entry, Kind, Written
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
+from perdure.worker.durable.run import Run
 from perdure.worker.errors import StepOutsideTask
 
 from tests.support.stored_data import FIRST, with_keys

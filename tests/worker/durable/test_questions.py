@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, SyncContext, TaskHandle
-from perdure.deadletter import Replay, replay
-from perdure.queues import last_message
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues.inbox import last_message
 from perdure.testing import make_context
 from perdure.worker.errors import StepDefinitionError
 

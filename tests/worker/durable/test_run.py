@@ -8,8 +8,14 @@ import weakref
 from typing import Any
 
 import pytest
-from perdure.queues import Address, Delivery, Envelope, Gateway, History, Namespace
-from perdure.worker.durable import STOP_RULES, Run, RunObserver, StopReason, Threads, stop_of_event
+from perdure.queues import Address, Gateway, Namespace
+from perdure.queues.delivery.checkpoint import History
+from perdure.queues.delivery.leases import Delivery
+from perdure.queues.envelope import Envelope
+from perdure.worker.durable.observer import RunObserver
+from perdure.worker.durable.run import Run
+from perdure.worker.durable.steps.threads import Threads
+from perdure.worker.durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from perdure.worker.settings import Settings
 
 BOUND = 30.0

@@ -28,13 +28,15 @@ from perdure import (
     current_context,
     current_step,
 )
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 from perdure.testing import make_context
-from perdure.worker.durable import CallNext, TaskMemory, Workspace
 from perdure.worker.durable.context import TaskInfo
+from perdure.worker.durable.middleware import CallNext
 from perdure.worker.durable.step_caller import StepCaller
 from perdure.worker.durable.sync.context import SyncStepCaller
 from perdure.worker.durable.sync.parts import Blocking
+from perdure.worker.durable.task_memory import TaskMemory
+from perdure.worker.durable.task_workspace import Workspace
 from perdure.worker.errors import StepOutsideTask, TaskDefinitionError
 
 from tests.support.command_line import Running

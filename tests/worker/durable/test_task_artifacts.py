@@ -11,8 +11,9 @@ from typing import Any
 import anyio.from_thread
 import pytest
 from perdure import Agent, AgentState, App, Artifact, Context, PlanStep, Retry, Settings
-from perdure.queues import DecryptionError, deployment_id, generate_key
-from perdure.worker.artifacts import all_links, task_links
+from perdure.queues import DecryptionError, generate_key
+from perdure.queues.presence import deployment_id
+from perdure.worker.artifacts.links import all_links, task_links
 from perdure.worker.errors import ArtifactDamaged, ArtifactError, ArtifactTooLarge, BadArtifactName
 from pydantic import SecretStr
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskFailed
 from perdure.memory import MemoryLink, NewMemory
-from perdure.queues import History, Producer
-from perdure.worker.durable import TaskMemory, cite_memories, cited_memories
+from perdure.queues import Producer
+from perdure.queues.delivery.checkpoint import History
+from perdure.worker.durable.task_memory import TaskMemory, cite_memories, cited_memories
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.journal.forks import fork
 from perdure.worker.log import logger

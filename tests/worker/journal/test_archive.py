@@ -8,17 +8,12 @@ from typing import Any
 import orjson
 import pytest
 from perdure.queues import TaskEvent
-from perdure.worker.journal import (
-    AgentState,
-    apply,
-    diff,
-    empty_state,
-    parse_event,
-    reduce,
-    remove_oldest,
-    retire_steps,
-)
 from perdure.worker.journal.agent_events import Archived
+from perdure.worker.journal.archive import remove_oldest, retire_steps
+from perdure.worker.journal.json_patch import apply, diff
+from perdure.worker.journal.parsing import parse_event
+from perdure.worker.journal.reducer import empty_state, reduce
+from perdure.worker.journal.state import AgentState
 
 
 def state_of(done: int, *, pending: int = 0, messages: list[dict[str, Any]] | None = None) -> dict[str, Any]:

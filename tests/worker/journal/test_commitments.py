@@ -8,7 +8,9 @@ import pytest
 from perdure import AgentState
 from perdure.context import Commitment, Question
 from perdure.worker.agent.state_type import StateType
-from perdure.worker.journal import KEPT, decode_snapshot, empty_state, encode_snapshot
+from perdure.worker.journal.reducer import empty_state
+from perdure.worker.journal.snapshot import decode_snapshot, encode_snapshot
+from perdure.worker.journal.state import KEPT
 from pydantic import ValidationError
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)

@@ -9,23 +9,8 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perdure.queues import Redaction, TaskEvent
-from perdure.worker.journal import (
-    KEPT,
-    AgentState,
-    BadPatch,
-    Event,
-    Foreign,
-    Message,
-    Unreadable,
-    apply,
-    diff,
-    empty_state,
-    parse_event,
-    redacted,
-    reduce,
-    register_event,
-)
+from perdure.queues import TaskEvent
+from perdure.queues.security.redaction import Redaction
 from perdure.worker.journal.agent_events import (
     ArtifactSaved,
     Changed,
@@ -37,8 +22,14 @@ from perdure.worker.journal.agent_events import (
     PlannedStep,
     ToolCalled,
 )
-from perdure.worker.journal.event import BUILT_IN
+from perdure.worker.journal.chat import Message
+from perdure.worker.journal.event import BUILT_IN, Event
+from perdure.worker.journal.event_redaction import redacted
+from perdure.worker.journal.json_patch import BadPatch, apply, diff
+from perdure.worker.journal.parsing import Foreign, Unreadable, parse_event, register_event
+from perdure.worker.journal.reducer import empty_state, reduce
 from perdure.worker.journal.run_events import Received, Started, StepCompleted, StepFailed, StepStarted, WaitStarted
+from perdure.worker.journal.state import KEPT, AgentState
 from pydantic import model_validator
 
 FEW = settings(max_examples=60, deadline=None)

@@ -7,19 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perdure.queues import TaskEvent
 from perdure.worker.errors import BadHandoff
-from perdure.worker.journal import Handoff, Resumption, build_handoff, empty_state, fitted, fitted_text, state_after
-from perdure.worker.journal.handoff import burial_notes
-from perdure.worker.journal.handoff.budget import clipped, estimated_tokens
+from perdure.worker.journal.handoff.budget import clipped, estimated_tokens, fitted, fitted_text
 from perdure.worker.journal.handoff.document import (
     AwaitedAnswer,
     CallInFlight,
     Dependencies,
     DoubtfulStep,
     FoundFact,
+    Handoff,
     MadeDecision,
     OpenStep,
     ToolUse,
 )
+from perdure.worker.journal.handoff.draft import build_handoff, burial_notes, state_after
+from perdure.worker.journal.reducer import empty_state
+from perdure.worker.journal.resumption import Resumption
 from perdure.worker.journal.snapshot import StoredState
 
 TEXT = st.text(max_size=300)

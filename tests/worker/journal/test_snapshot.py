@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 from perdure.worker.errors import BadSnapshot
-from perdure.worker.journal import decode_snapshot, empty_state, encode_snapshot
-from perdure.worker.journal.snapshot import BLOB, LARGE, blob_key, split
+from perdure.worker.journal.reducer import empty_state
+from perdure.worker.journal.snapshot import BLOB, LARGE, blob_key, decode_snapshot, encode_snapshot, split
 
 
 def state(**fields: Any) -> dict[str, Any]:

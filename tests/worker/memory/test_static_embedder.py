@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from perdure.worker.errors import ConfigurationError
+from perdure.queues.errors import ConfigurationError
 from perdure.worker.memory import HybridStore, new_memory, static_embedder
 from perdure.worker.memory.embedders import load_embedder
 

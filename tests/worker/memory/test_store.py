@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from perdure.worker.errors import ConfigurationError
+from perdure.queues.errors import ConfigurationError
 from perdure.worker.memory import (
     EmbedderFailed,
     EmbedderMismatch,

@@ -9,8 +9,10 @@ import orjson
 import pytest
 from loguru import logger
 from perdure import App, Context, Retry, Settings, State
-from perdure.deadletter import DeadLetter, Filter, Reason, list_letters
-from perdure.queues import FORMAT_VERSION, Producer, TaskHandle
+from perdure.deadletter.letters import DeadLetter, Filter, list_letters
+from perdure.deadletter.policy import Reason
+from perdure.queues import Producer, TaskHandle
+from perdure.queues.envelope import FORMAT_VERSION
 
 from tests.support.workers import (
     BOUND,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from perdure.queues import Namespace, Partition, Touch
+from perdure.queues import Namespace, Partition
+from perdure.queues.delivery.touch import Touch
 from perdure.worker.log import logger
-from perdure.worker.runtime.maintenance import ClockMonitor
+from perdure.worker.runtime.maintenance.clock_monitor import ClockMonitor
 
 LEASE = 10.0
 

@@ -13,11 +13,10 @@ import anyio
 import orjson
 import pytest
 from perdure import App, Context, LeaseLost, Retry, Settings, State, TaskCancelled, Unavailable, Worker, current_step
-from perdure.deadletter import Reason
-from perdure.queues import write_entries
-from perdure.queues.delivery.checkpoint import Written
-from perdure.worker.durable import StopReason
+from perdure.deadletter.policy import Reason
+from perdure.queues.delivery.checkpoint import Written, write_entries
 from perdure.worker.durable import checkpoint_writer as recorder_module
+from perdure.worker.durable.stop_reasons import StopReason
 from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
 from perdure.worker.log import logger
 from perdure.worker.runtime.options import WorkerTimings

@@ -10,9 +10,12 @@ import orjson
 import pytest
 from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, Settings, TaskHandle
-from perdure.queues import InboxFull, NoKey, TaskCipher, event_log, inbox, read_events, read_last_events
+from perdure.queues import InboxFull, event_log, inbox
 from perdure.queues.delivery import checkpoint
-from perdure.queues.security import MESSAGE, Encryptor, generate_key
+from perdure.queues.errors import NoKey
+from perdure.queues.event_log import read_events, read_last_events
+from perdure.queues.security.encryption import MESSAGE, Encryptor, TaskCipher
+from perdure.queues.security.keyring import generate_key
 
 from tests.support.workers import bounded, letter, redis_command, running_worker, wait_until, work_off
 

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from perdure import App, Context, Settings, Unavailable, Worker
-from perdure.queues import LeaseHeartbeat, Namespace, list_workers
+from perdure.queues import Namespace, list_workers
 from perdure.queues.delivery import heartbeat
+from perdure.queues.delivery.heartbeat import LeaseHeartbeat
 from perdure.worker.runtime.health import probe_server
 from perdure.worker.runtime.health.probe_server import ProbeServer
 from perdure.worker.runtime.health.report import CombinedReport, IncoherentRun, Level, Report

@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-from perdure.queues import Consumer, Delivery, Gateway, Leases, Partition, Producer, release
+from perdure.queues import Gateway, Partition, Producer
+from perdure.queues.delivery.consumer import Consumer
+from perdure.queues.delivery.leases import Delivery, Leases
+from perdure.queues.delivery.settlement import release
 from perdure.worker.runtime.intake import Intake
 from perdure.worker.runtime.quarantine_gate import QuarantineGate
 from perdure.worker.runtime.reclaim import ReclaimSchedule

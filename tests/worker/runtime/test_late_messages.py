@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Settings, State
-from perdure.queues import SingleNodeReader, Unavailable
+from perdure.queues import Unavailable
+from perdure.queues.delivery.stream_reader import SingleNodeReader
 
 from tests.support.workers import bounded, pending, running_worker, wait_until
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
-from perdure.deadletter import Filter, Replay, list_letters, replay
-from perdure.queues.delivery import LeaseHeartbeat
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues.delivery.heartbeat import LeaseHeartbeat
 from perdure.queues.keys import GROUP
 from perdure.worker.runtime.options import WorkerTimings
 

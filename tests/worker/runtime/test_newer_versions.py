@@ -8,11 +8,13 @@ from typing import Any
 import orjson
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskHandle
-from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import DATA_FORMAT, Envelope, UnreadableEnvelope
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import UnreadableEnvelope
 from perdure.queues.delivery import checkpoint, due_set
 from perdure.queues.delivery.step_pages import PAGE
-from perdure.queues.envelope import FORMAT_VERSION
+from perdure.queues.envelope import FORMAT_VERSION, Envelope
+from perdure.queues.keys import DATA_FORMAT
 from perdure.worker.runtime.stages import version_check
 
 from tests.support.workers import (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from perdure import PayloadTooLarge, Retry, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
-from perdure.deadletter import Evidence, Reason
-from perdure.queues import Counters
+from perdure.deadletter.burial import Evidence
+from perdure.deadletter.policy import Reason
+from perdure.queues.delivery.settlement import Counters
 from perdure.worker.errors import TaskTimeout, UnserialisableResult
 from perdure.worker.runtime.outcome import Burial, Rerun, after_error
 

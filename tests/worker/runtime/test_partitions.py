@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Producer, Settings, TaskHandle, Worker
-from perdure.queues import load_route, queue_partitions, set_partitions
-from perdure.queues.partitions.resharding import PartitionStatus, partition_status
+from perdure.queues import set_partitions
+from perdure.queues.inspection.views import queue_partitions
+from perdure.queues.partitions.resharding import PartitionStatus, load_route, partition_status
 from perdure.worker.runtime.options import WorkerTimings
 
 from tests.support.processes import WorkerProcesses, worker_processes

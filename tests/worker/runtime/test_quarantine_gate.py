@@ -11,8 +11,11 @@ from typing import Any
 import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskFailed, TaskHandle, Worker
-from perdure.deadletter import Reason
-from perdure.queues import Envelope, Leases, Refused, quarantine, report_crash
+from perdure.deadletter.policy import Reason
+from perdure.queues import Refused
+from perdure.queues.delivery.leases import Leases
+from perdure.queues.delivery.quarantine_store import quarantine, report_crash
+from perdure.queues.envelope import Envelope
 from perdure.queues.keys import GROUP, SUSPECTS
 from perdure.worker.runtime.executor import Executor
 from perdure.worker.runtime.supervisor_link import InheritedPipe, Role, SupervisorLink

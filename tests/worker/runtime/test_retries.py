@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, RetryLater, Settings, Snooze, State
-from perdure.deadletter import Reason, Replay, replay
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import TaskHandle
 
 from tests.support.workers import (

@@ -17,12 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger as loguru_logger
 from perdure import App, Context, InvalidArguments, Retry, Settings, TaskFailed, Worker
-from perdure.deadletter import Evidence, Filter, Reason, Replay, list_letters, replay
-from perdure.queues import (
-    DecryptionError,
-    Envelope,
-    Redaction,
-    UnreadableEnvelope,
+from perdure.deadletter.burial import Evidence
+from perdure.deadletter.letters import Filter, list_letters
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import DecryptionError, UnreadableEnvelope
+from perdure.queues.envelope import Envelope
+from perdure.queues.security.redaction import Redaction
+from perdure.queues.security.secret_arguments import (
+    EVERYTHING,
+    MASK,
     mask,
     read_secret_paths,
     restore_masked,
@@ -30,7 +34,6 @@ from perdure.queues import (
     secret_values,
     unwrap_secrets,
 )
-from perdure.queues.security.secret_arguments import EVERYTHING, MASK
 from perdure.queues.sessions.address import SessionAddress, TurnId
 from perdure.queues.sessions.turns import enqueue_turn, send_to_session
 from perdure.worker.journal.forks import fork

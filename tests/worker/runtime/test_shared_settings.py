@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Settings, Worker
-from perdure.deadletter import count_letters
-from perdure.queues import set_config
+from perdure.deadletter.letters import count_letters
+from perdure.queues.shared_config import set_config
 from perdure.worker.errors import SettingsDiffer
 from perdure.worker.log import logger
 from perdure.worker.runtime.options import WorkerTimings

@@ -25,7 +25,7 @@ from perdure import (
     TaskHandle,
     Worker,
 )
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 
 from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 

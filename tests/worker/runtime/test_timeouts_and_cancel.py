@@ -22,9 +22,10 @@ from perdure import (
     TaskHandle,
     Worker,
 )
-from perdure.deadletter import Reason, count_letters
+from perdure.deadletter.letters import count_letters
+from perdure.deadletter.policy import Reason
 from perdure.queues import TaskNotFound
-from perdure.worker.runtime.maintenance import CancelListener
+from perdure.worker.runtime.maintenance.cancel_listener import CancelListener
 
 from tests.support.workers import (
     bounded,

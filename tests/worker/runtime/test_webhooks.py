@@ -15,8 +15,9 @@ import anyio
 import orjson
 import pytest
 from perdure import App, Context, Retry, Settings, TaskFailed
-from perdure.queues import Backoff, Envelope
-from perdure.worker.errors import ConfigurationError
+from perdure.queues.envelope import Envelope
+from perdure.queues.errors import ConfigurationError
+from perdure.queues.transport.backoff import Backoff
 from perdure.worker.log import logger
 from perdure.worker.runtime.webhook_posting import WebhookEvent, WebhookLimits, WebhookQueue, WebhookTarget, sign
 from perdure.worker.settings import load_settings

@@ -9,9 +9,11 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, State, Unavailable, Worker
-from perdure.queues import BlockingConnection, Consumer, Partition, list_workers
+from perdure.queues import Partition, list_workers
+from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.errors import NotOpen
 from perdure.queues.keys import GROUP
+from perdure.queues.transport.blocking import BlockingConnection
 from perdure.worker.runtime.options import WorkerTimings
 from perdure.worker.runtime.reclaim import START, ReclaimSchedule
 from perdure.worker.runtime.slots import Slots

@@ -8,9 +8,13 @@ from typing import Any
 import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Settings, TaskFailed
-from perdure.queues import NoKey
-from perdure.queues.security import MESSAGE, Encryptor, generate_key
-from perdure.queues.sessions import SessionAddress, SessionFull, TurnId, check_session, turns
+from perdure.queues.errors import NoKey
+from perdure.queues.security.encryption import MESSAGE, Encryptor
+from perdure.queues.security.keyring import generate_key
+from perdure.queues.sessions import turns
+from perdure.queues.sessions.address import SessionAddress, TurnId
+from perdure.queues.sessions.errors import SessionFull
+from perdure.queues.sessions.turns import check_session
 from perdure.worker.session import Session
 
 from tests.support.workers import bounded, redis_command, running_worker, work_off

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
 from perdure.queues import Gateway
-from perdure.queues.sessions import enqueue_turn, finish_forgetting, parse_turn_id
+from perdure.queues.sessions.address import parse_turn_id
+from perdure.queues.sessions.removal import finish_forgetting
+from perdure.queues.sessions.turns import enqueue_turn
 from perdure.worker.session import Session
 
 from tests.support.workers import redis_command, running_worker, wait_until, work_off

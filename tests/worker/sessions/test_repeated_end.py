@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
 from perdure.context import Commitment
-from perdure.queues.sessions import due_sessions
-from perdure.queues.sessions import end_turn as session_end
+from perdure.queues.sessions.turns import due_sessions
+from perdure.queues.sessions.turns import end_turn as session_end
 
 from tests.support.workers import work_off
 

@@ -24,27 +24,21 @@ from perdure import (
     TaskFailed,
 )
 from perdure.context import Commitment
-from perdure.deadletter import Replay, replay
-from perdure.queues.sessions import (
-    SessionAddress,
-    SessionCorrection,
-    SessionFailed,
-    SessionIdle,
-    SessionMessage,
-    SessionNotFound,
-    SessionTurnEnd,
-    check_session,
-    due_sessions,
-    end_turn,
-    forget_idle_sessions,
-    parse_turn_id,
-    store_correction,
-)
-from perdure.queues.sessions.removal import forget_task
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues.errors import ConfigurationError
+from perdure.queues.sessions.address import SessionAddress, parse_turn_id
+from perdure.queues.sessions.corrections import store_correction
+from perdure.queues.sessions.errors import SessionFailed, SessionIdle, SessionNotFound
+from perdure.queues.sessions.record import SessionCorrection, SessionMessage
+from perdure.queues.sessions.removal import forget_idle_sessions, forget_task
+from perdure.queues.sessions.turns import SessionTurnEnd, check_session, due_sessions, end_turn
 from perdure.worker import session_correction
-from perdure.worker.durable import CURRENT_RUN, Run
-from perdure.worker.errors import BadSnapshot, ConfigurationError, StateMismatch
-from perdure.worker.journal import CannotCorrect, encode_snapshot, state_at
+from perdure.worker.durable.run import Run
+from perdure.worker.durable.steps.current import CURRENT_RUN
+from perdure.worker.errors import BadSnapshot, StateMismatch
+from perdure.worker.journal.correction import CannotCorrect
+from perdure.worker.journal.history import state_at
+from perdure.worker.journal.snapshot import encode_snapshot
 from perdure.worker.session import Session, TurnHandle
 from pydantic import Field
 

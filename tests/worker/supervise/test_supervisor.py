@@ -25,16 +25,8 @@ from typing import Any, cast
 import anyio
 import psutil
 import pytest
-from perdure.queues import (
-    Producer,
-    Refused,
-    SupervisorInfo,
-    SupervisorState,
-    Unavailable,
-    count_crash,
-    list_supervisors,
-    resume_supervisor,
-)
+from perdure.queues import Producer, Refused, SupervisorInfo, Unavailable, list_supervisors
+from perdure.queues.supervisors import SupervisorState, count_crash, resume_supervisor
 from perdure.worker.log import logger
 from perdure.worker.runtime.children.child import Child
 from perdure.worker.runtime.children.piped_process import ChildPipe, PipedProcess
@@ -42,8 +34,9 @@ from perdure.worker.runtime.children.quarantine_pool import QuarantinePool
 from perdure.worker.runtime.children.stall_monitor import StallMonitor
 from perdure.worker.runtime.children.timings import SupervisorTimings
 from perdure.worker.settings import Settings
-from perdure.worker.supervise import Supervisor, SupervisorConfig, crash_counter
-from perdure.worker.supervise.supervisor import run_alert
+from perdure.worker.supervise import crash_counter
+from perdure.worker.supervise.config import SupervisorConfig
+from perdure.worker.supervise.supervisor import Supervisor, run_alert
 
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.paths import PROGRAMS

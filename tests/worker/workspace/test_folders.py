@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from perdure.worker.errors import WorkspaceError
-from perdure.worker.workspace import make_folder, remove_folder, take_folder
+from perdure.worker.workspace.folders import make_folder, remove_folder, take_folder
 
 DIES = """
 import os, sys

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from perdure.queues.regular_files import open_folder_below
 from perdure.worker.errors import WorkspaceError
-from perdure.worker.workspace import Limits, Scanner, scan
+from perdure.worker.workspace import scan
+from perdure.worker.workspace.manifest import Limits
+from perdure.worker.workspace.scan import Scanner
 
 
 def scanner(folder: Path) -> Scanner:

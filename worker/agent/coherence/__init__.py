@@ -12,23 +12,3 @@
 Checks read the reduction of the event log, never the state that the agent is changing. A finding is logged once for as
 long as it holds, in the write that stores it.
 """
-
-from .checks import View, run_checks
-from .findings import FINDINGS, StoredFinding, StoredFindings, stored_findings
-from .functions import watched
-from .monitor import CoherenceMonitor
-from .settings import Coherence, Finding, check_coherence
-
-__all__ = [
-    "FINDINGS",
-    "Coherence",
-    "CoherenceMonitor",
-    "Finding",
-    "StoredFinding",
-    "StoredFindings",
-    "View",
-    "check_coherence",
-    "run_checks",
-    "stored_findings",
-    "watched",
-]

@@ -11,10 +11,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from ....queues.runtime import RUNTIME
-from ...journal import Event
 from ...journal.agent_events import MessageAdded, ToolCalled
-
-__all__ = ["Call", "RecentCalls", "find_loop", "find_repeated", "normal_form"]
+from ...journal.event import Event
 
 _SHOWN: Final = 120
 """Characters of a call's arguments that are kept."""

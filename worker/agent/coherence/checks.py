@@ -7,23 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...journal import Event
+from ...journal.event import Event
 from ...log import logger
 from .calls import Call, find_loop, find_repeated, normal_form
 from .settings import Coherence, Finding, check_name
-
-__all__ = [
-    "CHECKS",
-    "View",
-    "check_context",
-    "check_goal",
-    "check_plan",
-    "check_progress",
-    "check_repetition",
-    "check_verdict",
-    "check_waiting",
-    "run_checks",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ....queues import Gateway, Partition, checkpoint_fields
+from ....queues.inspection.views import checkpoint_fields
+from ....queues.keys import Partition
+from ....queues.transport.gateway import Gateway
 from .settings import Finding, Policy
-
-__all__ = ["FINDINGS", "VERDICT", "StoredFinding", "StoredFindings", "StoredVerdict", "key_of", "stored_findings"]
 
 FINDINGS: Final = "#coherence"
 """Checkpoint field of the stored findings."""

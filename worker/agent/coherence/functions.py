@@ -7,13 +7,15 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from ...durable import CURRENT_RUN, Context, goal_of
-from ...journal import BadPatch, Event, empty_state, reduce
+from ...durable.context import Context
+from ...durable.goal import goal_of
+from ...durable.steps.current import CURRENT_RUN
+from ...journal.event import Event
+from ...journal.json_patch import BadPatch
+from ...journal.reducer import empty_state, reduce
 from ..background import in_background
 from .monitor import CoherenceMonitor
 from .settings import Coherence
-
-__all__ = ["watched"]
 
 Handler = Callable[..., Coroutine[Any, Any, Any]]
 

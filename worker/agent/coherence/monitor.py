@@ -14,22 +14,21 @@ from typing import Any, Final
 
 import anyio
 
-from ....queues import (
-    LONGEST,
-    EntriesLost,
-    Entry,
-    Kind,
-    LeaseLost,
-    TaskEvent,
-    last_message,
-    read_last_events,
-    retry_while_unavailable,
-)
+from ....queues.defaults import LONGEST
+from ....queues.delivery.checkpoint import Entry, Kind
+from ....queues.errors import EntriesLost, LeaseLost
+from ....queues.event_log import TaskEvent, read_last_events
+from ....queues.inbox import last_message
 from ....queues.runtime import RUNTIME
-from ...durable import ParkReason, Run, RunObserver, unread_messages
+from ....queues.transport.backoff import retry_while_unavailable
+from ...durable.messaging import unread_messages
+from ...durable.observer import RunObserver
+from ...durable.run import Run
+from ...durable.stop_reasons import ParkReason
 from ...errors import Incoherent
-from ...journal import Event, parse_event
 from ...journal.agent_events import IncoherenceFound, Judged
+from ...journal.event import Event
+from ...journal.parsing import parse_event
 from ...log import log_wait, logger
 from .calls import RecentCalls
 from .checks import View, check_repetition, run_checks
@@ -43,8 +42,6 @@ from .findings import (
     key_of,
 )
 from .settings import Coherence, Finding, Policy
-
-__all__ = ["CoherenceMonitor"]
 
 _LONGEST: Final = 2000
 """Characters of an objection that are recorded."""

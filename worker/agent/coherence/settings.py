@@ -8,8 +8,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import TaskDefinitionError
 
-__all__ = ["Coherence", "Finding", "Policy", "check_coherence", "check_name"]
-
 Policy = Literal["off", "warn", "hand_off", "bury"]
 """Consequence of a finding. `warn` logs an event and a warning. `hand_off` also parks the task, with its handoff
 document, until it receives a message. `bury` also makes it a dead letter with reason `incoherent`."""

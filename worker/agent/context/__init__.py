@@ -35,29 +35,3 @@ reject a call without a result and a result without a call.
 Only the identity layer has the role `system`. All other text may come from tools, senders or earlier tasks, and is
 sent as the user's; in the brief each entry is one quoted line (`journal/quoting.py`).
 """
-
-from .builder import ContextBuilder
-from .compaction import CompactionRequest
-from .conversation import INTERRUPTED
-from .layers import Layers, assemble
-from .prompt import Budgets, Prompt
-from .providers import MALFORMED, from_anthropic, from_openai, to_anthropic, to_openai
-from .tokens import Estimate, Tiktoken, default_counter
-
-__all__ = [
-    "INTERRUPTED",
-    "MALFORMED",
-    "Budgets",
-    "CompactionRequest",
-    "ContextBuilder",
-    "Estimate",
-    "Layers",
-    "Prompt",
-    "Tiktoken",
-    "assemble",
-    "default_counter",
-    "from_anthropic",
-    "from_openai",
-    "to_anthropic",
-    "to_openai",
-]

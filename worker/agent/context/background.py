@@ -14,21 +14,11 @@ from typing import Any, Final, Protocol
 import orjson
 
 from ....deadletter.error_text import error_text
-from ....queues import Entry, Kind
-from ...durable import Run, cite_memories
+from ....queues.delivery.checkpoint import Entry, Kind
+from ...durable.run import Run
+from ...durable.task_memory import cite_memories
 from ...journal.quoting import quoted_line, quoted_name
 from ...log import logger
-
-__all__ = [
-    "NO_BACKGROUND",
-    "Background",
-    "Recall",
-    "SearchesMemory",
-    "has_memory",
-    "read_background",
-    "search",
-    "store_background",
-]
 
 _BACKGROUND: Final = "#background"
 """Checkpoint key of the background."""

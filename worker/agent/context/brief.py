@@ -30,12 +30,10 @@ from math import inf
 from typing import Any, Final
 
 from ....queues.durations import shown_time
-from ...journal import AgentState, Commitment, PlanStep, Question, StepStatus
-from ...journal.handoff import DoubtfulStep
+from ...journal.handoff.document import DoubtfulStep
 from ...journal.quoting import quoted_line, quoted_name
+from ...journal.state import AgentState, Commitment, PlanStep, Question, StepStatus
 from .sections import Count, Section, fitted
-
-__all__ = ["BriefText", "Interruption", "brief_text"]
 
 _SHORT: Final = 15
 """Most characters of a step's result if the turns hold it too: it only has to be recognized there."""

@@ -8,16 +8,19 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeVar, overload, runtime_checkable
 
-from ....deadletter import Retry
-from ....queues import Duration
-from ...durable import CURRENT_RUN, Context, Run
+from ....deadletter.policy import Retry
+from ....queues.durations import Duration
+from ...durable.context import Context
+from ...durable.run import Run
 from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async
+from ...durable.steps.current import CURRENT_RUN
 from ...errors import StepOutsideTask
-from ...journal import After, AgentState, StepStatus
-from ...journal.handoff import DoubtfulStep
+from ...journal.handoff.document import DoubtfulStep
 from ...journal.quoting import quoted_block, quoted_line, quoted_name
-from ..coherence import CoherenceMonitor
+from ...journal.resumption import After
+from ...journal.state import AgentState, StepStatus
+from ..coherence.monitor import CoherenceMonitor
 from .background import (
     Background,
     Recall,
@@ -33,8 +36,6 @@ from .conversation import repair
 from .layers import Layers, assemble
 from .prompt import Budgets, Prompt
 from .tokens import TokenCounter, default_counter
-
-__all__ = ["ContextBuilder"]
 
 R = TypeVar("R")
 

@@ -16,22 +16,22 @@ from typing import Any, Final, Literal
 import anyio
 import orjson
 
-from ....deadletter import Retry, backoff
 from ....deadletter.error_text import error_text
-from ....queues import Entry, Kind
-from ...durable import Run
+from ....deadletter.policy import Retry, backoff
+from ....queues.delivery.checkpoint import Entry, Kind
+from ...durable.run import Run
 from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async
 from ...errors import CompactionFailed
-from ...journal import AgentState, Message, StepRecord
 from ...journal.agent_events import Compacted
+from ...journal.chat import Message
 from ...journal.quoting import quoted_line, quoted_name
+from ...journal.state import AgentState
+from ...journal.step_record import StepRecord
 from ...log import logger
 from .conversation import SAID, SUMMARY, completed, exchanges
 from .tokens import TokenCounter, message_tokens
 from .turns import pinned_within
-
-__all__ = ["CompactionRequest", "Summarizer", "apply_recorded_summary", "compact", "cut_at"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,27 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from ....queues import Entry, Kind
-from ...durable import Run
-from ...journal import AgentState, Message, Patch, ToolCall
+from ....queues.delivery.checkpoint import Entry, Kind
+from ...durable.run import Run
 from ...journal.agent_events import Repaired
-from ...journal.chat import FROM_INBOX
+from ...journal.chat import FROM_INBOX, Message, ToolCall
+from ...journal.json_patch import Patch
 from ...journal.quoting import quoted_block, quoted_line, quoted_name
+from ...journal.state import AgentState
 from ...journal.step_record import StepRecord
 from ...log import logger
-
-__all__ = [
-    "CONTINUE",
-    "INTERRUPTED",
-    "Turn",
-    "completed",
-    "dangling",
-    "exchanges",
-    "insertions",
-    "repair",
-    "split_system",
-    "turns_of",
-]
 
 INTERRUPTED: Final = "[interrupted before this call returned a result; it may or may not have taken effect]"
 """Result of a call that was interrupted."""

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import ContextTooLarge
-from ...journal import AgentState, Message
+from ...journal.chat import Message
+from ...journal.state import AgentState
 from .background import NO_BACKGROUND, Background
 from .brief import BriefText, Interruption, brief_text
 from .conversation import SUMMARY
 from .prompt import Budgets, Prompt
 from .tokens import PER_MESSAGE, Estimate, TokenCounter, cut, message_tokens
 from .turns import Turns, turns_within
-
-__all__ = ["Layers", "assemble"]
 
 _LEAST: Final = 24
 """Tokens of an inbox message that is not cut further."""

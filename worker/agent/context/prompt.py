@@ -6,9 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...journal import Message
-
-__all__ = ["Budgets", "Prompt"]
+from ...journal.chat import Message
 
 
 @dataclass(frozen=True, slots=True)

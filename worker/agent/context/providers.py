@@ -12,12 +12,10 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from ...journal import Message, ToolCall
+from ...journal.chat import Message, ToolCall
 from .conversation import INTERRUPTED, NOT_SHOWN, Turn, split_system, turns_of
 from .prompt import Prompt
 from .tokens import arguments_json
-
-__all__ = ["MALFORMED", "from_anthropic", "from_openai", "to_anthropic", "to_openai"]
 
 MALFORMED: Final = "$malformed"
 """Name of the only argument of a call whose arguments are not a JSON object; its value is the model's text."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["Section", "fitted"]
-
 Count = Callable[[str], int]
 
 _NAMED: Final = (8, 3, 1, 0)

@@ -13,9 +13,8 @@ from typing import Any, Final, Protocol
 from pydantic_core import to_json
 
 from ....queues.regular_files import read_regular
-from ...journal import Message, estimated_tokens
-
-__all__ = ["Estimate", "Tiktoken", "TokenCounter", "cut", "default_counter", "message_tokens"]
+from ...journal.chat import Message
+from ...journal.handoff.budget import estimated_tokens
 
 PER_MESSAGE: Final = 4
 """Tokens of a message besides its texts: its role and delimiters."""

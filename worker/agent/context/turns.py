@@ -21,13 +21,10 @@ from itertools import accumulate
 from typing import Final
 
 from ...errors import ContextTooLarge
-from ...journal import Message
-from ...journal.chat import FROM_INBOX
+from ...journal.chat import FROM_INBOX, Message
 from ...journal.quoting import quoted_name
 from .conversation import SAID, SUMMARY, completed, exchanges
 from .tokens import TokenCounter, cut, message_tokens
-
-__all__ = ["NOTE", "Turns", "first_instructions", "pinned_within", "turns_within"]
 
 NOTE: Final = 32
 """Most tokens of a note that says how many messages are not shown."""

@@ -9,7 +9,3 @@
 All text that a tool returns is data of others: it stands quoted in the result. A tool reads the task that runs it, its
 agent's memories and its own artifacts, whatever the model asks for.
 """
-
-from .toolbox import AgentTools
-
-__all__ = ["AgentTools"]

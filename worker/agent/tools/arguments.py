@@ -6,21 +6,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...errors.validation import describe_problem
+from ...validation_errors import describe_problem
 from ..context.providers import MALFORMED
-
-__all__ = [
-    "TOOLS",
-    "ArgumentsRefused",
-    "ReadArtifact",
-    "ReadInbox",
-    "RecallStep",
-    "SearchHistory",
-    "SearchMemory",
-    "ToolArguments",
-    "check_arguments",
-    "schema_of",
-]
 
 _Offset = Annotated[int, Field(ge=0, le=2**40, description="Where to start, for the rest of a long result.")]
 _Event = Annotated[str, Field(pattern=r"^(\d{1,15}(-\d{1,15})?)?$")]

@@ -9,18 +9,20 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from ....queues import InboxMessage, TaskEvent, retry_while_unavailable
 from ....queues.durations import shown_time
-from ....queues.event_log import read_last_events
-from ....queues.sessions import parse_turn_id
-from ...durable import CURRENT_RUN, Context, Run
+from ....queues.event_log import TaskEvent, read_last_events
+from ....queues.inbox import InboxMessage
+from ....queues.sessions.address import parse_turn_id
+from ....queues.transport.backoff import retry_while_unavailable
+from ...durable.context import Context
+from ...durable.run import Run
+from ...durable.steps.current import CURRENT_RUN
 from ...errors import ArtifactDamaged, ArtifactMissing
-from ...journal import AgentState, Artifact, Resumption, StepStatus
 from ...journal.quoting import quoted_block, quoted_line, quoted_name
+from ...journal.resumption import Resumption
+from ...journal.state import AgentState, Artifact, StepStatus
 from ...log import log_wait
 from .arguments import TOOLS
-
-__all__ = ["Reader", "inbox_text"]
 
 _PAGE: Final = 200
 _MOST_SEARCHED: Final = 2_000

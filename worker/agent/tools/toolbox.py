@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ...durable import Context
-from ...errors import ConfigurationError
-from ...journal import AgentState, Message, ToolCall
+from ....queues.errors import ConfigurationError
+from ...durable.context import Context
+from ...journal.chat import Message, ToolCall
 from ...journal.quoting import quoted_name
+from ...journal.state import AgentState
 from .arguments import TOOLS, ArgumentsRefused, ReadInbox, check_arguments, schema_of
 from .readers import Reader, inbox_text
-
-__all__ = ["AgentTools"]
 
 
 class AgentTools:

@@ -14,8 +14,6 @@ from ..support.output import AsJson, note, print_json, print_table
 from ..support.temporary import run_interruptible
 from .measures import measure
 
-__all__ = ["bench"]
-
 
 @with_connection_options
 def bench(

@@ -12,16 +12,15 @@ from typing import Final
 import anyio
 from redis.crc import key_slot
 
-from ....queues import Envelope, Gateway, Partition, new_task_id
-from ....queues.keys import GROUP
-from ....queues.transport import COMMAND_TIMEOUT, sync_client, translated
+from ....queues.envelope import Envelope, new_task_id
+from ....queues.keys import GROUP, Partition
+from ....queues.transport.clients import COMMAND_TIMEOUT, sync_client, translated
 from ....queues.transport.cluster.topology import discover_topology
+from ....queues.transport.gateway import Gateway
 from ...app import App
-from ...durable import Context
+from ...durable.context import Context
 from ...runtime.worker import Worker
 from ..support.temporary import temporary_namespace
-
-__all__ = ["Row", "measure"]
 
 _ROOM: Final = 32
 """Concurrency of the worker, and number of tasks that record steps."""

@@ -20,8 +20,12 @@ import anyio
 import typer
 from pydantic import ValidationError
 
-from ...memory import HybridStore, InvalidMemory, Memory, NewMemory, Policy, Salvage, make_store, new_memory
-from ...memory.factory import is_postgres, store_path
+from ...memory.errors import InvalidMemory
+from ...memory.factory import is_postgres, make_store, store_path
+from ...memory.hybrid import HybridStore
+from ...memory.memory import Memory, NewMemory, new_memory
+from ...memory.pruning import Policy
+from ...memory.sqlite.salvage import Salvage
 from ...settings import Settings
 from ..enqueue import problem
 from ..support.errors import Failed, Misuse
@@ -29,8 +33,6 @@ from ..support.input_file import numbered_lines, opened
 from ..support.memory_store import Owner, Subject, Tags, Type, with_memory_store, with_store_options, without_embedder
 from ..support.options import OutputFile, open_output, read_object
 from ..support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
-
-__all__ = ["export", "import_file", "prune", "reembed"]
 
 
 @with_store_options

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from ...memory import FoundMemory, HybridStore, Memory, new_memory, strength
+from ...memory.hybrid import HybridStore
+from ...memory.memory import FoundMemory, Memory, new_memory, strength
 from ..support.errors import Failed, Misuse
 from ..support.memory_store import Owner, Subject, Tags, Type, with_memory_store
 from ..support.output import AsJson, duration, note, print_data, print_json, print_table
 from .admin import export, import_file, prune, reembed
-
-__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

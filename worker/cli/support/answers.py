@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator
 
 import orjson
 
-from ....deadletter import DeadLetter
-from ....queues import DecryptionError, Producer
+from ....deadletter.letters import DeadLetter
+from ....queues.errors import DecryptionError
 from ....queues.explanation.texts import short
-from ....queues.transport import scan_fields
-from ...journal import QUESTIONS, StepRecord
+from ....queues.producer import Producer
+from ....queues.transport.large_results import scan_fields
+from ...journal.step_record import QUESTIONS, StepRecord
 from .output import note
-
-__all__ = ["warn_of_answers"]
 
 
 async def warn_of_answers(producer: Producer, letters: AsyncIterator[DeadLetter]) -> AsyncIterator[DeadLetter]:

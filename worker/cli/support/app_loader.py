@@ -13,8 +13,6 @@ from types import ModuleType
 from ...app import App
 from .errors import Misuse
 
-__all__ = ["load_app"]
-
 _FORMS = "APP must be module:attribute or path/to/file.py:attribute, such as tasks:app"
 
 

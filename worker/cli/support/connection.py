@@ -12,28 +12,20 @@ from uuid import UUID
 import anyio
 import typer
 
-from ....queues import Catalog, Partition, Producer, Refused, TaskHandle, TaskNotFound, list_workers, queue_partitions
+from ....queues.catalog import Catalog
 from ....queues.defaults import unknown_variables
-from ....queues.inspection import find_tasks
-from ....queues.security import has_credentials
-from ...artifacts import keep_large_values
+from ....queues.errors import Refused, TaskNotFound
+from ....queues.handle import TaskHandle
+from ....queues.inspection.views import find_tasks, queue_partitions
+from ....queues.keys import Partition
+from ....queues.presence import list_workers
+from ....queues.producer import Producer
+from ....queues.security.urls import has_credentials
+from ...artifacts.deployment import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
 from .options import Delay, with_options
 from .output import note, timestamp
-
-__all__ = [
-    "ConnectionOptions",
-    "DataDir",
-    "connected",
-    "find_handle",
-    "known_partitions",
-    "redis_now",
-    "seconds_of_delay",
-    "warn_of_password",
-    "warn_unserved",
-    "with_connection_options",
-]
 
 P = ParamSpec("P")
 

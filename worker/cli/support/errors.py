@@ -15,11 +15,16 @@ from contextlib import contextmanager
 
 import typer
 
-from ....queues import BadAddress, CatalogError, InvalidKey, PerdureError, Refused, TaskFailed
-from ...errors import ConfigurationError
+from ....queues.errors import (
+    BadAddress,
+    CatalogError,
+    ConfigurationError,
+    InvalidKey,
+    PerdureError,
+    Refused,
+    TaskFailed,
+)
 from .output import note
-
-__all__ = ["Failed", "Misuse", "explained"]
 
 
 class Failed(Exception):

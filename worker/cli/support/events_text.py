@@ -7,10 +7,8 @@ from typing import Any, Final
 
 import orjson
 
-from ....queues import TaskEvent
+from ....queues.event_log import TaskEvent
 from .output import timestamp
-
-__all__ = ["describe_event", "progress_text"]
 
 Data = Mapping[str, Any]
 

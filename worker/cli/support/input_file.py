@@ -12,8 +12,6 @@ from typing import IO, Final
 from ....queues.regular_files import open_regular, read_bounded, read_regular
 from .errors import Misuse
 
-__all__ = ["numbered_lines", "opened", "read_text"]
-
 _LINE: Final = 1 << 28
 """Largest size of a line in bytes."""
 

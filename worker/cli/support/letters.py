@@ -9,12 +9,11 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from ....deadletter import Filter, Reason
-from ....queues import Producer
+from ....deadletter.letters import Filter
+from ....deadletter.policy import Reason
+from ....queues.producer import Producer
 from .connection import redis_now
 from .options import AppOption, PointInTime, QueueOption, ReasonOption, TaskNameOption, read_time, with_options
-
-__all__ = ["LetterOptions", "selecting"]
 
 P = ParamSpec("P")
 

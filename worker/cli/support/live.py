@@ -15,8 +15,6 @@ from .output import stdout
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["REFRESH", "Watch", "check_watch", "show_live"]
-
 Watch = Annotated[bool, typer.Option("--watch", help="Draw the list again every two seconds until Ctrl-C.")]
 
 REFRESH: Final = 2.0

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from ....deadletter import DeadLetter
-from ....queues import PerdureError, Producer, Record
-from ....queues.security import SecretPaths, schema_secrets
-
-__all__ = ["mask_defined"]
+from ....deadletter.letters import DeadLetter
+from ....queues.errors import PerdureError
+from ....queues.producer import Producer
+from ....queues.records import Record
+from ....queues.security.secret_arguments import SecretPaths, schema_secrets
 
 Shown = TypeVar("Shown", Record, DeadLetter)
 

@@ -10,22 +10,11 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 import anyio
 import typer
 
-from ...memory import HybridStore, make_store
+from ...memory.factory import make_store
+from ...memory.hybrid import HybridStore
 from ...settings import Settings, load_settings
 from .connection import warn_of_password
 from .options import with_options
-
-__all__ = [
-    "Owner",
-    "StorePlace",
-    "Subject",
-    "Tags",
-    "Type",
-    "store_settings",
-    "with_memory_store",
-    "with_store_options",
-    "without_embedder",
-]
 
 P = ParamSpec("P")
 

@@ -17,36 +17,10 @@ from typing import Annotated, Any, Concatenate, Final, ParamSpec, TextIO, TypeVa
 import typer
 from pydantic_core import from_json
 
-from ....deadletter import Reason
-from ....queues import check_name
+from ....deadletter.policy import Reason
+from ....queues.keys import check_name
 from ....queues.private_files import replaced_file
 from .errors import Failed
-
-__all__ = [
-    "AppOption",
-    "Delay",
-    "InQueue",
-    "OutputFile",
-    "PointInTime",
-    "QueueOption",
-    "ReasonOption",
-    "Since",
-    "TaskId",
-    "TaskIds",
-    "TaskNameOption",
-    "Until",
-    "in_duration",
-    "open_output",
-    "read_app",
-    "read_delay",
-    "read_duration",
-    "read_object",
-    "read_queue",
-    "read_task_id",
-    "read_time",
-    "seconds_of",
-    "with_options",
-]
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TextIO
 import orjson
 import typer
 
-from ....queues import plain_data
+from ....queues.envelope import plain_data
 from .terminal import clean, clean_json
 
 if TYPE_CHECKING:  # rich is imported where a table is printed: a worker prints none
@@ -26,29 +26,6 @@ if TYPE_CHECKING:  # rich is imported where a table is printed: a worker prints 
     from rich.progress import Progress
     from rich.table import Table
     from rich.text import Text
-
-__all__ = [
-    "AsJson",
-    "Bar",
-    "CleanStdout",
-    "ago",
-    "as_data",
-    "clean",
-    "confirm",
-    "duration",
-    "fields_table",
-    "note",
-    "print_data",
-    "print_fields",
-    "print_json",
-    "print_json_lines",
-    "print_json_text",
-    "print_table",
-    "print_text",
-    "state_text",
-    "stdout",
-    "timestamp",
-]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

@@ -13,8 +13,6 @@ from .errors import Failed, Misuse
 if TYPE_CHECKING:
     from ...runtime.health.probe_server import HealthSource
 
-__all__ = ["ProbeOptions"]
-
 
 @dataclass(frozen=True, slots=True)
 class ProbeOptions:

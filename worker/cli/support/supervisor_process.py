@@ -12,11 +12,10 @@ from ...log import configure_process_log
 from ...runtime.children.app_command import WORKER_COMMAND, pass_redis_url
 from ...runtime.children.quarantine_pool import most_children
 from ...settings import load_settings
-from ...supervise import Supervisor, SupervisorConfig
+from ...supervise.config import SupervisorConfig
+from ...supervise.supervisor import Supervisor
 from .connection import ConnectionOptions
 from .probe import ProbeOptions
-
-__all__ = ["run_supervisor"]
 
 _LEFT_OUT: Final = ("processes", "no_supervisor", "isolated", "alert", "health_port", "health_host", "redis_url")
 """Options that are not on the command lines of children: those of the supervisor, and the URL, which may be secret."""

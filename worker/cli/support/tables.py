@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import typer
 
-from .output import clean, fields_table, stdout
+from .output import fields_table, stdout
+from .terminal import clean
 
 if TYPE_CHECKING:  # rich is imported where a table is printed: a worker prints none
     from rich.console import RenderableType
     from rich.text import Text
-
-__all__ = ["Column", "Wide", "list_table", "print_list"]
 
 R = TypeVar("R")
 

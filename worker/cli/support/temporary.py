@@ -12,10 +12,9 @@ from typing import Final, TypeVar
 import anyio
 import typer
 
-from ....queues import Gateway, Namespace, Partition
+from ....queues.keys import Namespace, Partition
+from ....queues.transport.gateway import Gateway
 from ...app import App
-
-__all__ = ["run_interruptible", "temporary_namespace"]
 
 R = TypeVar("R")
 

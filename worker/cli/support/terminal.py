@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["clean", "clean_json"]
-
 _HIDDEN: Final = (
     "\x7f-\x9f"  # DEL and C1
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0"  # without a width

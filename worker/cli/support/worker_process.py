@@ -19,11 +19,11 @@ from importlib.util import find_spec
 
 import anyio
 
-from ....queues import Gateway
 from ....queues.explanation.texts import times
 from ....queues.runtime import RUNTIME
+from ....queues.transport.gateway import Gateway
 from ...app import App
-from ...durable import log_fields
+from ...durable.steps.current import log_fields
 from ...log import add_to_json, configure_process_log, logger
 from ...runtime.children.app_command import passed_redis_url
 from ...runtime.signals import stop_on_signals
@@ -32,8 +32,6 @@ from ...runtime.worker import Worker
 from .app_loader import load_app
 from .connection import ConnectionOptions
 from .probe import ProbeOptions
-
-__all__ = ["StopRequests", "SupervisedWorker", "force_exit", "run_worker", "serve"]
 
 
 class SupervisedWorker:

@@ -8,8 +8,6 @@ import typer
 
 from ..lazy import LazyCommand, LazyGroup
 
-__all__ = ["app"]
-
 
 class _Commands(LazyGroup):
     """The commands of the table."""

@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from ....queues import Producer, State
-from ...journal import compact_state
+from ....queues.producer import Producer
+from ....queues.records import State
+from ...journal.compaction import compact_state
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
 from ..support.options import InQueue, TaskId
 from ..support.output import AsJson, note, print_json, print_table
-
-__all__ = ["compact"]
 
 
 @connected

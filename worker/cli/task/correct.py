@@ -7,16 +7,18 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import from_json
 
-from ....queues import Producer, Sent, State, TaskHandle
+from ....queues.handle import TaskHandle
+from ....queues.inbox import Sent
+from ....queues.producer import Producer
+from ....queues.records import State
 from ...errors import BadHistory
-from ...journal import CannotCorrect, corrected, state_at
+from ...journal.correction import CannotCorrect, corrected
+from ...journal.history import state_at
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
 from ..support.options import InQueue, TaskId
 from ..support.output import AsJson, note, print_data, print_json
 from .inbox import login
-
-__all__ = ["Fields", "correct", "read_fields"]
 
 Fields = Annotated[
     list[str] | None,

@@ -6,14 +6,12 @@ from typing import Annotated
 
 import typer
 
-from ....queues import Producer
-from ...agent.coherence import stored_findings
+from ....queues.producer import Producer
+from ...agent.coherence.findings import stored_findings
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed
 from ..support.options import InQueue, TaskId
 from ..support.output import AsJson, note, print_data, print_json
-
-__all__ = ["dismiss"]
 
 
 @connected

@@ -10,17 +10,18 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ....queues import Gateway, Partition, Producer, State, TaskEvent, read_last_events, walk_events
-from ....queues.inspection import task_logs
-from ....queues.records import read_records
-from ...journal import Unreadable, parse_event
+from ....queues.event_log import TaskEvent, read_last_events, walk_events
+from ....queues.inspection.views import task_logs
+from ....queues.keys import Partition
+from ....queues.producer import Producer
+from ....queues.records import State, read_records
+from ....queues.transport.gateway import Gateway
+from ...journal.parsing import Unreadable, parse_event
 from ..support.connection import connected, find_handle, known_partitions, redis_now
 from ..support.errors import Misuse
 from ..support.events_text import describe_event
 from ..support.options import PointInTime, QueueOption, TaskNameOption, read_task_id, read_time
 from ..support.output import AsJson, ago, note, print_fields, print_json, print_json_lines, print_table, print_text
-
-__all__ = ["EventFilter", "Statistics", "events", "events_of_tasks", "last_events", "last_of"]
 
 _PAGE: Final = 200
 """Events per read."""

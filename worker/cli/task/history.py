@@ -9,34 +9,26 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from ....queues import LogTail, Producer, Record, State, TaskHandle, read_log_tail
-from ...durable import STOP_RULES, StopReason, stop_of_event
+from ....queues.event_log import LogTail, read_log_tail
+from ....queues.handle import TaskHandle
+from ....queues.producer import Producer
+from ....queues.records import Record, State
+from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
-from ...journal import (
-    HANDOFF,
-    HANDOFF_TOKENS,
-    BadEdit,
-    Handoff,
-    PastState,
-    Point,
-    check_state,
-    diff,
-    fitted,
-    fitted_text,
-    handoff_of,
-    read_archived_step,
-    state_at,
-)
-from ...journal import fork as fork_task
-from ...journal.handoff import RECEIVED, Why, burial_notes
+from ...journal.archive import read_archived_step
+from ...journal.forks import BadEdit, Point
+from ...journal.forks import fork as fork_task
+from ...journal.handoff.budget import HANDOFF_TOKENS, fitted, fitted_text
 from ...journal.handoff.calls import call_text
+from ...journal.handoff.document import HANDOFF, RECEIVED, Handoff, Why
+from ...journal.handoff.draft import burial_notes, handoff_of
+from ...journal.history import PastState, check_state, state_at
+from ...journal.json_patch import diff
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
 from ..support.marked import mask_defined
 from ..support.options import InQueue, TaskId, read_object, read_task_id
 from ..support.output import AsJson, note, print_data, print_fields, print_json, print_text
-
-__all__ = ["fork", "handoff", "state"]
 
 
 @connected

@@ -11,24 +11,17 @@ import orjson
 import typer
 from pydantic_core import from_json
 
-from ....queues import (
-    LONGEST,
-    InboxMessage,
-    Producer,
-    Record,
-    Refused,
-    Sent,
-    State,
-    TaskHandle,
-    drop_message,
-    list_workers,
-)
+from ....queues.defaults import LONGEST
+from ....queues.errors import Refused
+from ....queues.handle import TaskHandle
+from ....queues.inbox import InboxMessage, Sent, drop_message
+from ....queues.presence import list_workers
+from ....queues.producer import Producer
+from ....queues.records import Record, State
 from ..support.connection import connected, find_handle, redis_now
 from ..support.errors import Failed, Misuse
 from ..support.options import InQueue, TaskId
 from ..support.output import AsJson, ago, note, print_data, print_json, print_json_lines, print_table
-
-__all__ = ["inbox", "login", "send", "shown_due", "shown_inbox"]
 
 
 @connected

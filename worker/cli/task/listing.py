@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ....queues import Producer, Record, State
-from ....queues.inspection import TaskFilter, TaskPage, page_tasks
+from ....queues.inspection.timeline import TaskFilter, TaskPage, page_tasks
+from ....queues.producer import Producer
+from ....queues.records import Record, State
 from ....queues.runtime import RUNTIME
 from ..support.connection import connected, known_partitions, redis_now
 from ..support.errors import Misuse
@@ -21,8 +22,6 @@ from ..support.tables import Column, Wide, list_table, print_list
 
 if TYPE_CHECKING:  # rich is imported where a list is drawn
     from rich.console import RenderableType
-
-__all__ = ["list_", "task_columns"]
 
 _SEARCH: Final = 60.0
 """Seconds for which a list looks for its first task."""

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
 
-from ....queues import Producer, Record, State, TaskHandle, TaskOutcome
+from ....queues.errors import TaskOutcome
 from ....queues.explanation.texts import times
+from ....queues.handle import TaskHandle
+from ....queues.producer import Producer
+from ....queues.records import Record, State
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed
 from ..support.events_text import describe_event, progress_text
@@ -15,7 +18,6 @@ from ..support.options import InQueue, TaskId, in_duration
 from ..support.output import (
     AsJson,
     as_data,
-    clean,
     note,
     print_data,
     print_json,
@@ -25,13 +27,12 @@ from ..support.output import (
     state_text,
     stdout,
 )
+from ..support.terminal import clean
 
 if TYPE_CHECKING:  # rich is imported where something is drawn
     from rich.console import RenderableType
     from rich.live import Live
     from rich.text import Text
-
-__all__ = ["cancel", "result", "watch"]
 
 _BAR: Final = 30
 """Characters of the progress bar."""

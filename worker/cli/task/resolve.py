@@ -7,14 +7,14 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import from_json
 
-from ....queues import CannotResolve, PayloadTooLarge, Producer, State
+from ....queues.errors import CannotResolve, PayloadTooLarge
+from ....queues.producer import Producer
+from ....queues.records import State
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
 from ..support.options import InQueue, TaskId
 from ..support.output import AsJson, note, print_data, print_json
 from .inbox import login
-
-__all__ = ["resolve"]
 
 
 @connected

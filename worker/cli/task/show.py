@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ....queues import DecryptionError, Gateway, Partition, Producer, Record, Refused
-from ....queues.explanation import Explanation
-from ...agent.coherence import StoredFinding, stored_findings
-from ...artifacts import ArtifactLink, task_links
+from ....queues.errors import DecryptionError, Refused
+from ....queues.explanation.sentences import Explanation
+from ....queues.keys import Partition
+from ....queues.producer import Producer
+from ....queues.records import Record
+from ....queues.transport.gateway import Gateway
+from ...agent.coherence.findings import StoredFinding, stored_findings
+from ...artifacts.links import ArtifactLink, task_links
 from ..artifacts import describe_link, note_damaged, size_text
 from ..support.connection import connected, find_handle
 from ..support.events_text import progress_text
@@ -26,8 +30,6 @@ from ..support.output import (
     timestamp,
 )
 from .inbox import shown_due, shown_inbox
-
-__all__ = ["show", "why"]
 
 Since = Callable[[int | None], str]
 

@@ -9,17 +9,17 @@ from typing import Annotated
 
 import typer
 
-from ....queues import Producer, State, list_workers
 from ....queues.durations import iso_time
-from ....queues.inspection import resumable_tasks
-from ...journal import VERSION
+from ....queues.inspection.views import resumable_tasks
+from ....queues.presence import list_workers
+from ....queues.producer import Producer
+from ....queues.records import State
+from ...journal.step_record import VERSION
 from ..support.connection import connected
 from ..support.errors import Failed
 from ..support.options import AppOption
 from ..support.output import AsJson, note, print_json, print_text, timestamp
 from ..support.tables import Column, Wide, print_list
-
-__all__ = ["VersionUse", "versions"]
 
 
 @dataclass(slots=True)

@@ -17,8 +17,6 @@ from .options import AlreadyDone
 from .step_thread import StepThread
 from .variables import contained
 
-__all__ = ["call_function", "call_in_step", "late_call", "late_result"]
-
 
 def call_function(
     step: Step,

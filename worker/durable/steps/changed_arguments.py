@@ -15,8 +15,6 @@ import orjson
 from ...resume_warning import warn_once
 from .codec import fingerprint
 
-__all__ = ["warn_if_changed"]
-
 _CONSTANT: Final = frozenset(
     (str, int, float, bool, type(None), bytes, Decimal, UUID, PosixPath, date, datetime, timedelta)
 )

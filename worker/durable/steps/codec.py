@@ -20,22 +20,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from ....queues import Redaction
 from ....queues.json_form import as_json, encodable, is_exact, is_too_deep
+from ....queues.security.redaction import Redaction
 from ...errors import ResultMismatch, UnserialisableResult
-from ...errors.validation import first_problem
 from ...resume_warning import warn_once
+from ...validation_errors import first_problem
 from ..json_types import JsonType, type_name
 from ..value_loss import Misread, find_misread, is_equal, warn_of_losses
-
-__all__ = [
-    "Codec",
-    "arguments_text",
-    "codec_of",
-    "digests_of",
-    "fingerprint",
-    "is_async",
-]
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _UNCHANGED = frozenset((str, int, bool, type(None)))  # by JSON; a float may be infinite, which becomes a string

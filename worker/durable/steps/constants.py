@@ -13,10 +13,8 @@ from typing import Final
 
 import orjson
 
-from ...workspace import FOLDER_PREFIX, folder_end
+from ...workspace.folders import FOLDER_PREFIX, folder_end
 from ..run import Run
-
-__all__ = ["Constants", "add_folder", "constants_of"]
 
 _FOLDER: Final = "\0\1"
 _ID: Final = "\0\2"

@@ -6,24 +6,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from ....queues import Entry, Kind, check_size
+from ....queues.delivery.checkpoint import Entry, Kind
+from ....queues.envelope import check_size
 from ...errors import StepOutsideTask
 from ..progress import report_progress
 from ..run import Run
 from .codec import Codec
 from .options import check_name
-
-__all__ = [
-    "CURRENT_RUN",
-    "CURRENT_STEP",
-    "Step",
-    "StepCall",
-    "check_call",
-    "check_place",
-    "current_step",
-    "log_fields",
-    "step_here",
-]
 
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
 CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)

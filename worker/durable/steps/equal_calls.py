@@ -8,8 +8,6 @@ from typing import Final
 
 from ...resume_warning import warn_once
 
-__all__ = ["EqualCalls"]
-
 _KEPT: Final = 1_000
 """Calls from which those of ended tasks are forgotten."""
 

@@ -15,11 +15,14 @@ from typing import Any, Final, NoReturn, TypeAlias
 import anyio
 import orjson
 
-from ....deadletter import Evidence, backoff
-from ....queues import Entry, Kind, PayloadTooLarge, encode_intent, resolution_in, retry_while_unavailable
-from ....queues.doubts import Resolution, intent_arguments, intent_digest
+from ....deadletter.burial import Evidence
+from ....deadletter.policy import backoff
+from ....queues.delivery.checkpoint import Entry, Kind
+from ....queues.doubts import Resolution, encode_intent, intent_arguments, intent_digest, resolution_in
+from ....queues.errors import PayloadTooLarge
 from ....queues.runtime import RUNTIME
-from ....queues.transport import REFERENCE
+from ....queues.transport.backoff import retry_while_unavailable
+from ....queues.transport.large_values import REFERENCE
 from ...errors import (
     Reschedule,
     ResolutionMismatch,
@@ -32,9 +35,10 @@ from ...errors import (
     StepResolvedAsFailed,
     UnserialisableResult,
 )
-from ...journal import MISREAD, StepRecord, gap_before
 from ...journal.handoff.calls import is_note
+from ...journal.history import gap_before
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
+from ...journal.step_record import MISREAD, StepRecord
 from ...log import log_wait, logger
 from ..handler_task import GENERATOR_EXIT, is_closing
 from ..run import Run
@@ -50,9 +54,6 @@ from .matching import check_order, match_step
 from .options import AlreadyDone, StepOptions, check_name
 from .tool_calls import LoggedCall
 from .variables import set_back
-
-__all__ = ["decided_result", "run_step"]
-
 
 _MARKS: Final = (REFERENCE, MISREAD)
 """First bytes of recorded results that are no JSON."""

@@ -15,12 +15,10 @@ from typing import TypeAlias
 
 import orjson
 
-from ....queues import Entry, History, Kind
-from ....queues.transport import LargeValue
+from ....queues.delivery.checkpoint import Entry, History, Kind
+from ....queues.transport.large_values import LargeValue
 from ...errors import StepDefinitionError
-from ...journal import StepRecord
-
-__all__ = ["Match", "StepKeys", "StrictStepKeys", "changed_scope", "forget_steps"]
+from ...journal.step_record import StepRecord
 
 _SCOPE: ContextVar[str] = ContextVar("perdure_scope", default="")
 

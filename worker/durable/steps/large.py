@@ -14,12 +14,11 @@ import asyncio
 from functools import partial
 from typing import Any, Final
 
-from ....queues import Entry, Kind, PayloadTooLarge, TaskCipher
-from ....queues.security import RESULT_CHUNKS, step_chunks
-from ....queues.transport import CutValue, LargeValue, cut, read_large
+from ....queues.delivery.checkpoint import Entry, Kind
+from ....queues.errors import PayloadTooLarge
+from ....queues.security.encryption import RESULT_CHUNKS, TaskCipher, step_chunks
+from ....queues.transport.large_values import CutValue, LargeValue, cut, read_large
 from ..run import Run
-
-__all__ = ["read_step_result", "store_step_result", "store_task_result"]
 
 _BASE64: Final = b'{"base64":'
 

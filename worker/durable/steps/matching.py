@@ -7,14 +7,14 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from ....queues import load_history, recorded_steps, retry_while_unavailable, walk_events
+from ....queues.delivery.checkpoint import load_history, recorded_steps
+from ....queues.event_log import walk_events
+from ....queues.transport.backoff import retry_while_unavailable
 from ...errors import StepOutOfOrder
 from ...journal.history import RECORDED
 from ...log import log_wait
 from ..run import Run
 from .keys import Match, StrictStepKeys
-
-__all__ = ["check_order", "digest_of", "match_call", "match_step", "read_recorded_steps", "reload_records"]
 
 
 async def match_step(run: Run, name: str, digests: tuple[str, ...], *, rerun: bool = False) -> Match:

@@ -6,21 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from ....deadletter import Retry
-from ....queues import Duration, to_seconds
+from ....deadletter.policy import Retry
+from ....queues.durations import Duration, to_seconds
 from ...errors import StepDefinitionError
-
-__all__ = [
-    "DEFAULT_OPTIONS",
-    "LONGEST_NAME",
-    "STEP_OPTIONS",
-    "STEP_WORDS",
-    "AlreadyDone",
-    "Durability",
-    "StepOptions",
-    "check_name",
-    "step_timeout",
-]
 
 R = TypeVar("R")
 

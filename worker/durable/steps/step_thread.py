@@ -13,8 +13,6 @@ from ...errors import StepError
 from ...log import logger
 from ..handler_task import GENERATOR_EXIT
 
-__all__ = ["LateCalls", "StepThread"]
-
 
 class StepThread:
     """One call of a step's function in a thread. Nothing can stop it, so it may end after its step was given up.

@@ -14,8 +14,6 @@ import anyio.to_thread
 
 from .step_thread import LateCalls, StepThread
 
-__all__ = ["CURRENT_SESSION", "ThreadCaller", "Threads"]
-
 
 class ThreadCaller(Protocol):
     """The thread of a sync handler, which calls functions of its steps itself."""

@@ -9,15 +9,13 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from ....queues import Entry, Kind
-from ...journal import Event
+from ....queues.delivery.checkpoint import Entry, Kind
 from ...journal.agent_events import ToolCalled
+from ...journal.event import Event
 from ...journal.handoff.calls import TOOLS, ToolCalls, call_text, encode_note
 from ..observer import RunObserver
 from ..run import Run
 from .options import StepOptions
-
-__all__ = ["CallReasons", "LoggedCall"]
 
 _MOST_LOGGED: Final = 16_384
 """Size in bytes of a result in the log, of arguments and of a reason; the checkpoint has the whole result."""

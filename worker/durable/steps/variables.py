@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from typing import Any, Final
 
-__all__ = ["contained", "driven_by", "set_back"]
-
 _PURE: dict[int, types.CodeType] = {}
 """Code that has not set a variable, by its id: the hash of code is slow."""
 

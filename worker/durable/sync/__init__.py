@@ -8,9 +8,3 @@
 The handler runs in a thread. Each method of its context passes the call of the same name to the handler's asyncio task,
 and blocks until it has returned. So steps have the same names, records and hooks as those of an async handler.
 """
-
-from .context import SyncContext, SyncStepCaller
-from .handler import call_in_thread
-from .parts import SyncArtifacts, SyncMemory, SyncResumeInfo
-
-__all__ = ["SyncArtifacts", "SyncContext", "SyncMemory", "SyncResumeInfo", "SyncStepCaller", "call_in_thread"]

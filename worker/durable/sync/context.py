@@ -14,8 +14,6 @@ from ..steps.options import check_name
 from .parts import Blocking, SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace, blocking
 from .session import call_in_loop, current_session
 
-__all__ = ["SyncContext", "SyncStepCaller"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

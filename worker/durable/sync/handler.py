@@ -12,8 +12,6 @@ from ..context import Context
 from .context import SyncContext
 from .session import ThreadSession
 
-__all__ = ["call_in_thread"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

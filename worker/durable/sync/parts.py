@@ -7,24 +7,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from ...journal import Artifact, Event
-from ...journal.handoff import Handoff
+from ...journal.event import Event
+from ...journal.handoff.document import Handoff
+from ...journal.state import Artifact
 from ..resume_info import Part, ResumeInfo
 from ..shared_workspace import SharedWorkspace
 from ..task_artifacts import Artifacts
 from ..task_memory import TaskMemory
 from ..task_workspace import Workspace
 from .session import call_in_loop
-
-__all__ = [
-    "Blocking",
-    "SyncArtifacts",
-    "SyncMemory",
-    "SyncResumeInfo",
-    "SyncSharedWorkspace",
-    "SyncWorkspace",
-    "blocking",
-]
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -24,8 +24,6 @@ from ..steps.keys import StepKeys
 from ..steps.step_thread import StepThread
 from ..steps.threads import CURRENT_SESSION, Threads
 
-__all__ = ["ThreadSession", "call_in_loop", "current_session"]
-
 T = TypeVar("T")
 C = TypeVar("C")
 

@@ -8,29 +8,3 @@
 A document is written while a run stops, so drafting never fails on data that it cannot read; it leaves that out. The
 JSON is durable data: keep its keys.
 """
-
-from __future__ import annotations
-
-from .budget import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted, fitted_text
-from .document import HANDOFF, RECEIVED, AwaitedAnswer, DoubtfulStep, Handoff, Why
-from .draft import REMEDY, build_handoff, burial_notes, handoff_of, state_after
-
-__all__ = [
-    "HANDOFF",
-    "HANDOFF_TOKENS",
-    "RECEIVED",
-    "REMEDY",
-    "AwaitedAnswer",
-    "Counter",
-    "DoubtfulStep",
-    "Handoff",
-    "Why",
-    "build_handoff",
-    "burial_notes",
-    "clipped",
-    "estimated_tokens",
-    "fitted",
-    "fitted_text",
-    "handoff_of",
-    "state_after",
-]

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from .document import Handoff
 
-__all__ = ["HANDOFF_TOKENS", "Counter", "clipped", "estimated_tokens", "fitted", "fitted_text"]
-
 Counter = Callable[[str], int]
 """Function that returns the number of tokens of a text."""
 

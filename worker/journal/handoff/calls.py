@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-__all__ = ["TOOLS", "ToolCalls", "call_text", "encode_note", "is_note", "noted_call", "open_calls", "tool_counts"]
-
 TOOLS: Final = "#tools"
 """Checkpoint key of the account of tool calls: a large checkpoint is not searched for notes."""
 

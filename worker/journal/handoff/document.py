@@ -12,26 +12,11 @@ from typing import Any, ClassVar, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ....queues import resolve_command
+from ....queues.doubts import resolve_command
 from ....queues.durations import shown_time
 from ...errors import BadHandoff
-from ...errors.validation import first_problem
+from ...validation_errors import first_problem
 from ..quoting import quoted_line, quoted_name
-
-__all__ = [
-    "HANDOFF",
-    "RECEIVED",
-    "AwaitedAnswer",
-    "CallInFlight",
-    "Dependencies",
-    "DoubtfulStep",
-    "FoundFact",
-    "Handoff",
-    "MadeDecision",
-    "OpenStep",
-    "ToolUse",
-    "Why",
-]
 
 HANDOFF: Final = "#handoff"
 """Checkpoint key of the handoff document of the task's last run."""

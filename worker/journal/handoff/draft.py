@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ....queues import LogTail, TaskEvent, open_doubts
-from ....queues.doubts import undecided
-from ....queues.explanation import remedy_for
+from ....queues.doubts import open_doubts, undecided
+from ....queues.event_log import LogTail, TaskEvent
+from ....queues.explanation.remedies import remedy_for
 from ...errors import BadSnapshot
 from ..agent_events import Dismissed
 from ..event import Event
@@ -32,8 +32,6 @@ from .document import (
     ToolUse,
     Why,
 )
-
-__all__ = ["REMEDY", "STORED_TOKENS", "build_handoff", "burial_notes", "handoff_of", "state_after"]
 
 P = TypeVar("P", bound=BaseModel)
 

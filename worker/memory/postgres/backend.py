@@ -34,8 +34,6 @@ from .rows import (
 )
 from .schema import check_embedder, prepare, prepare_vectors
 
-__all__ = ["PostgresBackend", "translated_errors"]
-
 
 @asynccontextmanager
 async def translated_errors(store: str, wait: float) -> AsyncIterator[None]:

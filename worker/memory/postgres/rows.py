@@ -12,23 +12,6 @@ from ..backend import KEY_LIFETIME, Where, links_to
 from ..embedders import Vector
 from ..memory import Memory, linked, merged
 
-__all__ = [
-    "COLUMNS",
-    "Connection",
-    "by_digest",
-    "by_key",
-    "condition_of",
-    "fetch",
-    "hold",
-    "insert",
-    "link_back",
-    "lock",
-    "memory_of",
-    "merge",
-    "remember_key",
-    "written",
-]
-
 Connection = AsyncConnection[tuple[Any, ...]]
 
 _FIELDS: Final[tuple[LiteralString, ...]] = (

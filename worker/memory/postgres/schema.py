@@ -10,8 +10,6 @@ from ..backend import EmbedderIdentity
 from ..errors import EmbedderMismatch, MemoryStoreMissing, NotAMemoryStore, VectorsUnavailable
 from ..text import digest
 
-__all__ = ["check_embedder", "prepare", "prepare_vectors"]
-
 Connection = AsyncConnection[tuple[Any, ...]]
 
 _VERSION: Final = 1

@@ -29,8 +29,6 @@ from .rows import (
 )
 from .schema import check_embedder, open_store_file
 
-__all__ = ["SqliteBackend"]
-
 R = TypeVar("R")
 
 _WAIT: Final = 10.0

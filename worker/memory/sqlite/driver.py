@@ -15,8 +15,6 @@ from typing import Any, Final, Protocol
 
 from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreUnavailable, NotAMemoryStore, VectorsUnavailable
 
-__all__ = ["Database", "Driver", "open_database"]
-
 _INSTALL: Final = "pip install 'perdure[vectors]'"
 
 # Primary result codes, https://www.sqlite.org/rescode.html

@@ -12,21 +12,6 @@ from ..embedders import Vector
 from ..memory import Memory, linked, merged
 from .driver import Database
 
-__all__ = [
-    "COLUMNS",
-    "by_digest",
-    "by_key",
-    "condition_of",
-    "insert",
-    "link_back",
-    "marks",
-    "memory_of",
-    "merge",
-    "number_of",
-    "packed",
-    "remember_key",
-]
-
 _FIELDS: Final = (
     "id", "owner", "type", "text", "former", "tags", "metadata", "source",
     "importance", "key", "created", "accessed", "updated", "accesses", "subject", "links",

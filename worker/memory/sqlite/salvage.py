@@ -13,8 +13,6 @@ from .driver import Database, open_database
 from .rows import COLUMNS, memory_of
 from .schema import missing_columns
 
-__all__ = ["Salvage"]
-
 
 class Salvage:
     """Readable memories of a damaged file, one by one.

@@ -12,8 +12,6 @@ from ..errors import EmbedderMismatch, MemoryStoreMissing, MemoryStoreUnavailabl
 from ..text import digest
 from .driver import Database, open_database
 
-__all__ = ["check_embedder", "known_embedder", "missing_columns", "open_store_file"]
-
 _APPLICATION: Final = 0x5044524D
 """Application id in the file's header (`PDRM`), which distinguishes a store from other databases."""
 

@@ -8,8 +8,6 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["WORKER_COMMAND", "ChildCommand", "pass_redis_url", "passed_redis_url"]
-
 WORKER_COMMAND: Final = (sys.executable, "-P", "-X", "faulthandler", "-m", "perdure.worker.cli", "worker", "run")
 """-P: the working directory is not on the import path, as for the installed program."""
 

@@ -13,13 +13,11 @@ from typing import Any, Final, Self
 import anyio
 import orjson
 
-from ....queues import ChildInfo
 from ....queues.runtime import RUNTIME, ChildProcess
+from ....queues.supervisors import ChildInfo
 from ..supervisor_link import Role
 from .app_command import ChildCommand
 from .piped_process import start_process
-
-__all__ = ["Child", "MessageReader", "OnMessage", "exit_status_text", "wait_any"]
 
 _LONGEST: Final = 1 << 20
 """Longest line in bytes that is accepted from a child; longer input is dropped."""

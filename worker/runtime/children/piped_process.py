@@ -13,9 +13,6 @@ import anyio
 
 from ..supervisor_link import SUPERVISED
 
-__all__ = ["ChildPipe", "PipedProcess", "start_process"]
-
-
 _CHUNK: Final = 65_536
 _READS: Final = 16
 """Chunks that are read at once: a pipe holds 1 MiB at most."""

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Iterator
 import anyio
 from anyio.abc import TaskGroup
 
-from ....queues import Backoff, ChildInfo, QueueError
+from ....queues.errors import QueueError
 from ....queues.runtime import RUNTIME
+from ....queues.supervisors import ChildInfo
+from ....queues.transport.backoff import Backoff
 from ...log import logger
 from ..supervisor_link import Role
 from .app_command import ChildCommand
 from .child import Child, OnMessage, wait_any
 from .timings import SupervisorTimings
-
-__all__ = ["Children"]
 
 _RETRY = Backoff(first=1.0, longest=60.0)
 """Delays before a spare that failed to start is started again."""

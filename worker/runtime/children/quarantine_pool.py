@@ -16,8 +16,6 @@ from ...log import logger
 from .child import Child
 from .timings import SupervisorTimings
 
-__all__ = ["QuarantinePool", "most_children"]
-
 _MOST: Final = 16
 """Default limit of quarantine children: each is a process."""
 

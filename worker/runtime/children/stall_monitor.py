@@ -8,11 +8,9 @@ import anyio
 
 from ....queues.runtime import RUNTIME
 from ...log import logger
-from ..health import ALIVE, CONNECTED, CombinedReport, Level, Report
+from ..health.report import ALIVE, CONNECTED, CombinedReport, Level, Report
 from .child import Child
 from .timings import SupervisorTimings
-
-__all__ = ["StallMonitor", "health_of"]
 
 
 class StallMonitor:

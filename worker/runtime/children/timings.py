@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["SupervisorTimings", "delay_after"]
-
 
 @dataclass(frozen=True, slots=True)
 class SupervisorTimings:

@@ -6,17 +6,3 @@ deadlines.py       RunDeadlines: time and idle limits; abandons runs that ignore
 report.py          Health, Report: four levels, readable from any thread
 probe_server.py    ProbeServer: /livez and /readyz over HTTP (imported only where it is used)
 """
-
-from __future__ import annotations
-
-from .report import ALIVE, CONNECTED, LEVELS, CombinedReport, Health, Level, Report
-
-__all__ = [
-    "ALIVE",
-    "CONNECTED",
-    "LEVELS",
-    "CombinedReport",
-    "Health",
-    "Level",
-    "Report",
-]

@@ -12,19 +12,18 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 
-from ....queues import Partition
+from ....queues.keys import Partition
 from ....queues.runtime import RUNTIME
-from ...durable import Run, StopReason
+from ...durable.run import Run
+from ...durable.stop_reasons import StopReason
 from ...log import logger
 from ...registry import Registry
 from ...settings import Settings
 from ...task import Task
 from ..executor import Executor
 from ..slots import Slots
-from ..stages import time_limit_of
+from ..stages.handler_call import time_limit_of
 from .loop_watchdog import stack_of_task
-
-__all__ = ["RunDeadlines"]
 
 _LONGEST: Final = 1.0
 _SHORTEST: Final = 0.02

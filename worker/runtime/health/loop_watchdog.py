@@ -27,8 +27,6 @@ from ....queues.runtime import RUNTIME
 from ...durable.steps.variables import driven_by
 from ...log import logger
 
-__all__ = ["LoopWatchdog", "stack_of_task", "stacks_of_all_threads"]
-
 _FRAMES_OF_THE_FIRST: Final = 12
 _FRAMES_OF_OTHERS: Final = 4
 _THREADS: Final = 16

@@ -24,8 +24,6 @@ import orjson
 
 from ...log import FirstOfEach, logger
 
-__all__ = ["HealthSource", "ProbeServer"]
-
 _PATIENCE: Final = 5.0
 """Seconds that a client has to send its request, and to read the answer."""
 

@@ -13,11 +13,13 @@ from typing import Any, Final
 
 import anyio
 
-from ....queues import Gateway, LeaseHeartbeat, Leases, Namespace, QueueError, Unavailable
+from ....queues.delivery.heartbeat import LeaseHeartbeat
+from ....queues.delivery.leases import Leases
+from ....queues.errors import QueueError, Unavailable
+from ....queues.keys import Namespace
 from ....queues.runtime import RUNTIME
+from ....queues.transport.gateway import Gateway
 from ...log import logger
-
-__all__ = ["RedisContact"]
 
 _SHORTEST: Final = 3.0
 """Seconds that the loop has to reach Redis at least, whatever the lease: it reconnects with delays of up to 1 s."""

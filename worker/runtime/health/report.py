@@ -27,19 +27,6 @@ if TYPE_CHECKING:  # a supervisor reads reports only
     from .loop_watchdog import LoopWatchdog
     from .redis_contact import RedisContact
 
-__all__ = [
-    "ALIVE",
-    "CONNECTED",
-    "CONSUMING",
-    "LEVELS",
-    "PROGRESS",
-    "CombinedReport",
-    "Health",
-    "IncoherentRun",
-    "Level",
-    "Report",
-]
-
 ALIVE: Final = "alive"
 CONNECTED: Final = "connected"
 CONSUMING: Final = "consuming"
@@ -228,7 +215,7 @@ class Health:
         )
 
     def _incoherent_runs(self) -> Iterator[IncoherentRun]:
-        from ...agent import CoherenceMonitor
+        from ...agent.coherence.monitor import CoherenceMonitor
 
         confused = 0
         for run in self._executor.runs:

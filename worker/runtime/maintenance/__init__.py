@@ -12,25 +12,3 @@
 Duties that one worker can do for the fleet are guarded by locks with a TTL (`acquire_fleet_locks`). The locks save work
 and protect nothing: two workers doing the same duty at once is harmless, and the TTL bounds the delay after a crash.
 """
-
-from __future__ import annotations
-
-from .cancel_listener import CancelListener
-from .clock_monitor import ClockMonitor
-from .janitor import Janitor
-from .partitions import AssignmentWatcher
-from .promoter import Promoter
-from .registration import Registration
-from .session_sweeper import SessionSweeper
-from .version_waker import VersionWaker
-
-__all__ = [
-    "AssignmentWatcher",
-    "CancelListener",
-    "ClockMonitor",
-    "Janitor",
-    "Promoter",
-    "Registration",
-    "SessionSweeper",
-    "VersionWaker",
-]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from ....queues import Producer, QueueError, retry_while_unavailable
+from ....queues.errors import QueueError
+from ....queues.producer import Producer
+from ....queues.transport.backoff import retry_while_unavailable
 from ...log import logger
-
-__all__ = ["CancelListener"]
 
 
 class CancelListener:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ....queues import Partition, Touch
+from ....queues.delivery.touch import Touch
+from ....queues.keys import Partition
 from ....queues.runtime import RUNTIME
 from ...log import logger
-
-__all__ = ["ClockMonitor"]
 
 
 class ClockMonitor:

@@ -11,26 +11,22 @@ from typing import Final
 
 import anyio
 
-from ....deadletter import trim_letters
-from ....queues import (
-    Consumer,
-    Gateway,
-    Namespace,
-    PartitionAssignment,
-    Route,
-    acquire_fleet_locks,
-    jittered,
-    present_workers,
-    retire_generation,
-)
-from ....queues.delivery import put_back_lost
-from ....queues.inspection import trim_timeline
+from ....deadletter.replay import trim_letters
+from ....queues.delivery.consumer import Consumer
+from ....queues.delivery.fleet_locks import acquire_fleet_locks
+from ....queues.delivery.lost_tasks import put_back_lost
+from ....queues.inspection.timeline import trim_timeline
+from ....queues.keys import Namespace
+from ....queues.partitions.assignment import PartitionAssignment
+from ....queues.partitions.resharding import retire_generation
+from ....queues.partitions.route import Route
+from ....queues.presence import present_workers
+from ....queues.transport.backoff import jittered
+from ....queues.transport.gateway import Gateway
 from ...log import logger
 from ...loop_errors import LoopErrors
 from ..options import WorkerTimings
 from .session_sweeper import SessionSweeper
-
-__all__ = ["Janitor"]
 
 IDLE_CONSUMER: Final = 10.0
 """Idle seconds after which the consumer of a worker that is not registered is removed.

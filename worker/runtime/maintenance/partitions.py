@@ -8,12 +8,14 @@ from contextlib import suppress
 
 import anyio
 
-from ....queues import Consumer, Gateway, Partition, PartitionAssignment, QueueError
+from ....queues.delivery.consumer import Consumer
+from ....queues.errors import QueueError
+from ....queues.keys import Partition
+from ....queues.partitions.assignment import PartitionAssignment
 from ....queues.runtime import RUNTIME
+from ....queues.transport.gateway import Gateway
 from ...loop_errors import LoopErrors
 from .version_waker import wake_tasks
-
-__all__ = ["AssignmentWatcher"]
 
 _INTERVAL = 2.0
 """Seconds between two checks, with a jitter of a quarter. A nudge wakes the watcher earlier."""

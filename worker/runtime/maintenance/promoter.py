@@ -10,13 +10,14 @@ from typing import Final
 
 import anyio
 
-from ....queues import Gateway, Partition, acquire_fleet_locks, promote_due
 from ....queues.cancellation import answer_requests
+from ....queues.delivery.due_set import promote_due
+from ....queues.delivery.fleet_locks import acquire_fleet_locks
 from ....queues.handle import DEFAULT_RESULT_TTL
+from ....queues.keys import Partition
 from ....queues.runtime import RUNTIME
+from ....queues.transport.gateway import Gateway
 from ...loop_errors import LoopErrors
-
-__all__ = ["Promoter"]
 
 _LONGEST_SLEEP: Final = 1.0
 """Longest sleep in seconds, because a nudge may be lost."""

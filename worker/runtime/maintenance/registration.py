@@ -11,29 +11,18 @@ from typing import Final
 
 import anyio
 
-from ....queues import (
-    CATALOG_REFRESH,
-    AppEntry,
-    Gateway,
-    Namespace,
-    QueueError,
-    Refused,
-    SharedConfig,
-    WorkerInfo,
-    announce,
-    is_listed,
-    list_workers,
-    publish_entry,
-    withdraw,
-)
+from ....queues.catalog import CATALOG_REFRESH, AppEntry, is_listed, publish_entry
+from ....queues.errors import QueueError, Refused
+from ....queues.keys import Namespace
+from ....queues.presence import WorkerInfo, announce, list_workers, withdraw
 from ....queues.runtime import RUNTIME
+from ....queues.shared_config import SharedConfig
+from ....queues.transport.gateway import Gateway
 from ...log import logger
 from ...loop_errors import LoopErrors
 from ...settings import Settings
-from ..health import Health
+from ..health.report import Health
 from ..slots import Slots
-
-__all__ = ["WINDOW", "Registration", "SettleRate", "describe"]
 
 WINDOW: Final = 30.0
 """Length of the window of the rate, in seconds."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import partial
 
-from ....queues import Gateway, Namespace, QueueError, acquire_fleet_locks
-from ....queues.sessions import check_session, due_sessions, finish_forgetting, forget_idle_sessions
+from ....queues.delivery.fleet_locks import acquire_fleet_locks
+from ....queues.errors import QueueError
+from ....queues.keys import Namespace
+from ....queues.sessions.removal import finish_forgetting, forget_idle_sessions
+from ....queues.sessions.turns import check_session, due_sessions
+from ....queues.transport.gateway import Gateway
 from ...agent.session_turn import lost_end
 from ...log import logger
 from ...loop_errors import LoopErrors
-
-__all__ = ["SessionSweeper"]
 
 
 class SessionSweeper:

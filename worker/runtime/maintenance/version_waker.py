@@ -8,12 +8,14 @@ from typing import Final
 
 import anyio
 
-from ....queues import Gateway, Partition, PartitionAssignment, jittered, promote_due, wake_version
+from ....queues.delivery.due_set import promote_due, wake_version
+from ....queues.keys import Partition
+from ....queues.partitions.assignment import PartitionAssignment
+from ....queues.transport.backoff import jittered
+from ....queues.transport.gateway import Gateway
 from ...loop_errors import LoopErrors
 from ..options import WorkerTimings
 from ..slots import Slots
-
-__all__ = ["VersionWaker", "wake_tasks"]
 
 _SOON: Final = 1.0
 """Seconds until tasks that were woken are looked for again: an older worker may have taken them."""

@@ -15,30 +15,3 @@ The quarantine gate, one level up, is a stage as well. `executor.py` has the ord
 that need a history. To add a stage, write a class or function of the type `Stage` and put it into that tuple. A worker
 may die at any await of a stage: what a stage writes must be fenced by the delivery, and harmless when repeated.
 """
-
-from .crash_limit import CrashLimit
-from .execution import Execution, Stage
-from .handler_call import HandlerCall, outcome_of_stop, time_limit_of
-from .late_steps import await_late_steps
-from .previous_run import LoadHistory, Resume
-from .successor import Continue
-from .task_lookup import DecodeArguments, DecryptHistory, FindTask
-from .version_check import CheckTaskVersion, CheckVersion
-
-__all__ = [
-    "CheckTaskVersion",
-    "CheckVersion",
-    "Continue",
-    "CrashLimit",
-    "DecodeArguments",
-    "DecryptHistory",
-    "Execution",
-    "FindTask",
-    "HandlerCall",
-    "LoadHistory",
-    "Resume",
-    "Stage",
-    "await_late_steps",
-    "outcome_of_stop",
-    "time_limit_of",
-]

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from ....deadletter import Reason, after_crash, backoff, must_quarantine
-from ....queues import Gateway, last_step, retry_while_unavailable
-from ...durable import StopReason
+from ....deadletter.policy import Reason, after_crash, backoff, must_quarantine
+from ....queues.delivery.checkpoint import last_step
+from ....queues.transport.backoff import retry_while_unavailable
+from ....queues.transport.gateway import Gateway
+from ...durable.stop_reasons import StopReason
 from ...errors import CrashLoop
 from ...log import log_wait
 from ..outcome import Burial, Outcome, Rerun
 from .execution import Execution
-
-__all__ = ["CrashLimit"]
 
 
 class CrashLimit:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ....deadletter import Reason, backoff
-from ....queues import PerdureError
-from ...durable import Context, Run, StopReason
+from ....deadletter.policy import Reason, backoff
+from ....queues.errors import PerdureError
+from ...durable.context import Context
+from ...durable.run import Run
+from ...durable.stop_reasons import StopReason
 from ...task import Task
 from ..outcome import Burial, Outcome, Rerun
-
-__all__ = ["Execution", "Stage", "hand_back"]
 
 
 class Execution:

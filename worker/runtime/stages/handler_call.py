@@ -7,33 +7,25 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ....queues import EntriesLost, Gateway, LeaseLost, PayloadTooLarge
-from ...agent import LiveState
-from ...durable import (
-    CURRENT_RUN,
-    STOP_RULES,
-    Context,
-    Middleware,
-    ParkReason,
-    Run,
-    StepCall,
-    StopReason,
-    build_chain,
-    counters_after,
-    log_orphans,
-    restore_workspace,
-    store_task_result,
-    successor_of,
-)
+from ....queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
+from ....queues.transport.gateway import Gateway
+from ...agent.live_state import LiveState
+from ...durable.context import Context
+from ...durable.continuation import successor_of
 from ...durable.handler_task import GENERATOR_EXIT, is_closing
+from ...durable.log_calls import log_orphans
+from ...durable.middleware import Middleware, build_chain
+from ...durable.run import Run
+from ...durable.steps.current import CURRENT_RUN, StepCall
+from ...durable.steps.large import store_task_result
+from ...durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after
+from ...durable.task_workspace import restore_workspace
 from ...errors import OrphanedSteps, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
 from ...settings import Settings
 from ...task import Task
 from ..outcome import Cancelled, Outcome, Park, Release, Success, after_error
 from .execution import Execution
 from .successor import transfer
-
-__all__ = ["HandlerCall", "outcome_of_stop", "time_limit_of"]
 
 
 class HandlerCall:

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ....deadletter.policy import members_of
-from ....queues import EntriesLost, LeaseLost
-from ...durable import Run, StepThread, StopReason
+from ....queues.errors import EntriesLost, LeaseLost
+from ...durable.run import Run
+from ...durable.steps.step_thread import StepThread
+from ...durable.stop_reasons import StopReason
 from ...errors import StepTimeout
 from ...log import logger
 from ..outcome import Outcome, Park, Rerun
 from .execution import Execution
-
-__all__ = ["await_late_steps"]
 
 
 async def await_late_steps(

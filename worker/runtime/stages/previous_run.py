@@ -13,31 +13,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from ....queues import (
-    DecryptionError,
-    Gateway,
-    History,
-    Namespace,
-    ServerFull,
-    TaskEvent,
-    Unavailable,
-    UnreadableCheckpoint,
-    confirm_successor,
-    load_history,
-    read_log_tail,
-    retry_while_unavailable,
-)
-from ...durable import HANDING, STOP_RULES, Run, StopReason, goal_of, stop_of_event
+from ....queues.delivery.checkpoint import History, load_history
+from ....queues.derived_tasks import confirm_successor
+from ....queues.errors import DecryptionError, ServerFull, Unavailable, UnreadableCheckpoint
+from ....queues.event_log import TaskEvent, read_log_tail
+from ....queues.keys import Namespace
+from ....queues.transport.backoff import retry_while_unavailable
+from ....queues.transport.gateway import Gateway
+from ...durable.continuation import HANDING
+from ...durable.goal import goal_of
+from ...durable.run import Run
+from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
-from ...journal import HANDOFF, SNAPSHOT, VERSION, Handoff, Resumption, handoff_of
-from ...journal.handoff import RECEIVED, REMEDY, Why
 from ...journal.handoff.calls import TOOLS, open_calls
+from ...journal.handoff.document import HANDOFF, RECEIVED, Handoff, Why
+from ...journal.handoff.draft import REMEDY, handoff_of
+from ...journal.resumption import Resumption
 from ...journal.run_events import Resumed
+from ...journal.snapshot import SNAPSHOT
+from ...journal.step_record import VERSION
 from ...log import LineLimit, log_wait, logger
 from ..outcome import Cancelled, Outcome
 from .execution import Execution
-
-__all__ = ["LoadHistory", "Resume"]
 
 _READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, VERSION)
 """Saved values that are needed before the handler starts, also of a large checkpoint."""

@@ -5,29 +5,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from ....deadletter import Reason
-from ....queues import (
-    DecryptionError,
-    Entry,
-    Gateway,
-    HandOffRefused,
-    Kind,
-    Namespace,
-    Partition,
-    Successor,
-    TaskNotFound,
-    enqueue_successor,
-    find_task,
-    forward_messages,
-    retry_while_unavailable,
-)
-from ....queues.errors import LargeValueLost
-from ...durable import Run, StopReason, complete_successor, counters_after, successor_of
+from ....deadletter.policy import Reason
+from ....queues.delivery.checkpoint import Entry, Kind
+from ....queues.derived_tasks import Successor, enqueue_successor
+from ....queues.errors import DecryptionError, HandOffRefused, LargeValueLost, TaskNotFound
+from ....queues.inbox import forward_messages
+from ....queues.inspection.views import find_task
+from ....queues.keys import Namespace, Partition
+from ....queues.transport.backoff import retry_while_unavailable
+from ....queues.transport.gateway import Gateway
+from ...durable.continuation import complete_successor, successor_of
+from ...durable.run import Run
+from ...durable.stop_reasons import StopReason, counters_after
 from ...log import log_wait, logger
 from ..outcome import Burial, Outcome, Success
 from .execution import Execution
-
-__all__ = ["Continue", "transfer"]
 
 
 class Continue:

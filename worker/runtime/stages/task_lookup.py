@@ -7,30 +7,24 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from ....deadletter import Reason, backoff
-from ....queues import (
-    MARK,
-    DecryptionError,
-    KeyMissing,
-    Namespace,
-    Redaction,
-    Refused,
-    arguments_field,
-    list_workers,
-    secret_values,
-)
-from ....queues.errors import LargeValueLost
-from ....queues.transport import REFERENCE, read_arguments
-from ...durable import Run, StopReason
-from ...errors import ArtifactError, ConfigurationError, InvalidArguments, UnknownTask, WrongApp
+from ....deadletter.policy import Reason, backoff
+from ....queues.errors import ConfigurationError, DecryptionError, KeyMissing, LargeValueLost, Refused
+from ....queues.keys import Namespace
+from ....queues.presence import list_workers
+from ....queues.security.encryption import MARK, arguments_field
+from ....queues.security.redaction import Redaction
+from ....queues.security.secret_arguments import secret_values
+from ....queues.transport.large_arguments import read_arguments
+from ....queues.transport.large_values import REFERENCE
+from ...durable.run import Run
+from ...durable.stop_reasons import StopReason
+from ...errors import ArtifactError, InvalidArguments, UnknownTask, WrongApp
 from ...log import logger
 from ...registry import Registry
 from ...settings import Settings
 from ...task import Task
 from ..outcome import Burial, Outcome, Rerun
 from .execution import Execution, hand_back
-
-__all__ = ["DecodeArguments", "DecryptHistory", "FindTask", "decode_arguments"]
 
 
 class FindTask:

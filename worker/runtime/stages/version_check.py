@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from ....deadletter import Reason
-from ....queues import DATA_FORMAT, History, NewerVersionNeeded, UnreadableCheckpoint, retry_while_unavailable
-from ...journal import HANDOFF, VERSION
-from ...journal.handoff import RECEIVED
+from ....deadletter.policy import Reason
+from ....queues.delivery.checkpoint import History
+from ....queues.errors import NewerVersionNeeded, UnreadableCheckpoint
+from ....queues.keys import DATA_FORMAT
+from ....queues.transport.backoff import retry_while_unavailable
+from ...journal.handoff.document import HANDOFF, RECEIVED
+from ...journal.step_record import VERSION
 from ...log import log_wait
 from ...settings import Settings
 from ..outcome import AwaitVersion, Burial, Outcome
 from .execution import Execution
-
-__all__ = ["CheckTaskVersion", "CheckVersion"]
 
 
 class CheckVersion:

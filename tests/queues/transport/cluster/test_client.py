@@ -12,8 +12,8 @@ import pytest
 from perdure import Unavailable
 from perdure.queues import Address
 from perdure.queues.transport.address import Node
-from perdure.queues.transport.cluster import ClusterConnection, Topology
-from perdure.queues.transport.cluster.client import ClusterTimings
+from perdure.queues.transport.cluster.client import ClusterConnection, ClusterTimings
+from perdure.queues.transport.cluster.topology import Topology
 from perdure.queues.transport.pipelining import Command
 from redis.exceptions import (
     AskError,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import perdure
 import pytest
-from perdure.queues.transport.cluster import UnknownCommandError, slot_of
-from perdure.queues.transport.cluster.hash_slots import key_of
+from perdure.queues.transport.cluster.hash_slots import UnknownCommandError, key_of, slot_of
 from perdure.queues.transport.pipelining import Command
 from redis.crc import key_slot
 

@@ -8,7 +8,7 @@ import pytest
 from perdure import Unavailable
 from perdure.queues import Address
 from perdure.queues.transport.address import Node
-from perdure.queues.transport.cluster import Topology, discover_topology
+from perdure.queues.transport.cluster.topology import Topology, discover_topology
 from redis.exceptions import AskError, MovedError
 
 ASKED = Node("asked", 7000)

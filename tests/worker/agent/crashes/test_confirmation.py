@@ -10,10 +10,11 @@ from typing import Any, ClassVar, NoReturn
 
 import pytest
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings, TaskHandle
-from perdure.deadletter import Replay, replay
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues.inbox import send_correction
 from perdure.queues.keys import GROUP
-from perdure.worker.durable import ParkReason, Run
+from perdure.worker.durable.run import Run
+from perdure.worker.durable.stop_reasons import ParkReason
 from perdure.worker.errors import TaskDefinitionError
 
 from tests.support.workers import (

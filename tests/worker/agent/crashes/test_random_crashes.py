@@ -9,11 +9,13 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Settings, TaskHandle, Worker
-from perdure.queues import Gateway, Script
+from perdure.queues import Gateway
 from perdure.queues.keys import GROUP
-from perdure.worker.agent.coherence import Coherence
+from perdure.queues.transport.scripts import Script
 from perdure.worker.agent.coherence.checks import View
-from perdure.worker.journal import Resumption, check_state
+from perdure.worker.agent.coherence.settings import Coherence
+from perdure.worker.journal.history import check_state
+from perdure.worker.journal.resumption import Resumption
 from pydantic import Field
 
 from tests.support.workers import BOUND, FRESH, bounded, history, redis_command, work_off

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from perdure import App, Context, Settings
 from perdure.queues import PayloadTooLarge
-from perdure.worker.artifacts import artifact_store
+from perdure.worker.artifacts.deployment import artifact_store
 from perdure.worker.errors import ArtifactError, TransferError
-from perdure.worker.transfer import export_task, import_task
+from perdure.worker.transfer.export import export_task
+from perdure.worker.transfer.import_ import import_task
 
 from tests.support.command_line import call
 from tests.support.workers import work_off

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from perdure import App, Context, Retry, Settings, TaskFailed, TaskHandle
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 
 from tests.support.workers import (
     bounded,

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from perdure import AlreadyDone, App, Context, Retry, Settings
 from perdure.queues import State
-from perdure.worker.durable import CURRENT_RUN
+from perdure.worker.durable.steps.current import CURRENT_RUN
 
 from tests.support.workers import bounded, running_worker, work_off
 

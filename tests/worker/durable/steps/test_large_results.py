@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, TaskHandle
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 from perdure.queues.errors import LargeValueLost
-from perdure.queues.security import MARK
-from perdure.worker.journal import fork
+from perdure.queues.security.encryption import MARK
+from perdure.worker.journal.forks import fork
 
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import bounded, letter, recorded_steps, redis_command, work_off

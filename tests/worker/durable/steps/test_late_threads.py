@@ -24,7 +24,7 @@ from perdure import (
     current_context,
     current_step,
 )
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 
 from tests.support.workers import BOUND, bounded, letter, recorded_steps, running_worker, wait_until, work_off
 

@@ -10,7 +10,7 @@ import anyio
 import anyio.from_thread
 import pytest
 from perdure import App, Context, Middleware, Retry, Settings, StepCall, current_context, current_step
-from perdure.worker.durable import CallNext
+from perdure.worker.durable.middleware import CallNext
 from perdure.worker.errors import StepOutsideTask
 
 from tests.support.workers import bounded, history, recorded_steps, work_off

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, TaskHandle
-from perdure.deadletter import Reason, Replay, replay
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from pydantic import BaseModel
 
 from tests.support.workers import bounded, letter, recorded_steps, redis_command, work_off

@@ -22,10 +22,11 @@ from perdure import (
     TaskHandle,
     current_context,
 )
-from perdure.deadletter import Reason, Replay, replay
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import CannotResolve
-from perdure.queues.security import generate_key
-from perdure.worker.journal import check_state
+from perdure.queues.security.keyring import generate_key
+from perdure.worker.journal.history import check_state
 from pydantic import BaseModel, SecretStr
 
 from tests.support.workers import (

@@ -11,7 +11,8 @@ import anyio
 import orjson
 import pytest
 from perdure import AlreadyDone, App, Context, Retry, Settings, current_step
-from perdure.deadletter import Reason, Replay, replay
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.worker.durable.steps.codec import fingerprint
 from pydantic import BaseModel
 

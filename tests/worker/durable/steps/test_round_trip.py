@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from perdure import App, Context, InvalidArguments, ResumeWarning, Retry, Settings, SyncContext
-from perdure.deadletter import Replay, replay
-from perdure.worker.durable import Codec, codec_of
+from perdure.deadletter.replay import Replay, replay
+from perdure.worker.durable.steps.codec import Codec, codec_of
 from perdure.worker.errors import ResultMismatch, StepDefinitionError, TaskDefinitionError, UnserialisableResult
 from pydantic import AliasChoices, AliasPath, Base64Bytes, BaseModel, ConfigDict, Field, PrivateAttr, computed_field
 from pydantic.alias_generators import to_camel

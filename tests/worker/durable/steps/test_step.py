@@ -35,8 +35,10 @@ from perdure import (
     TaskHandle,
     current_step,
 )
-from perdure.deadletter import Reason, Replay, replay
-from perdure.worker.durable import StepOptions, codec_of
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.worker.durable.steps.codec import codec_of
+from perdure.worker.durable.steps.options import StepOptions
 from perdure.worker.errors import StepOutsideTask, UnserialisableResult
 from pydantic import BaseModel
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from perdure import AlreadyDone, App, Context, Retry, Settings, TaskFailed, current_step
-from perdure.deadletter import Reason
+from perdure.deadletter.policy import Reason
 
 from tests.support.workers import bounded, history, letter, recorded_steps, work_off
 

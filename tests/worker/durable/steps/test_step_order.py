@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, StepMismatch, TaskFailed, TaskHandle
-from perdure.deadletter import Reason, Replay, replay
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
 from perdure.worker.errors import StepOutOfOrder
 
 from tests.support.workers import bounded, letter, work_off

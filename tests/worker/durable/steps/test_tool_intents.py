@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, Snooze, TaskHandle, current_step
-from perdure.queues import Gateway, Script
+from perdure.queues import Gateway
 from perdure.queues.delivery.step_pages import PAGE
-from perdure.worker.durable import AlreadyDone
-from perdure.worker.journal import Resumption
+from perdure.queues.transport.scripts import Script
+from perdure.worker.durable.steps.options import AlreadyDone
+from perdure.worker.journal.resumption import Resumption
 from pydantic import SecretStr
 
 from tests.support.stored_data import everything

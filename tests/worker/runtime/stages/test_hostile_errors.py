@@ -17,8 +17,8 @@ from perdure import (
     StepCall,
     SyncContext,
 )
-from perdure.deadletter import Evidence
-from perdure.worker.durable import CallNext, Settlement
+from perdure.deadletter.burial import Evidence
+from perdure.worker.durable.middleware import CallNext, Settlement
 from perdure.worker.log import logger
 
 from tests.support.workers import bounded, letter, running_worker, work_off

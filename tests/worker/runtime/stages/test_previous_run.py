@@ -24,12 +24,16 @@ from perdure import (
     TaskFailed,
     Worker,
 )
-from perdure.deadletter import Replay, find_letter, replay
-from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, enqueue_successor, promote_due
+from perdure.deadletter.letters import find_letter
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable
+from perdure.queues.delivery.due_set import promote_due
+from perdure.queues.derived_tasks import enqueue_successor
 from perdure.queues.keys import GROUP
 from perdure.worker.durable import continuation
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
-from perdure.worker.journal import Handoff, Resumption
+from perdure.worker.journal.handoff.document import Handoff
+from perdure.worker.journal.resumption import Resumption
 from perdure.worker.runtime import settler
 from perdure.worker.runtime.slots import Slots
 from perdure.worker.runtime.stages import successor as handing_on

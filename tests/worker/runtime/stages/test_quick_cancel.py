@@ -13,8 +13,8 @@ import pytest
 from perdure import App, Context, Settings, State, TaskCancelled, TaskHandle, Worker
 from perdure.queues import Gateway, Refused
 from perdure.queues.keys import GROUP
-from perdure.queues.partitions import set_partitions
-from perdure.worker.durable import Run
+from perdure.queues.partitions.resharding import set_partitions
+from perdure.worker.durable.run import Run
 
 from tests.support.command_line import Running, call
 from tests.support.servers.clusters import Cluster

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Settings, State
-from perdure.queues import Namespace, Partition, TaskNotFound, enqueue_successor, forward_messages
+from perdure.queues import Namespace, Partition, TaskNotFound
+from perdure.queues.derived_tasks import enqueue_successor
+from perdure.queues.inbox import forward_messages
 from perdure.worker.runtime.stages import successor as stage
 
 from tests.support.workers import bounded, running_worker, wait_until

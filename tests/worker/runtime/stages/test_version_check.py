@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
-from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import Entry, Unavailable, set_partitions
+from perdure.deadletter.policy import Reason
+from perdure.deadletter.replay import Replay, replay
+from perdure.queues import Unavailable, set_partitions
+from perdure.queues.delivery.checkpoint import Entry
 from perdure.worker.agent_task import AgentTask
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import TaskDefinitionError
-from perdure.worker.journal import fork
+from perdure.worker.journal.forks import fork
 
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import (

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-__all__ = ["describe_problem", "first_problem"]
-
 
 def first_problem(error: ValidationError) -> str:
     """Return the first problem of an error: `FIELD: TEXT`, or its text alone if it is of the whole value."""

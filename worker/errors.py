@@ -1,0 +1,600 @@
+"""Errors of tasks, steps, agents and workers. The tree:
+
+PerdureError
+├── QueueError                  queues, messages, servers: see `queues/errors.py`
+├── TaskError                   definition or call of a task
+│   ├── TaskDefinitionError     the function cannot be a task
+│   ├── InvalidArguments        the arguments do not fit the task; nothing was enqueued
+│   ├── TaskTimeout             a run exceeded its time limit
+│   │   └── TaskIdle            a run exceeded its idle limit
+│   ├── Incoherent              an agent failed a coherence check
+│   ├── UnknownTask             no handler is registered for the task on this worker
+│   ├── WrongApp                the task belongs to another app than this worker runs
+│   └── CrashLoop               too many deliveries ended without an outcome
+├── StepError                   definition or call of a step
+│   ├── StepDefinitionError     a name, a function, its arguments or options cannot make a step
+│   ├── StepOutsideTask         a step was called outside of the task that it belongs to
+│   ├── StepMismatch            a resumed run called a recorded step with other arguments
+│   │   └── StepOutOfOrder      a new step came before recorded ones
+│   ├── ResultMismatch          a recorded result does not fit the declared type of its step
+│   │   └── ResolutionMismatch  a person's result for a step in doubt does not fit it
+│   ├── OrphanedSteps           a resumed run with a result did not ask for recorded steps
+│   ├── StepTimeout             a step exceeded its timeout
+│   │   └── StepStillRunning    the function of an earlier try still runs in its thread
+│   ├── StepExited              a step called sys.exit() or raised KeyboardInterrupt
+│   ├── StepInDoubt             a risky step was interrupted and its effect is unknown
+│   ├── StepResolvedAsFailed    a person decided that an interrupted risky step failed
+│   └── UnserialisableResult    a result is not JSON, or not of the declared type
+├── ContextError                context of a model
+│   ├── ContextTooLarge         a layer does not fit into its budget
+│   └── CompactionFailed        the summarizer returned no usable summary
+├── ArtifactError               artifacts
+│   ├── BadArtifactName         the name is not valid
+│   ├── ArtifactTooLarge        the artifact exceeds the size limit
+│   ├── ArtifactMissing         the bytes of an artifact are not in the store
+│   ├── ArtifactDamaged         the bytes do not match the recorded hash
+│   └── StoreUnavailable        the store cannot be reached, is full, or refuses access
+├── WorkspaceError              workspaces of tasks, and shared ones
+│   ├── WorkspaceTooLarge       a file or the whole workspace exceeds a limit
+│   └── FileConflict            a shared file has another version than the caller expected
+├── StateError                  state of an agent; retrying does not help
+│   ├── BadSnapshot             the stored state cannot be read
+│   ├── BadHistory              an event of the log is missing or cannot be read
+│   ├── StateMismatch           the stored state does not fit the agent's class
+│   ├── StateTooLarge           the state exceeds the size limit
+│   ├── StateBusy               a worker has the task, or it has ended
+│   ├── StateUnstorable         a field has no JSON form, or cannot be read back
+│   └── StateDrift              the state differs from its log, or from what a later run reads
+├── IdentityError               the identity of an agent is too large or cannot be read
+│   └── IdentityConflict        it has another version than the caller expected
+├── BadHandoff                  a stored handoff document cannot be read
+├── Reschedule                  raised by a handler to run the task again later
+│   ├── RetryLater              counts as an attempt
+│   └── Snooze                  costs no attempt
+├── LifespanError               the app's lifespan cannot be opened or closed
+├── TransferError               a task cannot be exported, or a file cannot be imported
+├── SettingsDiffer              a strict worker has other settings than its namespace
+└── ConfigurationError          a setting or an APP is not valid
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..deadletter.error_text import error_text
+from ..queues.defaults import LONGEST
+from ..queues.doubts import failure_text, resolve_command
+from ..queues.durations import Moment, seconds_until
+from ..queues.errors import PerdureError
+
+__all__ = [
+    "ArtifactDamaged",
+    "ArtifactError",
+    "ArtifactMissing",
+    "ArtifactTooLarge",
+    "BadArtifactName",
+    "BadHandoff",
+    "BadHistory",
+    "BadSnapshot",
+    "CompactionFailed",
+    "ContextError",
+    "ContextTooLarge",
+    "CrashLoop",
+    "FileConflict",
+    "IdentityConflict",
+    "IdentityError",
+    "Incoherent",
+    "InvalidArguments",
+    "LifespanError",
+    "OrphanedSteps",
+    "Reschedule",
+    "ResolutionMismatch",
+    "ResultMismatch",
+    "RetryLater",
+    "SettingsDiffer",
+    "Snooze",
+    "StateBusy",
+    "StateDrift",
+    "StateError",
+    "StateMismatch",
+    "StateTooLarge",
+    "StateUnstorable",
+    "StepDefinitionError",
+    "StepError",
+    "StepExited",
+    "StepInDoubt",
+    "StepMismatch",
+    "StepOutOfOrder",
+    "StepOutsideTask",
+    "StepResolvedAsFailed",
+    "StepStillRunning",
+    "StepTimeout",
+    "StoreUnavailable",
+    "TaskDefinitionError",
+    "TaskError",
+    "TaskIdle",
+    "TaskTimeout",
+    "TransferError",
+    "UnknownTask",
+    "UnserialisableResult",
+    "WorkspaceError",
+    "WorkspaceTooLarge",
+    "WrongApp",
+]
+
+
+class TaskError(PerdureError):
+    """Base of errors in the definition or call of a task."""
+
+
+class TaskDefinitionError(TaskError, TypeError):
+    """A function that cannot be a task. The message names it and the remedy."""
+
+
+class InvalidArguments(TaskError, ValueError):
+    """Arguments that do not fit the task's handler.
+
+    malformed: they are not a JSON object, so no handler accepts them. Others may fit the handler of other code.
+    """
+
+    def __init__(self, task: str, problem: str, *, malformed: bool = False) -> None:
+        super().__init__(f"task {task!r}: {problem}")
+        self.task, self.malformed = task, malformed
+
+
+class TaskTimeout(TaskError, TimeoutError):
+    """A run exceeded its time limit. seconds: the limit."""
+
+    def __init__(self, task: str, seconds: float) -> None:
+        super().__init__(f"task {task!r} ran longer than {seconds:g} s")
+        self.task, self.seconds = task, seconds
+
+
+class TaskIdle(TaskTimeout):
+    """A run exceeded its idle limit: no step started or ended, and nothing was saved.
+
+    seconds: the limit. steps: keys of the running steps, empty between steps.
+    """
+
+    def __init__(self, task: str, seconds: float, steps: Sequence[str]) -> None:
+        where = f"in step {', '.join(map(repr, steps))}" if steps else "outside its steps"
+        TaskError.__init__(
+            self,
+            f"task {task!r} made no progress for {seconds:g} s {where}: no step started or ended, and nothing was "
+            "saved; save the progress of long steps (current_step().save), or raise the task's idle_timeout",
+        )
+        self.task, self.seconds, self.steps = task, seconds, tuple(steps)
+
+
+class Incoherent(TaskError):
+    """An agent failed a coherence check whose policy is to bury it. wrong: the findings, one text per check."""
+
+    def __init__(self, task: str, wrong: Sequence[str]) -> None:
+        super().__init__(f"agent {task!r} failed its coherence checks: {'; '.join(wrong)}")
+        self.task, self.wrong = task, tuple(wrong)
+
+
+class UnknownTask(TaskError, LookupError):
+    """No handler is registered for this task on this worker."""
+
+    def __init__(self, task: str, known: list[str]) -> None:
+        super().__init__(f"no handler for task {task!r} on this worker; registered: {', '.join(known) or 'none'}")
+        self.task = task
+
+
+class WrongApp(TaskError, LookupError):
+    """The task belongs to another app than this worker runs. owner: the app of the task. app: that of the worker."""
+
+    def __init__(self, task: str, owner: str, app: str, queue: str) -> None:
+        super().__init__(
+            f"task {task!r} belongs to app {owner!r}, and this worker runs app {app!r}: start a worker of app "
+            f"{owner!r} on queue {queue!r}, or give one of the apps another queue or PERDURE_NAMESPACE"
+        )
+        self.task, self.owner, self.app = task, owner, app
+
+
+class CrashLoop(TaskError):
+    """More deliveries of the task ended without an outcome than its retry policy allows."""
+
+    def __init__(self, task: str, crashes: int, last: str = "") -> None:
+        """last: exit status and step of the last crash, as far as known."""
+        super().__init__(
+            f"task {task!r}: {crashes} deliveries ended without an outcome (the worker died, hung, or lost its "
+            f"lease); the task probably kills its workers{last and f'; last crash: {last}'}"
+        )
+        self.task, self.crashes = task, crashes
+
+
+class Reschedule(PerdureError):
+    """Base of exceptions by which a handler asks to run again later. after: seconds, a timedelta or a datetime."""
+
+    def __init__(self, after: Moment, why: str = "") -> None:
+        after = seconds_until(after, "after")
+        if not 0 <= after <= LONGEST:
+            raise ValueError(f"after must be 0 to {LONGEST:.0e} seconds, got {after}")
+        super().__init__(why or f"run again in {after:g} s")
+        self.after, self.why = after, why
+
+
+class RetryLater(Reschedule):
+    """Fail this attempt and run the task again after `after` seconds: `raise RetryLater(after=30)`. An attempt."""
+
+
+class Snooze(Reschedule):
+    """Run the task again after `after` seconds: `raise Snooze(after=3600)`. Costs no attempt."""
+
+
+class LifespanError(PerdureError):
+    """The lifespan of an app could not be opened or closed."""
+
+
+class SettingsDiffer(PerdureError):
+    """A strict worker is given another value than the one that is stored for its namespace."""
+
+
+class TransferError(PerdureError):
+    """A task that cannot be exported, or a file that cannot be imported."""
+
+
+class StepError(PerdureError):
+    """Base of errors in the definition or call of a step."""
+
+
+class StepDefinitionError(StepError, ValueError):
+    """A name, a function, its arguments or options cannot make a step. Retrying does not help."""
+
+
+class StepOutsideTask(StepError, RuntimeError):
+    """A step was called outside of a running task, or from another task, so it could not be recorded."""
+
+
+class StepMismatch(StepError):
+    """A resumed run called a recorded step with other arguments, or asked another question than the answered one."""
+
+    def __init__(
+        self, step: str, recorded: str, asked: str, *, after_new: bool = False, question: bool = False
+    ) -> None:
+        """Create the error.
+
+        Args:
+            after_new: A step before it was not recorded, as if Redis had lost its record.
+            question: The step is a question, `recorded` and `asked` name the person and its text.
+        """
+        what = f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}"
+        remedy = "give the step another name or a scope, use ctx.options(on_mismatch='rerun')"
+        if question:
+            what = f"question {recorded} is recorded with its answer, and the handler now asks {asked} in its place"
+            remedy = (
+                "ask again with ctx.options(on_mismatch='rerun').ask(...), give a question whose text differs in each "
+                "run a key, ctx.ask(..., key=...), put a new question into a scope"
+            )
+        lost = "a step before it was not recorded, so Redis has lost data, or " if after_new else ""
+        super().__init__(
+            f"{what}: {lost}the handler or its inputs changed while the task was running; {remedy}, or replay the task "
+            "from the dead letters with --fresh"
+        )
+        self.step, self.recorded, self.asked = step, recorded, asked
+
+
+class StepOutOfOrder(StepMismatch):
+    """A new step came before recorded ones of its scope, in a task with `strict_order=True`. It did not run."""
+
+    def __init__(self, step: str, recorded: str) -> None:
+        """recorded: the step that should have come first."""
+        StepError.__init__(
+            self,
+            f"step {step!r} is new, but step {recorded!r} of its scope was recorded by an earlier run and has not been "
+            "called yet, and the task has strict_order=True: call the new step after the recorded ones, give it a "
+            "scope (concurrent branches need one each), branch by ctx.version, or replay the task from the "
+            "dead letters with --fresh",
+        )
+        self.step, self.recorded, self.asked = step, recorded, ""
+
+
+class ResultMismatch(StepError):
+    """The recorded result of a step does not fit the type that its function declares now. It did not run again."""
+
+
+class ResolutionMismatch(ResultMismatch):
+    """A person's result for a step in doubt does not fit the type that its function declares. It did not run."""
+
+    def __init__(self, task_id: str, step: str, problem: str) -> None:
+        super().__init__(
+            f"step {step!r} was resolved with a result that does not fit: {problem}; replace it: "
+            f"{resolve_command(task_id, step)}; then replay the task"
+        )
+        self.task_id, self.step = task_id, step
+
+
+class OrphanedSteps(StepError):
+    """A handler with `on_orphan="fail"` returned without asking for all recorded steps. The message has the remedy."""
+
+
+class StepTimeout(StepError, TimeoutError):
+    """A step exceeded its timeout. seconds: the timeout."""
+
+    def __init__(self, step: str, seconds: float) -> None:
+        super().__init__(f"step {step!r} ran longer than {seconds:g} s")
+        self.step, self.seconds = step, seconds
+
+
+class StepStillRunning(StepTimeout):
+    """A plain function still runs in the thread of an earlier try of its step, so it was not called again.
+
+    step: its key. seconds: since that try was given up.
+    """
+
+    def __init__(self, step: str, seconds: float) -> None:
+        StepError.__init__(
+            self,
+            f"step {step!r} was not called again: its function still runs in a thread, which cannot be stopped, "
+            f"{seconds:.1f} s after its step timed out or was cancelled; give the function a time-out of its own, such "
+            "as that of its client, or make it async",
+        )
+        self.step, self.seconds = step, seconds
+
+
+class StepExited(StepError):
+    """A step raised SystemExit or KeyboardInterrupt, which would end the worker. It is not retried.
+
+    step: its key. raised: what it raised.
+    """
+
+    def __init__(self, step: str, raised: BaseException) -> None:
+        super().__init__(
+            f"step {step!r} raised {type(raised).__name__}({error_text(raised)}), which would end the worker: raise an "
+            "exception in its place, or run the program in a process of its own"
+        )
+        self.step, self.raised = step, raised
+
+
+class StepInDoubt(StepError):
+    """A risky step was started, has no recorded result, and must not run twice (`in_doubt="fail"`).
+
+    A person decides what it did: `perdure task resolve`, or `TaskHandle.resolve_step`.
+    """
+
+    def __init__(self, step: str, idempotency_key: str, arguments: str = "") -> None:
+        """arguments: their text, for people."""
+        task_id = idempotency_key.removesuffix(f":{step}")
+        called = f" with arguments {arguments}" if arguments else ""
+        super().__init__(
+            f"step {step!r} was started{called} and has no recorded result: find out whether its effect happened "
+            f"(idempotency key {idempotency_key}), then run: {resolve_command(task_id, step)}; then replay the task"
+        )
+        self.step, self.idempotency_key, self.arguments = step, idempotency_key, arguments
+
+
+class StepResolvedAsFailed(StepError):
+    """A risky step was cut off, and a person decided that it failed: `perdure task resolve ID STEP --failed TEXT`.
+
+    text: of the person.
+    """
+
+    def __init__(self, step: str, text: str) -> None:
+        super().__init__(failure_text(step, text))
+        self.step, self.text = step, text
+
+
+class UnserialisableResult(StepError, TypeError):
+    """A result has no JSON form, is not of the type that its function declares, or cannot be read back.
+
+    data: the JSON of a result that cannot be read back; misread: its part that is read back as another type.
+    """
+
+    def __init__(self, what: str, problem: str, data: bytes | None = None, misread: Any = None) -> None:
+        super().__init__(f"{what}: its result cannot be stored: {problem}")
+        self.what, self.data, self.misread = what, data, misread
+
+
+class ArtifactError(PerdureError):
+    """Base of errors of artifacts. The message names the artifact and its task."""
+
+
+class BadArtifactName(ArtifactError, ValueError):
+    """The name of an artifact is not valid."""
+
+    def __init__(self, name: object, problem: str) -> None:
+        shown = repr(name) if len(repr(name)) <= 80 else f"{repr(name)[:77]}..."
+        super().__init__(f"artifact name {shown} is not valid: {problem}")
+        self.name = name
+
+
+class ArtifactTooLarge(ArtifactError, ValueError):
+    """An artifact exceeds the size limit. limit: bytes."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"{what} has more than {limit} bytes: save it in parts, or raise PERDURE_ARTIFACT_LIMIT")
+        self.limit = limit
+
+
+class ArtifactMissing(ArtifactError, LookupError):
+    """The bytes of an artifact are not in the store. hash: SHA-256 of the bytes that were saved."""
+
+    def __init__(self, what: str, digest: str, place: str) -> None:
+        super().__init__(
+            f"{what}: its bytes (SHA-256 {digest}) are not in {place}: they were removed, or saved by a worker with "
+            "another store (PERDURE_ARTIFACTS; workers on several hosts need a store that all of them can reach)"
+        )
+        self.hash = digest
+
+
+class ArtifactDamaged(ArtifactError):
+    """The bytes in the store differ from the saved ones. hash: SHA-256 of the bytes that were saved.
+
+    The message tells nothing of what was found instead, which may be another user's.
+    """
+
+    def __init__(self, what: str, digest: str, place: str) -> None:
+        super().__init__(
+            f"{what} is damaged: object {digest} in {place} does not have the bytes that were saved; nothing was "
+            "overwritten; restore the object from a copy, or remove it and save the artifact again"
+        )
+        self.hash = digest
+
+
+class StoreUnavailable(ArtifactError):
+    """The artifact store cannot be reached, is full, or refuses access."""
+
+    def __init__(self, what: str, verb: str, place: str, cause: BaseException) -> None:
+        super().__init__(
+            f"{what} cannot be {verb} the artifact store at {place}: {type(cause).__name__}: {cause}; check that the "
+            "store (PERDURE_ARTIFACTS) exists, has free space, and is accessible to this process"
+        )
+
+
+class WorkspaceError(PerdureError):
+    """Base of errors of workspaces: a file that cannot be saved or restored, a folder that cannot be used."""
+
+
+class WorkspaceTooLarge(WorkspaceError, ValueError):
+    """A file or the whole workspace exceeds a limit. Retrying does not help."""
+
+
+class FileConflict(WorkspaceError):
+    """A file of a shared workspace has another version than the caller expected.
+
+    Attributes:
+        expected: Version that the caller expected; 0 for a file that should not exist.
+        version: Version that the file has; 0 if it does not exist.
+    """
+
+    def __init__(self, workspace: str, path: str, expected: int, version: int, by: str) -> None:
+        now = (
+            f"version {version}, written by {by or 'an unnamed writer'}" if version else "no version: it does not exist"
+        )
+        super().__init__(
+            f"file {path!r} of shared workspace {workspace!r} was expected to have version {expected} and has {now}; "
+            "read it again and repeat the change"
+        )
+        self.expected = expected
+        self.version = version
+
+
+class ContextError(PerdureError):
+    """Base of errors in the context of a model."""
+
+
+class ContextTooLarge(ContextError, ValueError):
+    """A layer of the context does not fit. layer: its name. tokens: its size. budget: the limit in tokens."""
+
+    def __init__(self, layer: str, tokens: int, budget: int, remedy: str) -> None:
+        super().__init__(f"context layer {layer!r} has {tokens} tokens, the budget is {budget}: {remedy}")
+        self.layer, self.tokens, self.budget = layer, tokens, budget
+
+
+class CompactionFailed(ContextError):
+    """The summarizer returned no usable summary. Nothing was replaced.
+
+    first, last: numbers of the first and last event to summarize.
+    """
+
+    def __init__(self, task_id: str, first: int, last: int, problem: str) -> None:
+        super().__init__(f"task {task_id}: events {first} to {last} could not be summarized and were kept: {problem}")
+        self.task_id, self.first, self.last = task_id, first, last
+
+
+class StateError(PerdureError):
+    """Base of errors in the state of an agent. Retrying does not help."""
+
+
+class BadSnapshot(StateError):
+    """The stored state of an agent cannot be read. It was not changed."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(f"the state of task {task_id} cannot be read: {problem}; it was not changed")
+        self.task_id, self.problem = task_id, problem
+
+
+class BadHistory(StateError):
+    """An event of the log is missing, cannot be read, or does not fit the events before it."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(problem)
+        self.task_id = task_id
+
+
+class StateMismatch(StateError):
+    """The stored state of an agent does not fit its class. It was not changed."""
+
+    def __init__(self, task_id: str, agent: str, problem: str) -> None:
+        """problem: starts with the name of the field."""
+        super().__init__(
+            f"the state of task {task_id} does not fit agent {agent!r}: {problem}; it was not changed. Give new "
+            "fields a default, and changed fields a validator that accepts the previous form, then replay the task"
+        )
+        self.task_id, self.problem = task_id, problem
+
+
+class StateTooLarge(StateError):
+    """The state of an agent exceeds the size limit. size, limit: bytes of JSON. largest: largest fields, as text."""
+
+    def __init__(self, task_id: str, agent: str, size: int, limit: int, largest: Sequence[tuple[str, int]]) -> None:
+        """largest: fields with their bytes, largest first."""
+        fields = ", ".join(f"{name} ({bytes_:,} bytes)" for name, bytes_ in largest)
+        super().__init__(
+            f"the state of agent {agent!r}, task {task_id}, has {size:,} bytes, the limit is {limit:,}; largest "
+            f"fields: {fields}. Store large data in artifacts or files and keep a reference in the state; run: perdure "
+            f"task compact {task_id}, or raise PERDURE_PAYLOAD_LIMIT of the workers"
+        )
+        self.size, self.limit, self.largest = size, limit, fields
+
+
+class StateBusy(StateError):
+    """The state of an agent cannot be changed from outside: a worker has the task or may take it, or it has ended."""
+
+    def __init__(self, task_id: str, state: str | None) -> None:
+        """state: of the task; None if there is no such task."""
+        super().__init__(
+            f"the state of task {task_id} could not be changed: the task must be waiting, scheduled or dead, got "
+            f"{state or 'no such task'}"
+        )
+        self.task_id = task_id
+
+
+class StateUnstorable(StateError, TypeError):
+    """A field of an agent's state has no JSON form or a value of the wrong type, or a later run could not read it."""
+
+    def __init__(self, task_id: str, agent: str, problem: str) -> None:
+        super().__init__(f"the state of agent {agent!r}, task {task_id}, cannot be stored: {problem}")
+
+
+class StateDrift(StateError):
+    """The state of an agent differs from the reduction of its event log, or from what a later run reads."""
+
+    def __init__(self, task_id: str, number: int, differences: Sequence[str]) -> None:
+        """number: the first event after which they differ. differences: paths of the differing values."""
+        super().__init__(
+            f"the state of task {task_id} differs from its event log since event {number}: {', '.join(differences)}"
+        )
+        self.number = number
+
+
+class BadHandoff(PerdureError):
+    """A stored handoff document cannot be read. It was not changed; the event log has the same facts."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(f"the handoff document of task {task_id} cannot be read: {problem}; it was not changed")
+        self.task_id, self.problem = task_id, problem
+
+
+class IdentityError(PerdureError):
+    """The identity of an agent is too large, or its stored form cannot be read."""
+
+
+class IdentityConflict(IdentityError):
+    """The stored identity has another version than the caller expected; nothing was changed.
+
+    Attributes:
+        expected: Version that the caller expected; 0 for none.
+        version: Version that is stored; 0 for none.
+    """
+
+    def __init__(self, agent: str, expected: int, version: int) -> None:
+        super().__init__(
+            f"the identity of agent {agent!r} was expected to have version {expected} and has {version}; read it again "
+            "and repeat the change"
+        )
+        self.expected = expected
+        self.version = version
