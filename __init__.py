@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     from .queues.records import State
     from .queues.sessions.errors import SessionFailed, SessionFull, SessionNotFound
     from .worker.agent.agent import Agent
-    from .worker.agent.coherence.settings import Coherence
+    from .worker.agent.coherence.findings import Coherence
     from .worker.agent.context.builder import ContextBuilder
     from .worker.app import App
     from .worker.durable.context import Context, current_context
     from .worker.durable.middleware import EnqueueCall, Middleware, Settlement
-    from .worker.durable.steps.current import StepCall, current_step
-    from .worker.durable.steps.options import AlreadyDone
+    from .worker.durable.steps.current import AlreadyDone, StepCall, current_step
     from .worker.durable.sync.context import SyncContext
     from .worker.errors import (
         ArtifactError,
@@ -136,11 +135,11 @@ __all__ = [
 _HOMES = {
     "Agent": ".worker.agent.agent",
     "AgentState": ".worker.journal.state",
-    "AlreadyDone": ".worker.durable.steps.options",
+    "AlreadyDone": ".worker.durable.steps.current",
     "App": ".worker.app",
     "Artifact": ".worker.journal.state",
     "ArtifactError": ".worker.errors",
-    "Coherence": ".worker.agent.coherence.settings",
+    "Coherence": ".worker.agent.coherence.findings",
     "Context": ".worker.durable.context",
     "ContextBuilder": ".worker.agent.context.builder",
     "ContextError": ".worker.errors",

@@ -4,12 +4,11 @@
 """
 
 from .worker.agent.coherence.checks import View
-from .worker.agent.coherence.settings import Finding
+from .worker.agent.coherence.findings import Finding
 from .worker.agent.context.builder import ContextBuilder
 from .worker.agent.context.compaction import CompactionRequest
-from .worker.agent.context.prompt import Budgets, Prompt
+from .worker.agent.context.prompt import Budgets, Prompt, default_counter
 from .worker.agent.context.providers import MALFORMED, from_anthropic, from_openai, to_anthropic, to_openai
-from .worker.agent.context.tokens import default_counter
 from .worker.agent.tools.toolbox import AgentTools
 from .worker.errors import CompactionFailed, ContextError, ContextTooLarge
 from .worker.journal.chat import Message, ToolCall

@@ -12,10 +12,9 @@ from typing import Any, Final
 from perdure.queues.defaults import nearest
 from perdure.queues.json_form import large_integer
 from perdure.queues.security.redaction import Redaction
-from perdure.worker.agent.coherence.calls import normal_form
-from perdure.worker.agent.context.conversation import completed, turns_of
-from perdure.worker.agent.context.tokens import Estimate, cut
-from perdure.worker.agent.context.turns import turns_within
+from perdure.worker.agent.coherence.checks import normal_form
+from perdure.worker.agent.context.conversation import completed, turns_of, turns_within
+from perdure.worker.agent.context.prompt import Estimate, cut
 from perdure.worker.journal.archive import remove_oldest
 from perdure.worker.journal.chat import Message, ToolCall
 from perdure.worker.journal.handoff.budget import clipped, fitted
@@ -24,7 +23,7 @@ from perdure.worker.journal.json_patch import apply, diff
 from perdure.worker.journal.quoting import quoted_block, quoted_line, quoted_name
 from perdure.worker.journal.reducer import empty_state
 from perdure.worker.memory import FoundMemory, Memory, MemoryLink
-from perdure.worker.memory.notes import with_notes
+from perdure.worker.memory.hybrid import with_notes
 from perdure.worker.memory.text import content_words, digest, has_words
 from perdure.worker.runtime.children.child import MessageReader
 from rich.console import Console

@@ -26,7 +26,7 @@ import redis
 import typer
 from perdure import Agent, AgentState, App, Context, PerdureError, PlanStep, Worker
 from perdure.queues import Partition, TaskHandle
-from perdure.worker.durable.steps.options import Durability
+from perdure.worker.durable.steps.current import Durability
 from perdure.worker.log import configure_logging
 
 from .raw.client import RawClient

@@ -10,7 +10,7 @@ import orjson
 
 from ..queues.delivery.leases import Delivery, check_accepted
 from ..queues.delivery.settlement import Counters
-from ..queues.partitions.retention import registered_retention
+from ..queues.partitions.route import registered_retention
 from ..queues.security.encryption import ERROR
 from ..queues.security.redaction import Redaction
 from ..queues.transport.gateway import Gateway

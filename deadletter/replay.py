@@ -21,7 +21,7 @@ from ..queues.runtime import RUNTIME
 from ..queues.security.encryption import arguments_field
 from ..queues.security.secret_arguments import contains_mask, restore_masked
 from ..queues.transport.gateway import Gateway
-from ..queues.transport.large_arguments import read_arguments
+from ..queues.transport.large_values import read_arguments
 from ..queues.transport.scripts import load_script, pairs
 from .letters import DeadLetter
 

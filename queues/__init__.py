@@ -12,6 +12,11 @@
 | `pubsub` | notifications that wake waiters |
 | `envelope`, `keys`, `errors` | wire format; key names; error tree |
 | `defaults`, `durations` | PERDURE_* defaults; durations and points in time |
+| `shared_config`, `runtime` | settings that workers share; clock, threads and randomness, which a simulation replaces |
+| `json_form`, `schemas` | what becomes of a value as JSON; published schemas, read within bounds |
+| `junk` | what other programs wrote |
+| `regular_files`, `private_files` | files read within bounds; files written for their owner only |
+| `sessions`, `explanation` | conversations of many tasks; why a task is in its state |
 | `transport`, `security`, `embedded` | connections; encryption and secrets; the embedded server |
 | `partitions`, `delivery` | routes of a queue; reading, leases and settlement |
 | `lua/` | one script per atomic act; each header has KEYS, ARGV, reply and what is atomic |

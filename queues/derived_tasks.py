@@ -30,11 +30,10 @@ from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
 from .security.encryption import ERROR, MESSAGE, TaskCipher, event_field
 from .transport.gateway import Gateway
-from .transport.large_arguments import read_arguments, store_with_upload
 from .transport.large_results import stored_record
+from .transport.large_values import UPLOAD_ATTEMPTS, FieldUpload, LogUpload, read_arguments, store_with_upload
 from .transport.pipelining import Argument
 from .transport.scripts import pairs, queue_script
-from .transport.uploads import UPLOAD_ATTEMPTS, FieldUpload, LogUpload
 
 _SUCCESSOR = queue_script("enqueue_successor")
 _CONFIRM = queue_script("confirm_successor")

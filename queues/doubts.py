@@ -14,13 +14,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from .delivery.checkpoint_edit import edit_checkpoint, read_position
+from .delivery.checkpoint import edit_checkpoint, read_position
 from .envelope import check_size
 from .errors import CannotResolve, DecryptionError, TaskNotFound
 from .keys import Partition
 from .records import State, read_record
 from .transport.gateway import Gateway
-from .transport.hash_scan import SCAN_START, scan_page
+from .transport.large_values import SCAN_START, scan_page
 
 Decision: TypeAlias = Literal["result", "failed", "run_again"]
 

@@ -29,7 +29,7 @@ from .keys import Partition
 from .partitions.router import PartitionRouter
 from .runtime import RUNTIME
 from .transport.gateway import Gateway
-from .transport.large_arguments import store_with_upload
+from .transport.large_values import store_with_upload
 from .transport.pipelining import Argument, Command
 from .transport.scripts import Script, queue_script
 

@@ -27,7 +27,7 @@ from .partitions.route import spread
 from .runtime import RUNTIME
 from .security.encryption import TaskCipher, argument_chunks, arguments_field
 from .security.secret_arguments import DEEPEST, MOST_SECRET_PATHS, SECRET, SecretPaths, unwrap_secrets
-from .transport.large_arguments import LARGE_ARGUMENTS, LargeArguments, cut_arguments
+from .transport.large_values import LARGE_ARGUMENTS, LargeArguments, cut_arguments
 from .transport.value_store import ValueStore
 
 FORMAT_VERSION: Final = 1

@@ -15,9 +15,8 @@ from .agent.agent import Agent, S
 from .agent.state_type import StateType
 from .arguments import Arguments
 from .durable.middleware import EnqueueCall
-from .errors import InvalidArguments
+from .errors import InvalidArguments, first_problem
 from .task import Task, hooked_message
-from .validation_errors import first_problem
 
 
 def goal_id(agent: str, key: str | None, arguments: Mapping[str, Any]) -> str:

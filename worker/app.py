@@ -13,27 +13,25 @@ from ..queues.errors import ConfigurationError
 from ..queues.keys import check_name
 from ..queues.producer import Producer
 from ..queues.security.encryption import Encryptor
-from ..queues.sessions.address import check_session_id
+from ..queues.sessions.record import check_session_id
 from .agent.agent import Agent, S
-from .agent.coherence.settings import Coherence
-from .agent.confirmation import OnResume
+from .agent.coherence.findings import Coherence
 from .agent.handler import make_handler
 from .agent.incoming import OnMessage
+from .agent.resume_notice import OnResume
 from .agent.state_type import StateType
 from .agent_task import AgentTask
-from .app_loops import NO_LIFESPAN, AppLoops, OpenedApp, open_lifespan
-from .artifacts.deployment import keep_large_values
+from .artifacts.store import keep_large_values
 from .durable.middleware import Chain, Middleware, build_chain, enqueue_innermost
 from .durable.shared_workspace import SharedWorkspace
-from .durable.steps.options import Durability
-from .handlers import Handler, P, R, SyncHandler, refuse_unknown
+from .durable.steps.current import Durability
 from .journal.state import AgentState
 from .log import logger
 from .registry import Registry
 from .session import Session
 from .settings import Settings, check_settings, load_settings
-from .sync_producer import SyncProducer
-from .task import OnOrphan, Task
+from .sync_producer import NO_LIFESPAN, AppLoops, OpenedApp, SyncProducer, open_lifespan
+from .task import Handler, OnOrphan, P, R, SyncHandler, Task, refuse_unknown
 
 _MONTH: Final = 30 * 86_400.0
 """Seconds for which the result of an agent is kept by default."""

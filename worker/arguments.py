@@ -15,8 +15,7 @@ from ..queues.defaults import nearest
 from ..queues.security.secret_arguments import SecretPaths, contains_mask, has_secret, secret_values, unwrap_secrets
 from .durable.json_types import JsonType, storable, type_problem
 from .durable.value_loss import find_misread, warn_of_losses
-from .errors import InvalidArguments, TaskDefinitionError
-from .validation_errors import describe_problem
+from .errors import InvalidArguments, TaskDefinitionError, describe_problem
 
 CALL_OPTIONS: Final = (
     "delay",

@@ -62,6 +62,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
 from ..deadletter.error_text import error_text
 from ..queues.defaults import LONGEST
 from ..queues.doubts import failure_text, resolve_command
@@ -598,3 +601,15 @@ class IdentityConflict(IdentityError):
         )
         self.expected = expected
         self.version = version
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of an error: `FIELD: TEXT`, or its text alone if it is of the whole value."""
+    return describe_problem(error.errors(include_url=False, include_input=False)[0])
+
+
+def describe_problem(problem: ErrorDetails) -> str:
+    """Return one problem of an error, see `first_problem`."""
+    where = ".".join(str(part) for part in problem["loc"])
+    what = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what

@@ -14,15 +14,14 @@ from ..queues.catalog import AppEntry, CatalogTask
 from ..queues.defaults import LONGEST
 from ..queues.durations import Duration, to_seconds
 from ..queues.envelope import Envelope, EnvelopeTemplate
-from .agent.coherence.functions import watched
-from .agent.coherence.settings import Coherence, check_coherence
+from .agent.coherence.findings import Coherence, check_coherence
+from .agent.coherence.monitor import watched
 from .arguments import CALL_OPTIONS, Arguments, type_hints
 from .durable.json_types import type_problem
 from .durable.steps.codec import Codec
-from .durable.steps.options import Durability
+from .durable.steps.current import Durability
 from .errors import TaskDefinitionError
-from .handlers import as_async, check_options
-from .task import OnOrphan, Task, TaskOwner
+from .task import OnOrphan, Task, TaskOwner, as_async, check_options
 
 
 class Registry(Mapping[str, Task[Any, Any]]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -10,29 +10,38 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 import orjson
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from ..queues.durations import Moment, seconds_until
-from ..queues.errors import NotOpen, Refused, TaskCancelled, TaskFailed
-from ..queues.inbox import Sent
+from ..queues.envelope import new_task_id
+from ..queues.errors import NotOpen, Refused, TaskCancelled, TaskEnded, TaskFailed
+from ..queues.inbox import Sent, check_changes
 from ..queues.inspection.views import checkpoint_fields, find_task
 from ..queues.json_form import encodable
 from ..queues.producer import Producer
 from ..queues.records import Record, State, read_record
 from ..queues.runtime import RUNTIME
-from ..queues.sessions.address import SessionAddress, TurnId
-from ..queues.sessions.errors import SessionFailed, SessionNotFound
-from ..queues.sessions.record import SessionMessage, SessionRecord, read_history, read_session, read_turn
+from ..queues.sessions.errors import SessionError, SessionFailed, SessionIdle, SessionNotFound
+from ..queues.sessions.record import (
+    SessionAddress,
+    SessionCorrection,
+    SessionMessage,
+    SessionRecord,
+    TurnId,
+    read_history,
+    read_session,
+    read_turn,
+)
 from ..queues.sessions.removal import forget_session
-from ..queues.sessions.turns import send_to_session
+from ..queues.sessions.turns import enqueue_turn, send_to_session, store_correction
 from ..queues.transport.backoff import retry_while_unavailable
 from .agent.agent import S
 from .agent.resume_notice import NOTE
 from .agent_task import AgentTask
 from .durable.middleware import EnqueueCall
-from .errors import InvalidArguments, StateMismatch
-from .journal.correction import CannotCorrect, corrected
-from .session_correction import correct_session, stored_state
-from .validation_errors import first_problem
+from .errors import InvalidArguments, StateMismatch, first_problem
+from .journal.history import CannotCorrect, corrected
+from .journal.snapshot import decode_snapshot
 
 T = TypeVar("T")
 
@@ -362,3 +371,55 @@ class TurnHandle:
         if (caller := self._producer.gateway.caller) is None:
             raise NotOpen(f"the connection to {self._producer.address.shown} is not open")
         return caller.call(function, instead)
+
+
+_TRIES: Final = 20
+"""Reads of a session, each followed by a change of it that comes before the write, after which a correction fails."""
+
+
+def stored_state(record: SessionRecord) -> dict[str, Any] | None:
+    """Return the state that the last turn left, as JSON, None before the first one; without corrections that wait.
+
+    Raises `DecryptionError`, `BadSnapshot`.
+    """
+    data = record.opened_state()
+    return None if data is None else decode_snapshot(f"session {record.id}", data, owner=record.agent).state
+
+
+async def correct_session(
+    producer: Producer,
+    read: Callable[[], Awaitable[SessionRecord]],
+    changes: Mapping[str, Any],
+    check: Callable[[SessionRecord], None],
+    *,
+    by: str = "",
+    message_id: str | None = None,
+    confirm: bool = False,
+) -> Sent:
+    """Correct the state of a session. See `Session.correct`.
+
+    Args:
+        read: returns the record.
+        check: raises if the changes do not fit the state in a record.
+    """
+    message_id = message_id or new_task_id()
+    for _ in range(_TRIES):
+        record = await read()
+        turn = TurnId(record.address.digest, str(record.born), record.turn)
+        if record.status == "running" or (confirm and not changes and record.status == "failed"):
+            await enqueue_turn(producer.gateway, record.address, turn)  # in case that its sender has not stored it yet
+            if (handle := await producer.find(str(turn))) is not None:
+                with suppress(TaskEnded):  # after the read
+                    return await handle.correct(changes, by=by, message_id=message_id, confirm=confirm)
+        elif confirm and not changes:
+            raise SessionIdle(record.name)
+        else:
+            check_changes(changes)
+            check(record)
+            data = orjson.loads(to_json(dict(changes), inf_nan_mode="strings"))
+            correction, limit = SessionCorrection(message_id, by, data), producer.payload_limit
+            if await store_correction(producer.gateway, record, correction, limit=limit) == "stored":
+                if record.status == "failed":
+                    return Sent(str(turn), 0, State.DEAD)
+                return Sent(record.task_id(record.turn + 1), 0, State.WAITING)
+    raise SessionError("could not correct the session: its turns begin and end at the same time; try again")

@@ -6,9 +6,7 @@
 | `stream_reader` | blocking XREADGROUP over the partitions of one server or of a cluster |
 | `leases` | the delivery with its fencing token; the table of deliveries that this worker holds |
 | `heartbeat` | renews the leases from a thread |
-| `touch` | proof that workers reach a partition, without which its leases do not expire |
 | `checkpoint` | entries of the checkpoint: written by a run, read by the next one |
-| `checkpoint_edit` | edit of the checkpoint of a task that no worker has, and its end after an export |
 | `step_pages` | step records of a large checkpoint, read when the run asks for them |
 | `settlement` | what ends a delivery: succeed, cancel, reschedule, park, release (bury is in `deadletter`) |
 | `quarantine_store` | tasks that are suspected of killing workers |

@@ -19,11 +19,10 @@ from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument, Command
 from ..transport.scripts import pairs, queue_script
 from .fleet_locks import acquire_fleet_locks
-from .leases import RELEASED_IDLE_MS, Delivery, Leases
+from .leases import RELEASED_IDLE_MS, Delivery, Leases, OnTouch, Touch, ignore_touch, touch_partition
 from .quarantine_store import QuarantinedDelivery, take_quarantined
 from .settlement import raise_count, release
 from .stream_reader import Stream, StreamReader
-from .touch import OnTouch, Touch, ignore_touch, touch_partition
 
 _CLAIM = queue_script("claim")
 _CREATE = queue_script("create_groups")

@@ -16,12 +16,11 @@ from ..keys import GROUP, RELEASED, Partition
 from ..runtime import RUNTIME
 from ..transport.address import Address
 from ..transport.clients import is_read_only, sync_client, translated
-from ..transport.cluster.sync_client import SyncClusterConnection
+from ..transport.cluster.client import SyncClusterConnection
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
 from ..transport.scripts import queue_script
-from .leases import NOT_STARTED, Delivery, Leases, RunStatus
-from .touch import OnTouch, Touch, ignore_touch
+from .leases import NOT_STARTED, Delivery, Leases, OnTouch, RunStatus, Touch, ignore_touch
 
 _logger = logging.getLogger(__name__)
 

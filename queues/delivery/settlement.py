@@ -14,7 +14,7 @@ import orjson
 
 from ..errors import LeaseLost
 from ..keys import RELEASED, Partition
-from ..partitions.retention import registered_retention
+from ..partitions.route import registered_retention
 from ..records import State
 from ..security.encryption import ERROR, RESULT
 from ..transport.gateway import Gateway

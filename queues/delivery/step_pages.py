@@ -15,7 +15,7 @@ from ..keys import Partition
 from ..security.encryption import MARK, TaskCipher
 from ..transport.backoff import retry_while_unavailable
 from ..transport.gateway import Gateway
-from ..transport.hash_scan import SCAN_START, scan_page
+from ..transport.large_values import SCAN_START, scan_page
 from ..transport.pipelining import Command
 
 PAGE: Final = 512

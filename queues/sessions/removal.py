@@ -13,7 +13,7 @@ from ..junk import set_aside, split
 from ..keys import GROUP, RESERVED, Namespace, Partition
 from ..transport.gateway import Gateway
 from ..transport.scripts import pairs, queue_script
-from .address import SessionAddress, TurnId, is_digest
+from .record import SessionAddress, TurnId, is_digest
 
 _FORGET = queue_script("session_forget")
 _FORGET_TASK = queue_script("forget_task")

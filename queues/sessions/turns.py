@@ -1,10 +1,17 @@
-"""The steps of the protocol between a session and the tasks of its turns."""
+"""The steps of the protocol between a session and the tasks of its turns.
+
+Corrections of a session's state that wait for a turn.
+
+A turn that runs has a task, whose inbox takes corrections. While none runs, the record of the session keeps them, the
+next run of a turn puts them into that inbox when it begins, and the end of the turn removes them with the state that it
+stores. A turn that fails or is cancelled stores no state, so they wait for its replay or the turn after it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
 import orjson
@@ -27,22 +34,26 @@ from ..junk import count_of, report_once, set_aside, split
 from ..keys import Namespace, check_name
 from ..partitions.router import PartitionRouter
 from ..records import Record, State, read_record
-from ..security.encryption import MESSAGE, RESULT, TaskCipher, arguments_field, inputs_field
+from ..security.encryption import MESSAGE, RESULT, TaskCipher, arguments_field, inputs_field, is_encrypted
 from ..security.secret_arguments import SecretPaths
 from ..transport.gateway import Gateway
 from ..transport.large_values import LargeValue
 from ..transport.pipelining import Argument
 from ..transport.scripts import queue_script
-from .address import SessionAddress, TurnId, is_digest
 from .errors import SessionFailed, SessionFull, SessionNotFound, SessionOfOtherApp, TurnEarly, TurnRefused
 from .record import (
+    CORRECTIONS,
     NOTE_SENDER,
     STATE,
     WORKSPACE,
+    SessionAddress,
     SessionCorrection,
+    SessionRecord,
+    TurnId,
     answer_field,
     decode_corrections,
     decode_message,
+    is_digest,
 )
 
 _SEND = queue_script("session_send")
@@ -482,3 +493,29 @@ async def _last_record(gateway: Gateway, namespace: Namespace, record: Record | 
 def _result(record: Record) -> bytes:
     data = b"null" if record.result is None else record.cipher.decrypt(RESULT, record.result)
     return b"null" if LargeValue.decode(data) is not None else data
+
+
+_CORRECT = queue_script("session_correct")
+
+
+async def store_correction(
+    gateway: Gateway, record: SessionRecord, correction: SessionCorrection, *, limit: int = DEFAULT_PAYLOAD_LIMIT
+) -> Literal["stored", "turn", "changed", "missing"]:
+    """Store a correction in a session that is as it was read, and say what is in the way otherwise.
+
+    limit: Largest size of all corrections that wait, in bytes. Raises `PayloadTooLarge`, `DecryptionError`, `NoKey`.
+    """
+    cipher = record.address.cipher(gateway)
+    if not gateway.encryptor.active and is_encrypted(record.state or b""):
+        raise NoKey(f"a correction to session {record.name}", "the session")
+    waiting = record.waiting_corrections()
+    if any(one.id == correction.id for one in waiting):
+        return "stored"
+    data = orjson.dumps([asdict(one) for one in (*waiting, correction)])
+    check_size("the corrections that wait for the next turn", len(data), limit)
+    keys = [record.address.session, record.address.partition.timeline]
+    stored = cipher.encrypt(CORRECTIONS, data)
+    args: list[Argument] = [record.address.digest, str(record.born), record.corrections or b"", stored, record.ended]
+    (answer,) = await gateway.run(_CORRECT, keys, args)
+    found: Literal["stored", "turn", "changed", "missing"] = answer.decode()
+    return found

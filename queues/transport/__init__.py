@@ -12,12 +12,10 @@
     tls           connections that read their certificates each time they connect
     cluster       the same gateway over the nodes of a Redis Cluster
     scripts       Lua scripts, called by digest
+    threadsafe_calls  calls from threads without an event loop
     rights        rights of the Redis users that run Perdure
-    hash_scan     pages of the fields of a hash
     large_values  values that are stored in chunks
-    large_arguments  arguments that are, from before their task is stored
     large_results  results of steps, copied with their task
-    uploads       data of a task that is written in portions before the task is stored
     value_store   protocol of the store outside of Redis for the largest values
     backoff       delays between attempts; the loop that waits while Redis is unavailable
 

@@ -15,8 +15,7 @@ from ..errors import Unavailable
 from .address import Node
 from .clients import translated
 from .cluster.client import ClusterConnection
-from .cluster.hash_slots import slot_of
-from .cluster.redirects import RedirectPolicy
+from .cluster.hash_slots import RedirectPolicy, slot_of
 from .pipelining import Argument
 
 Dial = Callable[[Node | None], redis.asyncio.Redis]

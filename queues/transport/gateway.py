@@ -57,11 +57,10 @@ from .clients import (
 )
 from .cluster.client import ClusterConnection
 from .cluster.hash_slots import UnknownCommandError, key_of
-from .foreign_server import recognise
 from .pipelining import Argument, ClientAdapter, Command, CommandConnection, PipelinedConnection
 from .replication import Replication, Replicator
 from .scripts import Script, queue_script, queue_scripts
-from .server_check import DEFAULT_REQUIREMENTS, ServerRequirements, check_servers
+from .server_check import DEFAULT_REQUIREMENTS, ServerRequirements, check_servers, recognise
 from .threadsafe_calls import ThreadsafeCaller
 from .value_store import ValueStore
 

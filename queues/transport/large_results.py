@@ -9,8 +9,7 @@ from typing import Final
 from ..keys import Partition
 from ..security.encryption import TaskCipher, step_chunks
 from .gateway import Gateway
-from .hash_scan import SCAN_START, scan_page
-from .large_values import LargeValue, cut, read_large
+from .large_values import SCAN_START, LargeValue, cut, read_large, scan_page
 from .pipelining import Argument
 
 _PAGE: Final = 512

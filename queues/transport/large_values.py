@@ -6,6 +6,23 @@ fields are named: a value that is stored again after a crash takes no more space
 
 If the gateway has a value store, the largest values are its objects, encrypted as chunks are. In Redis there is one
 chunk then, the link. Its name contains the hash of the object, so that the objects of live tasks can be listed.
+
+Pages of the fields of a hash, complete also if another server process answers for the later ones.
+
+Each server process puts the fields of a hash in another order, so a cursor of HSCAN means nothing to the server that
+answers after a restart, a failover or a resharding: it would leave out fields. So each page is read together with the
+`run_id` of the server (https://redis.io/docs/latest/commands/info/), and if that has changed, the scan starts again.
+
+Uploads: data of a task that is not stored yet, written in portions to keys with a TTL.
+
+The script that stores the task renames them to keys of the task (see upload.lua). So the task has all of them or none,
+no command holds up Redis for long, and what is left of a caller that dies expires.
+
+Large arguments: stored in chunks before their task, whose record they become part of when it is stored.
+
+The chunks are written to a key with a TTL, the upload. The script that stores the task renames the upload to the task's
+record, so the chunks belong to the task from then on, and expire with it. The message has a reference in their place.
+The object of arguments in the value store is saved before their upload, which has the link to it.
 """
 
 from __future__ import annotations
@@ -14,15 +31,20 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from ..errors import ConfigurationError, LargeValueLost
+from ..keys import Partition
+from ..security.encryption import TaskCipher, argument_chunks, arguments_field
+from ..security.secret_arguments import SecretPaths
 from .backoff import retry_while_unavailable
 from .gateway import Gateway
+from .pipelining import Argument
+from .scripts import pairs, queue_script
 from .value_store import ValueStore
 
 CHUNK_BYTES: Final = 512 * 1024
@@ -195,3 +217,198 @@ def _digest(place: str, stored: bytes) -> str:
 def bytes_as_json(value: bytes) -> bytes:
     """Return bytes that are not text as JSON."""
     return b'{"base64":"%b"}' % base64.b64encode(value)
+
+
+_PAGE: Final = queue_script("hash_page")
+
+
+class ScanCursor(NamedTuple):
+    """Position of a scan. process: `run_id` of the server, empty if it is unknown."""
+
+    process: bytes
+    position: bytes
+
+    @property
+    def is_end(self) -> bool:
+        """Whether all fields have been read. A scan at its start is not."""
+        return self.position == b"0"
+
+
+SCAN_START: Final = ScanCursor(b"", b"")
+
+
+async def scan_page(
+    gateway: Gateway, key: str, cursor: ScanCursor, pattern: str, count: int
+) -> tuple[ScanCursor, dict[bytes, bytes]]:
+    """Return the next cursor, and the fields of a page. A field may be in several pages.
+
+    count: number of fields of the hash that the server looks at.
+    """
+    process, position, found = await gateway.run(_PAGE, [key], [cursor.position or 0, pattern, count])
+    if cursor.position and process != cursor.process:
+        return SCAN_START, {}
+    return ScanCursor(process, position), pairs(found)
+
+
+UPLOAD_ATTEMPTS: Final = 3
+"""Attempts to store a task before its uploads are gone."""
+
+_CHUNK = queue_script("upload_chunk")
+_EVENTS = queue_script("upload_events")
+
+_TTL: Final = 600_000
+"""Milliseconds for which an upload is kept after its last portion."""
+
+_PORTION: Final = 1_000
+"""Largest number of arguments of a portion: Redis adds them in less than a millisecond."""
+
+
+class FieldUpload:
+    """Upload of fields of a hash. Repeated, it changes nothing.
+
+    Attributes:
+        count: Number of fields.
+    """
+
+    def __init__(self, gateway: Gateway, key: str) -> None:
+        self.key = key
+        self.count = 0
+        self._gateway = gateway
+        self._portion: list[Argument] = []
+        self._size = 0
+
+    async def put(self, name: Argument, value: Argument) -> None:
+        """Add a field."""
+        self.count += 1
+        await self._add([name, value])
+
+    async def flush(self) -> None:
+        """Write the last portion."""
+        if self._portion:
+            await self._gateway.run(_CHUNK, [self.key], [_TTL, *self._portion])
+            self._portion, self._size = [], 0
+
+    async def _add(self, part: list[Argument]) -> None:
+        self._portion += part
+        self._size += sum(len(one) for one in part if isinstance(one, bytes))
+        if self._size >= CHUNK_BYTES or len(self._portion) >= _PORTION:
+            await self.flush()
+
+
+class LogUpload(FieldUpload):
+    """Upload of the entries of a log, in their order.
+
+    Attributes:
+        count: Number of entries.
+    """
+
+    def __init__(self, gateway: Gateway, key: str) -> None:
+        super().__init__(gateway, key)
+        self._written = 0
+
+    async def add(self, entry: str, fields: Mapping[str, Argument]) -> None:
+        """Add an entry. entry: its id; `*` for the time of Redis."""
+        self.count += 1
+        await self._add([entry, len(fields), *(part for pair in fields.items() for part in pair)])
+
+    async def flush(self) -> None:
+        """Write the last portion."""
+        if self._portion:
+            await self._gateway.run(_EVENTS, [self.key], [_TTL, self._written, *self._portion])
+            self._portion, self._size, self._written = [], 0, self.count
+
+
+LARGE_ARGUMENTS: Final = 2
+"""Data format that a worker must know to read large arguments."""
+
+_PLACE: Final = "args"
+
+
+class LargeArguments(NamedTuple):
+    """Arguments of a task that is not stored yet."""
+
+    task_id: str
+    value: CutValue
+
+    @property
+    def reference(self) -> LargeValue:
+        """The reference to the arguments."""
+        return self.value.reference
+
+    @property
+    def stored(self) -> bytes:
+        """The arguments as they are stored."""
+        return b"".join(self.value.chunks) if self.value.object is None else self.value.object
+
+    async def upload(self, gateway: Gateway, key: str) -> None:
+        """Store the object, if there is one, and the chunks one by one."""
+        await self.value.save_object(gateway, f"the arguments of task {self.task_id}")
+        upload = FieldUpload(gateway, key)
+        for number, chunk in enumerate(self.value.chunks):
+            await upload.put(self.reference.field(_PLACE, number), chunk)
+        await upload.flush()
+
+
+def cut_arguments(
+    cipher: TaskCipher, task_id: str, task: str, secrets: SecretPaths, arguments: bytes, store: ValueStore | None
+) -> LargeArguments:
+    """Cut arguments, as JSON, encrypted if keys are set. store: see `cut`."""
+    stored = cipher.encrypt(argument_chunks(task, secrets), arguments)
+    return LargeArguments(task_id, cut(_PLACE, stored, size=len(arguments), store=store))
+
+
+async def store_with_upload(
+    gateway: Gateway,
+    partition: Partition,
+    large: LargeArguments | None,
+    store: Callable[[Sequence[str]], Awaitable[Any]],
+) -> Any:
+    """Store one task, after the upload of its large arguments if it has any; return the answer of its script.
+
+    Args:
+        store: Runs the script with the upload among its keys. The answer is None if the upload is not complete.
+
+    Raises:
+        LargeValueLost: The upload expired, again and again, before the task was stored.
+    """
+    if large is None:
+        return await store(())
+    upload = partition.upload(large.task_id, large.reference.digest)
+    for attempt in range(UPLOAD_ATTEMPTS):
+        # Most scripts leave a task alone that is stored already; one that replaces it asks for the upload.
+        if attempt or not await gateway.command("EXISTS", partition.record(large.task_id)):
+            await large.upload(gateway, upload)
+        answer = await store([upload])
+        if answer is not None:
+            return answer
+    raise LargeValueLost(f"the arguments of task {large.task_id}", "their chunks expired before the task was stored")
+
+
+async def read_arguments(
+    gateway: Gateway,
+    partition: Partition,
+    task_id: str,
+    task: str,
+    secrets: SecretPaths,
+    stored: bytes,
+    *,
+    plain: bool | None = None,
+) -> bytes:
+    """Return stored arguments as decrypted JSON, large ones from their chunks.
+
+    Args:
+        task: Name of the task.
+        secrets: Paths of its secrets, as its envelope has them.
+        plain: Whether arguments that are not encrypted are accepted; see `TaskCipher.decrypt`.
+
+    Raises:
+        DecryptionError: They cannot be decrypted.
+        LargeValueLost: A chunk is missing or damaged.
+    """
+    cipher = gateway.encryptor.of(partition, task_id)
+    reference = LargeValue.decode(stored)
+    if reference is None:
+        return cipher.decrypt(arguments_field(task, secrets), stored, plain=plain)
+    decrypt = partial(cipher.decrypt, argument_chunks(task, secrets), plain=plain)
+    what = f"the arguments of task {task_id}"
+    return await read_large(gateway, partition.record(task_id), _PLACE, _PLACE, reference, decrypt, what)

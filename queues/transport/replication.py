@@ -30,8 +30,7 @@ from ..errors import NotReplicated
 from .address import Node
 from .clients import COMMAND_TIMEOUT, is_read_only
 from .cluster.client import ClusterConnection
-from .cluster.hash_slots import slot_of
-from .cluster.redirects import RedirectPolicy
+from .cluster.hash_slots import RedirectPolicy, slot_of
 from .pipelining import Command
 
 Replicated = Literal["replicated"]

@@ -30,8 +30,7 @@ from perdure.queues import (
     list_workers,
     set_partitions,
 )
-from perdure.queues.delivery.checkpoint import load_history
-from perdure.queues.delivery.checkpoint_edit import Position, close_exported, edit_checkpoint, read_mark
+from perdure.queues.delivery.checkpoint import Position, close_exported, edit_checkpoint, load_history, read_mark
 from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.lost_tasks import put_back_lost
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
@@ -54,11 +53,16 @@ from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status, retire_generation
 from perdure.queues.presence import announce
-from perdure.queues.sessions.address import SessionAddress
-from perdure.queues.sessions.corrections import store_correction
-from perdure.queues.sessions.record import SessionCorrection, read_session
+from perdure.queues.sessions.record import SessionAddress, SessionCorrection, read_session
 from perdure.queues.sessions.removal import forget_session
-from perdure.queues.sessions.turns import SessionTurnEnd, begin_turn, check_session, end_turn, send_to_session
+from perdure.queues.sessions.turns import (
+    SessionTurnEnd,
+    begin_turn,
+    check_session,
+    end_turn,
+    send_to_session,
+    store_correction,
+)
 from perdure.queues.shared_config import set_config
 from perdure.queues.supervisors import count_crash, resume_supervisor, supervise
 from perdure.queues.transport.large_results import scan_fields

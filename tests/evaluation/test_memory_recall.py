@@ -19,8 +19,8 @@ from typing import Final
 
 import pytest
 from perdure.worker.memory import Embedder, HashingEmbedder, HybridStore, SqliteBackend, new_memory
-from perdure.worker.memory.relevance import calibrated_floor
-from perdure.worker.memory.static_embedder import WordLlamaEmbedder
+from perdure.worker.memory.embedders import WordLlamaEmbedder
+from perdure.worker.memory.hybrid import calibrated_floor
 
 pytestmark = pytest.mark.evaluation
 

@@ -13,8 +13,7 @@ from typing import Any
 import orjson
 import pytest
 from perdure import AgentState, App, ContextBuilder, Settings
-from perdure.worker.agent.context.prompt import Prompt
-from perdure.worker.agent.context.tokens import Estimate
+from perdure.worker.agent.context.prompt import Estimate, Prompt
 from perdure.worker.journal.chat import Message
 
 from tests.support.processes import worker_processes

@@ -15,7 +15,7 @@ import redis.asyncio
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, Settings, State, TaskHandle, Worker
 from perdure.queues.supervisors import SupervisorInfo, count_crash, supervise
 from perdure.worker.identity import Identity, set_identity
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.fuzz.mutations import Mutation, Mutator
 from tests.support.command_line import call

@@ -19,8 +19,7 @@ from perdure.deadletter.letters import DeadLetter, Filter, list_letters
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, purge, replay, trim_letters
 from perdure.queues import EntriesLost, Gateway, LeaseLost, Namespace, State, TaskHandle, TaskNotFound, read_record
-from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
-from perdure.queues.delivery.checkpoint_edit import close_exported, read_mark
+from perdure.queues.delivery.checkpoint import Entry, Kind, close_exported, load_history, read_mark, write_entries
 from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.heartbeat import renewal

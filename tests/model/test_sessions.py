@@ -17,12 +17,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perdure.queues import Gateway, Namespace
-from perdure.queues.sessions.address import SessionAddress, TurnId
-from perdure.queues.sessions.corrections import store_correction
 from perdure.queues.sessions.errors import SessionOfOtherApp, TurnRefused
-from perdure.queues.sessions.record import SessionCorrection, read_history, read_session
+from perdure.queues.sessions.record import SessionAddress, SessionCorrection, TurnId, read_history, read_session
 from perdure.queues.sessions.removal import finish_forgetting, forget_session, forget_task
-from perdure.queues.sessions.turns import SessionTurnEnd, begin_turn, check_session, end_turn, send_to_session
+from perdure.queues.sessions.turns import (
+    SessionTurnEnd,
+    begin_turn,
+    check_session,
+    end_turn,
+    send_to_session,
+    store_correction,
+)
 from perdure.queues.transport.pipelining import Argument, Command
 from perdure.queues.transport.scripts import Script
 

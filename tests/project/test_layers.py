@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -61,3 +62,48 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert len(imports) > 100
     TopologicalSorter(imports).prepare()
+
+
+FACES: Final = (
+    "__init__.py",
+    "context.py",
+    "memory.py",
+    "testing.py",
+    "queues/__init__.py",
+    "worker/memory/__init__.py",
+)
+"""Modules that pass names of others on: `perdure.queues`, and the one behind `perdure.memory`."""
+
+ERRORS: Final = ("queues/errors.py", "queues/sessions/errors.py", "worker/errors.py", "worker/memory/errors.py")
+"""Modules whose `__all__` is compared with the tree in their docstring."""
+
+
+def test_only_the_public_modules_export_names_of_others() -> None:
+    found = [
+        str(path.relative_to(ROOT))
+        for folder in PACKAGE
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"^__all__ = ", path.read_text("utf-8"), re.M)
+    ]
+    assert sorted(set(found) - {*FACES}) == sorted(ERRORS)
+
+
+def test_packages_import_nothing_for_others() -> None:
+    """An import of one module loads no other module of its package, and a name has one place."""
+    found = {
+        str(path.relative_to(ROOT)): [name for name in imported(ast.parse(source)) if name not in used(source)]
+        for folder in PACKAGE
+        for path in (ROOT / folder).rglob("__init__.py")
+        if str(path.relative_to(ROOT)) not in FACES
+        for source in (path.read_text("utf-8"),)
+    }
+    assert not {name: names for name, names in found.items() if names}
+
+
+def imported(tree: ast.Module) -> list[str]:
+    nodes = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    return [alias.asname or alias.name for node in nodes for alias in node.names]
+
+
+def used(source: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}

@@ -11,8 +11,7 @@ from perdure.queues import Record, State, TaskEvent, WorkerInfo
 from perdure.queues.catalog import Catalog, CatalogTask
 from perdure.queues.delivery.lost_tasks import Place
 from perdure.queues.explanation.facts import Facts, published_lease
-from perdure.queues.explanation.remedies import REMEDIES
-from perdure.queues.explanation.sentences import Explanation, explain_facts
+from perdure.queues.explanation.sentences import REMEDIES, Explanation, explain_facts
 from perdure.queues.keys import RELEASED, SUSPECTS
 
 NOW = 1_763_836_000_000

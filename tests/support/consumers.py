@@ -9,9 +9,8 @@ import pytest
 from perdure.queues import Gateway, Namespace, Partition
 from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.delivery.due_set import promote_due
-from perdure.queues.delivery.leases import NOT_STARTED, Delivery, Leases, RunStatus
+from perdure.queues.delivery.leases import NOT_STARTED, Delivery, Leases, OnTouch, RunStatus, ignore_touch
 from perdure.queues.delivery.stream_reader import PerNodeReader, SingleNodeReader
-from perdure.queues.delivery.touch import OnTouch, ignore_touch
 from perdure.queues.envelope import Envelope
 from perdure.queues.keys import GROUP
 from perdure.queues.partitions.resharding import sync_route

@@ -12,7 +12,7 @@ import pytest
 from perdure import App, TaskFailed, TaskHandle, Worker
 from perdure.deadletter.letters import DeadLetter, find_letter
 from perdure.queues import Gateway, Partition, TaskEvent
-from perdure.queues.delivery.touch import touch_partition
+from perdure.queues.delivery.leases import touch_partition
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.scripts import Script, pairs
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Settings, TaskHandle
-from perdure.worker.artifacts.deployment import artifact_store
+from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.journal.history import check_state
 from perdure.worker.memory import LazyMemoryStore
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from perdure import App, Settings, TaskHandle
-from perdure.worker.artifacts.deployment import artifact_store
+from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.cli.support.app_loader import load_app
 
 from tests.support.paths import PROGRAMS, ROOT

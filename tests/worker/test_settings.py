@@ -14,7 +14,7 @@ from perdure.queues.transport.clients import pipelined_connection
 from perdure.worker.artifacts.store import shown_place
 from perdure.worker.cli.support.connection import ConnectionOptions
 from perdure.worker.log import logger
-from perdure.worker.runtime.children.timings import delay_after
+from perdure.worker.runtime.children.child import delay_after
 from perdure.worker.settings import load_settings
 from pydantic import SecretStr
 from rich.console import Console

@@ -6,17 +6,10 @@
 | `handler.py` | the task handler that runs an agent |
 | `loop.py` | plan, steps of the plan, replan, finish |
 | `incoming.py` | unread messages into the conversation; interruption of a step by one |
-| `planning.py` | plans as they are returned: their check and logged form |
-| `correcting.py` | corrections of the state by a person |
-| `confirmation.py` | a resumed agent waits until a person confirms that it may continue |
 | `resume_notice.py` | the notice of a resume for the user |
 | `live_state.py` | the state of a run beside the reduction of its event log; checkpoints and snapshots |
 | `session_turn.py` | a run that is a turn of a session: what it starts from, what it leaves |
-| `restoration.py` | the state that earlier runs left: snapshot and later events |
 | `state_type.py` | stored, ephemeral and input fields of a state class; applies an event to one field |
-| `size_limit.py` | an agent whose state is too large waits for a compaction |
-| `chosen_identity.py` | the identity with which a run works |
-| `autosave.py` | progress and snapshots while a step runs |
 | `background.py` | a coroutine for the duration of a block |
 | `context/` | the prompt of a model: layers, budgets, compaction, provider formats |
 | `tools/` | tools by which a model reads its steps, log, memories, artifacts and inbox |

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
 from ..durable.context import Context
-from ..durable.steps.options import AlreadyDone
+from ..durable.steps.current import AlreadyDone
 from ..identity import Identity
 from ..journal.resumption import Resumption
 from ..journal.state import AgentState, PlanStep
 from ..memory.memory import NewMemory
-from .coherence.settings import Coherence
+from .coherence.findings import Coherence
 
 S = TypeVar("S", bound=AgentState)
 

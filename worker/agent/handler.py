@@ -11,11 +11,11 @@ from ..durable.context import Context
 from ..durable.steps.current import CURRENT_RUN
 from ..errors import StepOutsideTask, TaskDefinitionError
 from .agent import Agent
-from .coherence.settings import check_coherence
-from .confirmation import OnResume
+from .coherence.findings import check_coherence
 from .incoming import OnMessage
 from .live_state import LiveState
 from .loop import Loop
+from .resume_notice import OnResume
 from .session_turn import SessionTurn
 from .state_type import StateType
 

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic
 
 import orjson
 from pydantic import ValidationError
 
-from ...queues.delivery.checkpoint import Entry, Kind
-from ...queues.errors import PayloadTooLarge
+from ...queues.delivery.checkpoint import Entry, History, Kind
+from ...queues.envelope import check_size
+from ...queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
+from ...queues.event_log import TaskEvent, read_last_events
+from ...queues.json_form import as_json
 from ...queues.transport.backoff import retry_while_unavailable
-from ..durable.observer import RunObserver
-from ..durable.run import Run
-from ..errors import StateDrift, StateError, StateTooLarge
+from ..durable.run import Run, RunObserver
+from ..errors import BadSnapshot, StateDrift, StateError, StateTooLarge, first_problem
 from ..journal.agent_events import Archived, Changed, LogBase, Snapshot
 from ..journal.archive import ARCHIVED, archived_field, archived_steps, remove_oldest
 from ..journal.event import Event
 from ..journal.event_redaction import redacted
 from ..journal.handoff.document import Handoff
-from ..journal.json_patch import Patch, apply, diff
+from ..journal.json_patch import BadPatch, Patch, apply, diff
+from ..journal.parsing import Unreadable, parse_event
 from ..journal.reducer import empty_state, reduce
 from ..journal.resumption import After
 from ..journal.run_events import Started
-from ..journal.snapshot import BLOB, SNAPSHOT, encode_snapshot
-from ..journal.state import AgentState, Decision, Discovery
+from ..journal.snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
+from ..journal.state import AgentState, Decision, Discovery, PlanStep
 from ..log import log_wait, logger
-from ..validation_errors import first_problem
 from .agent import S
-from .restoration import restore
+from .background import in_background
 from .session_turn import Carried
 from .state_type import StateType
 
@@ -436,3 +441,153 @@ def seed_from_handoff(state: AgentState, received: Handoff) -> None:
     discoveries = [Discovery(n=0, fact=one.fact, source=one.source) for one in received.discoveries]
     state.decisions = [*decisions, *state.decisions]
     state.discoveries = [*discoveries, *state.discoveries]
+
+
+_CHUNK: Final = 200
+"""Most log entries read at once."""
+
+_UNNUMBERED: Final = 10
+"""Log entries without a number that a read allows for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The state of an agent after its last event, as JSON.
+
+    Attributes:
+        number: the number of that event.
+        since: how many events were applied to the snapshot.
+        started: whether an earlier run started the agent.
+        gap: the first and the last number of the events that are missing, or follow from missing ones; None if the log
+            is complete.
+    """
+
+    state: dict[str, Any]
+    number: int
+    since: int
+    started: bool
+    gap: tuple[int, int] | None = None
+
+
+async def restore(run: Run, agent: str) -> Restored:
+    """Return the state that earlier runs left. The cost is bounded by the events since the last snapshot.
+
+    If an event after the snapshot is missing, it is the state before that event: Redis has lost data, or an entry of
+    the log was deleted.
+
+    Raises `BadSnapshot` if the snapshot or an event after it cannot be read; nothing is changed then.
+    """
+    snapshot = _snapshot(run.history, run.id, agent)
+    state, number, started = (empty_state(), 0, False) if snapshot is None else (snapshot.state, snapshot.number, True)
+    last, missing, found = -1, 0, list[TaskEvent]()
+    while last != (latest := max(run.events, run.history.events)):  # an event may be logged during the read
+        await run.flush()
+        last, (found, missing) = latest, await _events_after(run, number, latest)
+    for event in found:
+        typed = parse_event(event)
+        if isinstance(typed, Unreadable):
+            raise BadSnapshot(run.id, str(typed))
+        try:
+            state = reduce(state, typed, event.number or 0)
+        except BadPatch as error:
+            raise BadSnapshot(run.id, str(error)) from None
+        started = started or typed.type == "started"
+    return Restored(state, last, len(found), started, (missing, last) if missing <= last else None)
+
+
+def _snapshot(history: History, task_id: str, agent: str) -> StoredState | None:
+    data = history.saved.get(SNAPSHOT)
+    if data is None:
+        return None
+    blobs = {key: value for key, value in history.saved.items() if key.startswith(BLOB)}
+    return decode_snapshot(task_id, data, blobs, owner=agent)
+
+
+async def _events_after(run: Run, number: int, last: int) -> tuple[list[TaskEvent], int]:
+    """Return the events from `number + 1` on in order, without those before a fresh replay, and the next number."""
+    wanted: list[TaskEvent] = []
+    before: str | None = None
+    while last > number:
+        most = min(_CHUNK, last - number - len(wanted) + _UNNUMBERED)
+        chunk = await read_last_events(run.gateway, run.delivery.partition, run.id, most, before=before)
+        for event in chunk:
+            if event.number is not None and event.number > last:
+                continue  # logged after this read started
+            if event.number is not None and event.number > number:
+                wanted.append(event)
+            elif event.number is not None:
+                return _in_order(wanted, number + 1)
+            elif event.type == "replayed" and isinstance(event.data, dict) and event.data.get("fresh"):
+                return _in_order(wanted, wanted[-1].number or 0 if wanted else last + 1)
+        if len(chunk) < most:
+            break
+        before = chunk[-1].id
+    return _in_order(wanted, number + 1)
+
+
+def _in_order(found: list[TaskEvent], first: int) -> tuple[list[TaskEvent], int]:
+    """Return events that were read newest first in their order, up to the first missing one, and its number."""
+    found.reverse()
+    complete = [event for number, event in enumerate(found, first) if event.number == number]
+    return complete, first + len(complete)
+
+
+class Autosave(RunObserver):
+    """Saver of one step's progress, which starts with the progress that an earlier run saved."""
+
+    def __init__(self, live: LiveState[Any], step: PlanStep, every: float) -> None:
+        """Load the saved progress. `every` is the number of seconds between two saves."""
+        self._run = live.run
+        self._live = live
+        self._step = step
+        self._every = every
+        self._saved = self._run.history.saved.get(step.key, b"{}")
+        step.progress.clear()
+        step.progress.update(orjson.loads(self._saved))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Save at intervals and at each checkpoint of the run during the block."""
+        self._run.observe(self)
+        try:
+            async with in_background(self._save_periodically()):
+                yield
+        finally:
+            self._run.unobserve(self)
+
+    async def on_checkpoint(self) -> None:
+        """Save the step's progress if it has changed. Raises `PayloadTooLarge`, `LeaseLost`, `ValueError`."""
+        data = as_json(self._step.progress)
+        if data == self._saved:
+            return
+        check_size(f"the progress of step {self._step.key!r}", len(data), self._run.payload_limit)
+        await self._run.recorder.put(Entry(Kind.SAVED, self._step.key, data), wait=True, progress=True)
+        self._saved = self._run.history.saved[self._step.key] = data
+        self._run.touch()
+        self._run.progressed()
+
+    async def _save_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(self._every)
+            try:
+                await self.on_checkpoint()
+            except (LeaseLost, EntriesLost):
+                return  # the run is cancelled
+            except (PayloadTooLarge, ValueError) as error:
+                logger.bind(id=self._run.id).warning(
+                    "could not save the progress of step {}: {}", self._step.key, error
+                )
+
+
+@asynccontextmanager
+async def snapshots(live: LiveState[Any]) -> AsyncIterator[None]:
+    """Store snapshots when they are due, during the block."""
+    async with in_background(_snapshot_when_due(live)):
+        yield
+
+
+async def _snapshot_when_due(live: LiveState[Any]) -> None:
+    while True:
+        await live.snapshot_due.wait()
+        if entries := live.snapshot():
+            await live.run.recorder.put(*entries, wait=False)

@@ -1,32 +1,51 @@
 """Loop that drives an agent: plan, the steps of the plan, finish. Each is recorded atomically with the state.
 
 A method that is cut off is called again with the state of its start and with the steps that it recorded.
+
+Identity with which a run of an agent works: the stored one, else the identity of the class.
+
+A method that is cut off is called again with the identity with which it has recorded steps: they would not fit another
+one. So a new version counts from the next method on.
+
+Retirement of the oldest events of an agent, and of the results of the steps that they archived if it replans.
+
+The plan of an agent that does not replan is finite, and `finish` has all of its results.
+
+The log starts with an event that has the whole state (`log_base`). When there have been enough events since the last
+one, another one is written, and what is before the last one goes. So a log has one to two times as many events as the
+agent keeps, and the state at each of them is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias
+from typing import Any, Final, Generic, NoReturn, TypeAlias
 
 import orjson
+from pydantic import ValidationError
 
 from ...deadletter.error_text import error_text
+from ...queues.defaults import LONGEST
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.doubts import Resolution, encode_intent, intent_arguments, resolution_in
 from ...queues.envelope import check_size
 from ...queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
 from ...queues.inbox import InboxMessage
 from ...queues.json_form import large_integer
+from ...queues.keys import Namespace
 from ...queues.pubsub import TaskNotifications
+from ...queues.transport.backoff import retry_while_unavailable
 from ..durable.context import Context
+from ..durable.run import Run, RunObserver
 from ..durable.steps.codec import arguments_text, codec_of, fingerprint
-from ..durable.steps.current import StepCall
+from ..durable.steps.current import AlreadyDone, StepCall
 from ..durable.steps.execution import decided_result
 from ..durable.steps.keys import changed_scope, forget_steps
 from ..durable.steps.matching import reload_records
-from ..durable.steps.options import AlreadyDone
 from ..durable.steps.variables import contained
+from ..durable.stop_reasons import ParkReason
 from ..durable.task_memory import store_findings
 from ..errors import (
     Reschedule,
@@ -34,30 +53,28 @@ from ..errors import (
     RetryLater,
     StateError,
     StateTooLarge,
+    StepDefinitionError,
     StepInDoubt,
     StepResolvedAsFailed,
     UnserialisableResult,
+    first_problem,
 )
-from ..journal.agent_events import Changed, Finished, LeftUnread, Planned
+from ..identity import Identity, IdentityVersion, load_identity
+from ..journal.agent_events import Changed, Finished, IdentityRead, LeftUnread, Planned, PlannedStep, Rewound
+from ..journal.archive import ARCHIVED, archived_keys, archived_since, archived_steps, retire_steps, retired_fields
+from ..journal.compaction import COMPACTION, TOO_LARGE
 from ..journal.event import Event
-from ..journal.run_events import StepCompleted, StepFailed, StepStarted
-from ..journal.state import PlanStep, StepStatus
+from ..journal.run_events import StepCompleted, StepFailed, StepStarted, Waited, WaitStarted
+from ..journal.state import AgentState, PlanStep, StepStatus
 from ..journal.step_record import StepRecord
+from ..log import log_wait, logger
 from .agent import Agent, S
-from .autosave import Autosave, snapshots
 from .background import in_background
-from .chosen_identity import ChosenIdentity
 from .coherence.monitor import CoherenceMonitor
-from .confirmation import OnResume, confirm_resume
-from .context.tokens import Estimate, message_tokens
-from .correcting import Corrections
-from .incoming import Incoming, Interrupted, OnMessage
-from .live_state import LiveState
-from .planning import checked_steps, listed_steps, planned_steps, without_archived
-from .resume_notice import acknowledged
-from .retirement import Retirement
-from .rewind import FINISH, PLAN, REPLAN, rewind
-from .size_limit import park_too_large, resume_after_compaction
+from .context.prompt import Estimate, message_tokens
+from .incoming import Corrections, Incoming, Interrupted, OnMessage
+from .live_state import Autosave, LiveState, snapshots
+from .resume_notice import OnResume, acknowledged, confirm_resume
 
 _Plan: TypeAlias = Sequence[PlanStep]
 
@@ -453,3 +470,270 @@ class Loop(Generic[S]):
 
     def _named(self, key: str) -> PlanStep:
         return next(step for step in self._state.plan if step.key == key)
+
+
+_OUTCOME_FIELDS: Final = {"status", "attempts", "error"}
+"""Fields of a step that the loop sets, not the plan."""
+
+
+async def without_archived(run: Run, state: AgentState, steps: Sequence[PlanStep]) -> Sequence[PlanStep]:
+    """Return the steps of another plan without archived ones: like closed steps of the plan, they do not run again."""
+    if state.archive.steps == 0:
+        return steps
+    planned = {step.key for step in state.plan}
+    asked = [step.key for step in steps if step.key not in planned]
+    place = (run.gateway, run.delivery.partition, run.id)
+    find = partial(archived_keys, *place, asked, retired=state.archive.retired > 0)
+    gone = await retry_while_unavailable(find, on_wait=log_wait(f"the archive of task {run.id}", run.touch))
+    return [step for step in steps if step.key not in gone]
+
+
+@contextmanager
+def checked_steps() -> Iterator[None]:
+    """Raise `StepDefinitionError` where the block makes a step with missing or wrong fields: no attempt could do it."""
+    try:
+        yield
+    except ValidationError as error:
+        if error.title != PlanStep.__name__:
+            raise
+        found = error.errors(include_url=False)[0]
+        given = found["input"] if found["type"] == "missing" else None
+        named = f"PlanStep {given['key']!r}" if isinstance(given, Mapping) and "key" in given else "a PlanStep"
+        if found["type"] == "missing":
+            problem = f"has no {found['loc'][0]}; pass {found['loc'][0]}="
+        else:
+            problem = f"is not valid: {first_problem(error)}"
+        raise StepDefinitionError(f"{named} {problem}") from error
+
+
+def listed_steps(what: str, steps: object) -> list[PlanStep]:
+    """Return the steps that a method of an agent returned as a list.
+
+    Raises `StepDefinitionError` if they are not `PlanStep`s.
+    """
+    if not isinstance(steps, Iterable) or isinstance(steps, (PlanStep, Mapping, str)):
+        raise StepDefinitionError(f"{what} must return a list of PlanStep, got {steps!r}")
+    listed = list(steps)
+    for step in listed:
+        if not isinstance(step, PlanStep):
+            raise StepDefinitionError(f"{what} must return a list of PlanStep, got an item {step!r}")
+    return listed
+
+
+def planned_steps(what: str, steps: Sequence[PlanStep]) -> tuple[PlannedStep, ...]:
+    """Return the steps as logged. Raises `ValueError` if they are not a valid plan."""
+    listed = listed_steps(what, steps)
+    for step in listed:
+        if not step.key or len(step.key) > 200 or "/" in step.key or "#" in step.key:
+            raise ValueError(f"{what}: a step key must be 1 to 200 characters without '/' and '#', got {step.key!r}")
+    keys = [step.key for step in listed]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"{what}: step keys must be unique, got {twice!r} twice")
+    return tuple([PlannedStep.model_validate(step.model_dump(mode="json", exclude=_OUTCOME_FIELDS)) for step in listed])
+
+
+PLAN: Final = "#plan"
+REPLAN: Final = "#replan"
+FINISH: Final = "#finish"
+"""Checkpoint keys and step scopes of the methods that are not steps of the plan."""
+
+
+async def rewind(live: LiveState[Any], first: int, last: int, *, replans: bool, retires: bool) -> None:
+    """Continue from before events that are missing: drop what may follow from them, and store a snapshot.
+
+    The records of steps that were archived since then go as well: a plan would leave these steps out as done. If the
+    events end after a step, another plan may have followed it, which is lost: an agent that `replans` is asked again.
+    A log that is shortened may start in the lost future, so an agent that `retires` events writes the whole state.
+    """
+    run, history = live.run, live.run.history
+    logger.bind(task=run.envelope.task, id=run.id).warning(
+        "event {} is missing from the log, Redis has lost data: resumed from before it, without events {} to {}",
+        first,
+        first,
+        last,
+    )
+    recorded = [*history.done, *history.intents, *history.saved]
+    within = tuple(f"{scope}/" for scope in (PLAN, REPLAN, FINISH))
+    gone = {key for key in recorded if key == REPLAN or key.startswith(within) or not key.startswith("#")}
+    plan = live.state.plan
+    if not plan:
+        gone.add(PLAN)
+    due = replans and live.state.current is None and any(step.status not in _OPEN for step in plan)
+    archived = await retry_while_unavailable(
+        partial(archived_since, run.gateway, run.delivery.partition, run.id, first),
+        on_wait=log_wait(f"the archive of task {run.id}", run.touch),
+    )
+    event = live.checkpoint(Rewound(first=first, last=last))
+    if retires:
+        event += live.log_base(retired=0)
+    dropped = [Entry(Kind.CHUNK, f"{ARCHIVED}{key}", b"") for key in archived]
+    dropped += forget_steps(sorted(gone), history)
+    if due:
+        history.saved[REPLAN] = b"1"
+        dropped.append(Entry(Kind.SAVED, REPLAN, b"1"))
+    await run.recorder.put(*event, *dropped, *live.snapshot(force=True), wait=True)
+
+
+IDENTITY: Final = "#identity"
+"""Checkpoint key of the version of the identity with which the last run worked."""
+
+
+class ChosenIdentity:
+    """The identity of a run: the version of the run before it until nothing is cut off, then the one read at the start.
+
+    A version that is not kept any more is replaced at once.
+    """
+
+    def __init__(self, run: Run, declared: Identity, cut_off: Callable[[], bool]) -> None:
+        """cut_off: returns whether a method of the agent has recorded steps and has not returned."""
+        self._run = run
+        self._declared = declared
+        self._cut_off = cut_off
+        self._newer: IdentityVersion | None = None
+
+    async def read(self) -> None:
+        """Set the identity of the run. Raises `IdentityError`, `DecryptionError`."""
+        run = self._run
+        self._newer = await self._load(None) or IdentityVersion(identity=self._declared)
+        former = run.history.saved.get(IDENTITY)
+        if former is not None and int(former) != self._newer.version and self._cut_off():
+            number = int(former)
+            kept = await self._load(number) if number else IdentityVersion(identity=self._declared)
+            if kept is not None:
+                run.identity = kept
+                return
+        await self._adopt(self._newer)
+
+    async def update(self) -> None:
+        """Change to the version that was read at the start of the run, unless a method is cut off."""
+        if self._newer is not None and not self._cut_off():
+            await self._adopt(self._newer)
+
+    async def _adopt(self, found: IdentityVersion) -> None:
+        run, self._newer = self._run, None
+        run.identity, former = found, run.history.saved.get(IDENTITY)
+        if former is None or int(former) != found.version:
+            run.history.saved[IDENTITY] = version = b"%d" % found.version
+            event = IdentityRead(
+                agent=run.envelope.task,
+                number=found.version,
+                former=None if former is None else int(former),
+                by=found.by,
+            )
+            await run.recorder.put(Entry(Kind.SAVED, IDENTITY, version), run.next_entry(event), wait=False)
+
+    async def _load(self, version: int | None) -> IdentityVersion | None:
+        run = self._run
+        agent, namespace = run.envelope.task, Namespace(run.delivery.partition.namespace)
+        return await retry_while_unavailable(
+            lambda: load_identity(run.gateway, namespace, agent, version), on_wait=log_wait(f"task {run.id}", run.touch)
+        )
+
+
+async def park_too_large(live: LiveState[Any], error: StateTooLarge | PayloadTooLarge) -> NoReturn:
+    """Park the task, with the error in its log. What was recorded stays; the current step will run again.
+
+    An agent whose inputs are too large has no state yet: only a higher limit lets it start.
+    """
+    run, why = live.run, str(error)
+    if isinstance(error, PayloadTooLarge):
+        why = f"{error} of the workers; then run: perdure task compact {run.id}"
+    if live.started:
+        live.rollback()
+    else:
+        why = _too_large_to_start(run.id, error)
+    logger.bind(task=run.envelope.task, id=run.id).error("parked until its state is compacted: {}", why)
+    note = {"size": error.size, "limit": error.limit, "setting": _setting(error)}
+    saved = Entry(Kind.SAVED, TOO_LARGE, orjson.dumps(note))
+    waiting = run.next_entry(WaitStarted(what=COMPACTION, why=why))
+    snapshot = live.snapshot() if live.started else []
+    await run.recorder.put(*live.take_ahead(), waiting, saved, *snapshot, wait=True)
+    await _park(run)
+
+
+def _too_large_to_start(task_id: str, error: StateTooLarge | PayloadTooLarge) -> str:
+    largest = f"; largest fields: {error.largest}" if isinstance(error, StateTooLarge) else ""
+    return (
+        f"the goal and the inputs of task {task_id}, and what it continues from, take {error.size:,} bytes in its "
+        f"state or its first event, the limit is {error.limit:,}{largest}. Raise PERDURE_{_setting(error).upper()} of "
+        f"the workers, then run: perdure task compact {task_id}; or run: perdure task cancel {task_id}, and enqueue it "
+        "with references to its large data"
+    )
+
+
+def _setting(error: StateTooLarge | PayloadTooLarge) -> str:
+    return error.setting if isinstance(error, PayloadTooLarge) else "payload_limit"
+
+
+async def resume_after_compaction(run: Run) -> None:
+    """Park the task again if its state was too large and nothing has changed since, before anything is paid for twice.
+
+    A compaction deletes the note of the size that was needed. A higher limit makes room for it.
+    """
+    data = run.history.saved.get(TOO_LARGE)
+    if data is None:
+        return
+    note = orjson.loads(data)
+    large = note.get("setting") == "large_limit"
+    if note["size"] > (max(run.settings.largest_value, run.payload_limit) if large else run.payload_limit):
+        await _park(run)
+    del run.history.saved[TOO_LARGE]
+    await run.recorder.put(run.next_entry(Waited()), Entry(Kind.DROP, TOO_LARGE, b""), wait=True)
+
+
+async def _park(run: Run) -> NoReturn:
+    await run.park(ParkReason(LONGEST, COMPACTION, run.history.mail))
+
+
+_PAYLOADS: Final = 16
+"""A long log has so many times the payload limit in bytes since its last base, as counted from the start of the run."""
+
+
+class Retirement(RunObserver):
+    """Retirement of what one run of an agent does not keep, between two steps.
+
+    keep_results: whether the records of archived steps stay.
+    """
+
+    def __init__(self, live: LiveState[Any], keep_events: int, *, keep_results: bool) -> None:
+        self._live = live
+        self._keep = keep_events
+        self._keep_results = keep_results
+        self._most = _PAYLOADS * live.run.payload_limit
+        self._logged = 0
+        self._tried = 0
+
+    async def on_boundary(self) -> None:
+        """Retire events if the log is long. The agent has no unstored changes here."""
+        live = self._live
+        base = max(live.logged_state["archive"]["base"], self._tried)
+        if live.number - base >= self._keep or live.run.recorder.logged - self._logged >= self._most:
+            await self._retire(live.logged_state["archive"]["base"])
+
+    async def _retire(self, former: int) -> None:
+        """Write a base and drop the records of steps that were archived up to the former one. Their keys stay known."""
+        live, run = self._live, self._live.run
+        partition, wait = run.delivery.partition, log_wait(f"the archive of task {run.id}", run.touch)
+        gone: dict[str, str] = {}
+        fields: dict[str, bytes] = {}
+        if former and not self._keep_results:
+            read = partial(archived_steps, run.gateway, partition, run.id)
+            records = {
+                key: orjson.loads(one) for key, one in (await retry_while_unavailable(read, on_wait=wait)).items()
+            }
+            gone = {key: one["step"]["status"] for key, one in records.items() if one.get("n", 0) <= former}
+        if gone:
+            fields = await retry_while_unavailable(
+                partial(retired_fields, run.gateway, partition, run.id), on_wait=wait
+            )
+        self._tried, self._logged = live.number, run.recorder.logged
+        entries = live.log_base(retired=len(gone))
+        if not entries:
+            return
+        cipher = run.gateway.encryptor.of(partition, run.id)
+        entries += [Entry(Kind.CHUNK, f"{ARCHIVED}{key}", b"") for key in gone]
+        for name, data in retire_steps(fields, gone).items():
+            entries.append(Entry(Kind.CHUNK, name.removeprefix("c:"), cipher.encrypt(name, data)))
+        await run.recorder.put(*entries, *live.snapshot(force=True), wait=True)
+        run.touch()

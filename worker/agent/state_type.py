@@ -26,10 +26,9 @@ from ...queues.json_form import as_json, encodable, is_encodable_otherwise, larg
 from ...queues.security.secret_arguments import has_secret
 from ..durable.json_types import has_computed, has_functions, has_models, is_closed, type_name, unreadable_part
 from ..durable.value_loss import is_same, losses, without_computed
-from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
+from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError, first_problem
 from ..journal.state import AgentState, Ephemeral, PlanStep
 from ..resume_warning import warn_once
-from ..validation_errors import first_problem
 from .agent import S
 
 _MISSING: Final = object()

@@ -6,8 +6,6 @@ The package knows nothing of steps, events and agents; `ctx.artifacts` is in wor
     backend.py       protocol of a backend, layout of the objects
     local.py         backend in a folder
     object_store.py  backend in any file system of fsspec
-    chunks.py        input data as a stream of chunks
-    deployment.py    the store of a deployment, also for values that are too large for Redis
     links.py         links from tasks to artifacts; orphans
 
 Bytes are stored first and linked in the checkpoint afterwards, so a crash leaves bytes without a link and never a link

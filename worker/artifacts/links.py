@@ -23,8 +23,7 @@ from ...queues.inspection.views import checkpoint_fields, checkpoint_fields_of_a
 from ...queues.keys import Namespace, Partition
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.value_store import Sha256
-from ..errors import ArtifactError
-from ..validation_errors import first_problem
+from ..errors import ArtifactError, first_problem
 from .backend import StoredObject
 from .store import ArtifactStore, check_artifact_name
 

@@ -15,16 +15,22 @@ import unicodedata
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.to_thread
 
 from ...queues.errors import ConfigurationError
+from ...queues.keys import Namespace
+from ...queues.presence import deployment_id
 from ...queues.regular_files import NotRegular
 from ...queues.security.redaction import Redaction
 from ...queues.security.urls import url_secrets
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.gateway import Gateway
 from ...queues.transport.value_store import is_sha256
 from ..errors import (
     ArtifactDamaged,
@@ -34,8 +40,8 @@ from ..errors import (
     BadArtifactName,
     StoreUnavailable,
 )
-from .backend import ArtifactBackend, StoredObject, WrongSize
-from .chunks import CHUNK, Data, chunks_of
+from ..settings import Settings
+from .backend import CHUNK, ArtifactBackend, Data, StoredObject, WrongSize, chunks_of
 from .local import LocalBackend
 
 R = TypeVar("R")
@@ -317,3 +323,43 @@ def _remote(url: str, folder: str) -> ArtifactBackend:
             f"could not open artifacts at {shown} (PERDURE_ARTIFACTS): {hidden(str(error))}"
         ) from None
     return ObjectStoreBackend(files, f"{root.rstrip('/')}/{folder}", f"{shown.rstrip('/')}/{folder}")
+
+
+_stores: WeakKeyDictionary[Gateway, ArtifactStore] = WeakKeyDictionary()
+"""Artifact store by gateway; a worker has one."""
+
+
+async def artifact_store(gateway: Gateway, settings: Settings) -> ArtifactStore:
+    """Return the artifact store of this deployment. Raises `ConfigurationError`."""
+    store = _stores.get(gateway)
+    if store is None:
+        namespace = Namespace(settings.namespace)
+        folder = f"{namespace.name}-{await deployment_id(gateway, namespace)}"
+        store = _stores[gateway] = open_store(settings.artifact_place, folder, limit=settings.artifact_limit)
+    return store
+
+
+def keep_large_values(gateway: Gateway, settings: Settings) -> Gateway:
+    """Let a gateway store the largest values in the artifact store, if every worker reaches that; return it."""
+    if settings.shared_artifacts:
+        gateway.value_store = _LargeValues(gateway, settings)
+    return gateway
+
+
+class _LargeValues:
+    """The artifact store as the value store of a gateway. Its errors are those of artifacts."""
+
+    def __init__(self, gateway: Gateway, settings: Settings) -> None:
+        self._gateway = gateway
+        self._settings = settings
+        self.above = max(settings.large_limit, settings.payload_limit)
+        self.shown = shown_place(settings.artifacts)
+
+    async def save(self, what: str, data: bytes) -> None:
+        await (await self._store()).save(what, data)
+
+    async def read(self, what: str, digest: str, size: int) -> bytes:
+        return await (await self._store()).read(what, digest, size)
+
+    async def _store(self) -> ArtifactStore:
+        return await retry_while_unavailable(partial(artifact_store, self._gateway, self._settings))

@@ -1,7 +1,7 @@
 """Command line: the program `perdure`.
 
     new.py                  new: the files of a new app
-    worker.py, health.py    worker run, list, health, resume
+    worker.py               worker run, list, health, resume
     enqueue.py              enqueue: one task, or a file of tasks
     task/                   perdure task
     queue.py                queue list, junk, metrics, partitions; task catalog

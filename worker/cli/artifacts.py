@@ -15,9 +15,8 @@ import typer
 
 from ...queues.inspection.views import linked_objects
 from ...queues.producer import Producer
-from ..artifacts.deployment import artifact_store
 from ..artifacts.links import ArtifactLink, all_links, orphans, task_links
-from ..artifacts.store import ArtifactStore
+from ..artifacts.store import ArtifactStore, artifact_store
 from ..durable.shared_workspace import shared_hashes
 from ..durable.task_workspace import workspace_hashes
 from ..settings import load_settings

@@ -2,47 +2,129 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
+import orjson
 import typer
 
 from ...deadletter.letters import DAMAGED, DeadLetter, Filter, count_letters, find_letter, list_letters
+from ...deadletter.policy import Reason
 from ...deadletter.replay import Replay, purge_all, replay_all
 from ...queues.delivery.checkpoint import recorded_steps
 from ...queues.doubts import Doubt, read_doubts
-from ...queues.errors import QueueError, Unavailable
-from ...queues.explanation.remedies import remedy_for
+from ...queues.errors import DecryptionError, QueueError, Unavailable
+from ...queues.explanation.sentences import remedy_for
+from ...queues.explanation.texts import short
 from ...queues.keys import Partition
 from ...queues.producer import Producer
-from .support.answers import warn_of_answers
+from ...queues.transport.large_results import scan_fields
+from ..journal.step_record import QUESTIONS, StepRecord
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
-from .support.letters import LetterOptions, selecting
 from .support.live import Watch, check_watch, show_live
 from .support.marked import mask_defined
-from .support.options import OutputFile, TaskId, TaskIds, open_output, read_object
+from .support.options import (
+    AppOption,
+    OutputFile,
+    PointInTime,
+    QueueOption,
+    ReasonOption,
+    TaskId,
+    TaskIds,
+    TaskNameOption,
+    open_output,
+    read_object,
+    read_time,
+    with_options,
+)
 from .support.output import (
     AsJson,
     Bar,
+    Column,
+    Wide,
     ago,
     confirm,
+    list_table,
     note,
     print_data,
     print_fields,
     print_json,
     print_json_lines,
+    print_list,
     print_text,
     timestamp,
 )
-from .support.tables import Column, Wide, list_table, print_list
 
-if TYPE_CHECKING:  # rich is imported where a list is drawn
+if TYPE_CHECKING:
     from rich.console import RenderableType
+
+P = ParamSpec("P")
+
+_OPTIONS = {
+    "queue": QueueOption,
+    "reason": ReasonOption,
+    "task": TaskNameOption,
+    "app": AppOption,
+    "since": Annotated[
+        PointInTime | None,
+        typer.Option(metavar="TIME", parser=read_time, help="Only those that died since then: 2h ago, or an ISO time."),
+    ],
+    "until": Annotated[
+        PointInTime | None, typer.Option(metavar="TIME", parser=read_time, help="Only those that died until then.")
+    ],
+    "error": Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only those with this text in their reason or error.")
+    ],
+    "key": Annotated[str | None, typer.Option(metavar="KEY", help="Only those with this ordering key.")],
+    "tag": Annotated[list[str] | None, typer.Option(metavar="TAG", help="Only those with this tag. Repeatable.")],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LetterOptions:
+    """The options of one call; None for each that is not given."""
+
+    queue: str | None
+    reason: Reason | None
+    task: str | None
+    app: str | None
+    since: PointInTime | None
+    until: PointInTime | None
+    error: str | None
+    key: str | None
+    tag: Sequence[str] | None
+
+    async def filter(self, producer: Producer) -> Filter:
+        """Return the filter, which the queue is no part of."""
+        now = 0 if self.since is self.until is None else await redis_now(producer)
+        return Filter(
+            self.reason,
+            self.task,
+            since=None if self.since is None else self.since.at(now),
+            until=None if self.until is None else self.until.at(now),
+            error=self.error,
+            key=self.key,
+            tags=tuple(self.tag or ()),
+            app=self.app,
+        )
+
+
+def selecting(
+    command: Callable[Concatenate[Producer, LetterOptions, P], Coroutine[Any, Any, None]],
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Add the options to an async command, which receives them after the producer. Stands within `connected`."""
+
+    @functools.wraps(command)
+    def called(wanted: LetterOptions, producer: Producer, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return command(producer, wanted, *args, **kwargs)
+
+    return with_options(called, _OPTIONS, LetterOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,3 +490,32 @@ async def export(producer: Producer, wanted: LetterOptions, *, output: OutputFil
 
 app.command()(replay)
 app.command()(purge)
+
+
+async def warn_of_answers(producer: Producer, letters: AsyncIterator[DeadLetter]) -> AsyncIterator[DeadLetter]:
+    """Yield dead letters. Print which answers each has recorded, and to which questions, before it is yielded."""
+    async for letter in letters:
+        try:
+            found = [answer async for answer in _answers(producer, letter)]
+        except (DecryptionError, ValueError) as error:
+            note(f"warning: could not read the recorded answers of task {letter.id}: {error}")
+        else:
+            for answer in found:
+                note(f"warning: task {letter.id} has recorded {answer}")
+            if found:
+                note(
+                    "a recorded answer holds if the question stays the same; with another text or person it is a "
+                    "StepMismatch, unless the handler asks again (on_mismatch='rerun')"
+                )
+        yield letter
+
+
+async def _answers(producer: Producer, letter: DeadLetter) -> AsyncIterator[str]:
+    """Yield what was answered to which question. Raises `DecryptionError`, ValueError."""
+    cipher = producer.gateway.encryptor.of(letter.partition, letter.id)
+    async for name, value in scan_fields(producer.gateway, letter.partition.steps(letter.id), f"d:*{QUESTIONS}*"):
+        if not name.removeprefix("d:").rpartition("/")[2].startswith(QUESTIONS):
+            continue
+        record = StepRecord.decode(cipher.decrypt(name, value))
+        messages = [short(orjson.dumps(message["content"]).decode()) for message in orjson.loads(record.result)]
+        yield f"{', '.join(messages) or 'no answer'} to {record.arguments}"

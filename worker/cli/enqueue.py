@@ -34,11 +34,20 @@ from ...queues.partitions.route import spread
 from ...queues.producer import Producer
 from ...queues.security.secret_arguments import SecretPaths, names_beside, path_exists
 from ...queues.transport.replication import Replicated
-from ..validation_errors import first_problem
+from ..errors import first_problem
 from .support.connection import connected, seconds_of_delay, warn_unserved
 from .support.errors import Failed, Misuse
-from .support.input_file import numbered_lines, opened
-from .support.options import Delay, in_duration, read_app, read_delay, read_object, read_queue, read_task_id
+from .support.options import (
+    Delay,
+    in_duration,
+    numbered_lines,
+    opened,
+    read_app,
+    read_delay,
+    read_object,
+    read_queue,
+    read_task_id,
+)
 from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
 _SHOWN_LINES = 10

@@ -10,11 +10,11 @@ import typer
 from pydantic import ValidationError
 
 from ...queues.producer import Producer
+from ..errors import first_problem
 from ..identity import Identity, IdentityVersion, identity_versions, set_identity
-from ..validation_errors import first_problem
 from .support.connection import connected
 from .support.errors import Failed, Misuse
-from .support.input_file import read_text
+from .support.options import read_text
 from .support.output import AsJson, note, print_data, print_json, print_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)

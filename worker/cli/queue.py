@@ -26,8 +26,19 @@ from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
 from .support.live import Watch, check_watch, show_live
 from .support.options import read_queue
-from .support.output import AsJson, ago, duration, note, print_data, print_json, print_table
-from .support.tables import Column, Wide, list_table, print_list
+from .support.output import (
+    AsJson,
+    Column,
+    Wide,
+    ago,
+    duration,
+    list_table,
+    note,
+    print_data,
+    print_json,
+    print_list,
+    print_table,
+)
 
 if TYPE_CHECKING:  # rich is imported where a list is drawn
     from rich.console import RenderableType

@@ -15,19 +15,27 @@ import typer
 from ...queues.errors import DecryptionError, KeyMissing
 from ...queues.producer import Producer
 from ...queues.records import State
-from ...queues.sessions.address import SessionAddress, TurnId
-from ...queues.sessions.record import SessionMessage, SessionRecord, list_sessions, read_history, read_session
+from ...queues.sessions.record import (
+    SessionAddress,
+    SessionMessage,
+    SessionRecord,
+    TurnId,
+    list_sessions,
+    read_history,
+    read_session,
+)
 from ...queues.sessions.removal import forget_session
 from ...queues.sessions.turns import send_to_session
 from ..errors import BadSnapshot
-from ..journal.correction import CannotCorrect, corrected
-from ..session import TurnHandle
-from ..session_correction import correct_session, stored_state
+from ..journal.history import CannotCorrect, corrected
+from ..session import TurnHandle, correct_session, stored_state
 from .support.connection import connected, redis_now, warn_unserved
 from .support.errors import Failed, Misuse
 from .support.options import OutputFile, open_output, read_app
 from .support.output import (
     AsJson,
+    Column,
+    Wide,
     ago,
     confirm,
     note,
@@ -35,10 +43,10 @@ from .support.output import (
     print_fields,
     print_json,
     print_json_lines,
+    print_list,
     print_text,
     state_text,
 )
-from .support.tables import Column, Wide, print_list
 from .task.correct import Fields, read_fields
 from .task.inbox import login
 

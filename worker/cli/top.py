@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...queues.durations import iso_time
 from ...queues.explanation.texts import times
-from ...queues.inspection.observed import observed_workers
 from ...queues.inspection.running import running_tasks
-from ...queues.inspection.views import QueueStats, list_queues, queue_partitions
+from ...queues.inspection.views import QueueStats, list_queues, observed_workers, queue_partitions
 from ...queues.presence import WorkerInfo
 from ...queues.producer import Producer
 from ...queues.records import Record
@@ -18,8 +17,7 @@ from .queue import QUEUE_COLUMNS
 from .support.connection import connected, redis_now
 from .support.live import show_live
 from .support.marked import mask_defined
-from .support.output import AsJson, ago, print_json
-from .support.tables import Column, Wide, list_table
+from .support.output import AsJson, Column, Wide, ago, list_table, print_json
 from .worker import worker_columns
 
 if TYPE_CHECKING:  # rich is imported where a list is drawn

@@ -3,13 +3,13 @@
     run.py                one run: lifecycle, event log
     handler_task.py       the asyncio task of a handler, and its cancellation
     stop_reasons.py       why a run stops, and what follows
-    observer.py           RunObserver: notified of what happens in a run
+    json_types.py         what a type's JSON is read back as
+    value_loss.py         warnings about values that JSON changes
     middleware.py         hooks around enqueue, run, step and settle
     context.py            Context: the public `ctx`
     steps/                ctx.step: run once, record, return from the record
     step_caller.py        step, tool, inbox and ask of a context and of its options
     checkpoint_writer.py  the one writer of a run's checkpoint
-    log_calls.py          ctx.decide, discover, add_message, record_event
     messaging.py          ctx.inbox, ask, send
     task_artifacts.py     ctx.artifacts
     task_workspace.py     ctx.workspace
@@ -18,7 +18,6 @@
     recall.py             ctx.recall_step
     resume_info.py        ctx.resume_info
     continuation.py       ctx.continue_as
-    goal.py               the goal of a function's run
     sync/                 SyncContext: the `ctx` of a plain function, which runs in a thread
 
 What a handler got once, it gets again after a crash: every call above writes a record under a key that depends only on

@@ -22,13 +22,13 @@ from ...queues.event_log import read_log_tail
 from ...queues.inspection.views import find_task
 from ...queues.keys import Namespace, check_name
 from ...queues.security.secret_arguments import SecretPaths
-from ...queues.transport.large_arguments import read_arguments
+from ...queues.transport.large_values import read_arguments
 from ..journal.handoff.document import HANDOFF, RECEIVED
 from ..journal.handoff.draft import handoff_of
 from ..journal.run_events import HandedOff
 from .run import Run
+from .steps.codec import read_step_result, store_step_result
 from .steps.current import check_call
-from .steps.large import read_step_result, store_step_result
 
 HANDING: Final = "#handing"
 """Checkpoint key of the plan."""

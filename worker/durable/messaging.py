@@ -33,13 +33,11 @@ from ..journal.event_redaction import redacted
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
 from ..journal.step_record import QUESTIONS, StepRecord
 from ..log import FirstOfEach, logger
-from .observer import RunObserver
-from .run import Run
+from .run import Run, RunObserver
 from .steps.codec import arguments_text, fingerprint
-from .steps.current import check_call
+from .steps.current import DEFAULT_OPTIONS, Durability, StepOptions, check_call, check_name
 from .steps.keys import changed_scope, forget_steps
 from .steps.matching import match_call, match_step
-from .steps.options import DEFAULT_OPTIONS, Durability, StepOptions, check_name
 from .stop_reasons import ParkReason
 
 _INBOX: Final = "#inbox"

@@ -13,18 +13,19 @@ from ...queues.delivery.checkpoint import Entry, History, Kind
 from ...queues.delivery.leases import NOT_STARTED, Delivery, RunStatus
 from ...queues.envelope import Envelope, check_size
 from ...queues.errors import LeaseLost
+from ...queues.records import shown_arguments
 from ...queues.runtime import RUNTIME
 from ...queues.security.redaction import Redaction
 from ...queues.transport.gateway import Gateway
 from ..journal.event import Event
 from ..journal.event_redaction import redacted
+from ..journal.handoff.draft import call_text
 from ..journal.resumption import Resumption
 from ..journal.step_record import VERSION
 from ..memory.factory import LazyMemoryStore
 from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
 from .handler_task import HandlerTask
-from .observer import RunObserver
 from .steps.keys import StepKeys, StrictStepKeys
 from .steps.threads import Threads
 from .stop_reasons import ParkReason, StopReason
@@ -417,3 +418,39 @@ class Run(HandlerTask):
 
     def __repr__(self) -> str:
         return f"<Run {self.envelope.task} {self.id} steps={list(self.steps_in_flight)}>"
+
+
+class RunObserver:
+    """Base class of objects registered with `Run.observe`. Every method does nothing until it is overridden.
+
+    Observers are notified in the order in which they were registered, in the event loop of the run.
+    """
+
+    __slots__ = ()
+
+    def on_step(self, key: str) -> None:
+        """A step begins."""
+
+    def on_event(self, event: Event, number: int) -> None:
+        """An event got its number and is not stored yet: without secrets, its data as JSON.
+
+        An exception withdraws the event; observers that were registered later are not notified.
+        """
+
+    def on_recorded(self) -> None:
+        """A result or progress was stored that no earlier run had stored."""
+
+    async def on_checkpoint(self) -> None:
+        """The handler asked to store what is not stored yet."""
+
+    async def on_boundary(self) -> None:
+        """An agent is between two steps of its plan. May stop the run."""
+
+
+def goal_of(run: Run) -> str:
+    """Return the task's name with its arguments in short, without secrets: `audit(root="src")`."""
+    task, delivery = run.envelope.task, run.delivery
+    cipher = run.gateway.encryptor.of(delivery.partition, run.id)
+    shown = shown_arguments(cipher, task, delivery.fields.get(b"args"), run.envelope.secrets)
+    goal = call_text(task, shown or b"{}")
+    return goal if run.redact is None else run.redact(goal)

@@ -22,12 +22,11 @@ from ...queues.security.encryption import TaskCipher
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.scripts import pairs, queue_script
 from ...queues.transport.value_store import Sha256
-from ..artifacts.chunks import Data
-from ..artifacts.deployment import artifact_store
-from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge
+from ..artifacts.backend import Data
+from ..artifacts.store import artifact_store
+from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge, first_problem
 from ..settings import Settings
-from ..validation_errors import first_problem
-from ..workspace.manifest import check_path
+from ..workspace.scan import check_path
 from .handler_task import HandlerTask
 from .steps.current import Step, step_here
 

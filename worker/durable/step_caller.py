@@ -11,8 +11,8 @@ from ...queues.inbox import InboxMessage
 from ..errors import StepDefinitionError
 from .messaging import ask, receive
 from .run import Run
+from .steps.current import StepOptions
 from .steps.execution import run_step
-from .steps.options import StepOptions
 from .steps.tool_calls import CallReasons, LoggedCall
 
 P = ParamSpec("P")

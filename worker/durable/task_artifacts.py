@@ -13,18 +13,16 @@ from pathlib import Path
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.inspection.views import checkpoint_fields
 from ...queues.transport.backoff import retry_while_unavailable
-from ..artifacts.chunks import Data
-from ..artifacts.deployment import artifact_store
+from ..artifacts.backend import Data
 from ..artifacts.links import ArtifactLink, field_of, links_among
-from ..artifacts.store import ArtifactStore, check_artifact_name
+from ..artifacts.store import ArtifactStore, artifact_store, check_artifact_name
 from ..errors import ArtifactError
 from ..journal.agent_events import ArtifactSaved
 from ..journal.state import Artifact
 from ..journal.step_record import StepRecord
 from ..log import log_wait
 from .run import Run
-from .steps.current import Step, check_call, step_here
-from .steps.options import Durability
+from .steps.current import Durability, Step, check_call, step_here
 
 
 class Artifacts:

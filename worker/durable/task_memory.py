@@ -18,9 +18,8 @@ from ..errors import StepOutsideTask
 from ..journal.event_redaction import redacted
 from ..memory.memory import FoundMemory, Memory, MemoryLink, NewMemory, new_memory
 from .run import Run
-from .steps.current import CURRENT_RUN, Step, current_step
+from .steps.current import CURRENT_RUN, DEFAULT_OPTIONS, Durability, Step, current_step
 from .steps.execution import run_step
-from .steps.options import DEFAULT_OPTIONS, Durability
 
 if TYPE_CHECKING:
     from ..memory.hybrid import HybridStore

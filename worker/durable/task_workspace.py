@@ -38,21 +38,18 @@ from ...queues.sessions.record import session_data
 from ...queues.transport.backoff import Backoff, retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.value_store import Sha256
-from ..artifacts.deployment import artifact_store
-from ..artifacts.store import ArtifactStore
-from ..errors import ArtifactTooLarge, StoreUnavailable, WorkspaceError, WorkspaceTooLarge
+from ..artifacts.store import ArtifactStore, artifact_store
+from ..errors import ArtifactTooLarge, StoreUnavailable, WorkspaceError, WorkspaceTooLarge, first_problem
 from ..journal.agent_events import WorkspaceSaved, saved_link
 from ..journal.run_events import Waited, WaitStarted
 from ..journal.snapshot import decode_snapshot
 from ..journal.step_record import UNSAVED
 from ..log import log_wait, logger
 from ..settings import Settings
-from ..validation_errors import first_problem
 from ..workspace.folders import check_folder_name, keep_folder, make_folder, remove_folder, take_folder
-from ..workspace.manifest import Limits, Manifest, SavedFile, decode_manifest, encode_manifest
-from ..workspace.scan import Scanner
+from ..workspace.scan import Limits, Manifest, SavedFile, Scanner, decode_manifest, encode_manifest
 from .run import Run
-from .steps.constants import add_folder
+from .steps.calls import add_folder
 from .stop_reasons import ParkReason
 
 WORKSPACE_ROOM: Final = "workspace"

@@ -6,7 +6,6 @@ The package knows no handlers and no runtime: it reads and computes, and the run
     run_events.py       events of a run: start, steps, waits, messages, end
     archive.py          closed steps and old messages that leave a state
     compaction.py       compaction of a state by an operator
-    correction.py       correction of a state by a person
     agent_events.py     events of an agent's work: plan, decisions, tools, conversation, state
     chat.py             messages of a conversation
     parsing.py          log entries to events; application event types

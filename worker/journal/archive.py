@@ -21,7 +21,7 @@ import orjson
 
 from ...queues.keys import Partition
 from ...queues.transport.gateway import Gateway
-from ...queues.transport.hash_scan import SCAN_START, scan_page
+from ...queues.transport.large_values import SCAN_START, scan_page
 from .state import Archive, ArchivedSteps
 
 ARCHIVED: Final = "#step:"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from ...queues.delivery.checkpoint_edit import edit_checkpoint, read_position
+from ...queues.delivery.checkpoint import edit_checkpoint, read_position
 from ...queues.envelope import check_size
 from ...queues.inspection.views import checkpoint_fields
 from ...queues.keys import Partition

@@ -25,8 +25,7 @@ from ...queues.keys import Partition
 from ...queues.producer import Producer
 from ...queues.security.secret_arguments import ANY
 from ...queues.transport.large_results import recorded_results
-from ..errors import BadHistory
-from ..validation_errors import first_problem
+from ..errors import BadHistory, first_problem
 from .agent_events import saved_link
 from .archive import archived_field, archived_steps, retired_fields
 from .history import LOG_BASE, RECORDED, PastState

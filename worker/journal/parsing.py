@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from ...queues.event_log import TaskEvent
-from ..validation_errors import first_problem
+from ..errors import first_problem
 from . import agent_events as _agent_events  # noqa: F401 - it registers its types
 from . import run_events as _run_events  # noqa: F401 - it registers its types
 from .event import BUILT_IN, Event

@@ -9,9 +9,6 @@ The package knows nothing of steps, events and agents; `ctx.memory` is in worker
     postgres/     backend for the workers of several hosts
     embedders.py  Embedder protocol, calls of embedders, HashingEmbedder
     text.py       normal form of a text, words of a query
-    relevance.py  which memories with a near vector match a query
-    notes.py      the newest of linked results stands for the others
-    pruning.py    policy and plan of a prune
     factory.py    settings to a store; the one store of a process
     errors.py     error tree
 
@@ -38,8 +35,7 @@ from .memory import FoundMemory, Memory, MemoryLink, NewMemory, RelatedMemory, n
 
 if TYPE_CHECKING:
     from .embedders import Embedder, HashingEmbedder
-    from .hybrid import HybridStore
-    from .pruning import Policy
+    from .hybrid import HybridStore, Policy
     from .sqlite.backend import SqliteBackend
     from .sqlite.salvage import Salvage
 
@@ -75,7 +71,7 @@ _HOMES = {
     "Embedder": ".embedders",
     "HashingEmbedder": ".embedders",
     "HybridStore": ".hybrid",
-    "Policy": ".pruning",
+    "Policy": ".hybrid",
     "Salvage": ".sqlite.salvage",
     "SqliteBackend": ".sqlite.backend",
 }

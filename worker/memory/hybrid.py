@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from uuid_utils import uuid7
 
+from ...queues.errors import ConfigurationError
 from .backend import Backend, EmbedderIdentity, Near, Where
 from .embedders import Embedder, Vector, embed
 from .errors import MemoryStoreUnavailable
-from .memory import LONGEST_TEXT, FoundMemory, Memory, NewMemory, strength
-from .notes import with_notes
-from .pruning import Policy, Pruning
-from .relevance import calibrated_floor, relevant
-from .text import content_words, digest, has_words
+from .memory import LONGEST_TEXT, FoundMemory, Memory, NewMemory, RelatedMemory, strength
+from .text import UNRELATED, content_words, digest, has_words, normal
 
 RANK_CONSTANT: Final = 60
 
@@ -306,3 +306,153 @@ class HybridStore:
 
     async def _embed(self, texts: builtins.list[str]) -> builtins.list[Vector | None]:
         return [None] * len(texts) if self._embedder is None else await embed(self._embedder, texts)
+
+
+_MOST: Final = 5
+"""Largest number of older memories in the note of a result."""
+
+
+def with_notes(found: Sequence[FoundMemory], known: Mapping[str, Memory]) -> list[FoundMemory]:
+    """Replace linked results by the newest memory of their group, with the others as its note.
+
+    Args:
+        found: Results, the best first.
+        known: Memories of the results and of their links, by id. Links to other memories are ignored.
+    """
+    groups = _groups(known.values())
+    results: dict[str, FoundMemory] = {}
+    shown: set[int] = set()
+    for one in found:
+        group = groups[one.memory.id]
+        if id(group) not in shown:
+            shown.add(id(group))
+            newest = max(group, key=lambda memory: (memory.updated, memory.created, memory.id))
+            rest = sorted((memory for memory in group if memory.id != newest.id), key=lambda memory: -memory.updated)
+            related = tuple(_related(newest, memory) for memory in rest[:_MOST])
+            results[newest.id] = one.model_copy(update={"memory": newest, "related": related})
+    return list(results.values())
+
+
+def _groups(memories: Iterable[Memory]) -> dict[str, list[Memory]]:
+    """Return, for each id, the memories that are linked to it directly or by others, itself among them.
+
+    Imported memories may have links to memories of another scope. They are ignored.
+    """
+    groups: dict[str, list[Memory]] = {}
+    same: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    every = list(memories)
+    for memory in every:
+        groups[memory.id] = [memory]
+        same[*memory.scope, normal(memory.text)].append(memory.id)
+    pairs = [(memory.id, link.id) for memory in every for link in memory.links]
+    pairs += [(ids[0], other) for ids in same.values() for other in ids[1:]]
+    for one, other in pairs:
+        if other in groups and groups[one] is not groups[other] and groups[one][0].scope == groups[other][0].scope:
+            # the smaller group joins the larger one, so that no memory moves more often than the logarithm of all
+            smaller, larger = sorted((groups[one], groups[other]), key=len)
+            larger += smaller
+            groups.update((memory.id, larger) for memory in smaller)
+    return groups
+
+
+def _related(newest: Memory, other: Memory) -> RelatedMemory:
+    how: Literal["supersedes", "conflicts", "same"] = "supersedes"  # also if the two are linked by others only
+    links = [link.relation for link in newest.links if link.id == other.id]
+    links += [link.relation for link in other.links if link.id == newest.id]
+    if normal(other.text) == normal(newest.text) or "same" in links:
+        how = "same"
+    elif "conflicts" in links:
+        how = "conflicts"
+    return RelatedMemory(relation=how, id=other.id, text=other.text, source=other.source, updated=other.updated)
+
+
+def relevant(near: Sequence[Near], floor: float) -> list[Near]:
+    """Return the memories that match: above the floor, and in the upper half between it and the best similarity.
+
+    One threshold is too low for a query with a clear answer and too high for one without, so a good result raises it.
+
+    Args:
+        near: Memories, the most similar first.
+        floor: Similarity up to which a memory is unrelated. Orthogonal and opposite vectors always are.
+    """
+    if not near:
+        return []
+    floor = max(0.0, floor)
+    least = (floor + near[0].similarity) / 2
+    return [one for one in near if one.similarity > floor and one.similarity >= least]
+
+
+async def calibrated_floor(embedder: Embedder) -> float:
+    """Return the embedder's `floor`; without one, the largest similarity among 16 unrelated sentences."""
+    known = getattr(embedder, "floor", None)
+    if isinstance(known, int | float):
+        return float(known)
+    vectors = [vector for vector in await embed(embedder, list(UNRELATED)) if vector is not None]
+    return max((_cosine(one, other) for at, one in enumerate(vectors) for other in vectors[:at]), default=0.0)
+
+
+def _cosine(one: Vector, other: Vector) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Conditions under which a memory is removed; one of them suffices.
+
+    Attributes:
+        below: Its strength (see `memory.py`) is less than this.
+        unused: Its last use is more than this many days ago.
+        most: Its owner and type have this many stronger ones.
+    """
+
+    below: float | None = None
+    unused: float | None = None
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.below is None and self.unused is None and self.most is None:
+            raise ConfigurationError(
+                "a pruning policy must set below (strength), unused (days) or most (number per owner and type)"
+            )
+        for name in ("below", "unused", "most"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ConfigurationError(f"{name} of a pruning policy must be 0 or more, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    strength: float
+    id: str
+    accessed: float
+
+
+class Pruning:
+    """Plan of a prune over a stream of memories; keeps only what it needs of each."""
+
+    def __init__(self, policy: Policy, now: float) -> None:
+        self._policy = policy
+        self._now = now
+        self._removed: list[_Ranked] = []
+        self._kept: dict[tuple[str, str], list[_Ranked]] = defaultdict(list)
+
+    def add(self, memory: Memory) -> None:
+        policy = self._policy
+        ranked = _Ranked(strength(memory, self._now), memory.id, memory.accessed)
+        weak = policy.below is not None and ranked.strength < policy.below
+        if weak or (policy.unused is not None and self._now - memory.accessed > policy.unused * _DAY):
+            self._removed.append(ranked)
+        elif policy.most is not None:
+            self._kept[memory.owner, memory.type].append(ranked)
+
+    def plan(self) -> list[tuple[str, float]]:
+        """Return the ids of the memories to remove, each with the time of its last use, the weakest first."""
+        removed = list(self._removed)
+        for kept in self._kept.values():
+            kept.sort(key=lambda one: (one.strength, one.accessed, one.id), reverse=True)
+            removed += kept[self._policy.most :]
+        removed.sort(key=lambda one: one.strength)
+        return [(one.id, one.accessed) for one in removed]

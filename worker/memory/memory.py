@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
-from ..validation_errors import first_problem
+from ..errors import first_problem
 from .errors import InvalidMemory
 
 LONGEST_TEXT = 32_768

@@ -8,8 +8,8 @@ from ...queues.runtime import RUNTIME
 from ...queues.transport.gateway import Gateway
 from .executor import Executor
 from .intake import Intake
-from .maintenance.clock_monitor import ClockMonitor
 from .maintenance.partitions import AssignmentWatcher
+from .maintenance.promoter import ClockMonitor
 from .slots import Slots
 
 _LOOK_AGAIN = 0.05

@@ -25,31 +25,25 @@ from ...queues.transport.gateway import Gateway
 from ..durable.context import Context
 from ..durable.handler_task import is_closing
 from ..durable.middleware import Middleware, build_chain
-from ..durable.observer import RunObserver
-from ..durable.run import Run
+from ..durable.run import Run, RunObserver
 from ..durable.steps.threads import Threads
 from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..log import logger
 from ..memory.factory import LazyMemoryStore
 from ..registry import Registry
 from ..settings import Settings
-from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, Success
+from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, RunSettlement, Success, settlement_of
 from .quarantine_gate import QuarantineGate
-from .session_turns import SessionMiddleware
-from .settlement import RunSettlement, settlement_of
 from .settler import Settler
 from .shared_settings import SharedSettings
 from .slots import Slots
 from .stages.crash_limit import CrashLimit
 from .stages.execution import Execution, Stage
-from .stages.handler_call import HandlerCall, outcome_of_stop
-from .stages.late_steps import await_late_steps
+from .stages.handler_call import HandlerCall, await_late_steps, outcome_of_stop
 from .stages.previous_run import LoadHistory, Resume
 from .stages.successor import Continue
-from .stages.task_lookup import DecodeArguments, DecryptHistory, FindTask
-from .stages.version_check import CheckTaskVersion, CheckVersion
-from .stopped_run import HandoffMiddleware
-from .task_log import TaskLog
+from .stages.task_lookup import CheckTaskVersion, CheckVersion, DecodeArguments, DecryptHistory, FindTask
+from .stopped_run import HandoffMiddleware, SessionMiddleware, TaskLog
 from .webhook_posting import WebhookQueue
 from .webhooks import WebhookMiddleware, unreadable_event
 

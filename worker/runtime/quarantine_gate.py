@@ -16,8 +16,7 @@ from ...deadletter.policy import must_quarantine
 from ...queues.delivery.leases import Delivery
 from ...queues.delivery.quarantine_store import clear_quarantined
 from ...queues.errors import LeaseLost, QueueError
-from ..durable.observer import RunObserver
-from ..durable.run import Run
+from ..durable.run import Run, RunObserver
 from ..log import logger
 from .outcome import Outcome, Quarantined
 from .stages.execution import Execution

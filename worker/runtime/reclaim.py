@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...queues.keys import Partition
 from ...queues.runtime import RUNTIME
-from .options import WorkerTimings
+from .shared_settings import WorkerTimings
 
 START = "0-0"
 

@@ -10,25 +10,29 @@ crash. A lost reply changes nothing, for a repeated write stores the same docume
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from ...deadletter.burial import Evidence
 from ...deadletter.error_text import error_text
 from ...deadletter.policy import Reason
 from ...queues.delivery.checkpoint import Entry, Kind
-from ...queues.errors import EntriesLost, LeaseLost, QueueError
+from ...queues.errors import EntriesLost, LeaseLost, NotEncrypted, QueueError, TamperedData
 from ...queues.event_log import LogTail, read_log_tail
+from ...queues.keys import Namespace
+from ...queues.runtime import RUNTIME
+from ...queues.sessions.record import SessionAddress, parse_turn_id
+from ...queues.sessions.removal import forget_task, is_forgotten
+from ...queues.sessions.turns import SessionTurnEnd, end_turn, refused_end
 from ...queues.transport.gateway import Gateway
 from ..durable.context import Context
-from ..durable.goal import goal_of
 from ..durable.middleware import CallNext, Middleware, Settlement
-from ..durable.run import Run
+from ..durable.run import Run, goal_of
 from ..durable.stop_reasons import STOP_RULES
 from ..journal.handoff.document import HANDOFF, AwaitedAnswer, Handoff, Why
 from ..journal.handoff.draft import burial_notes, handoff_of
 from ..log import logger
-from .outcome import Burial, Outcome, Park, Rerun
-from .settlement import RunSettlement
+from .outcome import Burial, Cancelled, Outcome, Park, Rerun, RunSettlement
 
 
 class HandoffMiddleware(Middleware):
@@ -119,3 +123,61 @@ def _has_history(run: Run) -> bool:
     """Whether any run of the task has recorded anything."""
     history = run.history
     return run.has_written or bool(history.records or history.saved or history.intents or history.events)
+
+
+class SessionMiddleware(Middleware):
+    """Ends the turn of a cancelled task, and marks the session of a dead letter as failed.
+
+    A turn whose message was changed, or is not encrypted as it must be, ends without an answer: the next one runs.
+
+    If the worker dies before, or Redis does not answer, the session sweeper does the same. The task of a forgotten
+    session, stored by a sender that had read the session before, is deleted in place of its burial.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
+        if (
+            not isinstance(settlement, RunSettlement)
+            or not isinstance(settlement.outcome, Burial | Cancelled)
+            or not settlement.run.id.startswith("turn-")
+            or (turn := parse_turn_id(settlement.run.id)) is None
+        ):
+            await call_next()
+            return
+        run = settlement.run
+        address = SessionAddress.at(Namespace(run.delivery.partition.namespace), turn.digest)
+        with suppress(QueueError):  # then the outcome is stored first
+            if await is_forgotten(self._gateway, address, turn):
+                await forget_task(self._gateway, run.delivery.partition, run.id)
+        await call_next()
+        match settlement.outcome:  # that was stored: a caller may have cancelled the task meanwhile
+            case Burial(error=NotEncrypted() | TamperedData() as error) if error.of_arguments:
+                end = refused_end(str(error))  # no replay could run it
+            case Burial(reason=reason):
+                end = SessionTurnEnd("failed", str(reason).encode())
+            case _:
+                end = SessionTurnEnd("cancelled", b"cancelled")
+        try:
+            if not await end_turn(self._gateway, address, turn, end):
+                await forget_task(self._gateway, run.delivery.partition, run.id)
+        except QueueError as error:
+            logger.bind(task=run.envelope.task, id=run.id).warning(
+                "could not end turn {} of its session: {}; a worker does so within a minute", turn.number, error
+            )
+
+
+class TaskLog(Middleware):
+    """Logs runs. It is part of the hooks only where it was asked for, so that other workers do not pay for it."""
+
+    async def run(self, ctx: Context, call_next: CallNext) -> Any:
+        ctx.log.bind(attempt=ctx.attempt).info("started")
+        return await call_next()
+
+    async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
+        await call_next()
+        if isinstance(settlement, RunSettlement):
+            seconds = round(RUNTIME.monotonic() - settlement.run.started, 3)
+            bound = ctx.log.bind(attempt=settlement.attempt, stop=settlement.stop, seconds=seconds)
+            bound.info("ended: {}", settlement.state)

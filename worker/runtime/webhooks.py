@@ -22,8 +22,7 @@ from ..durable.run import Run
 from ..durable.steps.current import CURRENT_RUN
 from ..journal.handoff.document import Handoff
 from ..journal.run_events import Notified
-from .outcome import Burial, Outcome, Park
-from .settlement import RunSettlement
+from .outcome import Burial, Outcome, Park, RunSettlement
 from .webhook_posting import WebhookEvent, WebhookQueue
 
 

@@ -23,7 +23,7 @@ from ...queues.partitions.assignment import PartitionAssignment
 from ...queues.runtime import RUNTIME
 from ...queues.shared_config import SharedConfig, load_config
 from ..app import App
-from ..artifacts.deployment import keep_large_values
+from ..artifacts.store import keep_large_values
 from ..durable.run import Run
 from ..durable.stop_reasons import StopReason
 from ..log import logger
@@ -35,17 +35,13 @@ from .health.loop_watchdog import LoopWatchdog
 from .health.redis_contact import RedisContact
 from .health.report import Health, Report
 from .intake import Intake
-from .maintenance.cancel_listener import CancelListener
-from .maintenance.clock_monitor import ClockMonitor
-from .maintenance.janitor import Janitor
+from .maintenance.janitor import Janitor, VersionWaker
 from .maintenance.partitions import AssignmentWatcher
-from .maintenance.promoter import Promoter
-from .maintenance.registration import Registration, describe
-from .maintenance.version_waker import VersionWaker
-from .options import WorkerTimings, check_arguments
+from .maintenance.promoter import ClockMonitor, Promoter
+from .maintenance.registration import CancelListener, Registration, describe
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
-from .shared_settings import SharedSettings
+from .shared_settings import SharedSettings, WorkerTimings, check_arguments
 from .slots import Slots
 from .supervisor_link import Link
 from .webhook_posting import WebhookQueue, WebhookTarget

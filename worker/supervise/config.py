@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ...queues.keys import Namespace
 from ...queues.transport.address import Address
-from ..runtime.children.timings import SupervisorTimings, delay_after
+from ..runtime.children.child import SupervisorTimings, delay_after
 from ..runtime.webhook_posting import WebhookTarget
 
 

@@ -23,8 +23,7 @@ from ...queues.supervisors import (
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ..log import logger
-from ..runtime.children.child import Child
-from ..runtime.children.timings import SupervisorTimings
+from ..runtime.children.child import Child, SupervisorTimings
 from .config import AppInfo
 
 

@@ -17,10 +17,8 @@ from ...queues.errors import QueueError
 from ...queues.explanation.texts import times
 from ...queues.runtime import RUNTIME
 from ..log import logger
-from ..runtime.children.app_command import ChildCommand
-from ..runtime.children.child import Child, exit_status_text, wait_any
-from ..runtime.children.processes import Children
-from ..runtime.children.stall_monitor import StallMonitor, health_of
+from ..runtime.children.child import Child, ChildCommand, exit_status_text, wait_any
+from ..runtime.children.processes import Children, StallMonitor, health_of
 from ..runtime.health.report import CombinedReport
 from ..runtime.webhook_posting import WebhookEvent, WebhookQueue
 from .config import AppInfo, SupervisorConfig

@@ -22,11 +22,9 @@ from ...queues.records import State
 from ...queues.transport.gateway import Gateway
 from ..durable.checkpoint_writer import CheckpointWriter
 from ..durable.context import Context
-from ..durable.observer import RunObserver
-from ..durable.run import Run
+from ..durable.run import Run, RunObserver
 from ..durable.step_caller import StepCaller
-from ..durable.steps.current import CURRENT_RUN, StepCall, check_place
-from ..durable.steps.options import StepOptions
+from ..durable.steps.current import CURRENT_RUN, StepCall, StepOptions, check_place
 from ..durable.steps.threads import Threads
 from ..durable.task_artifacts import Artifacts
 from ..durable.task_memory import TaskMemory

@@ -2,7 +2,6 @@
 
 | module | what it holds |
 |---|---|
-| `lines` | lines of the file, with the checks of a reader |
 | `export` | writes a task that does not run, and closes it |
 | `import_` | checks a file, and stores its task |
 """

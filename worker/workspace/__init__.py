@@ -2,7 +2,6 @@
 
 The package knows nothing of tasks and steps; `ctx.workspace` is in worker/durable/task_workspace.py.
 
-    manifest.py  the files of a workspace by path, each with the hash of its bytes; which paths are valid
     scan.py      the files in a folder, and which of them have changed
     folders.py   folders of running tasks, removed when their process has died, unless their files are not saved
 

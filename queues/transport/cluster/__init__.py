@@ -2,8 +2,6 @@
 
     module          contents
     client          asynchronous connection: one pipeline per primary, redirections followed
-    sync_client     the same for a thread without an event loop (heartbeat)
-    redirects       how often, and after which delay, a refused command is sent again
     hash_slots      hash slot of a command, by a table of the commands that Perdure sends
     topology        node of each slot, discovered from any node
 

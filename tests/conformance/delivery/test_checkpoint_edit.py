@@ -8,8 +8,7 @@ from perdure.deadletter.letters import find_letter
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Gateway, Namespace, Partition, Producer, State
-from perdure.queues.delivery.checkpoint import Entry, Kind, load_history
-from perdure.queues.delivery.checkpoint_edit import Position, edit_checkpoint, read_position
+from perdure.queues.delivery.checkpoint import Entry, Kind, Position, edit_checkpoint, load_history, read_position
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.delivery.settlement import Counters, park, release
 from perdure.queues.event_log import read_events

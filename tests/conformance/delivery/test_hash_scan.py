@@ -6,8 +6,8 @@ from pathlib import Path
 
 from perdure.queues import Gateway, Partition
 from perdure.queues.transport.address import Address
-from perdure.queues.transport.hash_scan import SCAN_START, ScanCursor, scan_page
 from perdure.queues.transport.large_results import scan_fields
+from perdure.queues.transport.large_values import SCAN_START, ScanCursor, scan_page
 
 from tests.support.consumers import needs_server
 from tests.support.servers import RedisServer

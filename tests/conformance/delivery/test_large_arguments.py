@@ -27,8 +27,7 @@ from perdure.queues.delivery.settlement import Counters, succeed
 from perdure.queues.derived_tasks import Successor, enqueue_successor, read_task_input, store_fork
 from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.errors import LargeValueLost, NotEncrypted
-from perdure.queues.transport.large_arguments import LARGE_ARGUMENTS, LargeArguments
-from perdure.queues.transport.large_values import CHUNK_BYTES
+from perdure.queues.transport.large_values import CHUNK_BYTES, LARGE_ARGUMENTS, LargeArguments
 
 from tests.support.consumers import make_due, promote, read_one, worker
 from tests.support.task_places import lifetimes

@@ -11,8 +11,16 @@ import pytest
 from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Gateway, Namespace, Partition, Producer
-from perdure.queues.delivery.checkpoint import Entry, Kind, load_history
-from perdure.queues.delivery.checkpoint_edit import Position, close_exported, edit_checkpoint, read_mark, read_position
+from perdure.queues.delivery.checkpoint import (
+    Entry,
+    Kind,
+    Position,
+    close_exported,
+    edit_checkpoint,
+    load_history,
+    read_mark,
+    read_position,
+)
 from perdure.queues.delivery.due_set import wake_version
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.delivery.lost_tasks import put_back_lost, replace_exhausted

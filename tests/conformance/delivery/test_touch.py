@@ -8,10 +8,9 @@ import pytest
 from perdure.queues import Gateway, Namespace, Partition, Producer
 from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.delivery.heartbeat import renew_lease
-from perdure.queues.delivery.leases import Delivery
+from perdure.queues.delivery.leases import Delivery, Touch
 from perdure.queues.delivery.quarantine_store import quarantine
 from perdure.queues.delivery.settlement import release
-from perdure.queues.delivery.touch import Touch
 from perdure.queues.keys import GROUP, SUSPECTS
 
 from tests.support.consumers import age, claim_all, ids, pending, read, read_one, worker

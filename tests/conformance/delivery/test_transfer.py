@@ -10,8 +10,7 @@ import pytest
 from perdure.deadletter.burial import bury
 from perdure.deadletter.policy import Reason
 from perdure.queues import Gateway, Namespace, Partition, Producer, State, TaskExists
-from perdure.queues.delivery.checkpoint import Entry, Kind, load_history
-from perdure.queues.delivery.checkpoint_edit import close_exported, read_mark
+from perdure.queues.delivery.checkpoint import Entry, Kind, close_exported, load_history, read_mark
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.delivery.settlement import Counters, park
 from perdure.queues.derived_tasks import TaskPast, store_copy

@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import pytest
 from perdure.queues import Gateway, Namespace, Partition, Producer
-from perdure.queues.sessions.address import SessionAddress, TurnId
-from perdure.queues.sessions.corrections import store_correction
-from perdure.queues.sessions.record import SessionCorrection, read_session
+from perdure.queues.sessions.record import SessionAddress, SessionCorrection, TurnId, read_session
 from perdure.queues.sessions.removal import forget_session
-from perdure.queues.sessions.turns import SessionTurnEnd, begin_turn, check_session, end_turn, send_to_session
+from perdure.queues.sessions.turns import (
+    SessionTurnEnd,
+    begin_turn,
+    check_session,
+    end_turn,
+    send_to_session,
+    store_correction,
+)
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import read_one, worker

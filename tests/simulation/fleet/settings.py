@@ -9,7 +9,7 @@ from perdure import Worker
 from perdure.queues import QueueError
 from perdure.queues.keys import Namespace
 from perdure.queues.shared_config import SharedConfig, read_seconds, set_config
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from ..app import NAMESPACE
 

@@ -21,7 +21,7 @@ from perdure.queues.runtime import RUNTIME
 from perdure.queues.supervisors import resume_supervisor
 from perdure.worker.cli.support.probe import ProbeOptions
 from perdure.worker.cli.support.worker_process import SupervisedWorker, serve
-from perdure.worker.runtime.children.timings import SupervisorTimings
+from perdure.worker.runtime.children.child import SupervisorTimings
 from perdure.worker.runtime.supervisor_link import Role, SupervisorLink
 from perdure.worker.supervise.config import SupervisorConfig
 from perdure.worker.supervise.supervisor import Supervisor

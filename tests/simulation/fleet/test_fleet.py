@@ -13,7 +13,7 @@ from perdure.queues.partitions.router import PartitionRouter
 from perdure.queues.sessions import turns
 from perdure.queues.shared_config import SharedConfig
 from perdure.worker.runtime.shared_settings import SharedSettings
-from perdure.worker.runtime.stages.version_check import CheckTaskVersion
+from perdure.worker.runtime.stages.task_lookup import CheckTaskVersion
 
 from ..app import NAMESPACE
 from ..plan import Fault, Plan, TaskPlan

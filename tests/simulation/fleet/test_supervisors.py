@@ -13,7 +13,7 @@ from perdure.queues.delivery.quarantine_store import CrashReport
 from perdure.worker.cli.support.worker_process import SupervisedWorker
 from perdure.worker.runtime import quarantine_gate
 from perdure.worker.runtime.children.child import Child
-from perdure.worker.runtime.children.stall_monitor import StallMonitor
+from perdure.worker.runtime.children.processes import StallMonitor
 from perdure.worker.runtime.stages import crash_limit
 from perdure.worker.supervise.crash_counter import SupervisorRegistry
 from perdure.worker.supervise.pool import WorkerSlot

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import anyio
 from perdure.queues import Gateway
-from perdure.worker.artifacts.deployment import artifact_store
+from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.cli.support.connection import ConnectionOptions
 from perdure.worker.errors import TransferError
 from perdure.worker.settings import load_settings

@@ -24,7 +24,7 @@ from perdure.worker.agent.coherence.monitor import CoherenceMonitor
 from perdure.worker.artifacts.links import ArtifactLink
 from perdure.worker.durable.steps.current import CURRENT_RUN, Step
 from perdure.worker.durable.task_artifacts import Artifacts
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 PATIENT = Retry(max_attempts=3, max_crashes=1000, base=0.0)

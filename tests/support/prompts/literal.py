@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import orjson
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Worker, current_step
 from perdure.context import Prompt, to_openai
-from perdure.worker.agent.context.tokens import Estimate
-from perdure.worker.runtime.signals import stop_on_signals
+from perdure.worker.agent.context.prompt import Estimate
+from perdure.worker.cli.support.worker_process import stop_on_signals
 
 WORDS = "word " * 156
 """An answer of 200 tokens has these words."""

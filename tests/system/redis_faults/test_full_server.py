@@ -19,8 +19,7 @@ from perdure.queues import Address, Gateway, Namespace, Partition, Producer
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.partitions.assignment import join_group, leave_group
 from perdure.queues.presence import WorkerInfo, announce, list_workers, withdraw
-from perdure.queues.sessions.address import SessionAddress
-from perdure.queues.sessions.record import read_session
+from perdure.queues.sessions.record import SessionAddress, read_session
 from perdure.queues.sessions.turns import SessionTurnEnd, end_turn, send_to_session
 from perdure.queues.supervisors import SupervisorInfo, list_supervisors, supervise, withdraw_supervisor
 

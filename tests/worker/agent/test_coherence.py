@@ -10,8 +10,7 @@ import anyio
 import pytest
 from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, Snooze, State, TaskHandle
 from perdure.queues.delivery.checkpoint import Entry
-from perdure.worker.agent.coherence.calls import Call
-from perdure.worker.agent.coherence.checks import View, run_checks
+from perdure.worker.agent.coherence.checks import Call, View, run_checks
 from perdure.worker.agent.coherence.findings import FINDINGS, StoredFindings
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.durable.run import Run

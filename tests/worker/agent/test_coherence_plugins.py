@@ -22,8 +22,7 @@ from perdure import (
     TaskHandle,
 )
 from perdure.worker.agent.coherence.checks import View
-from perdure.worker.agent.coherence.findings import VERDICT
-from perdure.worker.agent.coherence.settings import Finding
+from perdure.worker.agent.coherence.findings import VERDICT, Finding
 
 from tests.support.command_line import Answer, call
 from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off

@@ -14,9 +14,8 @@ from perdure.queues import TaskEvent, generate_key
 from perdure.worker.agent.context.builder import ContextBuilder
 from perdure.worker.agent.context.compaction import CompactionRequest, _digest_of
 from perdure.worker.agent.context.conversation import INTERRUPTED
-from perdure.worker.agent.context.prompt import Prompt
+from perdure.worker.agent.context.prompt import Estimate, Prompt
 from perdure.worker.agent.context.providers import to_anthropic, to_openai
-from perdure.worker.agent.context.tokens import Estimate
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.journal.chat import Message, ToolCall
 from perdure.worker.journal.state import StepStatus, WaitingFor

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from perdure import App, ContextBuilder, Settings
-from perdure.worker.agent.context.tokens import Estimate
+from perdure.worker.agent.context.prompt import Estimate
 
 from tests.support.prompts.crashes import Crashes, When
 from tests.support.prompts.literal import PATIENT, Literal, Notes, repeated_or_skipped

@@ -12,7 +12,7 @@ from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Partition, TaskEvent
 from perdure.queues.event_log import read_last_events
-from perdure.worker.agent import restoration
+from perdure.worker.agent import live_state
 from perdure.worker.durable.steps.current import CURRENT_RUN
 from perdure.worker.errors import StateError
 from perdure.worker.journal.event import Event
@@ -321,7 +321,7 @@ async def test_resuming_reads_a_bounded_number_of_events_however_long_the_histor
         read.append(len(found))
         return found
 
-    monkeypatch.setattr(restoration, "read_last_events", counted)
+    monkeypatch.setattr(live_state, "read_last_events", counted)
     once = Once()
 
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
@@ -400,7 +400,7 @@ async def test_events_logged_during_a_restore_are_restored(app: App, monkeypatch
         if step.key == "b" and once.first():
             raise ConnectionError
 
-    monkeypatch.setattr(restoration, "read_last_events", reading)
+    monkeypatch.setattr(live_state, "read_last_events", reading)
     handle = await app.agent(agent(take=take), name="planned", retry=AGAIN).enqueue("do", steps=["a", "b"])
     await work_off(app)
     assert (await bounded(handle.result()))["done"] == ["a", "b"]

@@ -11,8 +11,7 @@ import pytest
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings
 from perdure.worker.agent.context.background import Background
 from perdure.worker.agent.context.layers import Layers, assemble
-from perdure.worker.agent.context.prompt import Prompt
-from perdure.worker.agent.context.tokens import Estimate
+from perdure.worker.agent.context.prompt import Estimate, Prompt
 from perdure.worker.journal.chat import FROM_INBOX, Message
 from perdure.worker.journal.resumption import Resumption
 

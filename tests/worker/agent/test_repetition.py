@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from perdure import Coherence
-from perdure.worker.agent.coherence.calls import Call, normal_form
-from perdure.worker.agent.coherence.checks import View, run_checks
+from perdure.worker.agent.coherence.checks import Call, View, normal_form, run_checks
 
 
 def found(coherence: Coherence | None = None, calls: list[Call] | None = None, said: list[str] | None = None) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from perdure.worker.agent.context import tokens
-from perdure.worker.agent.context.tokens import Estimate, Tiktoken, default_counter
+from perdure.worker.agent.context import prompt
+from perdure.worker.agent.context.prompt import Estimate, Tiktoken, default_counter
 from perdure.worker.journal.handoff.budget import estimated_tokens
 
 SOURCE = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
@@ -22,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     encoding = SimpleNamespace(encode_ordinary=str.split)
     monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(get_encoding=lambda name: encoding))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setitem(tokens._VOCABULARIES, "o200k_base", hashlib.sha256(b"vocabulary").hexdigest())
+    monkeypatch.setitem(prompt._VOCABULARIES, "o200k_base", hashlib.sha256(b"vocabulary").hexdigest())
     default_counter.cache_clear()
     yield tmp_path / hashlib.sha1(SOURCE.encode()).hexdigest()
     default_counter.cache_clear()

@@ -12,7 +12,7 @@ import redis
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
 from perdure.queues import Namespace, Partition, generate_key
 from perdure.queues.security.encryption import make_encryptor
-from perdure.queues.sessions.address import SessionAddress
+from perdure.queues.sessions.record import SessionAddress
 
 from tests.support.command_line import call
 from tests.support.workers import running_worker, work_off

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from perdure.queues import QueueStats, Record, State, WorkerInfo
 from perdure.worker.cli.queue import QUEUE_COLUMNS
-from perdure.worker.cli.support.tables import Column, R, list_table
+from perdure.worker.cli.support.output import Column, R, list_table
 from perdure.worker.cli.task.listing import task_columns
 from perdure.worker.cli.worker import worker_columns
 from rich.cells import cell_len

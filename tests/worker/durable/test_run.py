@@ -12,8 +12,7 @@ from perdure.queues import Address, Gateway, Namespace
 from perdure.queues.delivery.checkpoint import History
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.envelope import Envelope
-from perdure.worker.durable.observer import RunObserver
-from perdure.worker.durable.run import Run
+from perdure.worker.durable.run import Run, RunObserver
 from perdure.worker.durable.steps.threads import Threads
 from perdure.worker.durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from perdure.worker.settings import Settings

@@ -12,15 +12,14 @@ import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskFailed
 from perdure.worker.artifacts.backend import INCOMING, Upload
-from perdure.worker.artifacts.deployment import artifact_store
 from perdure.worker.artifacts.links import orphans
 from perdure.worker.artifacts.local import LocalBackend
+from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.durable.shared_workspace import SharedWorkspace
 from perdure.worker.durable.task_workspace import workspace_hashes
 from perdure.worker.errors import WorkspaceError
 from perdure.worker.journal.forks import fork
-from perdure.worker.workspace.manifest import SavedFile, encode_manifest
-from perdure.worker.workspace.scan import FolderScan, Scanner
+from perdure.worker.workspace.scan import FolderScan, SavedFile, Scanner, encode_manifest
 
 from tests.support.workers import bounded, history, work_off
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from perdure.worker.memory import HybridStore, Memory, MemoryLink, Salvage, SqliteBackend, new_memory
 from perdure.worker.memory.backend import Near
-from perdure.worker.memory.relevance import relevant
+from perdure.worker.memory.hybrid import relevant
 
 from tests.support.memory_stores import Angles, Stores, remember
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from perdure.queues.errors import ConfigurationError
-from perdure.worker.memory import HybridStore, new_memory, static_embedder
+from perdure.worker.memory import HybridStore, embedders, new_memory
 from perdure.worker.memory.embedders import load_embedder
 
 from tests.support.memory_stores import Stores
@@ -45,7 +45,7 @@ def test_the_model_is_read_from_the_files_of_the_wheel() -> None:
 
 
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(static_embedder, "find_spec", lambda name: None)
+    monkeypatch.setattr(embedders, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'perdure\[embeddings\]'"):
         load_embedder("wordllama")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from perdure.queues import Namespace, Partition
-from perdure.queues.delivery.touch import Touch
+from perdure.queues.delivery.leases import Touch
 from perdure.worker.log import logger
-from perdure.worker.runtime.maintenance.clock_monitor import ClockMonitor
+from perdure.worker.runtime.maintenance.promoter import ClockMonitor
 
 LEASE = 10.0
 

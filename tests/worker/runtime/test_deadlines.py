@@ -19,7 +19,7 @@ from perdure.worker.durable import checkpoint_writer as recorder_module
 from perdure.worker.durable.stop_reasons import StopReason
 from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
 from perdure.worker.log import logger
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 from perdure.worker.runtime.supervisor_link import InheritedPipe, SupervisorLink
 
 from tests.support.workers import (

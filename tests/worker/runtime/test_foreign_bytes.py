@@ -9,7 +9,7 @@ import pytest
 from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Settings, Worker
 from perdure.queues.keys import SessionPartition
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
 

@@ -11,7 +11,7 @@ from perdure import App, Context, Settings, Worker
 from perdure.queues import Refused, list_queues, list_supervisors
 from perdure.queues.catalog import CatalogTask, read_catalog
 from perdure.queues.presence import read_registered
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
 

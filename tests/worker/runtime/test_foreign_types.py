@@ -11,8 +11,8 @@ import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, Worker
 from perdure.queues.inspection.damaged import read_each
 from perdure.queues.keys import junk_keys, stored_type
-from perdure.queues.sessions.address import SessionAddress
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.queues.sessions.record import SessionAddress
+from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
 

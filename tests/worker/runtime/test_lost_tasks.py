@@ -15,7 +15,7 @@ from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues.delivery.heartbeat import LeaseHeartbeat
 from perdure.queues.keys import GROUP
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
 
@@ -105,7 +105,7 @@ async def test_queued_tasks_are_put_back_and_succeed_once(
     lost = logging.getLogger("perdure.queues.delivery.lost_tasks")
     monkeypatch.setattr(lost, "handlers", [caplog.handler])  # whatever a worker of another test has set above it
     monkeypatch.setattr(lost, "propagate", False)
-    monkeypatch.setattr(lost, "level", logging.WARNING)
+    caplog.set_level(logging.WARNING, lost.name)
     count = app.tasks["count"]
     texts = ["", "a" * 100, '\u00e9"\\' * 10, "b" * 2_000_000]
     handles = [await count.enqueue(number=number, text=texts[number % 3]) for number in range(198)]

@@ -15,7 +15,7 @@ from perdure.queues.delivery import checkpoint, due_set
 from perdure.queues.delivery.step_pages import PAGE
 from perdure.queues.envelope import FORMAT_VERSION, Envelope
 from perdure.queues.keys import DATA_FORMAT
-from perdure.worker.runtime.stages import version_check
+from perdure.worker.runtime.stages import task_lookup
 
 from tests.support.workers import (
     bounded,
@@ -82,7 +82,7 @@ async def waits_for_a_version(handle: TaskHandle[Any]) -> bool:
 
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process read the next data format, too."""
-    for module in (checkpoint, due_set, version_check):
+    for module in (checkpoint, due_set, task_lookup):
         monkeypatch.setattr(module, "DATA_FORMAT", NEXT)
 
 

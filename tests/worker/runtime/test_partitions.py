@@ -14,7 +14,7 @@ from perdure import App, Context, Producer, Settings, TaskHandle, Worker
 from perdure.queues import set_partitions
 from perdure.queues.inspection.views import queue_partitions
 from perdure.queues.partitions.resharding import PartitionStatus, load_route, partition_status
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.processes import WorkerProcesses, worker_processes
 from tests.support.workers import BOUND, bounded, running_worker, wait_until, work_off

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from perdure.worker.runtime.children.piped_process import ChildPipe
+from perdure.worker.runtime.children.child import ChildPipe
 
 CHUNK = 65_536
 MOST = 16 * CHUNK

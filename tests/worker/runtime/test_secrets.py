@@ -34,7 +34,7 @@ from perdure.queues.security.secret_arguments import (
     secret_values,
     unwrap_secrets,
 )
-from perdure.queues.sessions.address import SessionAddress, TurnId
+from perdure.queues.sessions.record import SessionAddress, TurnId
 from perdure.queues.sessions.turns import enqueue_turn, send_to_session
 from perdure.worker.journal.forks import fork
 from perdure.worker.log import logger

@@ -13,7 +13,7 @@ from perdure.deadletter.letters import count_letters
 from perdure.queues.shared_config import set_config
 from perdure.worker.errors import SettingsDiffer
 from perdure.worker.log import logger
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 from perdure.worker.settings import load_settings
 
 from tests.support.workers import bounded, running_worker, wait_until

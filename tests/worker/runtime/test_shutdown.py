@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Settings, State, TaskHandle, Worker
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 from perdure.worker.runtime.slots import Slots
 
 from tests.support.lossy_proxy import LossyProxy

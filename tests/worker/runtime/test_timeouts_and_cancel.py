@@ -25,7 +25,7 @@ from perdure import (
 from perdure.deadletter.letters import count_letters
 from perdure.deadletter.policy import Reason
 from perdure.queues import TaskNotFound
-from perdure.worker.runtime.maintenance.cancel_listener import CancelListener
+from perdure.worker.runtime.maintenance.registration import CancelListener
 
 from tests.support.workers import (
     bounded,

@@ -14,8 +14,8 @@ from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.errors import NotOpen
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.blocking import BlockingConnection
-from perdure.worker.runtime.options import WorkerTimings
 from perdure.worker.runtime.reclaim import START, ReclaimSchedule
+from perdure.worker.runtime.shared_settings import WorkerTimings
 from perdure.worker.runtime.slots import Slots
 
 from tests.support.workers import (

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
 from perdure.queues import Gateway
-from perdure.queues.sessions.address import parse_turn_id
+from perdure.queues.sessions.record import parse_turn_id
 from perdure.queues.sessions.removal import finish_forgetting
 from perdure.queues.sessions.turns import enqueue_turn
 from perdure.worker.session import Session
@@ -166,7 +166,7 @@ async def test_the_task_of_a_forgotten_turn_that_is_stored_late_leaves_nothing(
         await handle.cancel()
     else:
         if ends == "cut off":
-            monkeypatch.setattr("perdure.worker.runtime.session_turns.end_turn", cut_off)
+            monkeypatch.setattr("perdure.worker.runtime.stopped_run.end_turn", cut_off)
         await work_off(app)
     assert await stored(app) == []
 

@@ -26,18 +26,14 @@ from perdure import (
 from perdure.context import Commitment
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues.errors import ConfigurationError
-from perdure.queues.sessions.address import SessionAddress, parse_turn_id
-from perdure.queues.sessions.corrections import store_correction
 from perdure.queues.sessions.errors import SessionFailed, SessionIdle, SessionNotFound
-from perdure.queues.sessions.record import SessionCorrection, SessionMessage
+from perdure.queues.sessions.record import SessionAddress, SessionCorrection, SessionMessage, parse_turn_id
 from perdure.queues.sessions.removal import forget_idle_sessions, forget_task
-from perdure.queues.sessions.turns import SessionTurnEnd, check_session, due_sessions, end_turn
-from perdure.worker import session_correction
+from perdure.queues.sessions.turns import SessionTurnEnd, check_session, due_sessions, end_turn, store_correction
 from perdure.worker.durable.run import Run
 from perdure.worker.durable.steps.current import CURRENT_RUN
 from perdure.worker.errors import BadSnapshot, StateMismatch
-from perdure.worker.journal.correction import CannotCorrect
-from perdure.worker.journal.history import state_at
+from perdure.worker.journal.history import CannotCorrect, state_at
 from perdure.worker.journal.snapshot import encode_snapshot
 from perdure.worker.session import Session, TurnHandle
 from pydantic import Field
@@ -333,7 +329,7 @@ async def test_corrections_at_the_start_of_a_turn_are_applied_once(app: App, mon
             turns.append(await session.send("two"))
         return await store_correction(*args, **options)
 
-    monkeypatch.setattr(session_correction, "store_correction", store)
+    monkeypatch.setattr("perdure.worker.session.store_correction", store)
     sent = await session.correct({"user": "bob"})
     assert (sent.task_id, sent.state) == (turns[0].task_id, State.QUEUED)
     async with running_worker(app):

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskCancelled, Worker
 from perdure.context import Commitment
-from perdure.worker.runtime.options import WorkerTimings
+from perdure.worker.runtime.shared_settings import WorkerTimings
 from pydantic import Field
 
 from tests.support.workers import redis_command, running_worker, wait_until, work_off
@@ -88,7 +88,7 @@ async def test_a_turn_that_is_cancelled_while_it_waits_is_passed_over_at_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("perdure.queues.sessions.end_turn", die)
+        patch.setattr("perdure.queues.sessions.turns.end_turn", die)
         with pytest.raises(KeyboardInterrupt):
             await handle.cancel()
     assert (await session.record()).ended == 0

@@ -28,11 +28,9 @@ import pytest
 from perdure.queues import Producer, Refused, SupervisorInfo, Unavailable, list_supervisors
 from perdure.queues.supervisors import SupervisorState, count_crash, resume_supervisor
 from perdure.worker.log import logger
-from perdure.worker.runtime.children.child import Child
-from perdure.worker.runtime.children.piped_process import ChildPipe, PipedProcess
+from perdure.worker.runtime.children.child import Child, ChildPipe, PipedProcess, SupervisorTimings
+from perdure.worker.runtime.children.processes import StallMonitor
 from perdure.worker.runtime.children.quarantine_pool import QuarantinePool
-from perdure.worker.runtime.children.stall_monitor import StallMonitor
-from perdure.worker.runtime.children.timings import SupervisorTimings
 from perdure.worker.settings import Settings
 from perdure.worker.supervise import crash_counter
 from perdure.worker.supervise.config import SupervisorConfig
@@ -565,7 +563,8 @@ async def test_a_supervisor_stops_when_its_terminal_is_closed(harness: Harness) 
     program = f"""
 import fcntl, termios
 import anyio
-from perdure.worker.supervise import Supervisor, SupervisorConfig
+from perdure.worker.supervise.config import SupervisorConfig
+from perdure.worker.supervise.supervisor import Supervisor
 child = ({sys.executable!r}, "-S", {str(PRETENDER)!r})
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 raise SystemExit(anyio.run(Supervisor(SupervisorConfig(child, 1, 1)).run))

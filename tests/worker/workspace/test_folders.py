@@ -14,7 +14,7 @@ from perdure.worker.workspace.folders import make_folder, remove_folder, take_fo
 DIES = """
 import os, sys
 from pathlib import Path
-from perdure.worker.workspace import keep_folder, make_folder
+from perdure.worker.workspace.folders import keep_folder, make_folder
 place = Path(sys.argv[1])
 for task in ("kept", "other"):
     folder = make_folder(place, task)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from perdure.worker.errors import WorkspaceError
-from perdure.worker.workspace.manifest import SavedFile, decode_manifest, encode_manifest
+from perdure.worker.workspace.scan import SavedFile, decode_manifest, encode_manifest
 
 DIGEST = "0" * 64
 

@@ -11,8 +11,7 @@ import pytest
 from perdure.queues.regular_files import open_folder_below
 from perdure.worker.errors import WorkspaceError
 from perdure.worker.workspace import scan
-from perdure.worker.workspace.manifest import Limits
-from perdure.worker.workspace.scan import Scanner
+from perdure.worker.workspace.scan import Limits, Scanner
 
 
 def scanner(folder: Path) -> Scanner:

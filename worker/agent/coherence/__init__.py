@@ -2,12 +2,9 @@
 
 | module | content |
 |---|---|
-| `settings.py` | `Coherence`: limits of the checks, and a policy for each; `Finding` |
-| `calls.py` | recent calls and sentences; repetitions and loops |
 | `checks.py` | the pure checks, and the `View` that they read |
 | `findings.py` | findings that hold, as stored in the checkpoint |
 | `monitor.py` | runs the checks at step boundaries and in between, asks the judge, and carries out policies |
-| `functions.py` | the checks of a function |
 
 Checks read the reduction of the event log, never the state that the agent is changing. A finding is logged once for as
 long as it holds, in the write that stores it.

@@ -8,7 +8,9 @@ or replayed the task in the meantime.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any, Final
 
@@ -21,27 +23,32 @@ from ....queues.event_log import TaskEvent, read_last_events
 from ....queues.inbox import last_message
 from ....queues.runtime import RUNTIME
 from ....queues.transport.backoff import retry_while_unavailable
+from ...durable.context import Context
 from ...durable.messaging import unread_messages
-from ...durable.observer import RunObserver
-from ...durable.run import Run
+from ...durable.run import Run, RunObserver, goal_of
+from ...durable.steps.current import CURRENT_RUN
 from ...durable.stop_reasons import ParkReason
 from ...errors import Incoherent
 from ...journal.agent_events import IncoherenceFound, Judged
 from ...journal.event import Event
+from ...journal.json_patch import BadPatch
 from ...journal.parsing import parse_event
+from ...journal.reducer import empty_state, reduce
 from ...log import log_wait, logger
-from .calls import RecentCalls
-from .checks import View, check_repetition, run_checks
+from ..background import in_background
+from .checks import RecentCalls, View, check_repetition, run_checks
 from .findings import (
     FINDINGS,
     MOST_DISMISSED,
     VERDICT,
+    Coherence,
+    Finding,
+    Policy,
     StoredFinding,
     StoredFindings,
     StoredVerdict,
     key_of,
 )
-from .settings import Coherence, Finding, Policy
 
 _LONGEST: Final = 2000
 """Characters of an objection that are recorded."""
@@ -345,3 +352,52 @@ def _continued_by_person(events: Sequence[TaskEvent]) -> bool:
         if event.type == "incoherent":
             return False
     return False
+
+
+Handler = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class _FunctionMonitor(CoherenceMonitor):
+    """Monitor of a function, whose state has what it logged. Its steps have no events, so each stored one counts."""
+
+    def __init__(self, run: Any, coherence: Coherence) -> None:
+        goal = goal_of(run)
+        self._reduced = {**empty_state(), "goal": goal}
+        self._by_event = False
+        super().__init__(run, goal, coherence, state=lambda: self._reduced, tokens=lambda: 0)
+
+    def on_event(self, event: Event, number: int) -> None:
+        if event.type != "message_added":  # the list of all messages would grow without end
+            with suppress(BadPatch):
+                self._reduced = reduce(self._reduced, event, number)
+        self._by_event = event.type == "tool_called"
+        super().on_event(event, number)
+
+    def on_recorded(self) -> None:
+        if self._by_event:  # the record of a tool call, which may be a repetition
+            self._by_event = False
+            return
+        self.note_work()
+
+    def on_step(self, key: str) -> None:
+        self.request_check()
+
+
+def watched(handler: Handler, coherence: Coherence) -> Handler:
+    """Return a handler that is checked while it runs as a task. Called as a plain function it is not."""
+
+    @functools.wraps(handler)
+    async def checked(ctx: Context, /, *args: Any, **kwargs: Any) -> Any:
+        run = CURRENT_RUN.get()
+        if run is None or run.context is not ctx or run.observer(CoherenceMonitor) is not None:
+            return await handler(ctx, *args, **kwargs)
+        monitor = _FunctionMonitor(run, coherence)
+        await monitor.open()
+        run.observe(monitor)
+        try:
+            async with in_background(monitor.run()):
+                return await handler(ctx, *args, **kwargs)
+        finally:
+            run.unobserve(monitor)
+
+    return checked

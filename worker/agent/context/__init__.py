@@ -20,14 +20,11 @@ A prompt has its layers in this order. What stays the same comes first, because 
 | `builder.py` | `ContextBuilder`: asks a model with the context of the running task |
 | `background.py` | profile and memories, chosen once |
 | `layers.py` | assembles the layers of a prompt within their token budgets; pure |
-| `turns.py` | which messages of the conversation are shown; pure |
 | `brief.py` | the sections of the brief; pure |
-| `sections.py` | shares of the brief's budget, and notes about what is missing; pure |
 | `compaction.py` | replaces the oldest messages with a summary, once |
 | `conversation.py` | exchanges, turns, and results for interrupted tool calls |
 | `providers.py` | message formats of Anthropic and OpenAI |
-| `prompt.py` | `Prompt` and `Budgets` |
-| `tokens.py` | token counters |
+| `prompt.py` | `Prompt`, `Budgets`, token counters |
 
 A tool call and its results are one exchange. Compaction and budgets drop whole exchanges only, because providers
 reject a call without a result and a result without a call.

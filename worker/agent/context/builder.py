@@ -34,8 +34,7 @@ from .brief import Interruption
 from .compaction import Summarizer, apply_recorded_summary, compact
 from .conversation import repair
 from .layers import Layers, assemble
-from .prompt import Budgets, Prompt
-from .tokens import TokenCounter, default_counter
+from .prompt import Budgets, Prompt, TokenCounter, default_counter
 
 R = TypeVar("R")
 

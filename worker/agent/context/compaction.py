@@ -29,9 +29,8 @@ from ...journal.quoting import quoted_line, quoted_name
 from ...journal.state import AgentState
 from ...journal.step_record import StepRecord
 from ...log import logger
-from .conversation import SAID, SUMMARY, completed, exchanges
-from .tokens import TokenCounter, message_tokens
-from .turns import pinned_within
+from .conversation import SAID, SUMMARY, completed, exchanges, pinned_within
+from .prompt import TokenCounter, message_tokens
 
 
 @dataclass(frozen=True, slots=True)

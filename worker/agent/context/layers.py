@@ -12,10 +12,8 @@ from ...journal.chat import Message
 from ...journal.state import AgentState
 from .background import NO_BACKGROUND, Background
 from .brief import BriefText, Interruption, brief_text
-from .conversation import SUMMARY
-from .prompt import Budgets, Prompt
-from .tokens import PER_MESSAGE, Estimate, TokenCounter, cut, message_tokens
-from .turns import Turns, turns_within
+from .conversation import SUMMARY, Turns, turns_within
+from .prompt import PER_MESSAGE, Budgets, Estimate, Prompt, TokenCounter, cut, message_tokens
 
 _LEAST: Final = 24
 """Tokens of an inbox message that is not cut further."""

@@ -14,8 +14,7 @@ from pydantic_core import from_json
 
 from ...journal.chat import Message, ToolCall
 from .conversation import INTERRUPTED, NOT_SHOWN, Turn, split_system, turns_of
-from .prompt import Prompt
-from .tokens import arguments_json
+from .prompt import Prompt, arguments_json
 
 MALFORMED: Final = "$malformed"
 """Name of the only argument of a call whose arguments are not a JSON object; its value is the model's text."""

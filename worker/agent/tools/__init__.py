@@ -2,7 +2,6 @@
 
 | module | content |
 |---|---|
-| `arguments.py` | arguments of the tools, their checks and JSON schemas |
 | `toolbox.py` | `AgentTools`: definitions for providers, and the call of a tool as a durable step |
 | `readers.py` | reads of the tools, as bounded text |
 

@@ -10,8 +10,7 @@ from ...durable.context import Context
 from ...journal.chat import Message, ToolCall
 from ...journal.quoting import quoted_name
 from ...journal.state import AgentState
-from .arguments import TOOLS, ArgumentsRefused, ReadInbox, check_arguments, schema_of
-from .readers import Reader, inbox_text
+from .readers import TOOLS, ArgumentsRefused, Reader, ReadInbox, check_arguments, inbox_text, schema_of
 
 
 class AgentTools:

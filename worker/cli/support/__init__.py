@@ -1,12 +1,11 @@
 """Parts that several commands share.
 
     connection.py          connection options, the open Producer for a command, lookup of tasks and queues
-    answers.py             warnings of recorded answers, before arguments are replaced
-    memory_store.py        options that select a memory store, and the open store for a command
-    input_file.py          a file on the disk, or stdin
     marked.py              secret arguments by the published definitions of their tasks
     options.py             other shared options, their parsers, the file of --output
     app_loader.py          import of the APP argument
+    live.py                a live view of a list
+    probe.py               options of the health port
     output.py              tables, JSON, messages and progress bars
     terminal.py            escapes of what a terminal would interpret
     events_text.py         an event as one line of text

@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from ...log import configure_process_log
-from ...runtime.children.app_command import WORKER_COMMAND, pass_redis_url
+from ...runtime.children.child import WORKER_COMMAND, pass_redis_url
 from ...runtime.children.quarantine_pool import most_children
 from ...settings import load_settings
 from ...supervise.config import SupervisorConfig

@@ -1,10 +1,12 @@
 """Commands on tasks: `perdure task`.
 
-commands.py  list, show, result, watch, cancel, artifact; the table of all commands
+commands.py  the table of all commands
+listing.py   list
+show.py      show, why
+outcome.py   result, watch, cancel
 events.py    events
-history.py   state, fork, handoff
-compact.py   compact
+history.py   state, fork, handoff, versions
+correct.py   correct, compact, dismiss, resolve
 inbox.py     send, inbox
 transfer.py  export, import
-versions.py  versions
 """

@@ -31,14 +31,14 @@ _COMMANDS = {
     "events": (".task.events:events", "Print the events of a task, or of the tasks of a queue."),
     "state": (".task.history:state", "Show the state of a task after one of its events."),
     "fork": (".task.history:fork", "Start a new task from an event of another task."),
-    "dismiss": (".task.dismiss:dismiss", "Dismiss a finding of a coherence check, and print the task's id."),
+    "dismiss": (".task.correct:dismiss", "Dismiss a finding of a coherence check, and print the task's id."),
     "handoff": (".task.history:handoff", "Print the handoff document of a task."),
     "export": (".task.transfer:export", "Write a task that does not run to a file, and cancel it here."),
     "import": (".task.transfer:import_", "Store a task that another deployment exported, and print its id."),
-    "compact": (".task.compact:compact", "Move closed steps and old messages out of the state of an agent."),
+    "compact": (".task.correct:compact", "Move closed steps and old messages out of the state of an agent."),
     "correct": (".task.correct:correct", "Correct the state of an agent, and print the task's id."),
-    "resolve": (".task.resolve:resolve", "Decide about a risky step in doubt, and print the task's id."),
-    "versions": (".task.versions:versions", "List the versions of code that tasks began with."),
+    "resolve": (".task.correct:resolve", "Decide about a risky step in doubt, and print the task's id."),
+    "versions": (".task.history:versions", "List the versions of code that tasks began with."),
     "catalog": (".queue:catalog", "List the tasks that workers have published."),
 }
 

@@ -7,17 +7,19 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import from_json
 
+from ....queues.errors import CannotResolve, PayloadTooLarge
 from ....queues.handle import TaskHandle
 from ....queues.inbox import Sent
 from ....queues.producer import Producer
 from ....queues.records import State
+from ...agent.coherence.findings import stored_findings
 from ...errors import BadHistory
-from ...journal.correction import CannotCorrect, corrected
-from ...journal.history import state_at
+from ...journal.compaction import compact_state
+from ...journal.history import CannotCorrect, corrected, state_at
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
 from ..support.options import InQueue, TaskId
-from ..support.output import AsJson, note, print_data, print_json
+from ..support.output import AsJson, note, print_data, print_json, print_table
 from .inbox import login
 
 Fields = Annotated[
@@ -100,3 +102,170 @@ def _when(sent: Sent) -> str:
     if sent.state is State.DEAD:
         return f"it is a dead letter; to resume it: perdure dlq replay {sent.task_id}"
     return "the agent reads it before its next step"
+
+
+@connected
+async def compact(
+    producer: Producer,
+    task_id: TaskId,
+    *,
+    keep_steps: Annotated[
+        int, typer.Option("--keep-steps", min=0, metavar="N", help="Closed steps that stay, with their results.")
+    ] = 10,
+    keep_messages: Annotated[
+        int, typer.Option("--keep-messages", min=0, metavar="N", help="Messages of the conversation that stay.")
+    ] = 50,
+    drop_context: Annotated[
+        list[str] | None,
+        typer.Option("--drop-context", metavar="KEY", help="Delete this key of the state's context; repeatable."),
+    ] = None,
+    queue: InQueue = None,
+    json: AsJson = False,
+) -> None:
+    """Move closed steps and old messages out of the state of an agent.
+
+    Use it if an agent waits for a compaction, because its state exceeds
+    PERDURE_PAYLOAD_LIMIT: it resumes. A dead letter with StateTooLarge can be
+    replayed afterwards. Nothing is lost: the event log keeps it all, and
+    'perdure task events ID' shows it. If a field of your own is what is too
+    large, raise PERDURE_PAYLOAD_LIMIT of the workers, then run this command.
+
+    Example: perdure task compact 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --keep-steps 20
+    """
+    handle = await find_handle(producer, task_id, queue)
+    try:
+        found = await compact_state(
+            producer.gateway,
+            handle.partition,
+            task_id,
+            keep_steps=keep_steps,
+            keep_messages=keep_messages,
+            drop_context=tuple(dict.fromkeys(drop_context or ())),
+            payload_limit=producer.payload_limit,
+        )
+    except KeyError as error:
+        raise Misuse(f"--drop-context: the state has no context key {error.args[0]!r}") from None
+    before, after = sum(found.before.values()), sum(found.after.values())
+    if json:
+        print_json(
+            {
+                "id": task_id,
+                "before": before,
+                "after": after,
+                "fields": found.after,
+                "steps": found.steps,
+                "messages": found.messages,
+                "woken": found.woken,
+            }
+        )
+    else:
+        changed = sorted(found.before, key=lambda name: -found.before[name])
+        rows = [
+            (name, f"{found.before[name]:,}", f"{found.after[name]:,}")
+            for name in changed
+            if found.before[name] != found.after[name] or name in changed[:3]
+        ]
+        print_table(("field", "before#", "after#"), [*rows, ("all", f"{before:,}", f"{after:,}")])
+    note(f"archived {found.steps} steps and {found.messages} messages of task {task_id}")
+    if found.woken:
+        note("the task is due now")
+    elif found.state is State.DEAD:
+        note(f"it is a dead letter; to resume it: perdure dlq replay {task_id}")
+    elif before == after:
+        raise Failed("nothing left the state")
+
+
+@connected
+async def dismiss(
+    producer: Producer,
+    task_id: TaskId,
+    finding: Annotated[str, typer.Argument(metavar="FINDING", help="Number of its event, or name of its check.")],
+    *,
+    queue: InQueue = None,
+    json: AsJson = False,
+) -> None:
+    """Dismiss a finding of a coherence check, and print the task's id.
+
+    Use it for a false alarm: equal findings of this task do not return.
+    'perdure task show' lists the findings that hold, with the numbers of
+    their events. A parked task then needs a message, a dead letter a replay.
+
+    Example: perdure task dismiss 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f 12
+    """
+    handle = await find_handle(producer, task_id, queue)
+    if finding.isdecimal():
+        numbers = [int(finding)]
+    else:
+        held = await stored_findings(producer.gateway, handle.partition, task_id)
+        numbers = [one.n for one in held if one.check == finding]
+    if not numbers:
+        raise Failed(f"could not dismiss {finding!r}: no such finding holds; 'perdure task show {task_id}' lists them")
+    for number in numbers:
+        try:
+            await handle.dismiss(number)
+        except ValueError as error:
+            raise Failed(str(error)) from None
+    if json:
+        print_json({"id": task_id, "dismissed": numbers})
+    else:
+        print_data(task_id)
+    note(f"dismissed {len(numbers)} findings of task {task_id}")
+
+
+@connected
+async def resolve(
+    producer: Producer,
+    task_id: TaskId,
+    step: Annotated[str, typer.Argument(metavar="STEP", help="Key of the step, as the error names it.")],
+    *,
+    result: Annotated[
+        str | None, typer.Option("--result", metavar="JSON", help="It happened: the step returns this value.")
+    ] = None,
+    failed: Annotated[
+        str | None, typer.Option("--failed", metavar="TEXT", help="It failed: the step raises StepResolvedAsFailed.")
+    ] = None,
+    run_again: Annotated[bool, typer.Option("--run-again", help="It did not happen: call the step again.")] = False,
+    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")] = None,
+    queue: InQueue = None,
+    json: AsJson = False,
+) -> None:
+    """Decide about a risky step in doubt, and print the task's id.
+
+    A risky step that was cut off may have acted. Find out whether it did,
+    with its idempotency key ('perdure task show ID' has it), and give one of
+    --result, --failed and --run-again. The next run takes the decision in
+    place of calling the step. A later decision replaces this one until a run
+    has read it. The task must not run; a dead letter then needs a replay.
+
+    Example: perdure task resolve 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f pay --result '"receipt 17"'
+    """
+    if (result is not None) + (failed is not None) + run_again != 1:
+        raise Misuse("give one of --result JSON, --failed TEXT and --run-again")
+    if failed == "":
+        raise Misuse("--failed must be a text, got ''")
+    decision: dict[str, Any] = {"run_again": True} if run_again else {"failed": failed}
+    if result is not None:
+        decision = {"result": _read(result)}
+    handle = await find_handle(producer, task_id, queue)
+    try:
+        state = await handle.resolve_step(step, **decision, by=login() if by is None else by)
+    except (CannotResolve, PayloadTooLarge) as error:
+        raise Failed(str(error)) from None
+    if json:
+        print_json({"id": handle.id, "step": step, "decision": next(iter(decision)), "state": state})
+    else:
+        print_data(handle.id)
+    note(f"resolved step {step!r} of task {handle.id}; {_next(handle.id, state)}")
+
+
+def _read(text: str) -> Any:
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise Misuse(f"--result must be JSON, got {text!r}: {error}") from None
+
+
+def _next(task_id: str, state: State) -> str:
+    if state is State.DEAD:
+        return f"it is a dead letter; to resume it: perdure dlq replay {task_id}"
+    return "its next run reads the decision"

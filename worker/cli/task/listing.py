@@ -17,8 +17,7 @@ from ..support.errors import Misuse
 from ..support.live import Watch, check_watch, show_live
 from ..support.marked import mask_defined
 from ..support.options import AppOption, QueueOption, Since, TaskNameOption, Until
-from ..support.output import AsJson, ago, note, print_json, state_text
-from ..support.tables import Column, Wide, list_table, print_list
+from ..support.output import AsJson, Column, Wide, ago, list_table, note, print_json, print_list, state_text
 
 if TYPE_CHECKING:  # rich is imported where a list is drawn
     from rich.console import RenderableType

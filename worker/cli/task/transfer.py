@@ -15,18 +15,17 @@ import anyio
 import typer
 
 from ....queues.private_files import replaced_file
-from ...artifacts.deployment import artifact_store
+from ...artifacts.store import artifact_store
 from ...memory.errors import MemoryStoreMissing
 from ...memory.factory import make_store
 from ...memory.hybrid import HybridStore
 from ...settings import Settings
 from ...transfer.export import ExportedTask, close_source, export_task
 from ...transfer.import_ import import_task
+from ..memory.commands import StorePlace, store_settings, without_embedder
 from ..support.connection import ConnectionOptions, find_handle, with_connection_options
 from ..support.errors import Failed
-from ..support.input_file import opened
-from ..support.memory_store import StorePlace, store_settings, without_embedder
-from ..support.options import InQueue, OutputFile, TaskId, read_task_id
+from ..support.options import InQueue, OutputFile, TaskId, opened, read_task_id
 from ..support.output import AsJson, CleanStdout, note, print_data, print_json
 
 

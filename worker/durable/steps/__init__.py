@@ -4,12 +4,10 @@
     current.py    Step and current_step: the running step, as its function sees it
     keys.py       keys of steps, and the records that calls are matched to
     matching.py   match a call to its record: of a step, and of what logs, sends or reads
-    options.py    options of a step
+    tool_calls.py  calls of tools, logged with their step
     codec.py      results as JSON and back; hash of arguments
     calls.py      call a step's function: in the event loop, or in a thread
     variables.py  context variables that a step sets are set back after it
-    constants.py  folder of the run and id of the task, which count as constants in arguments
-    changed_arguments.py  arguments that a step changed in place
     equal_calls.py  equal calls by concurrent asyncio tasks
     threads.py    bounded threads for sync functions
     step_thread.py  one call in a thread, and the late ones, whose step was given up

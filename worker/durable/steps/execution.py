@@ -35,7 +35,7 @@ from ...errors import (
     StepResolvedAsFailed,
     UnserialisableResult,
 )
-from ...journal.handoff.calls import is_note
+from ...journal.handoff.draft import is_note
 from ...journal.history import gap_before
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
 from ...journal.step_record import MISREAD, StepRecord
@@ -43,15 +43,20 @@ from ...log import log_wait, logger
 from ..handler_task import GENERATOR_EXIT, is_closing
 from ..run import Run
 from ..value_loss import Misread
-from .calls import call_function, late_call, late_result
-from .changed_arguments import warn_if_changed
-from .codec import Codec, arguments_text, codec_of, digests_of, fingerprint, is_async
-from .constants import constants_of
-from .current import CURRENT_RUN, CURRENT_STEP, Step, StepCall, check_call
+from .calls import call_function, constants_of, late_call, late_result, warn_if_changed
+from .codec import (
+    Codec,
+    arguments_text,
+    codec_of,
+    digests_of,
+    fingerprint,
+    is_async,
+    read_step_result,
+    store_step_result,
+)
+from .current import CURRENT_RUN, CURRENT_STEP, AlreadyDone, Step, StepCall, StepOptions, check_call, check_name
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
-from .large import read_step_result, store_step_result
 from .matching import check_order, match_step
-from .options import AlreadyDone, StepOptions, check_name
 from .tool_calls import LoggedCall
 from .variables import set_back
 

@@ -12,10 +12,9 @@ from pydantic_core import from_json, to_json
 from ....queues.delivery.checkpoint import Entry, Kind
 from ...journal.agent_events import ToolCalled
 from ...journal.event import Event
-from ...journal.handoff.calls import TOOLS, ToolCalls, call_text, encode_note
-from ..observer import RunObserver
-from ..run import Run
-from .options import StepOptions
+from ...journal.handoff.draft import TOOLS, ToolCalls, call_text, encode_note
+from ..run import Run, RunObserver
+from .current import StepOptions
 
 _MOST_LOGGED: Final = 16_384
 """Size in bytes of a result in the log, of arguments and of a reason; the checkpoint has the whole result."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Token
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
+from ...errors import TaskDefinitionError
 from ..context import Context, TaskInfo
 from ..step_caller import StepCaller
-from ..steps.options import check_name
+from ..steps.current import check_name
 from .parts import Blocking, SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace, blocking
-from .session import call_in_loop, current_session
+from .session import ThreadSession, call_in_loop, current_session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -145,3 +147,21 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     recall_step = blocking(Context.recall_step)
     continue_as = blocking(Context.continue_as)
     send = blocking(Context.send)
+
+
+def call_in_thread(
+    name: str, handler: Callable[Concatenate[SyncContext, P], R]
+) -> Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]:
+    """Return a plain function as an async handler, which calls it in a thread. name: that of the task."""
+
+    @functools.wraps(handler)
+    async def call(ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        run, sync = ctx._run, SyncContext(ctx)
+        session = ThreadSession(run.threads, run.keys, sync)
+        value: R = await session.run_handler(functools.partial(handler, sync, *args, **kwargs))
+        if inspect.iscoroutine(value):
+            value.close()
+            raise TaskDefinitionError(f"task {name!r} is a plain function that returned a coroutine: use 'async def'")
+        return value
+
+    return call

@@ -1,7 +1,6 @@
 """Handoff documents: the short report that a run leaves when it stops, for the next run and for people.
 
     document.py  Handoff: its fields, JSON and Markdown
-    calls.py     the task's call as a goal; notes of tool calls in flight; counts of tool calls
     draft.py     build one from the state, the latest events and the checkpoint
     budget.py    shorten one to a number of tokens
 

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ....queues.doubts import resolve_command
 from ....queues.durations import shown_time
-from ...errors import BadHandoff
-from ...validation_errors import first_problem
+from ...errors import BadHandoff, first_problem
 from ..quoting import quoted_line, quoted_name
 
 HANDOFF: Final = "#handoff"

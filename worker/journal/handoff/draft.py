@@ -1,16 +1,23 @@
-"""Drafting of a handoff document: a pure function of the state, the latest events and the checkpoint."""
+"""Drafting of a handoff document: a pure function of the state, the latest events and the checkpoint.
+
+Calls as a handoff shows them: the task's own call, the tool calls in flight, and the counts of tool calls.
+
+A tool call leaves a note in the checkpoint before it starts: an intent (`i:` field) with the name of the tool. Unlike
+the intent of a risky step it puts nothing in doubt; it is for readers. The record of the call deletes it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from ....queues.doubts import open_doubts, undecided
 from ....queues.event_log import LogTail, TaskEvent
-from ....queues.explanation.remedies import remedy_for
+from ....queues.explanation.sentences import remedy_for
 from ...errors import BadSnapshot
 from ..agent_events import Dismissed
 from ..event import Event
@@ -19,7 +26,6 @@ from ..parsing import Unreadable, parse_event
 from ..reducer import empty_state, reduce
 from ..snapshot import SNAPSHOT, StoredState, decode_snapshot
 from .budget import fitted
-from .calls import TOOLS, noted_call, tool_counts
 from .document import (
     AwaitedAnswer,
     CallInFlight,
@@ -324,3 +330,84 @@ def _parts(kind: type[P], value: Any) -> list[P]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+TOOLS: Final = "#tools"
+"""Checkpoint key of the account of tool calls: a large checkpoint is not searched for notes."""
+
+_LONGEST_VALUE: Final = 80
+_LONGEST: Final = 300
+"""Characters of an argument, and of a call, that are shown."""
+
+
+def call_text(name: str, arguments: Mapping[str, Any] | bytes) -> str:
+    """Return a call as one short line: `fetch(url="https://...", page=2)`. arguments: by name, or as JSON."""
+    if isinstance(arguments, bytes):
+        try:
+            found = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict):
+            return name
+        arguments = found
+    shown = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
+    return f"{name}({shown if len(shown) <= _LONGEST else f'{shown[: _LONGEST - 3]}...'})"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, str) and len(value) > _LONGEST_VALUE:
+        value = f"{value[: _LONGEST_VALUE - 3]}..."
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # numbers that JSON does not have
+        text = repr(value)
+    return text if len(text) <= 2 * _LONGEST_VALUE else f"{text[: 2 * _LONGEST_VALUE - 3]}..."
+
+
+def encode_note(digest: str, tool: str, call: str) -> bytes:
+    """Return the stored form of a note. digest: hash of the arguments, as in an intent."""
+    return orjson.dumps({"h": digest, "a": call, "t": tool})
+
+
+def is_note(intent: bytes) -> bool:
+    """Return whether an intent is the note of a tool call, which leaves no doubt."""
+    return noted_call(intent) is not None
+
+
+def noted_call(intent: bytes) -> str | None:
+    """Return the call in a note, None for the intent of a risky step, also for one that cannot be read."""
+    try:
+        found = orjson.loads(intent)
+    except orjson.JSONDecodeError:
+        return None
+    return str(found.get("a") or found["t"]) if isinstance(found, dict) and "t" in found else None
+
+
+class ToolCalls(NamedTuple):
+    """Stored account of tool calls: their number by tool, and the steps of the latest ones that started."""
+
+    counts: dict[str, int]
+    open: list[str]
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> ToolCalls:
+        """Read what `encode` returned; nothing if it cannot be read."""
+        try:
+            found = orjson.loads(data) if data else {}
+            counts = {str(name): int(count) for name, count in found["calls"].items()} if found else {}
+            return cls(counts, [str(key) for key in found["open"]] if found else [])
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return cls({}, [])
+
+    def encode(self) -> bytes:
+        return orjson.dumps({"calls": self.counts, "open": self.open})
+
+
+def tool_counts(data: bytes | None) -> dict[str, int]:
+    """Return the stored number of calls by tool."""
+    return ToolCalls.decode(data).counts
+
+
+def open_calls(data: bytes | None) -> list[str]:
+    """Return the steps of stored calls that may be in flight: those of them that are have a note."""
+    return ToolCalls.decode(data).open

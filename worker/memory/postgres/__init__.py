@@ -2,7 +2,6 @@
 
     backend.py  transactions; translation of errors
     schema.py   tables, embedder of the store
-    rows.py     statements of a transaction, row to Memory
 
 Rows are always locked in the same order, so transactions cannot deadlock. The table of vectors is created when an
 embedder is first set, since pgvector needs a privilege to install.

@@ -3,7 +3,6 @@
     backend.py  transactions
     driver.py   a connection, by apsw or sqlite3; translation of errors
     schema.py   tables, opening of a file
-    rows.py     statements of a transaction, row to Memory
     salvage.py  reading a damaged file
 
 Several processes may use a file at once; one process must open it with one SQLite library only (see driver.py). A

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreMissing, MemoryStoreUnavailable
 from ..memory import Memory
+from .backend import COLUMNS, memory_of
 from .driver import Database, open_database
-from .rows import COLUMNS, memory_of
 from .schema import missing_columns
 
 

@@ -1,12 +1,8 @@
 """Child processes of a supervisor, which run workers.
 
-    app_command.py       command line of a child
-    timings.py           intervals and time limits
-    piped_process.py     process of the operating system, and its two pipes
     child.py             one child process, its messages, and how it ended
     processes.py         all child processes: start, terminate, handle their exit; the spare
     quarantine_pool.py   children that run quarantined tasks, one task per process
-    stall_monitor.py     children that stopped responding; health of all children
 
 Before you change it:
 

@@ -5,9 +5,13 @@ The other end of the pipes, with the table of messages, is worker/runtime/superv
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import anyio
@@ -15,9 +19,7 @@ import orjson
 
 from ....queues.runtime import RUNTIME, ChildProcess
 from ....queues.supervisors import ChildInfo
-from ..supervisor_link import Role
-from .app_command import ChildCommand
-from .piped_process import start_process
+from ..supervisor_link import SUPERVISED, Role
 
 _LONGEST: Final = 1 << 20
 """Longest line in bytes that is accepted from a child; longer input is dropped."""
@@ -277,3 +279,176 @@ class Child:
                 self.searching = False
             case _:
                 pass
+
+
+_CHUNK: Final = 65_536
+_READS: Final = 16
+"""Chunks that are read at once: a pipe holds 1 MiB at most."""
+
+
+class ChildPipe:
+    """Two pipes to a child: one to send, one to receive. Neither direction blocks."""
+
+    def __init__(self) -> None:
+        self._on_data: Callable[[bytes], None] = lambda data: None
+        child_reads, self._write = os.pipe()
+        self._read, child_writes = os.pipe()
+        self.child_ends = (child_reads, child_writes)
+        """File descriptors for the child to inherit. Call `close_child_ends` after the child has started."""
+        for own in (self._read, self._write):
+            os.set_blocking(own, False)
+        self._open = True
+
+    def close_child_ends(self) -> None:
+        """Close the child's descriptors in this process. Only then does the child's exit cause an end of file."""
+        for descriptor in self.child_ends:
+            os.close(descriptor)
+
+    def start_reading(self, on_data: Callable[[bytes], None]) -> None:
+        """Pass all bytes that the child sends to `on_data`."""
+        self._on_data = on_data
+        asyncio.get_running_loop().add_reader(self._read, self.read_available)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes. They are dropped if the child has exited, or if the pipe is full because the child is stuck."""
+        with suppress(OSError):
+            os.write(self._write, data)
+
+    def read_available(self) -> None:
+        """Read and pass on the bytes that the pipe holds, up to a limit: user code may write without end."""
+        for _ in range(_READS):
+            try:
+                data = os.read(self._read, _CHUNK)
+            except BlockingIOError:
+                return
+            if not data:  # end of file: not a proof of exit, and missing if a grandchild inherited the descriptor
+                asyncio.get_running_loop().remove_reader(self._read)
+                return
+            self._on_data(data)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            asyncio.get_running_loop().remove_reader(self._read)
+            os.close(self._read)
+            os.close(self._write)
+
+
+class PipedProcess:
+    """A process of the operating system; see `ChildProcess` in queues/runtime.py."""
+
+    def __init__(self, process: asyncio.subprocess.Process, pipe: ChildPipe) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._pipe = pipe
+        self.start_reading = pipe.start_reading
+        self.send = pipe.send
+
+    async def wait(self) -> int:
+        code = await self._process.wait()
+        self._pipe.read_available()  # the exit may be noticed before the last messages are read
+        self._pipe.close()
+        return code
+
+    def send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+async def start_process(arguments: Sequence[str], environment: Mapping[str, str], role: str) -> PipedProcess:
+    """Start a process that inherits two pipes, whose descriptors are in its environment.
+
+    Raises:
+        OSError: The operating system could not create the process.
+    """
+    pipe = ChildPipe()
+    read, write = pipe.child_ends
+    try:
+        with anyio.CancelScope(shield=True):
+            process = await asyncio.create_subprocess_exec(
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=pipe.child_ends,
+                start_new_session=True,  # a process group, too; uvloop knows no process_group
+                env=os.environ | environment | {SUPERVISED: f"{role}:{read}:{write}"},
+            )
+    except BaseException:
+        pipe.close()
+        raise
+    finally:
+        pipe.close_child_ends()
+    return PipedProcess(process, pipe)
+
+
+WORKER_COMMAND: Final = (sys.executable, "-P", "-X", "faulthandler", "-m", "perdure.worker.cli", "worker", "run")
+"""-P: the working directory is not on the import path, as for the installed program."""
+
+_REDIS_URL: Final = "PERDURE_SUPERVISED_REDIS_URL"
+"""Environment variable by which a command passes --redis-url on: all users would see its password on a command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCommand:
+    """Command line of a child, and environment variables in addition to those of this process."""
+
+    arguments: Sequence[str]
+    environment: MutableMapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def pass_redis_url(url: str | None) -> dict[str, str]:
+    """Return the environment by which the children of a command get its option --redis-url."""
+    return {} if url is None else {_REDIS_URL: url}
+
+
+def passed_redis_url(environment: MutableMapping[str, str] = os.environ) -> str | None:
+    """Return the option --redis-url of the command that started this process, and remove it from the environment."""
+    return environment.pop(_REDIS_URL, None)
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorTimings:
+    """Intervals and time limits of a supervisor, in seconds.
+
+    Args:
+        register_interval: between two registrations in Redis; a lifted pause takes effect after at most this time.
+        registration_ttl: after which a supervisor that no longer registers counts as gone.
+        start_limit: for a child to get ready or to end. Importing an app may be slow.
+        stop_margin: that a stopping child has beyond the app's grace, to release its tasks and exit.
+        abort_limit: that a stalled child has to write its stacks to the log after SIGABRT.
+        final_reports: during a drain, to report crashes to Redis. Later, tasks wait for their lease.
+        last_reply: for Redis to answer when the supervisor deregisters. Later, its registration expires.
+        shortest_run: of a child. One that exits sooner is replaced after this delay, even after exit code 0.
+        burst_poll: between two checks whether the quarantined tasks of a burst are done.
+        idle_limit: after which a quarantine child without a task is terminated.
+        idle_poll: between two checks for idle quarantine children.
+        heartbeat_interval: between two heartbeats of a healthy child, and between two checks of the stall monitor.
+        heartbeat_limit: without a heartbeat, after which a child is reported as not alive.
+        frozen_after: since the last check of the stall monitor if the supervisor itself was frozen; at most half of the
+            stall limit.
+        alert_limit: for the alert command.
+    """
+
+    register_interval: float = 1.5
+    registration_ttl: float = 15.0
+    start_limit: float = 600.0
+    stop_margin: float = 10.0
+    abort_limit: float = 2.0
+    final_reports: float = 5.0
+    last_reply: float = 1.0
+    shortest_run: float = 1.0
+    burst_poll: float = 0.2
+    idle_limit: float = 60.0
+    idle_poll: float = 5.0
+    heartbeat_interval: float = 1.0
+    heartbeat_limit: float = 5.0
+    frozen_after: float = 5.0
+    alert_limit: float = 30.0
+
+
+def delay_after(failures: int, delays: Sequence[float]) -> float:
+    """Return the delay after a number of failures in a row: the first, second and so on; the last one repeats."""
+    return delays[min(failures, len(delays)) - 1] if failures > 0 else 0.0

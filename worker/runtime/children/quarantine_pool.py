@@ -13,8 +13,7 @@ from anyio.abc import TaskGroup
 
 from ....queues.runtime import RUNTIME
 from ...log import logger
-from .child import Child
-from .timings import SupervisorTimings
+from .child import Child, SupervisorTimings
 
 _MOST: Final = 16
 """Default limit of quarantine children: each is a process."""

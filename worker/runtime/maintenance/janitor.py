@@ -5,7 +5,8 @@ It also moves values of another type out of the way, so that producers without t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container
+import asyncio
+from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import partial
 from typing import Final
 
@@ -13,20 +14,25 @@ import anyio
 
 from ....deadletter.replay import trim_letters
 from ....queues.delivery.consumer import Consumer
+from ....queues.delivery.due_set import promote_due, wake_version
 from ....queues.delivery.fleet_locks import acquire_fleet_locks
 from ....queues.delivery.lost_tasks import put_back_lost
+from ....queues.errors import QueueError
 from ....queues.inspection.timeline import trim_timeline
-from ....queues.keys import Namespace
+from ....queues.keys import Namespace, Partition
 from ....queues.partitions.assignment import PartitionAssignment
 from ....queues.partitions.resharding import retire_generation
 from ....queues.partitions.route import Route
 from ....queues.presence import present_workers
+from ....queues.sessions.removal import finish_forgetting, forget_idle_sessions
+from ....queues.sessions.turns import check_session, due_sessions
 from ....queues.transport.backoff import jittered
 from ....queues.transport.gateway import Gateway
+from ...agent.session_turn import lost_end
 from ...log import logger
 from ...loop_errors import LoopErrors
-from ..options import WorkerTimings
-from .session_sweeper import SessionSweeper
+from ..shared_settings import WorkerTimings
+from ..slots import Slots
 
 IDLE_CONSUMER: Final = 10.0
 """Idle seconds after which the consumer of a worker that is not registered is removed.
@@ -113,3 +119,123 @@ class Janitor:
             if await retire_generation(self._gateway, self._namespace, queue, route, generation):
                 logger.info("retired partitions {} of queue {}", list(generation.indexes), queue)
                 return  # the route has changed; the next round continues
+
+
+class SessionSweeper:
+    """Part of the janitor of a worker that has agents. One worker looks at the sessions of the fleet."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        namespace: Namespace,
+        *,
+        ttl: float,
+        worker: str,
+        lock_ttl: float,
+        waking: Container[str] = (),
+    ) -> None:
+        """Create a sweeper.
+
+        Args:
+            ttl: seconds for which a session without a message is kept.
+            worker: id of the worker.
+            lock_ttl: seconds.
+            waking: names of agents with `wake_when_due`. If Redis has lost the end of a turn of another agent, its
+                commitments come up after its next turn only.
+        """
+        self._gateway = gateway
+        self._namespace = namespace
+        self._ttl = ttl
+        self._worker = worker
+        self._lock_ttl = lock_ttl
+        self._errors = LoopErrors("look at session")
+        self._lost_end = partial(lost_end, gateway, namespace, waking)
+
+    async def sweep(self) -> None:
+        """Store lost tasks of claimed turns, start turns of commitments that fell due, delete sessions."""
+        locks = {"sessions": self._namespace.session_lock}
+        waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
+        if waits["sessions"]:
+            return
+        shared = [key for group in self._namespace.session_partitions for key in group.shared_keys]
+        await self._errors.attempt(partial(self._gateway.set_keys_aside, shared), "keys")
+        for address in await due_sessions(self._gateway, self._namespace):
+            try:
+                await check_session(self._gateway, address, self._lost_end)
+            except QueueError as error:  # such as a missing key; the other sessions must not wait for this one
+                logger.warning("could not look at session {}: {}", address.digest, error)
+            except Exception as error:  # noqa: BLE001 - as above: fields that another program wrote
+                self._errors.note(error, address.digest)
+        await self._errors.attempt(partial(finish_forgetting, self._gateway, self._namespace), "forgotten sessions")
+        if forgotten := await forget_idle_sessions(self._gateway, self._namespace, self._ttl):
+            logger.info("deleted {} sessions that were idle for {:g} s", forgotten, self._ttl)
+
+
+_SOON: Final = 1.0
+"""Seconds until tasks that were woken are looked for again: an older worker may have taken them."""
+
+
+class VersionWaker:
+    """Wakes the tasks that wait for a version that this worker has, once a minute or more often.
+
+    An older worker that gets such a task first parks it again. So a round that woke tasks is followed by others, a
+    second apart, which wake no more tasks than this worker has free slots: those that older workers take meanwhile
+    cost them little. The messages of such a round are released ones, which this worker claims at once: the blocked
+    reads of idle older workers would return any other. Rounds without tasks are rarer and rarer.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        assignment: PartitionAssignment,
+        versions: Mapping[str, int],
+        slots: Slots,
+        claim_now: Callable[[], Awaitable[None]],
+        interval: float = WorkerTimings.clean_interval,
+    ) -> None:
+        """Create the duty; `run` runs it.
+
+        Args:
+            versions: Versions of the worker's tasks, by name.
+            claim_now: Makes the worker claim released messages.
+            interval: Longest time between two rounds, in seconds.
+        """
+        self._gateway = gateway
+        self._assignment = assignment
+        self._versions = versions
+        self._slots = slots
+        self._claim_now = claim_now
+        self._interval = interval
+        self._errors = LoopErrors("wake tasks of this version")
+
+    async def run(self) -> None:
+        wait, woken = _SOON, 0
+        while True:
+            await anyio.sleep(jittered(wait))
+            try:
+                woken = await self.wake(self._slots.free if woken else None)
+            except Exception as error:  # noqa: BLE001 - the loop ends with the worker only
+                self._errors.note(error)
+            wait = _SOON if woken else min(2 * wait, self._interval)
+
+    async def wake(self, most: int | None = None) -> int:
+        """Make waiting tasks due, at most `most` in each partition, and return their number. None: all of them."""
+        served = self._assignment.known
+        woken = sum(await asyncio.gather(*(wake_tasks(self._gateway, one, self._versions, most) for one in served)))
+        if woken and most is not None:
+            await self._claim_now()
+        return woken
+
+
+async def wake_tasks(
+    gateway: Gateway, partition: Partition, versions: Mapping[str, int], most: int | None = None
+) -> int:
+    """Move tasks that wait for one of these versions to the ready stream; return how many are due.
+
+    With `most`, they are released messages, which this worker claims next. If the process dies between the two calls,
+    the promoter of the partition moves them.
+    """
+    woken = await wake_version(gateway, partition, versions, most)
+    if woken:
+        await promote_due(gateway, partition, for_claim=most is not None)
+    return woken

@@ -15,7 +15,7 @@ from ....queues.partitions.assignment import PartitionAssignment
 from ....queues.runtime import RUNTIME
 from ....queues.transport.gateway import Gateway
 from ...loop_errors import LoopErrors
-from .version_waker import wake_tasks
+from .janitor import wake_tasks
 
 _INTERVAL = 2.0
 """Seconds between two checks, with a jitter of a quarter. A nudge wakes the watcher earlier."""

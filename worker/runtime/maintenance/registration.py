@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
@@ -15,8 +16,10 @@ from ....queues.catalog import CATALOG_REFRESH, AppEntry, is_listed, publish_ent
 from ....queues.errors import QueueError, Refused
 from ....queues.keys import Namespace
 from ....queues.presence import WorkerInfo, announce, list_workers, withdraw
+from ....queues.producer import Producer
 from ....queues.runtime import RUNTIME
 from ....queues.shared_config import SharedConfig
+from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
 from ...log import logger
 from ...loop_errors import LoopErrors
@@ -181,3 +184,28 @@ class Registration:
             progress=self._health.progress(),
             health=self._health.report(for_redis=True).summary(),
         )
+
+
+class CancelListener:
+    """Calls `on_request` after each notification, and whenever one may have been missed.
+
+    A notification is a hint that anyone who may publish can forge: what it says is not used. The renewal that follows
+    reads the request itself.
+    """
+
+    def __init__(self, producer: Producer, worker: str, on_request: Callable[[], None]) -> None:
+        self._notifications = producer.notifications
+        self._channel = producer.namespace.worker_channel(worker)
+        self._on_request = on_request
+
+    async def run(self) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                requests = await retry_while_unavailable(
+                    lambda: stack.enter_async_context(self._notifications.listen(self._channel))
+                )
+                while True:
+                    self._on_request()
+                    await requests.get()
+        except QueueError as error:
+            logger.warning("could not subscribe to cancellations: {}; they are read at each lease renewal", error)

@@ -4,12 +4,10 @@
 |---|---|
 | `execution` | the delivery that the stages handle, and the type of a stage |
 | `previous_run` | load what earlier runs recorded; set and log the resumption |
-| `version_check` | leave a task of a newer data format, or of newer code, to newer workers |
 | `task_lookup` | find the registered task; decrypt its checkpoint; decrypt and decode its arguments |
 | `crash_limit` | bury or delay a task that keeps crashing |
 | `successor` | finish a continuation (`ctx.continue_as`) that a previous run decided on |
 | `handler_call` | run the handler and decide the outcome from how it ended |
-| `late_steps` | after it: hold a task that runs again until the threads of its steps have ended |
 
 The quarantine gate, one level up, is a stage as well. `executor.py` has the order: a first delivery skips the stages
 that need a history. To add a stage, write a class or function of the type `Stage` and put it into that tuple. A worker

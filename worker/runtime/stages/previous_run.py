@@ -21,13 +21,11 @@ from ....queues.keys import Namespace
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
 from ...durable.continuation import HANDING
-from ...durable.goal import goal_of
-from ...durable.run import Run
+from ...durable.run import Run, goal_of
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
-from ...journal.handoff.calls import TOOLS, open_calls
 from ...journal.handoff.document import HANDOFF, RECEIVED, Handoff, Why
-from ...journal.handoff.draft import REMEDY, handoff_of
+from ...journal.handoff.draft import REMEDY, TOOLS, handoff_of, open_calls
 from ...journal.resumption import Resumption
 from ...journal.run_events import Resumed
 from ...journal.snapshot import SNAPSHOT

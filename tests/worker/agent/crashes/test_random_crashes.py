@@ -13,7 +13,7 @@ from perdure.queues import Gateway
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.scripts import Script
 from perdure.worker.agent.coherence.checks import View
-from perdure.worker.agent.coherence.settings import Coherence
+from perdure.worker.agent.coherence.findings import Coherence
 from perdure.worker.journal.history import check_state
 from perdure.worker.journal.resumption import Resumption
 from pydantic import Field

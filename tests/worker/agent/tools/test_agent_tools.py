@@ -12,7 +12,7 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
 from perdure.context import AgentTools, Message, ToolCall
 from perdure.queues.errors import ConfigurationError
 from perdure.worker.agent.tools import readers
-from perdure.worker.agent.tools.arguments import TOOLS, ArgumentsRefused, check_arguments
+from perdure.worker.agent.tools.readers import TOOLS, ArgumentsRefused, check_arguments
 from perdure.worker.journal.state import Commitment, Question
 
 from tests.support.workers import work_off

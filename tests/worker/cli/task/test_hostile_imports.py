@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from perdure import App, Context, Settings
 from perdure.queues import PayloadTooLarge
-from perdure.worker.artifacts.deployment import artifact_store
+from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.errors import ArtifactError, TransferError
 from perdure.worker.transfer.export import export_task
 from perdure.worker.transfer.import_ import import_task

@@ -15,7 +15,7 @@ import pytest
 import redis.asyncio
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings, State
 from perdure.queues import Partition, TaskHandle
-from perdure.queues.delivery.checkpoint_edit import close_exported, read_mark
+from perdure.queues.delivery.checkpoint import close_exported, read_mark
 from perdure.worker.memory import HybridStore, Memory, SqliteBackend, new_memory
 
 from tests.support.command_line import Answer, call, process

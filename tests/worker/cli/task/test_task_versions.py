@@ -11,7 +11,7 @@ import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskHandle
 from perdure.queues.catalog import read_catalog
-from perdure.worker.cli.task.versions import VersionUse, advice
+from perdure.worker.cli.task.history import VersionUse, advice
 
 from tests.support.command_line import call
 from tests.support.workers import bounded, redis_command, running_worker, wait_until

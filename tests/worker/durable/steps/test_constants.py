@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskHandle
-from perdure.worker.artifacts.deployment import artifact_store
+from perdure.worker.artifacts.store import artifact_store
+from perdure.worker.durable.steps.calls import Constants
 from perdure.worker.durable.steps.codec import digests_of, fingerprint
-from perdure.worker.durable.steps.constants import Constants
 from perdure.worker.journal.forks import fork
 from perdure.worker.transfer.export import export_task
 from perdure.worker.transfer.import_ import import_task

@@ -38,7 +38,7 @@ from perdure import (
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.worker.durable.steps.codec import codec_of
-from perdure.worker.durable.steps.options import StepOptions
+from perdure.worker.durable.steps.current import StepOptions
 from perdure.worker.errors import StepOutsideTask, UnserialisableResult
 from pydantic import BaseModel
 

@@ -12,7 +12,7 @@ from perdure import App, Context, Retry, Settings, Snooze, TaskHandle, current_s
 from perdure.queues import Gateway
 from perdure.queues.delivery.step_pages import PAGE
 from perdure.queues.transport.scripts import Script
-from perdure.worker.durable.steps.options import AlreadyDone
+from perdure.worker.durable.steps.current import AlreadyDone
 from perdure.worker.journal.resumption import Resumption
 from pydantic import SecretStr
 
