@@ -135,8 +135,8 @@ async def _singles(bench: _Bench) -> None:
 async def _due(bench: _Bench) -> None:
     """Measure tasks with one due time while all workers are idle."""
     count = bench.effort.due
-    meter = Meter(bench.deployment)
     await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), delay=1.0, queue="bench")
+    meter = Meter(bench.deployment)
     await bench.until_done()
     spent = meter.read()
     bench.found["promotions"] = spent.calls["zscore"] / count - 1  # the script of its outcome calls it once

