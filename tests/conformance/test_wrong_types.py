@@ -142,7 +142,7 @@ class Replacing(Gateway):
         if script.name in ("set_key_aside", "set_aside") or self.tried[script.name] >= 2:
             return
         self.tried[script.name] += 1
-        before = await self.pipeline([("DUMP", key) for key in keys])
+        before = await self.pipeline([("DUMP", key) for key in keys], node_of=keys[0])
         ttls = await self.pipeline([("PTTL", key) for key in keys])
         for position, key in enumerate(keys):
             if stored_type(key) is None:
@@ -196,7 +196,7 @@ class Replacing(Gateway):
         for key, dump, ttl in zip(keys, before, ttls, strict=True):
             await self.command("DEL", key)
             if dump is not None:
-                await self.command("RESTORE", key, max(ttl, 0), dump)
+                await self.command("RESTORE", key, max(ttl, 0), dump, node_of=key)
 
 
 async def test_a_script_does_on_a_key_of_another_type_what_it_does_on_a_missing_one(
