@@ -134,7 +134,7 @@ def check_name(kind: str, name: object) -> str:
 
 
 _TYPES: Final = {
-    "string": ("seen", "mark", "lock:*", "registry:catalog:*"),
+    "string": ("seen", "mark", "checked", "lock:*", "registry:catalog:*"),
     "hash": (
         *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
         *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),

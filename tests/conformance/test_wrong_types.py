@@ -78,6 +78,17 @@ async def test_a_value_of_the_right_type_stays(gateway: Gateway, partition: Part
     await gateway.command("DEL", partition.due)
 
 
+async def test_each_shared_key_has_a_type_so_that_another_value_is_moved(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
+    for owner in (partition, namespace.session_partitions[0], namespace):
+        for key in owner.shared_keys:
+            await gateway.command("DEL", key)
+            await gateway.command(*other_command(key))
+            assert await gateway.set_keys_aside([key]), key
+            await clean(gateway, key)
+
+
 async def test_a_hash_is_moved_if_it_is_what_the_caller_has_read(gateway: Gateway, partition: Partition) -> None:
     await gateway.command("HSET", partition.closed, "route", "x")
     assert not await set_hash_aside(gateway, partition.closed, "route", b"")
