@@ -79,7 +79,8 @@ async def put_back_lost(gateway: Gateway, partition: Partition, grace: float) ->
     trim removes, and at a part of the others; the next call looks at the next part. If any was lost, it looks at all.
 
     Args:
-        grace: Seconds since its last heartbeat for which a run is left alone: it finds out that its lease has passed.
+        grace: Seconds for which a run is left alone, since its last heartbeat and since its message was found lost: it
+            finds out that its lease has passed. 0 puts tasks back at once.
     """
     await replace_exhausted(gateway, partition)
     known, cursor, first = await gateway.pipeline(

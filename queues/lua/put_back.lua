@@ -1,14 +1,17 @@
 -- include: payload
 -- Find tasks that another program has taken out of the queue, and put them back.
 -- KEYS  ready stream, due set, then one record per task
--- ARGV  group, '1' to put them back, milliseconds since its last heartbeat for which a run is left alone, largest number
---       of bytes of messages to look at, then the ids, in the order of the records
--- returns  for each task that was looked at: 0 it is where its record says, or its run has had a heartbeat just now; 1 its
+-- ARGV  group, '1' to put them back, milliseconds for which a run is left alone: since its last heartbeat, and since a call
+--       has found its message lost (0: put back at once), largest number of bytes of messages to look at, then the ids, in
+--       the order of the records
+-- returns  for each task that was looked at: 0 it is where its record says, or a run may still be at work; 1 its
 --          message is in no stream; 2 its message was read, but is not pending: no worker gets it; 3 it is not in the due
 --          set; 4 the same as 1, and its record has no payload. Those of 1 to 3 are put back now, if the caller wants that
 -- Atomic per task: all that a script of Perdure does is done or not done when this looks. It never adds a second message:
 -- a message is pending (running, released or in quarantine; claims and workers care for those that were deleted), new,
 -- or replaced by a message with a new id. So the fence of a former delivery stays refused. Delivery counts start again.
+-- A run that began just now has had no heartbeat yet: unless the message was never delivered, field `lost` (its id, and the
+-- time of the first call that found it lost) keeps the task until that run has noticed.
 -- A full server refuses the script at its first write. A task whose due time is lost is due at once if it waits: it waits
 -- again if what it waits for has not come.
 local group, mend, grace = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
@@ -75,6 +78,25 @@ local function add(entry, envelope, arguments)
   return new
 end
 
+local function is_new(entry)
+  local ms, number = string.match(entry, '^(%d+)%-(%d+)$')
+  local last, last_number = string.match(delivered or '0-0', '^(%d+)%-(%d+)$')
+  ms, last = tonumber(ms), tonumber(last)
+  return last > 0 and (ms > last or (ms == last and tonumber(number) > tonumber(last_number)))
+end
+
+local function may_run(record, entry)
+  if grace == 0 or is_new(entry) then
+    return false
+  end
+  local known, since = string.match(redis.call('HGET', record, 'lost') or '', '^(%S+) (%d+)$')
+  if known ~= entry then
+    redis.call('HSET', record, 'lost', entry .. ' ' .. string.format('%.0f', now))
+    return true
+  end
+  return now - since < grace
+end
+
 local answers = {}
 for i = 3, #KEYS do
   local task, answer = ARGV[i + 2], 0
@@ -89,6 +111,8 @@ for i = 3, #KEYS do
         arguments = arguments or part_of(message, 'args') or '{}'
         if not envelope then
           answer = 4
+        elseif mend and may_run(KEYS[i], entry) then
+          answer = 0
         elseif mend then
           local new = add(entry, envelope, arguments)
           if answer == 2 then
@@ -96,7 +120,7 @@ for i = 3, #KEYS do
           end
           redis.call('HSETNX', KEYS[i], 'at', string.match(entry, '^%d+'))
           redis.call('HSET', KEYS[i], 'entry', new)
-          redis.call('HDEL', KEYS[i], 'run', 'began', 'alive', 'step', 'step_at', 'returned')
+          redis.call('HDEL', KEYS[i], 'run', 'began', 'alive', 'step', 'step_at', 'returned', 'lost')
         end
       end
     end

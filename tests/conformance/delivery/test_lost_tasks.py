@@ -153,8 +153,47 @@ async def test_a_run_with_a_heartbeat_just_now_is_left_alone(
     await beat(gateway, (delivery, "x", RunStatus(1.0)))
     await gateway.command("XACK", partition.ready, GROUP, delivery.entry)
     assert await put_back_lost(gateway, partition, 60.0) == 0
-    await gateway.command("HSET", partition.record("x"), "alive", 1)
+    await gateway.command("HSET", partition.record("x"), "alive", 1, "lost", lost_at(delivery, 1))
     assert await put_back_lost(gateway, partition, 60.0) == 1
+
+
+def lost_at(delivery: Delivery, ms: int) -> bytes:
+    """Return the field of a record that says since when its message is lost."""
+    return b"%b %d" % (delivery.entry, ms)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_a_run_without_a_heartbeat_yet_is_left_alone_for_a_lease(
+    gateway: Gateway, partition: Partition, producer: Producer, mistake: str
+) -> None:
+    await stored(producer, "x")
+    a = await worker(gateway, partition)
+    delivery = await read_one(a)
+    await MISTAKES[mistake](gateway, partition, delivery)
+    for _ in range(2):
+        assert await put_back_lost(gateway, partition, 60.0) == 0
+        assert await find_places(gateway, partition, ["x"]) != [Place.SOUND]
+    record = partition.record("x")
+    earlier = await gateway.command("HGET", record, "lost")
+    assert earlier.startswith(delivery.entry + b" ")
+    await gateway.command("HSET", record, "lost", lost_at(delivery, 1))
+    assert await put_back_lost(gateway, partition, 60.0) == 1
+    assert await gateway.command("HGET", record, "lost") is None
+    await a.create_groups()
+    again = await read_one(a)
+    await gateway.command("HSET", record, "lost", lost_at(delivery, 1))  # of the former message
+    await gateway.command("XACK", partition.ready, GROUP, again.entry)
+    assert await put_back_lost(gateway, partition, 60.0) == 0
+
+
+async def test_a_message_that_was_never_delivered_is_put_back_at_once(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await stored(producer, "x", "y")
+    await read_one(await worker(gateway, partition))
+    await gateway.command("XTRIM", partition.ready, "MAXLEN", 0)
+    assert await put_back_lost(gateway, partition, 60.0) == 1
+    assert await find_places(gateway, partition, ["x", "y"]) == [Place.SOUND, Place.SOUND]
 
 
 @pytest.mark.parametrize("act", ["succeed", "cancelled", "reschedule", "park", "bury"])
