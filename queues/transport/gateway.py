@@ -334,7 +334,8 @@ class Gateway:
         cluster = self._cluster
         if cluster is None:
             return await _load_missing(scripts, self._submit)
-        loading = (_load_missing(scripts, partial(cluster.submit_to, node)) for node in cluster.reachable())
+        # A primary that is being given its first slot serves none yet.
+        loading = (_load_missing(scripts, partial(cluster.submit_to, node)) for node in cluster.connected())
         found = await asyncio.gather(
             *(asyncio.wait_for(load, _NODE_TIMEOUT) for load in loading), return_exceptions=True
         )

@@ -72,6 +72,21 @@ async def test_every_primary_knows_the_scripts(gateway: Gateway, shared_cluster:
         assert node.command("SCRIPT", "EXISTS", *names) == [1] * len(names)
 
 
+async def test_a_primary_that_is_given_its_first_slot_gets_the_scripts(
+    server_program: Path, namespace: Namespace, partition: Partition
+) -> None:
+    """It serves no slot while the keys of the first one move to it, so no client lists it."""
+    with private_cluster(server_program, replicas=0) as cluster:
+        gateway = Gateway(Address(cluster.url()))
+        await gateway.open()
+        try:
+            await gateway.load_scripts()
+            cluster.migrate(slot_of(partition.due), cluster.add_primary()).begin()
+            assert await gateway.run(queue_script("due"), [partition.due], [1]) == [[], -1]
+        finally:
+            await gateway.close()
+
+
 async def test_commands_without_key_go_to_the_named_node(
     gateway: Gateway, shared_cluster: Cluster, partition: Partition
 ) -> None:

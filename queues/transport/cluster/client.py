@@ -232,6 +232,11 @@ class ClusterConnection:
         """Return all primaries in random order, with those that failed recently at the end."""
         return in_random_order(self._topology.primaries, self._suspects)
 
+    def connected(self) -> list[Node]:
+        """Return all primaries as `reachable` does, and nodes without a slot that a redirection has named."""
+        primaries = self.reachable()
+        return [*primaries, *(self._connections.keys() - set(primaries))]
+
     def redirected(self, error: AskError, asked: Node) -> Node:
         """Return the node that a redirection names; MOVED also updates the topology."""
         if not isinstance(error, MovedError):

@@ -123,6 +123,17 @@ class Cluster:
 
     # creation
 
+    def add_primary(self) -> Node:
+        """Add a primary that serves no slot yet, to a private cluster."""
+        (port,) = free_ports(1, bus=True)
+        first, node = self.nodes[0], self._node(port)
+        self.nodes.append(node)
+        node.start()
+        node.command("CLUSTER", "MEET", "127.0.0.1", first.port)
+        wait_for(lambda: all(self._known_by(one) == len(self.nodes) for one in self.nodes), "the nodes to meet")
+        wait_for(self._serves, "the cluster to serve")
+        return node
+
     def _node(self, port: int) -> Node:
         own = [
             *("--bind", "127.0.0.1", "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
