@@ -9,7 +9,8 @@
 -- Atomic: the message leaves the ready stream in the script that moves the payload from the record to the dead-letter
 -- stream, with the evidence.
 -- The checkpoint is kept for a replay until the retention has passed. The inbox gets its TTL here even
--- if it was empty: a message to a dead letter is stored without a TTL of its own.
+-- if it was empty: a message to a dead letter is stored without a TTL of its own. A log without an id left (hence pcall)
+-- does not stop the burial in its middle.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
@@ -53,7 +54,7 @@ redis.call('HDEL', KEYS[2], 'env', 'args', 'task', 'app')
 close(KEYS[1], KEYS[2])
 redis.call('ZADD', KEYS[9], 'NX', redis.call('HGET', KEYS[2], 'at'), ARGV[6])
 redis.call('PEXPIRE', KEYS[9], 2592000000)
-redis.call('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[9])
+redis.pcall('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[9])
 redis.call('PEXPIRE', KEYS[2], ARGV[12])
 redis.call('PEXPIRE', KEYS[3], ARGV[12])
 redis.call('PEXPIRE', KEYS[4], ARGV[12])

@@ -7,7 +7,7 @@
 --          partition
 -- Atomic: the task leaves the dead-letter stream in the script that adds it to the ready stream. A message that is not
 -- a task was buried under a made-up id (unreadable-...): its record is deleted. New arguments replace the chunks of large
--- ones, too.
+-- ones, too. A log without an id left (hence pcall) does not stop the replay in its middle.
 local found = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not found then
   return 0
@@ -66,7 +66,7 @@ end
 redis.call('PEXPIRE', KEYS[7], 2592000000)
 redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled', 'excused', 'recent',
   'recent_at', 'crash', 'newer_since')
-redis.call('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')
+redis.pcall('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[2], 'edited', '1')
 end

@@ -158,8 +158,8 @@ async def replace_exhausted(gateway: Gateway, partition: Partition) -> bool:
     Tasks whose messages cannot be kept are put back next: see `put_back_lost`.
     """
     replaced = False
-    for stream in (partition.ready, partition.nudge):
-        left = await gateway.run(_REPLACE, [stream], [GROUP, _AHEAD, _KEPT])
+    for stream, group in ((partition.ready, GROUP), (partition.nudge, GROUP), (partition.dead, "")):
+        left = await gateway.run(_REPLACE, [stream], [group, _AHEAD, _KEPT])
         if left >= 0:
             replaced = True
             _logger.warning("replaced stream %s, whose ids were used up; %d entries were not kept", stream, left)

@@ -6,6 +6,7 @@
 -- returns  0 refused, the lease has passed; 1 released; -1 - N refused, see gap
 -- Atomic: the message stays in the pending list, so it is never in no place. The delivery count stays: the next claim
 -- raises it, so that this fence never occurs again, and field `returned` says that this delivery was no crash.
+-- A log without an id left (hence pcall) does not keep the nudge from other workers.
 -- Idempotent: field `released` shows, also after the next claim, that this delivery was released.
 local function released()
   if redis.call('HGET', KEYS[2], 'released') == ARGV[2] .. ' ' .. fence_text() then
@@ -31,7 +32,7 @@ if count_returned(KEYS[2]) then
 end
 if ARGV[8] ~= '' then
   redis.call('HDEL', KEYS[2], 'run', 'began', 'alive', 'step', 'step_at')
-  redis.call('XADD', KEYS[3], '*', 'type', ARGV[8], 'data', ARGV[9])
+  redis.pcall('XADD', KEYS[3], '*', 'type', ARGV[8], 'data', ARGV[9])
   redis.call('PUBLISH', KEYS[2], ARGV[8])
 end
 redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'why', 'released')

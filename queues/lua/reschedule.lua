@@ -5,6 +5,7 @@
 --       data (JSON)
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: the task is due or pending, never both, never neither. Its payload is in the record.
+-- A log without an id left (hence pcall) does not make a settled delivery fail.
 -- If its cancellation was requested, the task is due at once: the next worker cancels it, whatever the delay was.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
@@ -25,6 +26,6 @@ close(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
   'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9], 'error', ARGV[12])
 redis.call('HDEL', KEYS[2], 'waits', 'wakes')
-redis.call('XADD', KEYS[5], '*', 'type', ARGV[11], 'data', ARGV[12])
+redis.pcall('XADD', KEYS[5], '*', 'type', ARGV[11], 'data', ARGV[12])
 redis.call('PUBLISH', KEYS[2], ARGV[11])
 return 1

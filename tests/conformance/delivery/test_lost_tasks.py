@@ -438,3 +438,61 @@ async def test_a_promotion_follows_a_due_time_that_was_set_again(
     await put_back_lost(gateway, partition, 0.0)
     assert await promote(gateway, partition, "x") == 1
     assert await gateway.command("HGET", partition.record("x"), "due") is None
+
+
+async def buried(gateway: Gateway, partition: Partition, producer: Producer, task_id: str) -> bytes:
+    """Bury a task; return the id of its letter."""
+    await stored(producer, task_id)
+    await SETTLING["bury"](gateway, await read_one(await worker(gateway, partition)), task_id)
+    found: bytes = await gateway.command("HGET", partition.record(task_id), "dead")
+    return found
+
+
+async def test_a_dead_letter_stream_with_used_up_ids_keeps_its_letters(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, "it does not check the largest id")
+    first = await buried(gateway, partition, producer, "first")
+    await gateway.command("XADD", partition.dead, FAR_ID, "a", "b")
+    ahead = await buried(gateway, partition, producer, "ahead")
+    assert not await replace_exhausted(gateway, partition)
+    await gateway.command("XADD", partition.dead, LAST_ID, "a", "b")
+    await stored(producer, "last")
+    delivery = await read_one(await worker(gateway, partition))
+    with pytest.raises(Refused, match="no id is left"):
+        await SETTLING["bury"](gateway, delivery, "last")
+    assert await replace_exhausted(gateway, partition)
+    assert not await replace_exhausted(gateway, partition)
+    assert [entry for entry, _ in await gateway.command("XRANGE", partition.dead, "-", "+")] == [first, ahead]
+    await SETTLING["bury"](gateway, delivery, "last")
+    letters = [one async for one in list_letters(gateway, [partition], Filter())]
+    assert len(letters) == 3
+    for letter in letters:
+        assert await replay(gateway, letter, Replay())
+
+
+async def test_a_letter_with_the_last_id_stays_listed(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, "it does not check the largest id")
+    await gateway.command("XADD", partition.dead, LAST_ID[:-1] + "4", "a", "b")
+    assert await buried(gateway, partition, producer, "x") == LAST_ID.encode()
+    assert await replace_exhausted(gateway, partition)
+    (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
+    assert letter.id == "x"
+
+
+@pytest.mark.parametrize("act", ["bury", "reschedule", "release"])
+async def test_a_log_without_an_id_left_stops_no_outcome(
+    gateway: Gateway, partition: Partition, producer: Producer, act: str
+) -> None:
+    needs_server(gateway, "it does not check the largest id")
+    await stored(producer, "x")
+    delivery = await read_one(await worker(gateway, partition))
+    await gateway.command("XADD", partition.log("x"), LAST_ID, "a", "b")
+    await SETTLING[act](gateway, delivery, "x")
+    assert (await gateway.command("PTTL", partition.record("x")) > 0) == (act == "bury")
+    if act == "bury":
+        (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
+        assert await replay(gateway, letter, Replay())
+        assert await gateway.command("PTTL", partition.record("x")) == -1
