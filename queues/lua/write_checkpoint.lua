@@ -18,17 +18,23 @@
 --          message that was sent to the task, 0 for none}
 -- Atomic: all entries or none. Idempotent: entries are numbered over all runs of the task (field entries: the number of
 -- the last one), and those that are stored already are skipped, however late they arrive. A stored checkpoint never has
--- a gap: where Redis has lost its last second, the run sends the missing entries again. A window starts with the first
--- crash that is excused after the last one has ended. Progress alone begins with a write that frees memory, so that a
--- full server accepts it (see fence.lua): it must not delay the outcome.
+-- a gap: where Redis has lost its last second, the run sends the missing entries again. A run that starts with entry 1, where
+-- another delivery has written that (field `first`), knows nothing of the checkpoint: another program has made the group
+-- read the message again (XGROUP SETID, XGROUP DESTROY). It is refused, and the claim after its lease continues.
+-- A window starts with the first crash that is excused after the last one has ended. Progress alone begins with a write
+-- that frees memory, so that a full server accepts it (see fence.lua): it must not delay the outcome.
 if not owned(KEYS[1]) then
   return 0
 end
 local asked = redis.call('HEXISTS', KEYS[6], 'cancel') + 1
 local latest = inbox_number(redis.call('HGET', KEYS[5], 'last'))
-local known = redis.call('HMGET', KEYS[2], 'entries', 'events')
+local known = redis.call('HMGET', KEYS[2], 'entries', 'events', 'first')
 local last, events = tonumber(known[1] or 0), known[2]
 local number = tonumber(ARGV[5])
+local writer = number == 1 and ARGV[2] .. ' ' .. fence_text()
+if writer and last > 0 and known[3] and known[3] ~= writer then
+  return 0
+end
 if last < number - 1 then
   return -1 - last
 end
@@ -112,6 +118,9 @@ for i = 6, #ARGV, 4 do
 end
 if number - 1 > last then
   redis.call('HSET', KEYS[2], 'entries', number - 1, unpack(events and {'events', events} or {}))
+end
+if writer and last == 0 then
+  redis.call('HSET', KEYS[2], 'first', writer)
 end
 if taken then
   local used, sent = inbox_counts(KEYS[5], 1000)

@@ -411,8 +411,8 @@ class Ledger:
             return 0
         record, steps, _, inbox, control = self.parts(task)
         last = int(self.held.get(record, "entries") or 0)
-        if last < first - 1:
-            return -1 - last
+        if (refused := self._refused_entries(delivery, record, first, last)) is not None:
+            return refused
         new = [(number, *entry) for number, entry in enumerate(entries, first) if number > last]
         for number, kind, step, value, data in new:
             if kind == "done":
@@ -441,6 +441,15 @@ class Ledger:
         if any(kind == "taken" for _, kind, *_ in new):
             self.held.put(inbox, {"used": self._used(inbox)})
         return 2 if self.held.exists(control) else 1
+
+    def _refused_entries(self, delivery: Delivery, record: str, first: int, last: int) -> int | None:
+        """Return the answer to entries that are refused, else None. Note the delivery that writes the first one."""
+        writer = b"%b %b" % (delivery.worker.encode(), _fence(delivery))
+        if first == 1 and not last:
+            self.held.put(record, {"first": writer})
+        elif first == 1 and self.held.get(record, "first") not in (None, writer):
+            return 0
+        return -1 - last if last < first - 1 else None
 
     def _write_event(self, task: str, kind: str, number: bytes, data: bytes, entry: int, *, base: bool) -> None:
         """Log an event of an agent. base: the log may start there, and loses what precedes the former base."""

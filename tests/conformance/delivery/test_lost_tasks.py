@@ -8,7 +8,7 @@ import pytest
 from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Gateway, LeaseLost, Namespace, Partition, Producer, Refused, State, read_record
-from perdure.queues.delivery.checkpoint import load_history
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
 from perdure.queues.delivery.leases import Delivery, RunStatus
 from perdure.queues.delivery.lost_tasks import Place, find_places, put_back_lost, replace_exhausted
 from perdure.queues.derived_tasks import read_task_input
@@ -249,6 +249,33 @@ async def test_ids_that_a_deleted_stream_gives_again_confuse_no_tasks(
     assert await put_back_lost(gateway, partition, 0.0) == 2
     assert await put_back_lost(gateway, partition, 0.0) == 0
     assert sorted(ids(await read(await worker(gateway, partition), 5))) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize("how", ["XGROUP SETID", "XGROUP DESTROY"])
+async def test_a_run_that_does_not_know_the_checkpoint_writes_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, how: str
+) -> None:
+    """Where the group reads a message again as a new one: its run would repeat what the first one has done."""
+    await stored(producer, "x")
+    first = await read_one(await worker(gateway, partition))
+    entries = [Entry(Kind.DONE, "a", b"1"), Entry(Kind.DONE, "b", b"2")]
+    for _ in range(2):  # a reply was lost
+        await write_entries(gateway, first, "x", entries, first=1)
+    if how == "XGROUP SETID":
+        await gateway.command("XGROUP", "SETID", partition.ready, GROUP, "0")
+    else:
+        await gateway.command("XGROUP", "DESTROY", partition.ready, GROUP)
+    b = await worker(gateway, partition, name="b")
+    await b.create_groups()
+    second = await read_one(b)
+    assert (second.count, second.has_history) == (1, False)
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await write_entries(gateway, second, "x", entries, first=1)
+    assert await dump(gateway, namespace) == before
+    third = await take_over(gateway, second, "c")
+    assert (await load_history(gateway, third, "x")).entries == 2
+    await SETTLING["succeed"](gateway, third, "x")
 
 
 async def test_new_messages_that_a_group_skips_are_put_back(

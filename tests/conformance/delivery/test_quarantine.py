@@ -311,12 +311,13 @@ async def test_progress_that_is_stored_already_or_has_a_gap_before_it_excuses_no
 ) -> None:
     await producer.enqueue("t", task_id="x", queue="default")
     first = await read_one(await worker(gateway, partition))
-    await write_entries(gateway, first, "x", [Entry(Kind.DONE, "s", b"1"), Entry(Kind.SAVED, "s", b"1")], first=1)
+    saved = Entry(Kind.SAVED, "s", b"1")
+    await write_entries(gateway, first, "x", [Entry(Kind.DONE, "s", b"1"), saved, saved], first=1)
     second = await take_over(gateway, first, "b")
     excuse = excuse_of(await load_history(gateway, second, "x"))
-    await write_entries(gateway, second, "x", [Entry(Kind.DONE, "s", b"1"), excuse], first=1)
+    await write_entries(gateway, second, "x", [Entry(Kind.DONE, "s", b"1"), excuse], first=2)
     with pytest.raises(EntriesLost):
-        await write_entries(gateway, second, "x", [Entry(Kind.DONE, "s", b"1"), excuse], first=4)
+        await write_entries(gateway, second, "x", [Entry(Kind.DONE, "s", b"1"), excuse], first=5)
     assert (await load_history(gateway, second, "x")).crashes_in_a_row == 1
     assert await types(gateway, partition, "x") == ["step_completed"]
 
