@@ -16,7 +16,7 @@ from ..queues.envelope import Envelope, is_task_id, plain_data, readable_envelop
 from ..queues.errors import Refused, UnreadableRecord
 from ..queues.junk import split
 from ..queues.keys import Partition
-from ..queues.records import opened_error, shown_arguments
+from ..queues.records import opened_evidence, shown_arguments
 from ..queues.security.encryption import NO_CIPHER, TaskCipher, is_encrypted
 from ..queues.security.secret_arguments import SecretPaths, mask, read_secret_paths
 from ..queues.transport.gateway import Gateway
@@ -303,7 +303,7 @@ def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[byt
 
 def _decoded(gateway: Gateway, partition: Partition, entry: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
     cipher = gateway.encryptor.of(partition, fields[b"id"].decode())
-    evidence = opened_error(cipher, fields[b"evidence"])
+    evidence = opened_evidence(cipher, fields[b"evidence"])
     died_at = int(entry.partition(b"-")[0])
     return DeadLetter(
         id=fields[b"id"].decode(),
@@ -311,9 +311,9 @@ def _decoded(gateway: Gateway, partition: Partition, entry: bytes, fields: Mappi
         partition=partition,
         task=fields[b"task"].decode(),
         reason=_reason(fields[b"reason"].decode()),
-        error=evidence.get("error", ""),
-        message=evidence.get("message", ""),
-        traceback=evidence.get("traceback", ""),
+        error=str(evidence.get("error", "")),
+        message=str(evidence.get("message", "")),
+        traceback=str(evidence.get("traceback", "")),
         attempts=int(fields[b"attempts"]),
         crashes=int(fields[b"crashes"]),
         worker=fields[b"worker"].decode(),

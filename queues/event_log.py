@@ -267,7 +267,7 @@ async def read_log_tail(
     events = takewhile(lambda event: not event.restarts, opened_events(entries, task_id, cipher))
     tail = LogTail(
         events=tuple(reversed([*events])),
-        number=int(number or 0),
+        number=count_of(number),
         now=int(time[0]) * 1000 + int(time[1]) // 1000,
         unread=max(0, count_of(sent) - count_of(used)),
     )
@@ -283,7 +283,8 @@ async def _with_checkpoint(
     cipher = gateway.encryptor.of(partition, task_id)
     saved: dict[str, bytes] = {}
     intents: dict[str, bytes] = {}
-    for name, value in zip(map(bytes.decode, read), values, strict=True):
+    for field_name, value in zip(read, values, strict=True):
+        name = field_name.decode("utf-8", "replace")
         kind, _, key = name.partition(":")
         try:
             data = None if value is None else cipher.decrypt(name, value)
@@ -293,7 +294,7 @@ async def _with_checkpoint(
             (intents if kind == "i" else saved)[key] = data
     return replace(
         tail,
-        done=frozenset(name.decode().removeprefix("d:") for name in names if name.startswith(b"d:")),
+        done=frozenset(name.decode("utf-8", "replace").removeprefix("d:") for name in names if name.startswith(b"d:")),
         intents=intents,
         saved=saved,
     )

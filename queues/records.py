@@ -216,6 +216,12 @@ def opened_error(cipher: TaskCipher, data: bytes) -> Any:
         return {"error": type(error).__name__, "message": str(error), "traceback": ""}
 
 
+def opened_evidence(cipher: TaskCipher, data: bytes) -> dict[str, Any]:
+    """Return the evidence of an error. What another program stored in its place is the message."""
+    found = opened_error(cipher, data)
+    return found if isinstance(found, dict) else {"error": "?", "message": "" if found is None else str(found)}
+
+
 _FIELDS: Final = (
     *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"app", b"at", b"finished"),
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker"),
@@ -356,7 +362,9 @@ def _record(
         alive_at=_number(fields, b"alive"),
         result=fields.get(b"result"),
         reason=_text(fields, b"reason"),
-        error=opened_error(cipher, fields[b"error"]) if b"error" in fields and state is not State.SUCCEEDED else None,
+        error=opened_evidence(cipher, fields[b"error"])
+        if b"error" in fields and state is not State.SUCCEEDED
+        else None,
         started_at=_number(fields, b"began"),
         step_at=_number(fields, b"step_at"),
         holder=place.holder,
@@ -375,6 +383,14 @@ def _record(
         tags=envelope.tags if envelope else (),
         cipher=cipher,
     )
+
+
+def number_of(key: str, name: str, value: bytes | None, *remedy: str) -> int:
+    """Return a field of a record, 0 if it is missing. Raises `UnreadableRecord`."""
+    try:
+        return int(value or 0)
+    except ValueError:
+        raise UnreadableRecord(key, f"{name} must be a number, got {shown_bytes(value or b'')}", *remedy) from None
 
 
 def _number(fields: Mapping[bytes, bytes], name: bytes) -> int | None:

@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from ..envelope import DEFAULT_LARGE_LIMIT
-from ..errors import UnreadableCheckpoint, WrongType
+from ..errors import UnreadableCheckpoint, UnreadableRecord, WrongType
 from ..event_log import LOG_BYTES, TaskEvent, opened_events, read_last_events
 from ..junk import shown_bytes
 from ..keys import DATA_FORMAT, GROUP, RESERVED, Partition
 from ..partitions.route import registered_retention
-from ..records import State
+from ..records import State, number_of
 from ..security.encryption import PROGRESS, TaskCipher, event_field
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
@@ -351,12 +351,16 @@ class Position:
 
 
 async def read_position(gateway: Gateway, partition: Partition, task_id: str) -> Position:
-    """Return where a task stands. state: None if there is no such task."""
+    """Return where a task stands. state: None if there is no such task. Raises `UnreadableRecord`."""
     record = partition.record(task_id)
     names = ("state", "events", "entries", "settled", "replays", "entry")
     state, events, entries, *mark = await gateway.command("HMGET", record, *names)
-    known = None if state is None else State(state.decode())
-    return Position(known, int(events or 0), int(entries or 0), tuple([value or b"" for value in mark]))
+    try:
+        known = None if state is None else State(state.decode("utf-8", "replace"))
+    except ValueError as error:
+        raise UnreadableRecord(record, str(error)) from None
+    numbers = (number_of(record, "events", events), number_of(record, "entries", entries))
+    return Position(known, *numbers, tuple([value or b"" for value in mark]))
 
 
 async def edit_checkpoint(

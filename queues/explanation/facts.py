@@ -12,14 +12,13 @@ import orjson
 from ..catalog import Catalog, read_catalog
 from ..delivery.lost_tasks import Place, find_places
 from ..doubts import Doubt, read_doubts
-from ..errors import Refused, UnreadableRecord
+from ..errors import Refused
 from ..event_log import TaskEvent, opened_events
 from ..inbox import InboxMessage, read_inbox
 from ..inspection.views import QueueStats, partition_stats
-from ..junk import shown_bytes
 from ..keys import Namespace, Partition
 from ..presence import WorkerInfo, list_workers
-from ..records import Record, State, read_record
+from ..records import Record, State, number_of, read_record
 from ..shared_config import load_config
 from ..supervisors import paused_supervisors
 from ..transport.gateway import Gateway
@@ -110,7 +109,7 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         opened_events(entries, task_id, record.cipher),
         steps,
         _evidence(crash),
-        _number(partition.record(task_id), "returned", returned),
+        number_of(partition.record(task_id), "returned", returned),
         bool(cancel),
         now + int(ttl) if int(ttl) > 0 else None,
         config.leases(lease)[1] if config else lease,
@@ -163,14 +162,6 @@ async def _allowed(read: Awaitable[T]) -> T | None:
         return await read
     except Refused:
         return None
-
-
-def _number(key: str, name: str, value: bytes | None) -> int:
-    """Return a field of a record, 0 if it is missing. Raises `UnreadableRecord`."""
-    try:
-        return int(value or 0)
-    except ValueError:
-        raise UnreadableRecord(key, f"{name} must be a number, got {shown_bytes(value or b'')}") from None
 
 
 def _evidence(data: bytes | None) -> Mapping[str, Any]:

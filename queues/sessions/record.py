@@ -16,6 +16,7 @@ from ..envelope import plain_data
 from ..errors import DecryptionError, Refused, UnreadableRecord
 from ..junk import count_of, split
 from ..keys import SESSION_PARTITIONS, Namespace, Partition, SessionPartition
+from ..records import number_of
 from ..security.encryption import MESSAGE, TaskCipher
 from ..transport.gateway import Gateway
 from ..transport.scripts import pairs
@@ -247,6 +248,8 @@ class SessionRecord:
 _FARTHEST: Final = 2.0**53
 """Largest score that is an exact number."""
 
+_REMEDY: Final = "forget the session"
+
 _FIELDS: Final = ("agent", "id", "queue", "app", "born", "at", "sent", "turn", "ended", "failed")
 
 
@@ -263,11 +266,14 @@ def _record(
         return None
     try:
         agent, session_id, queue = ((fields[name] or b"").decode() for name in ("agent", "id", "queue"))
-        born, at, sent, turn, ended = (int(fields[name] or 0) for name in ("born", "at", "sent", "turn", "ended"))
         reason = None if fields["failed"] is None else fields["failed"].decode()
         owner = None if fields["app"] is None else fields["app"].decode()
     except ValueError as error:
-        raise UnreadableRecord(address.session, f"a field is damaged ({error})", "forget the session") from None
+        raise UnreadableRecord(address.session, f"a field is damaged ({error})", _REMEDY) from None
+    key = address.session
+    born, at, sent, turn, ended = (
+        number_of(key, name, fields[name], _REMEDY) for name in ("born", "at", "sent", "turn", "ended")
+    )
     return SessionRecord(
         address,
         agent,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
+from ..errors import UnreadableRecord
 from ..keys import Partition
 from ..security.encryption import TaskCipher, step_chunks
 from .gateway import Gateway
@@ -23,7 +24,10 @@ _MOST_SCANNED: Final = 8 * _PAGE
 
 
 async def scan_fields(gateway: Gateway, key: str, pattern: str) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield the fields of a hash whose names match, each once, and their values. It reads about a megabyte at once."""
+    """Yield the fields of a hash whose names match, each once, and their values. It reads about a megabyte at once.
+
+    Raises `UnreadableRecord` for a name that is not UTF-8.
+    """
     cursor, count = SCAN_START, _PAGE // 8
     seen: set[bytes] = set()  # a field may be returned twice
     while not cursor.is_end:
@@ -31,10 +35,18 @@ async def scan_fields(gateway: Gateway, key: str, pattern: str) -> AsyncIterator
         for name, value in page.items():
             if name not in seen:
                 seen.add(name)
-                yield name.decode(), value
+                yield _decoded(key, name), value
         size = sum(map(len, page.values()))
         wanted = _PAGE_BYTES * count // size if size else _MOST_SCANNED
         count = max(8, min(2 * count, wanted, _MOST_SCANNED))
+
+
+def _decoded(key: str, name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        problem = f"the name of a field must be UTF-8, got {name[:80]!r}"
+        raise UnreadableRecord(key, problem, "delete the field") from None
 
 
 async def recorded_results(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, bytes]:

@@ -113,10 +113,10 @@ def _columns(now: int) -> Sequence[Column[SessionRecord]]:
         Column("turns", lambda one: str(one.ended), right=True),
         Column("waiting", lambda one: str(one.sent - one.turn), right=True),
         Column("state", lambda one: f"{one.state_bytes:,} B", right=True),
-        Column("last", lambda one: since(one.at)),
+        Column("last", lambda one: since(one.at or None)),
         Column("app", lambda one: one.app or "", wide=True),
         Column("queue", lambda one: one.queue, wide=True),
-        Column("first", lambda one: since(one.born), wide=True),
+        Column("first", lambda one: since(one.born or None), wide=True),
         Column("detail", lambda one: one.failed or "", least=6),
     )
 

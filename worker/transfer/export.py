@@ -21,10 +21,11 @@ import orjson
 
 from ...queues.delivery.checkpoint import close_exported, read_mark
 from ...queues.derived_tasks import confirm_successor, read_task_input
+from ...queues.errors import UnreadableRecord
 from ...queues.handle import TaskHandle
 from ...queues.keys import Partition
 from ...queues.producer import Producer
-from ...queues.records import State
+from ...queues.records import State, number_of
 from ...queues.security.encryption import ERROR, MESSAGE, event_field
 from ...queues.sessions.record import parse_turn_id
 from ...queues.transport.gateway import Gateway
@@ -80,7 +81,7 @@ async def export_task(
 
     Raises:
         TransferError: The task runs, is queued, has ended or has not started, or changed meanwhile.
-        DecryptionError, ArtifactError, MemoryStoreError
+        UnreadableRecord, DecryptionError, ArtifactError, MemoryStoreError
     """
     gateway, partition, task_id = producer.gateway, handle.partition, handle.id
     mark = await read_mark(gateway, partition, task_id)
@@ -100,9 +101,9 @@ async def export_task(
         task=origin.envelope.task,
         queue=partition.queue,
         state=mark[0].decode(),
-        events=int(mark[1] or 0),
-        entries=int(mark[2] or 0),
-        data_format=None if data_format is None else int(data_format),
+        events=number_of(record, "events", mark[1]),
+        entries=number_of(record, "entries", mark[2]),
+        data_format=None if data_format is None else number_of(record, "format", data_format),
         envelope=orjson.loads(origin.stored),
     )
     out.write("arguments", origin.arguments)
@@ -131,7 +132,7 @@ async def _check(handle: TaskHandle[object], mark: tuple[bytes, ...]) -> None:
         )
     if parse_turn_id(task_id) is not None:
         raise TransferError(f"task {task_id} is a turn of a session: see 'perdure session export'")
-    if not int(mark[2] or 0):
+    if not number_of(handle.partition.record(task_id), "entries", mark[2]):
         raise TransferError(f"task {task_id} has not started: enqueue it on the other deployment instead")
 
 
@@ -178,8 +179,13 @@ async def _write_log(gateway: Gateway, partition: Partition, task_id: str, out: 
             data = fields.pop(b"data", None)
             if data is not None:
                 number = fields.get(b"n")
-                data = cipher.decrypt(ERROR if number is None else event_field(int(number)), data, plain=True)
-            named = {name.decode(): value.decode() for name, value in fields.items()}
+                kind = ERROR if number is None else event_field(number_of(partition.log(task_id), "n", number))
+                data = cipher.decrypt(kind, data, plain=True)
+            try:
+                named = {name.decode(): value.decode() for name, value in fields.items()}
+            except UnicodeDecodeError as error:
+                problem = f"entry {entry.decode()} is not UTF-8 ({error})"
+                raise UnreadableRecord(partition.log(task_id), problem, "delete the entry") from None
             out.write("event", data, id=entry.decode(), fields=named)
         count += len(page)
         if len(page) < _PAGE:

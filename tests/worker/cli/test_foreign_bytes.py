@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import anyio.to_thread
@@ -273,3 +274,48 @@ def test_lists_print_beside_a_registry_of_another_type(server: redis.Redis, sett
             assert "Traceback" not in answer.err
     assert server.type(key) == b"set"
     assert call("enqueue", "sound", "--queue", "default").code == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "field", "value", "commands"),
+    [
+        ("record", "error", b"x" * 200, ["result", "show", "why"]),
+        ("record", "error", b"[1]", ["result", "show", "why"]),
+        ("record", "error", b"\xff", ["result", "show", "why"]),
+        ("record", "events", b"many", ["handoff", "export"]),
+        ("record", "entries", b"inf", ["export"]),
+        ("record", "format", b"\xff", ["export"]),
+        ("steps", b"s:#\xff", b"1", ["handoff", "export"]),
+        ("steps", b"d:\xff", b"1", ["handoff", "export"]),
+        ("steps", b"i:\xff", b"1", ["handoff", "export"]),
+    ],
+)
+def test_commands_of_a_task_explain_a_damaged_field(
+    server: redis.Redis,
+    settings: Settings,
+    tmp_path: Path,
+    key: str,
+    field: str | bytes,
+    value: bytes,
+    commands: list[str],
+) -> None:
+    at = place(settings)
+    server.hset(at.record("known"), mapping={"state": "dead", "reason": "timeout", "entries": 1})
+    server.hset(getattr(at, key)("known"), field, value)
+    for command in commands:
+        options = ["-o", str(tmp_path / command)] if command == "export" else []
+        shown = call("task", command, "known", *options)
+        assert shown.code in {0, 1}, shown.err
+        assert "Traceback" not in shown.err
+        assert "invalid literal" not in shown.err
+        if command == "export" and field != "error":
+            assert "could not read {" in shown.err
+
+
+def test_a_damaged_number_of_a_session_is_named(server: redis.Redis, settings: Settings) -> None:
+    group = sessions(settings)
+    server.hset(group.session(DIGEST), mapping={"born": 1, "agent": "chat", "id": "u", "at": "inf"})
+    server.zadd(group.timeline, {DIGEST: 5e12})
+    shown = call("session", "list")
+    assert "at must be a number, got 'inf'; forget the session" in shown.out.replace("\n", " ")
+    assert " d ago" not in shown.out

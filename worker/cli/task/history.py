@@ -356,7 +356,8 @@ def _current(tail: LogTail, record: Record) -> Handoff:
     made = handoff_of(
         tail, task=record.task or "?", session=record.id, why=why, goal=goal, in_flight=step, attention=notes
     )
-    return made if why == "asked" else made.model_copy(update={"at": record.finished_at or tail.events[-1].at})
+    at = tail.events[-1].at if tail.events else tail.now
+    return made if why == "asked" else made.model_copy(update={"at": record.finished_at or at})
 
 
 def _why(tail: LogTail, record: Record) -> Why:
