@@ -380,9 +380,11 @@ def _check_event(line: dict[str, Any], last: str, events: int) -> str:
     found = _ENTRY.fullmatch(entry)
     if found is None or tuple(map(int, found.groups())) <= tuple(map(int, last.split("-"))):
         raise ValueError(f"id: it must be that of an entry after {last}, got {entry[:80]!r}")
+    if not fields.get("type"):
+        raise ValueError("fields.type: an event must have one")
     if "n" in fields and not (_NUMBER.fullmatch(fields["n"]) and 0 < int(fields["n"]) <= events):
         raise ValueError(f"fields.n: it must be a number from 1 to {events}, got {fields['n'][:80]!r}")
-    if "data" in fields and "type" in fields:
+    if "data" in fields:
         check_saved_link(line["fields"]["type"], fields["data"])
     return entry
 

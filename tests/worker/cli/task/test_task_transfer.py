@@ -155,6 +155,10 @@ async def test_an_agent_continues_and_finishes_on_another_deployment(
         (tmp_path / "part").write_bytes(b"".join(whole[:end]))
         cut = await at(elsewhere, "task", "import", str(tmp_path / "part"))
         assert (cut.code, f"truncated after line {end}" in cut.err) == (1, True), cut.err
+
+    def event(fields: str) -> bytes:
+        return f'{{"kind":"event","id":"9999999999999-1","fields":{fields}}}\n'.encode()
+
     for data, problem in [
         (whole[0].replace(b'"version":1', b'"version":2'), "line 1: the file has version 2; this version of Perdure"),
         (b"", "the file is empty"),
@@ -163,6 +167,8 @@ async def test_an_agent_continues_and_finishes_on_another_deployment(
         (resealed([*whole[:2], b'{"kind":"dream"}\n']), "line 3: kind 'dream' is unknown"),
         (resealed([*whole[:2], b'{"kind":"checkpoint","name":"z:a","text":""}\n']), "line 3: checkpoint field 'z:a'"),
         (resealed([whole[0], whole[0]]), "line 2: a line of kind 'header' cannot be here"),
+        (resealed([*whole[:-1], event("{}")]), "fields.type: an event must have one"),
+        (resealed([*whole[:-1], event('{"type":"x","n":"abc"}')]), "fields.n: it must be a number from 1 to"),
         (b"".join(whole)[:-20], f"line {len(whole)} is damaged"),
         (b"".join([*whole, b"\n"]), "nothing may follow the last line"),
         (resealed([one.replace(b"# Report", b"# Repork") for one in whole[:-1]]), "are not those that were exported"),
