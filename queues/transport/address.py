@@ -94,7 +94,7 @@ class Address:
             text = f"unix://{rest}"
         address = cls(text)
         if scheme != "unix" and _has_plain_password(text):
-            raise BadAddress(f"{address.shown!r}: write '/', '#' and '?' of a password as %2F, %23 and %3F")
+            raise BadAddress(f"{address.shown!r}: write '/', '#', '?', '@' of a password as %2F, %23, %3F, %40")
         if "#" in text:
             raise BadAddress(f"{address.shown!r}: write '#' as %23")
         for name, value in parse_qsl(_Parts.of(text).query, keep_blank_values=True):
@@ -213,7 +213,7 @@ class Address:
 
 def _has_plain_password(url: str) -> bool:
     """Whether the credentials contain a '/', '#' or '?', so that the host would be read wrongly."""
-    found = re.match(r"[^@/]*//[^@/?#]*[/#]", url)
+    found = re.match(r"[^@/]*//[^/?#]*[/#]", url)
     if found is not None:
         return "@" in url[found.end() :].partition("?")[0]
     authority, _, query = url.partition("//")[2].partition("?")
