@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ...queues.junk import shown_bytes
 from ...queues.presence import list_workers
 from ...queues.producer import Producer
 from ...queues.shared_config import CHANGE, SHARED, SharedConfig, SharedName, load_config, set_config
@@ -112,6 +113,11 @@ async def _store(producer: Producer, name: SharedName, value: float | None) -> b
 
 async def _show(producer: Producer, *, json: bool) -> None:
     stored, own = await load_config(producer.gateway, producer.namespace), load_settings()
+    for name, value in stored.ignored.items():
+        note(
+            f"the stored {name} is ignored: it must be a time, got {shown_bytes(value)}; "
+            f"remove it with 'perdure config unset {name}'"
+        )
     if json:
         print_json({name: _summary(name, stored, own) for name in SHARED})
         return

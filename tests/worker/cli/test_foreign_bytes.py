@@ -319,3 +319,12 @@ def test_a_damaged_number_of_a_session_is_named(server: redis.Redis, settings: S
     shown = call("session", "list")
     assert "at must be a number, got 'inf'; forget the session" in shown.out.replace("\n", " ")
     assert " d ago" not in shown.out
+
+
+def test_a_stored_setting_that_is_ignored_is_named(server: redis.Redis, settings: Settings) -> None:
+    server.hset(Namespace(settings.namespace).config, mapping={"lease": "inf"})
+    shown = call("config", "show")
+    assert "the stored lease is ignored: it must be a time, got 'inf'" in shown.err
+    assert call("config", "show", "--json").json["lease"]["stored"] is None
+    assert call("config", "unset", "lease").code == 0
+    assert "is ignored" not in call("config", "show").err
