@@ -26,10 +26,10 @@ from .transport.gateway import Gateway
 from .transport.replication import Replication
 from .transport.server_check import ServerRequirements
 
-LONGEST: Final = 1e10
+MAX_SECONDS: Final = 1e10
 """Upper limit of a duration in seconds (three centuries); a script would fail halfway on one that Redis cannot count"""
 
-Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
 class ConnectionSettings(BaseModel):
@@ -172,14 +172,14 @@ def _check_names(kind: type[ConnectionSettings], given: Mapping[str, object]) ->
         raise ConfigurationError(f"no setting is called {', '.join(unknown)}; help(perdure.Settings) lists them{hint}")
 
 
-_MOST_NAMES: Final = 1_000
-_LONGEST_NAME: Final = 100
+_MAX_NAMES: Final = 1_000
+_MAX_NAME_LENGTH: Final = 100
 """Limits of the search for a similar name, which is slow, and whose names may be from Redis."""
 
 
 def nearest(name: str, known: Collection[str]) -> str:
     """Return a question for the end of a sentence about an unknown name; empty without a similar one."""
-    near = difflib.get_close_matches(name[:_LONGEST_NAME], islice(known, _MOST_NAMES), n=1)
+    near = difflib.get_close_matches(name[:_MAX_NAME_LENGTH], islice(known, _MAX_NAMES), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -39,7 +39,7 @@ _SUCCESSOR = queue_script("enqueue_successor")
 _CONFIRM = queue_script("confirm_successor")
 _COPY = queue_script("enqueue_copy")
 
-MOST_HAND_OFFS: Final = 100
+MAX_HAND_OFFS: Final = 100
 """Longest chain of successors that may follow one task."""
 
 _READS: Final = 5

@@ -26,7 +26,7 @@ from .keys import DATA_FORMAT
 from .partitions.route import spread
 from .runtime import RUNTIME
 from .security.encryption import TaskCipher, argument_chunks, arguments_field
-from .security.secret_arguments import DEEPEST, MOST_SECRET_PATHS, SECRET, SecretPaths, unwrap_secrets
+from .security.secret_arguments import DEEPEST, MAX_SECRET_PATHS, SECRET, SecretPaths, unwrap_secrets
 from .transport.large_values import LARGE_ARGUMENTS, LargeArguments, cut_arguments
 from .transport.value_store import ValueStore
 
@@ -106,15 +106,15 @@ def make_options(timeout: Duration | None, max_attempts: int | None, result_ttl:
     )
 
 
-MOST_TAGS: Final = 16
-LONGEST_TAG: Final = 64
-LONGEST_KEY: Final = 256
+MAX_TAGS: Final = 16
+MAX_TAG_LENGTH: Final = 64
+MAX_KEY_LENGTH: Final = 256
 """Tags of a task, and characters of a tag and of a key. Each is a part of the message."""
 
-_MOST_FORMATS: Final = 1_000_000
+_MAX_FORMATS: Final = 1_000_000
 """Largest number of a data format."""
 
-_Tag = Annotated[str, Field(min_length=1, max_length=LONGEST_TAG)]
+_Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_LENGTH)]
 _Mark = Annotated[tuple[str, ...], Field(max_length=DEEPEST)]
 
 
@@ -137,11 +137,11 @@ class Envelope(BaseModel):
     app: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     options: Options = _NO_OPTIONS
-    secrets: Annotated[tuple[_Mark, ...], Field(max_length=MOST_SECRET_PATHS)] = ()
+    secrets: Annotated[tuple[_Mark, ...], Field(max_length=MAX_SECRET_PATHS)] = ()
     tenant: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    requires: Annotated[int, Field(ge=0, le=_MOST_FORMATS)] = 0
-    key: Annotated[str, Field(max_length=LONGEST_KEY)] | None = None
-    tags: Annotated[tuple[_Tag, ...], Field(max_length=MOST_TAGS)] = ()
+    requires: Annotated[int, Field(ge=0, le=_MAX_FORMATS)] = 0
+    key: Annotated[str, Field(max_length=MAX_KEY_LENGTH)] | None = None
+    tags: Annotated[tuple[_Tag, ...], Field(max_length=MAX_TAGS)] = ()
     copy_of: tuple[Annotated[str, Field(pattern=_TASK_ID)], ...] = ()
 
     @property
@@ -191,7 +191,7 @@ class Envelope(BaseModel):
         return envelope
 
 
-_LONGEST_LINE: Final = 16
+_MAX_LINE_LENGTH: Final = 16
 """Ids that a copy of a copy of a copy keeps."""
 
 
@@ -200,7 +200,7 @@ def copied_envelope(envelope: Mapping[str, Any], task_id: str) -> bytes:
     if envelope["id"] == task_id:
         return orjson.dumps(envelope)
     former = [envelope["id"], *envelope.get("copy_of", ())]
-    return orjson.dumps({**envelope, "id": task_id, "copy_of": former[:_LONGEST_LINE]})
+    return orjson.dumps({**envelope, "id": task_id, "copy_of": former[:_MAX_LINE_LENGTH]})
 
 
 def readable_envelope(data: bytes | None) -> Envelope | None:
@@ -387,8 +387,8 @@ class EnvelopeTemplate:
         if key is not None:
             if not isinstance(key, str):
                 raise TypeError(f"key must be a string, got {key!r}")
-            if len(key) > LONGEST_KEY:
-                raise ValueError(f"key must have at most {LONGEST_KEY} characters, got {len(key)}")
+            if len(key) > MAX_KEY_LENGTH:
+                raise ValueError(f"key must have at most {MAX_KEY_LENGTH} characters, got {len(key)}")
             envelope = b'%b,"key":%b}' % (envelope[:-1], orjson.dumps(key))
         key = task_id if key is None else key
         if secrets:

@@ -22,7 +22,7 @@ import anyio
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from .delivery.due_set import CANCEL_REQUEST
-from .derived_tasks import MOST_HAND_OFFS, confirm_successor
+from .derived_tasks import MAX_HAND_OFFS, confirm_successor
 from .doubts import Decision, Doubt, Resolution, read_doubts, resolve_step
 from .durations import Moment, seconds_until
 from .envelope import DEFAULT_PAYLOAD_LIMIT, is_task_id
@@ -214,7 +214,7 @@ class TaskHandle(Generic[R]):
         return None if record.handed_to is None else await self._next(record.handed_to)
 
     async def _next(self, task_id: str, asked: float | None = None) -> TaskHandle[R]:
-        if self._followed > MOST_HAND_OFFS or task_id == self.id:
+        if self._followed > MAX_HAND_OFFS or task_id == self.id:
             raise HandOffRefused(f"could not follow task {self.id} to {task_id}: a circle, or too many successors")
         namespace = Namespace(self.partition.namespace)
         found = await retry_while_unavailable(lambda: find_task(self._gateway, namespace, task_id))

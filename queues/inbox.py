@@ -46,7 +46,7 @@ from .transport.scripts import queue_script
 _SEND = queue_script("send_message")
 _READ = queue_script("read_inbox")
 
-MOST_MESSAGES: Final = 1000
+MAX_MESSAGES: Final = 1000
 """Messages that an inbox holds, and message ids that it remembers."""
 
 INBOX_BYTES: Final = DEFAULT_LARGE_LIMIT
@@ -165,7 +165,7 @@ async def send_message(
             break
         stored = gateway.encryptor.of(known, task_id).encrypt(MESSAGE, data)
         keys = [known.record(task_id), known.inbox(task_id), known.due, known.nudge]
-        answer, *rest = await gateway.run(_SEND, keys, [task_id, digest, stored, MOST_MESSAGES, INBOX_BYTES])
+        answer, *rest = await gateway.run(_SEND, keys, [task_id, digest, stored, MAX_MESSAGES, INBOX_BYTES])
         match answer:
             case b"sent":
                 sent = Sent(task_id, int(rest[0]), State(rest[1].decode()))
@@ -176,7 +176,7 @@ async def send_message(
             case b"ended":
                 raise TaskEnded(task_id, rest[0].decode())
             case b"full":
-                raise InboxFull(task_id, int(rest[0]), int(rest[1]), most=(MOST_MESSAGES, INBOX_BYTES))
+                raise InboxFull(task_id, int(rest[0]), int(rest[1]), most=(MAX_MESSAGES, INBOX_BYTES))
             case b"encrypted":
                 raise NoKey(f"a message to task {task_id}", "the task")
             case b"missing":
@@ -243,7 +243,7 @@ async def read_inbox(
     inbox, cipher = partition.inbox(task_id), gateway.encryptor.of(partition, task_id)
     after, left, foreign = b"", INBOX_BYTES, 0
     while True:
-        limits = (MOST_MESSAGES, _PAGE, min(left, _PAGE_BYTES), min(left, largest) + _STORED)
+        limits = (MAX_MESSAGES, _PAGE, min(left, _PAGE_BYTES), min(left, largest) + _STORED)
         after, foreign, *page = await gateway.run(_READ, [inbox], [after, *limits])
         for number, stored in zip(page[::2], page[1::2], strict=True):
             if isinstance(stored, int):

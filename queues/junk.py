@@ -31,13 +31,13 @@ _SHOWN: Final = 80
 
 
 _PAGE: Final = 1000
-_MOST_PAGES: Final = 100
+_MAX_PAGES: Final = 100
 """Members of an index that are checked at once, and how often one call does so."""
 
 _DIGITS: Final = 14
 """Most digits of a count, which Lua writes exactly."""
 
-_MOST_REPORTED: Final = 1000
+_MAX_REPORTED: Final = 1000
 _reported: set[str] = set()
 
 
@@ -76,7 +76,7 @@ def shown_bytes(item: bytes, limit: int = _SHOWN) -> str:
 
 def report_once(text: str) -> None:
     """Log a warning once per process. Only so many texts are kept; further ones are not logged."""
-    if text not in _reported and len(_reported) < _MOST_REPORTED:
+    if text not in _reported and len(_reported) < _MAX_REPORTED:
         _reported.add(text)
         _logger.warning("%s", text)
 
@@ -127,7 +127,7 @@ async def trim_index(gateway: Gateway, index: str, entry_of: Callable[[str], str
         entry_of: returns the key of a member's entry, None for a member that no part of Perdure writes.
     """
     removed, start = 0, 0
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         members: list[bytes] = await gateway.command("ZRANGE", index, start, start + _PAGE - 1)
         named = [_entry(member, entry_of) for member in members]
         checks: list[Command] = [("EXISTS", entry) for entry in named if entry is not None]

@@ -36,7 +36,7 @@ _MEMBERS: Final = 1000
 _PAGES: Final = 30
 """Members of a registry that are read at once, and how often: other programs may add some."""
 
-_MOST_PROBLEMS: Final = 20
+_MAX_PROBLEMS: Final = 20
 """Most entries of other programs that are named."""
 
 
@@ -144,7 +144,7 @@ async def read_registered(gateway: Gateway, namespace: Namespace) -> Registered:
     """Return the registered workers, and what cannot be read."""
     found = Registered([], {})
     ids, foreign = split(await read_members(gateway, namespace.workers, found.problems))
-    for member in foreign[:_MOST_PROBLEMS]:
+    for member in foreign[:_MAX_PROBLEMS]:
         found.problems[shown_bytes(member)] = "ignored: it is the id of no worker"
     for start in range(0, len(ids), _MEMBERS):
         some = ids[start : start + _MEMBERS]
@@ -152,9 +152,9 @@ async def read_registered(gateway: Gateway, namespace: Namespace) -> Registered:
         for worker, registered in zip(some, announced, strict=True):
             if (info := _read(registered, now)) is not None:
                 found.workers.append(info)
-            elif registered and not _has_left(registered) and len(found.problems) < _MOST_PROBLEMS:
+            elif registered and not _has_left(registered) and len(found.problems) < _MAX_PROBLEMS:
                 found.problems[worker] = "ignored: its registration cannot be read"
-            elif registered is None and len(found.problems) < _MOST_PROBLEMS:
+            elif registered is None and len(found.problems) < _MAX_PROBLEMS:
                 found.problems[worker] = f"ignored: {namespace.worker(worker)} is of another type"
     found.workers.sort(key=lambda worker: worker.started)
     return found

@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar
 from pydantic_core import from_json
 
 from .catalog import Catalog, CatalogTask, read_catalog
-from .defaults import LONGEST, ConnectionSettings, read_settings, unknown_variables
+from .defaults import MAX_SECONDS, ConnectionSettings, read_settings, unknown_variables
 from .derived_tasks import check_conflicts, check_same_app, find_conflicts
 from .durations import Duration, Moment, seconds_until, to_seconds
 from .enqueueing import BatchEnqueuer
@@ -343,8 +343,8 @@ class Producer:
 
     def _enqueuer(self, queue: str, delay: Moment, durability: Replicated | None) -> BatchEnqueuer:
         delay = seconds_until(delay, "delay") if delay else 0.0
-        if not 0 <= delay <= LONGEST:
-            raise ValueError(f"delay must be 0 to {LONGEST:.0e} seconds, got {delay}")
+        if not 0 <= delay <= MAX_SECONDS:
+            raise ValueError(f"delay must be 0 to {MAX_SECONDS:.0e} seconds, got {delay}")
         if durability not in (None, "replicated"):
             raise ValueError(f"durability must be 'replicated' or None, got {durability!r}")
         router = self._routers.get(queue)

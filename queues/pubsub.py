@@ -25,7 +25,7 @@ from .transport.gateway import Gateway
 LOST = b""
 """Notification of a listener after a lost connection is restored, and in place of too many others."""
 
-_MOST_WAITING: Final = 32
+_MAX_WAITING: Final = 32
 """Notifications that wait for a listener. They are hints, so one stands for all others."""
 
 _RECONNECT: Final = Backoff()
@@ -56,7 +56,7 @@ class TaskNotifications:
         Raises `Unavailable`, and `NotOpen` if the connection is closed meanwhile.
         """
         name = channel.encode()
-        notifications: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
+        notifications: asyncio.Queue[bytes] = asyncio.Queue(_MAX_WAITING)
         self._listeners[name].append(notifications)
         try:
             with self._until_closed():

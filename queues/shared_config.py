@@ -40,7 +40,7 @@ _LEASE_FIELDS: Final = ("lease", "lease_low", "lease_high")
 _LEASES: Final = (0.3, 3600.0)
 """Shortest and longest lease, in seconds; `Settings.lease` has the same bounds."""
 
-_LONGEST: Final = 1e13
+_MAX_LENGTH: Final = 1e13
 """Largest stored number, a time of Redis' clock in milliseconds included: Redis refuses a TTL beyond its clock."""
 
 
@@ -123,4 +123,4 @@ def read_seconds(value: bytes | None) -> float | None:
         seconds = float(value or b"nan")
     except ValueError:
         return None
-    return seconds if 0 < seconds <= _LONGEST else None
+    return seconds if 0 < seconds <= _MAX_LENGTH else None

@@ -23,7 +23,7 @@ _UNPAUSE = queue_script("unpause_supervisor")
 _PAUSE_TTL_MS: Final = 30 * 24 * 3600 * 1000
 """Milliseconds for which a pause is kept after the last registration of its supervisor."""
 
-_MOST_PROBLEMS: Final = 20
+_MAX_PROBLEMS: Final = 20
 """Most entries of other programs that are named."""
 
 _DIGITS: Final = 15
@@ -147,7 +147,7 @@ async def list_supervisors(
             info = None if isinstance(flat, Refused) else _read(pairs(flat), now)
             if info is not None:
                 known.append(info)
-            elif len(problems) < _MOST_PROBLEMS:
+            elif len(problems) < _MAX_PROBLEMS:
                 problems[supervisor] = f"ignored: {flat if isinstance(flat, Refused) else 'it cannot be read'}"
     names = {info["name"] for info in known}
     absent = [name for name in await paused_supervisors(gateway, namespace) if name not in names]

@@ -182,7 +182,7 @@ class App:
                 address=self.settings.address,
                 namespace=self.settings.namespace,
                 payload_limit=self.settings.payload_limit,
-                large_limit=self.settings.largest_value,
+                large_limit=self.settings.max_value_size,
                 result_ttl=self.settings.result_ttl,
                 encryptor=self.encryptor,
                 replication=self.settings.replication,

@@ -66,7 +66,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ..deadletter.error_text import error_text
-from ..queues.defaults import LONGEST
+from ..queues.defaults import MAX_SECONDS
 from ..queues.doubts import failure_text, resolve_command
 from ..queues.durations import Moment, seconds_until
 from ..queues.errors import PerdureError
@@ -214,8 +214,8 @@ class Reschedule(PerdureError):
 
     def __init__(self, after: Moment, why: str = "") -> None:
         after = seconds_until(after, "after")
-        if not 0 <= after <= LONGEST:
-            raise ValueError(f"after must be 0 to {LONGEST:.0e} seconds, got {after}")
+        if not 0 <= after <= MAX_SECONDS:
+            raise ValueError(f"after must be 0 to {MAX_SECONDS:.0e} seconds, got {after}")
         super().__init__(why or f"run again in {after:g} s")
         self.after, self.why = after, why
 

@@ -11,7 +11,7 @@ from pydantic.errors import PydanticUserError
 
 from ..deadletter.policy import Retry
 from ..queues.catalog import AppEntry, CatalogTask
-from ..queues.defaults import LONGEST
+from ..queues.defaults import MAX_SECONDS
 from ..queues.durations import Duration, to_seconds
 from ..queues.envelope import Envelope, EnvelopeTemplate
 from .agent.coherence.findings import Coherence, check_coherence
@@ -91,9 +91,9 @@ class Registry(Mapping[str, Task[Any, Any]]):
         for what, seconds in times.items():
             if what == "idle_timeout" and seconds == math.inf:
                 continue  # no such limit
-            if seconds is not None and not 0 < seconds <= LONGEST:
+            if seconds is not None and not 0 < seconds <= MAX_SECONDS:
                 raise TaskDefinitionError(
-                    f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, got {seconds}"
+                    f"task {name!r}: {what} must be more than 0 seconds and at most {MAX_SECONDS:.0e}, got {seconds}"
                 )
         returned = type_hints(name, handler).get("return", Any)
         try:

@@ -14,7 +14,7 @@ from ..queues.defaults import ConnectionSettings, Seconds, check_no_url, read_se
 from ..queues.envelope import DEFAULT_LARGE_LIMIT, DEFAULT_PAYLOAD_LIMIT
 from ..queues.errors import ConfigurationError
 from ..queues.security.urls import has_credentials
-from ..queues.sessions.turns import MOST_TURNS
+from ..queues.sessions.turns import MAX_TURNS
 
 POSTGRES = ("postgresql://", "postgres://")
 """Beginnings of the URL of a memory store in PostgreSQL."""
@@ -87,7 +87,7 @@ class Settings(ConnectionSettings):
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     session_ttl: Seconds = 365 * 86_400.0
-    session_turns: Annotated[int, Field(ge=1, le=MOST_TURNS)] = 250
+    session_turns: Annotated[int, Field(ge=1, le=MAX_TURNS)] = 250
     partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
     large_limit: Annotated[int, Field(ge=0)] = DEFAULT_LARGE_LIMIT
@@ -157,7 +157,7 @@ class Settings(ConnectionSettings):
         return "://" in self.artifacts and scheme not in ("file", "local", "memory")
 
     @property
-    def largest_value(self) -> int:
+    def max_value_size(self) -> int:
         """Limit of arguments and results in bytes: in Redis, or in an artifact store that every worker reaches."""
         return max(self.large_limit, self.artifact_limit) if self.shared_artifacts else self.large_limit
 

@@ -23,7 +23,7 @@ CANCEL_REQUEST: Final = b"~cancel "
 _BATCH: Final = 200
 """Tasks that one script moves at most, of each set."""
 
-_MOST_WAKES: Final = 100
+_MAX_WAKES: Final = 100
 """Scripts of one call that wakes tasks: the other chores of the worker come next."""
 
 
@@ -81,7 +81,7 @@ async def wake_version(
     if most is not None:
         return int(await gateway.run(_WAKE, keys, [min(most, _BATCH), DATA_FORMAT, *known.values()]))
     woken = 0
-    for _ in range(_MOST_WAKES):
+    for _ in range(_MAX_WAKES):
         now: int = await gateway.run(_WAKE, keys, [_BATCH, DATA_FORMAT, *known.values()])
         woken += now
         if now == 0:

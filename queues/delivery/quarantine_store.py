@@ -37,7 +37,7 @@ _TAKE = queue_script("take_quarantined")
 CRASH_WINDOW_MS: Final = 600_000
 """Milliseconds within which crashes of a task count although it made progress between them."""
 
-_MOST_DELIVERIES: Final = 1000
+_MAX_DELIVERIES: Final = 1000
 """Deliveries of one worker in one partition that are read: more than a worker has slots."""
 
 
@@ -128,7 +128,7 @@ async def _held_by(
 
 async def _pending(gateway: Gateway, partition: Partition, worker: str) -> list[_Held]:
     try:
-        pending = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", _MOST_DELIVERIES, worker)
+        pending = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", _MAX_DELIVERIES, worker)
     except Refused as error:
         if is_missing_group(error):
             return []

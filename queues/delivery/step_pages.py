@@ -27,7 +27,7 @@ NO_CHUNKS: Final = "[^c]*"
 PAGE_BYTES: Final = 4 * DEFAULT_LARGE_LIMIT
 """Largest size of the first page. A page of legitimate records is far below."""
 
-_MOST_SCANNED: Final = 8 * PAGE
+_MAX_SCANNED: Final = 8 * PAGE
 """Fields of a page that has few but chunks."""
 
 _PAGE_BYTES: Final = 1 << 20
@@ -139,7 +139,7 @@ class StepPages:
             while not self._is_complete:
                 found = await retry_while_unavailable(partial(self._scan, per_scan), on_wait=self.on_wait)
                 if found < per_scan // 4:  # most fields are chunks, which cost no transfer
-                    per_scan = min(2 * per_scan, _MOST_SCANNED)
+                    per_scan = min(2 * per_scan, _MAX_SCANNED)
 
     def forget_ahead(self) -> None:
         """Forget the page that is read ahead: steps that were recorded since then are asked for again."""

@@ -28,7 +28,7 @@ _INTERRUPT_INTERVAL: Final = 0.02
 """Seconds after which a read is interrupted again: it may not have been blocking yet."""
 
 _FIRST_ABSENCE: Final = 0.1
-_LONGEST_ABSENCE: Final = 1.0
+_MAX_ABSENCE: Final = 1.0
 """Seconds for which an unavailable partition is left out, the first time and after many."""
 
 _GRACE: Final = 0.05
@@ -199,7 +199,7 @@ class PerNodeReader:
         """Note whether a partition could be read. (An interrupted read shows neither.)"""
         before = self._absences.pop(partition, None)
         if error is not None:
-            delay = _FIRST_ABSENCE if before is None else min(before.delay * 2, _LONGEST_ABSENCE)
+            delay = _FIRST_ABSENCE if before is None else min(before.delay * 2, _MAX_ABSENCE)
             self._absences[partition] = _Absence(error, delay, RUNTIME.monotonic() + delay)
         elif before is not None:
             self._returned.append(partition)

@@ -24,7 +24,7 @@ with suppress(ModuleNotFoundError):  # Windows: DataDirectory.prepare refuses it
     import fcntl
 
 POLL = 0.005  # seconds between attempts; flock itself has no timeout
-LONGEST_SOCKET = 107 if sys.platform == "linux" else 103  # bytes; sun_path without its closing zero
+MAX_SOCKET_LENGTH = 107 if sys.platform == "linux" else 103  # bytes; sun_path without its closing zero
 SOCKET_NAME = "redis.sock"
 REPLY_TIMEOUT = 1.0  # seconds
 FULL_DISK = ("No space left on device", "Disk quota exceeded")  # errors in replies and in the log of a server
@@ -204,7 +204,7 @@ def _try(file: int, kind: int, path: Path) -> bool:
 def socket_path(directory: DataDirectory) -> Path:
     """Return the socket's path: in the data directory, or in a short temporary one if that path is too long."""
     near = directory.path / SOCKET_NAME
-    if len(os.fsencode(near)) <= LONGEST_SOCKET:
+    if len(os.fsencode(near)) <= MAX_SOCKET_LENGTH:
         return near
     digest = hashlib.sha256(os.fsencode(directory.path)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"perdure-{os.geteuid()}-{digest}" / SOCKET_NAME
@@ -217,9 +217,9 @@ def place_socket(directory: DataDirectory) -> Path:
         EmbeddedServerError: the short temporary directory belongs to another user, or is also too long.
     """
     path = socket_path(directory)
-    if len(os.fsencode(path)) > LONGEST_SOCKET:
+    if len(os.fsencode(path)) > MAX_SOCKET_LENGTH:
         raise EmbeddedServerError(
-            f"{path} is too long for a socket ({LONGEST_SOCKET} bytes at most): "
+            f"{path} is too long for a socket ({MAX_SOCKET_LENGTH} bytes at most): "
             "choose a shorter data directory, or a shorter TMPDIR"
         )
     if path.parent == directory.path:

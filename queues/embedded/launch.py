@@ -54,7 +54,7 @@ def _quoted(path: Path) -> bytes:
 WATCHDOG = Path(__file__).with_name("watchdog.py")
 LAUNCHED_WITHIN = 30.0  # seconds for the watchdog to start, lock and detach; the server starts after that
 STOPPED_WITHIN = 10.0  # seconds for a server to end; its watchdog kills it after three
-LARGEST_LOG = 1_000_000  # bytes; a larger log is rotated at the next start
+MAX_LOG_SIZE = 1_000_000  # bytes; a larger log is rotated at the next start
 QUOTED_LINES = 12
 
 
@@ -97,7 +97,7 @@ def launch(directory: DataDirectory) -> None:
     try:
         os.close(open_private(directory.watchdog_lock, os.O_RDWR | os.O_TRUNC))  # the last watchdog's record
         write_config(directory, socket)
-        if log_size(directory) > LARGEST_LOG:
+        if log_size(directory) > MAX_LOG_SIZE:
             directory.log.replace(directory.log.with_name("redis.log.1"))
         with os.fdopen(open_private(directory.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             watchdog = subprocess.Popen(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ..catalog import CatalogTask
-from ..defaults import LONGEST
+from ..defaults import MAX_SECONDS
 from ..delivery.lost_tasks import Place
 from ..doubts import Doubt, undecided
 from ..durations import iso_time
@@ -214,7 +214,7 @@ def _waiting(facts: Facts) -> _Said:
     data = event.data if event is not None and isinstance(event.data, dict) else {}
     what, on, why = record.waits or "something", data.get("on") or None, data.get("why") or None
     since = None if event is None else event.at
-    until = None if record.due_at is None or record.due_at > LONGEST * 500 else record.due_at
+    until = None if record.due_at is None or record.due_at > MAX_SECONDS * 500 else record.due_at
     if what.startswith("version"):
         number, of, task = what.removeprefix("version ").partition(" of ")
         text = (

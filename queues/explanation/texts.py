@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-_LONGEST: Final = 200
+_MAX_LENGTH: Final = 200
 """Characters of an error or a reason."""
 
 
 def short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+    return line if len(line) <= _MAX_LENGTH else f"{line[: _MAX_LENGTH - 3]}..."
 
 
 def times(number: int, one: str, many: str) -> str:

@@ -33,7 +33,7 @@ _TRIM = queue_script("trim_timeline")
 _CHUNK: Final = 200
 """Ids that are read at once."""
 
-_MOST_READ: Final = 5_000
+_MAX_READ: Final = 5_000
 """Records that one page reads at most, so that a filter that matches little does bounded work."""
 
 _TRIMMED: Final = 500
@@ -139,7 +139,7 @@ async def page_tasks(
     heapq.heapify(heads)
     found: list[Record] = []
     last, read = after, 0
-    while heads and len(found) < limit and read < _MOST_READ:
+    while heads and len(found) < limit and read < _MAX_READ:
         chunk: list[_Position] = []
         while heads and len(chunk) < min(_CHUNK, limit - len(found)):
             _, at = heads[0]
@@ -160,7 +160,7 @@ async def _page_running(
     entries = await pending_entries(gateway, partitions, before)
     found: list[Record] = []
     read = 0
-    while read < min(len(entries), _MOST_READ) and len(found) < limit:
+    while read < min(len(entries), _MAX_READ) and len(found) < limit:
         chunk = entries[read : read + min(_CHUNK, limit - len(found))]
         found += [
             record
@@ -264,7 +264,7 @@ async def _scan(reader: _Reader, namespace: Namespace) -> None:
         at = record.enqueued_at or 0
         if (reader.since is None or at >= reader.since) and (reader.until is None or at <= reader.until):
             found.append(_Position(at, record.id, record.queue, record.partition))
-        if len(found) == _MOST_READ:
+        if len(found) == _MAX_READ:
             break
     reader.positions.extend(sorted((one for one in found if reader.last is None or one < reader.last), reverse=True))
 

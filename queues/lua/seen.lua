@@ -8,7 +8,7 @@
 -- One call restarts a bounded number of leases, because it blocks the server. JUSTID leaves the delivery counts as they
 -- are. Released messages stay claimable, so they are left out. The PEXPIRE lets the SET through: a full server accepts
 -- the rest of a script once it has written.
-local MOST_RESTARTS = 250
+local MAX_RESTARTS = 250
 local function touch(seen, stream, group, lease, released)
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -18,7 +18,7 @@ local function touch(seen, stream, group, lease, released)
     start = '-'
   end
   if start ~= '' then
-    local page = redis.pcall('XPENDING', stream, group, start, '+', MOST_RESTARTS)
+    local page = redis.pcall('XPENDING', stream, group, start, '+', MAX_RESTARTS)
     local held = {}
     for i = 1, #page do
       local entry, owner = page[i][1], page[i][2]
@@ -32,7 +32,7 @@ local function touch(seen, stream, group, lease, released)
       table.insert(entries, 'JUSTID')
       redis.call('XCLAIM', stream, group, owner, 0, unpack(entries))
     end
-    start = page[MOST_RESTARTS] and ' (' .. page[MOST_RESTARTS][1] or ''
+    start = page[MAX_RESTARTS] and ' (' .. page[MAX_RESTARTS][1] or ''
   end
   redis.call('PEXPIRE', seen, 3600000)
   redis.call('SET', seen, now .. start, 'PX', 3600000)

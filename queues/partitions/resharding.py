@@ -30,7 +30,7 @@ _CLOSE = queue_script("close_partition")
 _STATUS = queue_script("partition_status")
 _RETIRE = queue_script("retire_partition")
 
-_MOST_PROBLEMS: Final = 20
+_MAX_PROBLEMS: Final = 20
 """Most foreign names of queues that a list shows."""
 
 _OPENING: Final = 0.05
@@ -75,7 +75,7 @@ async def read_routes(gateway: Gateway, namespace: Namespace) -> Routes:
         except UnreadableRoute as error:  # workers and producers use the first partition until they know another route
             read.routes[name] = SINGLE
             read.problems[name] = f"the route of queue {name!r} is ignored: it {error}"
-    for shown in map(shown_bytes, names.bad[:_MOST_PROBLEMS]):
+    for shown in map(shown_bytes, names.bad[:_MAX_PROBLEMS]):
         read.problems[shown] = f"a field of {namespace.queues} is ignored: {shown} names no queue"
     return read
 

@@ -26,10 +26,10 @@ from typing import Final
 
 import orjson
 
-MOST_PARTITIONS: Final = 1024
+MAX_PARTITIONS: Final = 1024
 """Largest number of partitions of one generation."""
 
-_MOST_GENERATIONS: Final = 1000
+_MAX_GENERATIONS: Final = 1000
 _LAST_INDEX: Final = 2**31
 """Limits of a stored route: one beyond them was written by another program."""
 
@@ -81,8 +81,8 @@ class Route:
 
     def changed(self, count: int) -> Route:
         """Return the route with a new generation of `count` partitions; itself if the last one has that many."""
-        if not 1 <= count <= MOST_PARTITIONS:
-            raise ValueError(f"count must be 1 to {MOST_PARTITIONS} partitions, got {count}")
+        if not 1 <= count <= MAX_PARTITIONS:
+            raise ValueError(f"count must be 1 to {MAX_PARTITIONS} partitions, got {count}")
         if self.last.count == count:
             return self
         return Route((*self.generations, Generation(self.last.end, count)))
@@ -117,13 +117,13 @@ class Route:
             generations = tuple(Generation(int(first), int(count)) for first, count in listed)
         except (ValueError, TypeError, LookupError):
             raise UnreadableRoute(f"must be a number or JSON with generations, got {_shown(data)}") from None
-        if not 1 <= len(generations) <= _MOST_GENERATIONS:
-            raise UnreadableRoute(f"must have 1 to {_MOST_GENERATIONS} generations, got {_shown(data)}")
+        if not 1 <= len(generations) <= _MAX_GENERATIONS:
+            raise UnreadableRoute(f"must have 1 to {_MAX_GENERATIONS} generations, got {_shown(data)}")
         end = 0
         for generation in generations:
-            if not (end <= generation.first <= _LAST_INDEX and 1 <= generation.count <= MOST_PARTITIONS):
+            if not (end <= generation.first <= _LAST_INDEX and 1 <= generation.count <= MAX_PARTITIONS):
                 raise UnreadableRoute(
-                    f"must have generations one after the other, each of 1 to {MOST_PARTITIONS} partitions, got "
+                    f"must have generations one after the other, each of 1 to {MAX_PARTITIONS} partitions, got "
                     f"{_shown(data)}"
                 )
             end = generation.end

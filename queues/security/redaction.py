@@ -16,8 +16,8 @@ _SHORTEST: Final = 4
 _ENCODED: Final = 8
 """Characters. Of a shorter secret, other cases and encoded forms are not searched for: they occur by chance too."""
 
-_MOST: Final = 200
-_LONGEST: Final = 256 * 1024
+_MAX: Final = 200
+_MAX_LENGTH: Final = 256 * 1024
 """Number of secrets that are searched for, and of their characters in total."""
 
 _INPUT: Final = "input_value="
@@ -50,7 +50,7 @@ class Redaction:
         self._exact: _Forms | None = None
         self._folded = _Forms({})
         self._margin = _MARGIN
-        if len(values) <= _MOST and sum(map(len, values)) <= _LONGEST:
+        if len(values) <= _MAX and sum(map(len, values)) <= _MAX_LENGTH:
             exact: dict[str, tuple[int, int]] = {}
             folded: dict[str, tuple[int, int]] = {}
             for value in values:

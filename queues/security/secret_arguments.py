@@ -31,7 +31,7 @@ ANY: Final = "*"
 EVERYTHING: Final[SecretPaths] = ((),)
 """The path of the arguments as a whole."""
 
-MOST_SECRET_PATHS: Final = 100
+MAX_SECRET_PATHS: Final = 100
 DEEPEST: Final = 30
 """Names in a path. A longer path is cut, which masks the value around the secret."""
 
@@ -51,7 +51,7 @@ def read_secret_paths(envelope: bytes) -> SecretPaths:
 
 def bounded(paths: Sequence[SecretPath]) -> SecretPaths:
     """Return paths that fit into an envelope and mask at least as much."""
-    if len(paths) > MOST_SECRET_PATHS:
+    if len(paths) > MAX_SECRET_PATHS:
         return EVERYTHING
     return tuple(dict.fromkeys(path[:DEEPEST] for path in paths))
 

@@ -22,7 +22,7 @@ from ..transport.gateway import Gateway
 from ..transport.scripts import pairs
 from .errors import SessionNotFound
 
-_LONGEST: Final = 256
+_MAX_LENGTH: Final = 256
 """Most characters of a session id."""
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
@@ -45,8 +45,8 @@ def check_session_id(session_id: str) -> str:
     """Return a valid session id. Raises `ValueError` with the rule for any other, `TypeError` if it is no text."""
     if not isinstance(session_id, str):
         raise TypeError(f"session id must be a text, got {session_id!r}")
-    if not 1 <= len(session_id) <= _LONGEST or not session_id.isprintable():
-        raise ValueError(f"session id must be 1 to {_LONGEST} printable characters, got {session_id!r}")
+    if not 1 <= len(session_id) <= _MAX_LENGTH or not session_id.isprintable():
+        raise ValueError(f"session id must be 1 to {_MAX_LENGTH} printable characters, got {session_id!r}")
     return session_id
 
 

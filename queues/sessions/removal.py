@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Final
 
-from ..derived_tasks import MOST_HAND_OFFS
+from ..derived_tasks import MAX_HAND_OFFS
 from ..inspection.views import find_task, queue_partitions
 from ..junk import set_aside, split
 from ..keys import GROUP, RESERVED, Namespace, Partition
@@ -99,7 +99,7 @@ async def forget_task(gateway: Gateway, partition: Partition, task_id: str) -> N
     """
     namespace = Namespace(partition.namespace)
     chain = [(partition, task_id, "")]
-    while chain and len(chain) <= MOST_HAND_OFFS + 1:
+    while chain and len(chain) <= MAX_HAND_OFFS + 1:
         where, task_id, known = chain.pop()
         ready, record, steps, log, inbox, control = where.run_keys(task_id)
         keys = [ready, record, steps, log, inbox, control, where.due, where.dead, where.timeline]

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 import orjson
 
-from ..derived_tasks import MOST_HAND_OFFS
+from ..derived_tasks import MAX_HAND_OFFS
 from ..enqueueing import BatchEnqueuer
 from ..envelope import (
     DEFAULT_LARGE_LIMIT,
@@ -61,16 +61,16 @@ _BEGIN = queue_script("session_begin")
 _END = queue_script("session_end")
 _LOOK = queue_script("session_look")
 
-MOST_WAITING: Final = 1000
+MAX_WAITING: Final = 1000
 """Messages of a session that wait for their turn."""
 
 WAITING_BYTES: Final = DEFAULT_LARGE_LIMIT
 """Largest size of these messages together, in bytes."""
 
-MOST_IDS: Final = 100
+MAX_IDS: Final = 100
 """Message ids that a session remembers, those of its last messages."""
 
-MOST_TURNS: Final = 10_000
+MAX_TURNS: Final = 10_000
 """Most turns in the history of a session; up to some 100 more, since Redis trims whole nodes of a stream."""
 
 _TURN_TTL: Final = 86_400.0
@@ -136,14 +136,14 @@ async def send_to_session(
         queue,
         cipher.encrypt(inputs_field(secrets), given) if given else b"",
         orjson.dumps(secrets),
-        MOST_IDS,
+        MAX_IDS,
     ]
     message, passed = cipher.encrypt(MESSAGE, data), ""
     while True:
         answer, *rest = await gateway.run(
             _SEND,
             address.keys,
-            [address.digest, digest, message, MOST_WAITING, passed, *args, app or "", WAITING_BYTES],
+            [address.digest, digest, message, MAX_WAITING, passed, *args, app or "", WAITING_BYTES],
         )
         if answer == b"app":
             if (owner := rest[0].decode()) not in aliases:
@@ -151,7 +151,7 @@ async def send_to_session(
             app = owner
             continue
         if answer == b"full":
-            limits = (MOST_WAITING, WAITING_BYTES)
+            limits = (MAX_WAITING, WAITING_BYTES)
             raise SessionFull(f"{session_id!r} of agent {agent!r}", int(rest[0]), int(rest[1]), most=limits)
         if answer == b"encrypted":
             raise NoKey(f"a message to session {session_id!r} of agent {agent!r}", "the session")
@@ -263,15 +263,15 @@ async def refuse_turn(gateway: Gateway, address: SessionAddress, turn: TurnId, p
     problem: See `refused_end`.
     """
     report_once(f"turn {turn.number} of session {address.digest} ended without an answer: {problem}")
-    return await _end(gateway, address, turn, refused_end(problem), MOST_TURNS)
+    return await _end(gateway, address, turn, refused_end(problem), MAX_TURNS)
 
 
 def refused_end(problem: str) -> SessionTurnEnd:
     """Return the end of a turn that cannot run. problem: Why; the history keeps the beginning."""
-    return SessionTurnEnd("refused", f"refused: {problem}"[:_LONGEST_REASON].encode())
+    return SessionTurnEnd("refused", f"refused: {problem}"[:_MAX_REASON_LENGTH].encode())
 
 
-_LONGEST_REASON: Final = 1000
+_MAX_REASON_LENGTH: Final = 1000
 """Characters of such a reason."""
 
 
@@ -358,7 +358,7 @@ class SessionTurnEnd:
 
 
 async def end_turn(
-    gateway: Gateway, address: SessionAddress, turn: TurnId, end: SessionTurnEnd, *, keep_turns: int = MOST_TURNS
+    gateway: Gateway, address: SessionAddress, turn: TurnId, end: SessionTurnEnd, *, keep_turns: int = MAX_TURNS
 ) -> bool:
     """End a turn, and store the task of the next one if a message waits. Idempotent.
 
@@ -480,7 +480,7 @@ async def _first_record(gateway: Gateway, namespace: Namespace, task_id: str) ->
 
 async def _last_record(gateway: Gateway, namespace: Namespace, record: Record | None) -> Record | None:
     """Return the record of the last successor of a task, as far as there are records."""
-    for _ in range(MOST_HAND_OFFS):
+    for _ in range(MAX_HAND_OFFS):
         if record is None or record.handed_to is None:
             break
         found = await _first_record(gateway, namespace, record.handed_to)

@@ -19,7 +19,7 @@ _PAGE: Final = 512
 _PAGE_BYTES: Final = 1 << 20
 """Size of a page that is aimed at, by the size of the one before."""
 
-_MOST_SCANNED: Final = 8 * _PAGE
+_MAX_SCANNED: Final = 8 * _PAGE
 """Fields of a page of which few match: it costs no transfer."""
 
 
@@ -37,8 +37,8 @@ async def scan_fields(gateway: Gateway, key: str, pattern: str) -> AsyncIterator
                 seen.add(name)
                 yield _decoded(key, name), value
         size = sum(map(len, page.values()))
-        wanted = _PAGE_BYTES * count // size if size else _MOST_SCANNED
-        count = max(8, min(2 * count, wanted, _MOST_SCANNED))
+        wanted = _PAGE_BYTES * count // size if size else _MAX_SCANNED
+        count = max(8, min(2 * count, wanted, _MAX_SCANNED))
 
 
 def _decoded(key: str, name: bytes) -> str:

@@ -176,7 +176,7 @@ class _Transport(asyncio.Protocol):
         self,
         connection: AbstractConnection,
         timeout: float,
-        most_unanswered: int,
+        max_unanswered: int,
         on_room: Callable[[], None],
         on_lost: Callable[[_Transport], None],
     ) -> None:
@@ -186,7 +186,7 @@ class _Transport(asyncio.Protocol):
         """
         self._connection = connection
         self._timeout = timeout
-        self._most_unanswered = most_unanswered
+        self._max_unanswered = max_unanswered
         self._on_room = on_room
         self._on_lost = on_lost
         self._unanswered: deque[asyncio.Future[Any]] = deque()
@@ -212,7 +212,7 @@ class _Transport(asyncio.Protocol):
     @property
     def room(self) -> int:
         """Number of commands that may be written now."""
-        return 0 if self._paused else self._most_unanswered - len(self._unanswered)
+        return 0 if self._paused else self._max_unanswered - len(self._unanswered)
 
     def send(self, batch: Iterable[tuple[bytes, asyncio.Future[Any]]]) -> None:
         if not self._unanswered:
@@ -231,7 +231,7 @@ class _Transport(asyncio.Protocol):
         self._last_reply = self._loop.time()
         self._replies.feed(data)
         unanswered, next_reply = self._unanswered, self._replies.gets
-        was_full = len(unanswered) >= self._most_unanswered
+        was_full = len(unanswered) >= self._max_unanswered
         try:
             while (reply := next_reply()) is not _INCOMPLETE:
                 future = unanswered.popleft()

@@ -22,7 +22,7 @@ from .sessions import Speaker
 
 __all__ = ["TaskSource"]
 
-MOST_WAITED_FOR: Final = 120
+MAX_WAITED_FOR: Final = 120
 """Tasks without outcome at which a producer holds back, so that no backlog grows beyond the run."""
 
 
@@ -53,7 +53,7 @@ class TaskSource:
         while not self._finishing.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._finishing.wait(), self._dice.expovariate(self._rate))
-            if len(self._waiting) < MOST_WAITED_FOR and not self._finishing.is_set():
+            if len(self._waiting) < MAX_WAITED_FOR and not self._finishing.is_set():
                 await self._enqueue()
         speaking.cancel()
         JOURNAL.write("finishes")

@@ -25,7 +25,7 @@ LISTENER: Final = "listener"
 _SHARED: Final = 2
 """Number of sessions that all producers speak to."""
 
-_MOST: Final = 1000
+_MAX: Final = 1000
 """Sessions of a run: more than there are producers."""
 
 
@@ -96,7 +96,7 @@ async def sessions_settled(producer: Producer, patience: float) -> bool:
     """Wait at most so many seconds until no turn runs or waits; return whether that happened."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        found, _ = await list_sessions(producer.gateway, producer.namespace, limit=_MOST)
+        found, _ = await list_sessions(producer.gateway, producer.namespace, limit=_MAX)
         if all(one.status != "running" for one in found):
             return True
         await asyncio.sleep(0.3)
@@ -107,7 +107,7 @@ async def note_sessions(producer: Producer, journal: JournalWriter) -> None:
     """Write one line per session: its status, and what its agent has heard."""
     async with App("chaos", redis_url=producer.address.url, namespace=producer.namespace.name) as app:
         agent = register_listener(app)
-        listed, _ = await list_sessions(producer.gateway, producer.namespace, limit=_MOST)
+        listed, _ = await list_sessions(producer.gateway, producer.namespace, limit=_MAX)
         for found in listed:
             try:
                 heard, problem = (await app.session(agent, found.id).state()).heard, None

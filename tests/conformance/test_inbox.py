@@ -88,7 +88,7 @@ async def test_who_lost_the_lease_uses_no_message(producer: Producer, partition:
 async def test_a_message_sent_again_under_its_id_is_there_once(
     producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "MOST_MESSAGES", 3)
+    monkeypatch.setattr(inbox, "MAX_MESSAGES", 3)
     gateway = producer.gateway
     handle = await producer.enqueue("t", task_id="t", queue="default")
     delivery = await read_one(await worker(gateway, partition))
@@ -145,7 +145,7 @@ async def _fields(gateway: Gateway, partition: Partition, prefix: bytes) -> list
 async def test_what_cannot_be_sent_is_refused_with_its_reason(
     producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "MOST_MESSAGES", 2)
+    monkeypatch.setattr(inbox, "MAX_MESSAGES", 2)
     gateway = producer.gateway
     handle = await producer.enqueue("t", task_id="t", queue="default")
     with pytest.raises(TaskNotFound, match="missing"):
@@ -192,7 +192,7 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
     there = await producer.enqueue("t", task_id="next", queue="other")
     _, second, third, _ = [await handle.send(one, sender="ada", message_id=f"m{one}") for one in range(4)]
     await gateway.command("HSET", partition.inbox("t"), f"m:{second.number}", "1 broken")
-    monkeypatch.setattr(inbox, "MOST_MESSAGES", 4)
+    monkeypatch.setattr(inbox, "MAX_MESSAGES", 4)
     await there.send("first", message_id="first")
     for _ in range(2):
         left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
@@ -393,7 +393,7 @@ async def test_messages_are_sealed(producer: Producer, partition: Partition) -> 
 async def test_what_is_taken_out_of_a_full_inbox_makes_room(
     producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "MOST_MESSAGES", 2)
+    monkeypatch.setattr(inbox, "MAX_MESSAGES", 2)
     handle = await producer.enqueue("t", task_id="t", queue="default")
     first = await handle.send(1)
     await handle.send(2)

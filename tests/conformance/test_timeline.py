@@ -131,7 +131,7 @@ async def read(producer: Producer, task_id: str) -> Record:
 async def test_a_page_reads_a_bounded_number_of_records(
     gateway: Gateway, namespace: Namespace, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.queues.inspection.timeline._MOST_READ", 3)
+    monkeypatch.setattr("perdure.queues.inspection.timeline._MAX_READ", 3)
     await enqueue(producer, "wanted", *(f"x{number}" for number in range(7)))
     await gateway.command("ZADD", namespace.partition("default").timeline, 1, "wanted")
     rare = TaskFilter(error="no such text")
@@ -168,7 +168,7 @@ async def test_running_tasks_are_listed_exactly_whatever_the_backlog_is(
             if delivery.task_id == "settled":
                 await SETTLING["succeed"](gateway, delivery, "settled")
     await enqueue(producer, *(f"queued{number}" for number in range(20)))
-    monkeypatch.setattr("perdure.queues.inspection.timeline._MOST_READ", 3)
+    monkeypatch.setattr("perdure.queues.inspection.timeline._MAX_READ", 3)
     pages = await listed(gateway, namespace, 2, running)
     assert [len(page) for page in pages] == [2, 2, 2, 1]
     assert sorted(name for page in pages for name in page) == ["a0", "a1", "a2", "a3", "b0", "b1", "b2"]

@@ -31,7 +31,7 @@ ONLY = [int(number) for number in os.environ.get("FUZZ_ONLY", "").split(",") if 
 BATCH = 100
 """Mutations between two checks. A check takes a second or two, a mutation some milliseconds."""
 
-MOST_FAILURES = 10
+MAX_FAILURES = 10
 """Failures after which a run ends. The mutations of each are searched for."""
 
 
@@ -74,7 +74,7 @@ async def test_mutations_of_every_key_end_no_worker_and_break_no_list(
                 batch = [draw(SEED, number, kinds) for number in numbers[start : start + BATCH]]
                 applied.update(mutation.place.name for mutation in batch)
                 as_json = start // BATCH % 2 == 1
-                while len(failures) < MOST_FAILURES:
+                while len(failures) < MAX_FAILURES:
                     broken, _ = await world.check(batch, as_json)
                     if not broken:
                         break

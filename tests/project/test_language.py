@@ -38,7 +38,7 @@ PATTERN: Final = re.compile(
     r"\b(" + "|".join(f"(?-i:{word})" if word == "is none" else re.escape(word) for word in WORDS) + r")\b",
     re.IGNORECASE,
 )  # "is None" is code
-LONGEST_PARTS: Final = re.compile(
+MAX_PARTS_LENGTH: Final = re.compile(
     "|".join(
         f"(?-i:{part})" if part == "none" else re.escape(part)
         for part in (max(word.split(), key=len) for word in WORDS)
@@ -90,7 +90,7 @@ def texts_of(source: str) -> Iterator[Text]:
 
 
 def unusual_words(source: str) -> list[str]:
-    if not LONGEST_PARTS.search(source):
+    if not MAX_PARTS_LENGTH.search(source):
         return []
     found = [(text.line, match[0].lower()) for text in texts_of(source) for match in PATTERN.finditer(text.text)]
     return [f"line {line}: {word!r}; write: {WORDS[word]}" for line, word in dict.fromkeys(found)]
@@ -136,7 +136,7 @@ def test_names_docstrings_and_comments_of_tests_use_plain_words(folder: Path) ->
         if path == Path(__file__).resolve():  # contains the words
             continue
         source = path.read_text("utf-8")
-        if not LONGEST_PARTS.search(source):
+        if not MAX_PARTS_LENGTH.search(source):
             continue
         texts = [text.text for text in texts_of(source) if text.is_docstring]
         texts += [*names_of(source), *comments_of(source)]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from perdure.queues import PayloadTooLarge, UnreadableEnvelope
 from perdure.queues.envelope import (
     FORMAT_VERSION,
-    LONGEST_KEY,
-    LONGEST_TAG,
-    MOST_TAGS,
+    MAX_KEY_LENGTH,
+    MAX_TAG_LENGTH,
+    MAX_TAGS,
     Envelope,
     EnvelopeTemplate,
     Options,
@@ -44,8 +44,8 @@ ENVELOPES = st.builds(
     secrets=st.lists(st.lists(TEXT, max_size=3).map(tuple), max_size=3).map(tuple),
     tenant=st.none() | TEXT.filter(lambda text: 0 < len(text) <= 128),
     requires=st.integers(0, 10**6),
-    key=st.none() | TEXT.filter(lambda text: len(text) <= LONGEST_KEY),
-    tags=st.lists(TEXT.filter(lambda text: 0 < len(text) <= LONGEST_TAG), max_size=3).map(tuple),
+    key=st.none() | TEXT.filter(lambda text: len(text) <= MAX_KEY_LENGTH),
+    tags=st.lists(TEXT.filter(lambda text: 0 < len(text) <= MAX_TAG_LENGTH), max_size=3).map(tuple),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
@@ -180,8 +180,10 @@ def test_a_size_is_refused_above_the_limit_only(size: int, limit: int) -> None:
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
     st.dictionaries(TEXT, TEXT, max_size=3),
     st.none() | OPTIONS,
-    st.none() | st.text(st.characters(codec="utf-8"), max_size=LONGEST_KEY),
-    st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=LONGEST_TAG), max_size=MOST_TAGS, unique=True),
+    st.none() | st.text(st.characters(codec="utf-8"), max_size=MAX_KEY_LENGTH),
+    st.lists(
+        st.text(st.characters(codec="utf-8"), min_size=1, max_size=MAX_TAG_LENGTH), max_size=MAX_TAGS, unique=True
+    ),
 )
 def test_a_form_makes_the_envelopes_that_it_stands_for(
     task: str, headers: dict[str, str], options: Options | None, key: str | None, tags: list[str]
@@ -209,7 +211,7 @@ def test_what_no_envelope_can_have_makes_no_form(task: str, headers: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "tags", ["nightly", [""], ["t" * (LONGEST_TAG + 1)], list(map(str, range(MOST_TAGS + 1))), [1]]
+    "tags", ["nightly", [""], ["t" * (MAX_TAG_LENGTH + 1)], list(map(str, range(MAX_TAGS + 1))), [1]]
 )
 def test_tags_are_few_and_short(tags: Any) -> None:
     with pytest.raises(ValueError, match="tags"):

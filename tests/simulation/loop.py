@@ -23,7 +23,7 @@ __all__ = ["CURRENT", "MAIN_THREAD", "Machine", "SimulatedLoop", "Standstill", "
 
 MAIN_THREAD: Final = ""
 
-_LEAST, _MOST = 5e-6, 60e-6
+_LEAST, _MAX = 5e-6, 60e-6
 """Seconds that a callback takes."""
 
 _LIMIT = 300_000
@@ -237,7 +237,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return
         if self.callbacks > _LIMIT:
             raise Standstill(f"{_LIMIT} callbacks have run at {self.now:.3f}: something repeats without end")
-        self.now += _LEAST + (_MOST - _LEAST) * random()
+        self.now += _LEAST + (_MAX - _LEAST) * random()
         self.callbacks += 1
         handle._run()
 

@@ -208,8 +208,8 @@ def without_line(line: bytes) -> Callable[[bytes], bytes]:
 def test_a_script_is_altered_whatever_its_limits_are() -> None:
     _KEPT.append(World(replace(small(), restarts=1)))
     server = _KEPT[-1].server
-    server.alter = lambda source: source.replace(b"MOST_RESTARTS = 250", b"MOST_RESTARTS = 250 + 0")
-    assert server.executed_source(b"local MOST_RESTARTS = 250\n") == b"local MOST_RESTARTS = 1 + 0\n"
+    server.alter = lambda source: source.replace(b"MAX_RESTARTS = 250", b"MAX_RESTARTS = 250 + 0")
+    assert server.executed_source(b"local MAX_RESTARTS = 250\n") == b"local MAX_RESTARTS = 1 + 0\n"
 
 
 def test_a_worker_that_runs_more_tasks_than_it_has_slots_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ class World:
         self.network = Network(self.loop)
         self._connector = connector(self.network)
         self.server = SimulatedServer(self.loop, _HOST)
-        self.server.limits = {b"MOST_RESTARTS = 250": b"MOST_RESTARTS = %d" % plan.restarts}
+        self.server.limits = {b"MAX_RESTARTS = 250": b"MAX_RESTARTS = %d" % plan.restarts}
         self.network.hosts[_HOST] = self.server
         self.journal = Journal(self.loop, {task.id: task.rest for task in plan.tasks if task.rest})
         self.journal.die = lambda: self.end_machine(current())

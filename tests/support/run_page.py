@@ -22,7 +22,7 @@ from types import ModuleType
 from tests.support.documents import Block, blocks_of, commands_of, matches
 
 _MARK = "--end-of-command--"
-_LONGEST = 100.0
+_MAX_LENGTH = 100.0
 """Seconds that the commands of one block may take."""
 
 
@@ -85,11 +85,11 @@ def run_script(script: str) -> tuple[int | str, str, str]:
         start_new_session=True,
     )
     try:
-        output, errors = process.communicate(timeout=_LONGEST)
+        output, errors = process.communicate(timeout=_MAX_LENGTH)
         return process.returncode, output, errors
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGABRT)
-        return f"a time-out after {_LONGEST:.0f} s", *process.communicate()
+        return f"a time-out after {_MAX_LENGTH:.0f} s", *process.communicate()
 
 
 if __name__ == "__main__":

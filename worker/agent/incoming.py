@@ -48,7 +48,7 @@ _OWN: Final = "#own_inbox"
 _ROUNDS: Final = "#rounds"
 """Key of the number of planning rounds that messages have caused after the last step."""
 
-_LONGEST: Final = 8_000
+_MAX_LENGTH: Final = 8_000
 """Characters of a message in the conversation; its event `received` has the whole message."""
 
 _SHORTEST: Final = 100
@@ -71,18 +71,18 @@ class Interrupted(Exception):
 class Incoming(InboxOwner):
     """Delivery of the messages of one run."""
 
-    __slots__ = ("_most_rounds", "_on_message", "_own", "_replicated", "_rounds", "_run", "_seen", "_window")
+    __slots__ = ("_max_rounds", "_on_message", "_own", "_replicated", "_rounds", "_run", "_seen", "_window")
 
-    def __init__(self, run: Run, on_message: OnMessage, *, most_rounds: int, replicated: bool) -> None:
+    def __init__(self, run: Run, on_message: OnMessage, *, max_rounds: int, replicated: bool) -> None:
         """Create it when the whole checkpoint is read.
 
         Args:
-            most_rounds: most planning rounds after the last step, in all runs of the task.
+            max_rounds: most planning rounds after the last step, in all runs of the task.
             replicated: whether messages count as delivered only when Redis replicas have the write.
         """
         self._run = run
         self._on_message = on_message
-        self._most_rounds = most_rounds
+        self._max_rounds = max_rounds
         self._replicated = replicated
         self._own = on_message is None or _OWN in run.history.saved
         self._rounds = int(run.history.saved.get(_ROUNDS, b"0"))
@@ -102,7 +102,7 @@ class Incoming(InboxOwner):
     @property
     def may_plan(self) -> bool:
         """Whether messages may cause another planning round after the last step."""
-        return self._rounds < self._most_rounds
+        return self._rounds < self._max_rounds
 
     def yield_inbox(self) -> list[Entry]:
         """See `InboxOwner`."""
@@ -157,7 +157,7 @@ class Incoming(InboxOwner):
         for message in await self.unread():
             if message.problem is not None:
                 continue
-            size += min(_LONGEST, len(_text(message)))
+            size += min(_MAX_LENGTH, len(_text(message)))
             if found and size > run.payload_limit // _SHARE:
                 return found, False
             found.append(message)
@@ -169,7 +169,7 @@ class Incoming(InboxOwner):
         The text may take more bytes as a turn than as the content of the message, for quotes are escaped: then the turn
         has less of it.
         """
-        run, longest = self._run, _LONGEST
+        run, longest = self._run, _MAX_LENGTH
         while True:
             text = _turn(message, max(run.events, run.history.events) + 1, longest)
             turn = MessageAdded(message=Message(role="user", content=text, name=FROM_INBOX))

@@ -45,7 +45,7 @@ _CLOSED: Final = ("done", "failed", "dropped")
 _SLACK: Final = 10
 """The state keeps up to a tenth more than its policy says, so that an event archives several steps."""
 
-_MOST_ARCHIVED: Final = 500
+_MAX_ARCHIVED: Final = 500
 """Steps and messages that one event archives at most."""
 
 _LARGE: Final = 64 * 1024
@@ -256,8 +256,8 @@ class LiveState(RunObserver, Generic[S]):
             count = len(logged["messages"])
             removed = remove_oldest(
                 logged,
-                steps=None if steps is None else max(steps, closed - _MOST_ARCHIVED),
-                messages=None if messages is None else max(messages, count - _MOST_ARCHIVED),
+                steps=None if steps is None else max(steps, closed - _MAX_ARCHIVED),
+                messages=None if messages is None else max(messages, count - _MAX_ARCHIVED),
                 number=self.number + 1,
             )
             if removed is None:

@@ -27,7 +27,7 @@ import orjson
 from pydantic import ValidationError
 
 from ...deadletter.error_text import error_text
-from ...queues.defaults import LONGEST
+from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.doubts import Resolution, encode_intent, intent_arguments, resolution_in
 from ...queues.envelope import check_size
@@ -81,7 +81,7 @@ _Plan: TypeAlias = Sequence[PlanStep]
 _FROM_START: Final = b"plan"
 """Value of a due replan that asks `plan`, not `replan`."""
 
-_MOST_SENDERS: Final = 20
+_MAX_SENDERS: Final = 20
 """Senders in an event `left_unread`."""
 
 _OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
@@ -139,7 +139,7 @@ class Loop(Generic[S]):
             await self._run.recorder.put(*archived, *self._live.snapshot(), wait=True)
         monitor = await self._monitor(goal)
         self._incoming = Incoming(
-            self._run, self._on_message, most_rounds=self._agent.message_rounds, replicated=self._replicated
+            self._run, self._on_message, max_rounds=self._agent.message_rounds, replicated=self._replicated
         )
         self._run.observe(self._incoming)
         if self._agent.keep_events is not None:
@@ -293,7 +293,7 @@ class Loop(Generic[S]):
             return None
         data, result, unread = closed
         if unread:
-            senders = tuple(dict.fromkeys(message.sender for message in unread))[:_MOST_SENDERS]
+            senders = tuple(dict.fromkeys(message.sender for message in unread))[:_MAX_SENDERS]
             await run.log_event(LeftUnread(count=len(unread), senders=senders))
         await self._record(FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, FINISH, StepRecord(data).encode()))
         return AlreadyDone(result)
@@ -676,14 +676,14 @@ async def resume_after_compaction(run: Run) -> None:
         return
     note = orjson.loads(data)
     large = note.get("setting") == "large_limit"
-    if note["size"] > (max(run.settings.largest_value, run.payload_limit) if large else run.payload_limit):
+    if note["size"] > (max(run.settings.max_value_size, run.payload_limit) if large else run.payload_limit):
         await _park(run)
     del run.history.saved[TOO_LARGE]
     await run.recorder.put(run.next_entry(Waited()), Entry(Kind.DROP, TOO_LARGE, b""), wait=True)
 
 
 async def _park(run: Run) -> NoReturn:
-    await run.park(ParkReason(LONGEST, COMPACTION, run.history.mail))
+    await run.park(ParkReason(MAX_SECONDS, COMPACTION, run.history.mail))
 
 
 _PAYLOADS: Final = 16
@@ -700,7 +700,7 @@ class Retirement(RunObserver):
         self._live = live
         self._keep = keep_events
         self._keep_results = keep_results
-        self._most = _PAYLOADS * live.run.payload_limit
+        self._max_count = _PAYLOADS * live.run.payload_limit
         self._logged = 0
         self._tried = 0
 
@@ -708,7 +708,7 @@ class Retirement(RunObserver):
         """Retire events if the log is long. The agent has no unstored changes here."""
         live = self._live
         base = max(live.logged_state["archive"]["base"], self._tried)
-        if live.number - base >= self._keep or live.run.recorder.logged - self._logged >= self._most:
+        if live.number - base >= self._keep or live.run.recorder.logged - self._logged >= self._max_count:
             await self._retire(live.logged_state["archive"]["base"])
 
     async def _retire(self, former: int) -> None:

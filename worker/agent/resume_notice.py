@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from ...queues.defaults import LONGEST
+from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.durations import iso_time, shown_time
 from ...queues.errors import PayloadTooLarge
@@ -50,10 +50,10 @@ NOTE: Final = "#notice"
 _GOAL: Final = 120
 """Most characters of the goal in that note."""
 
-_LONGEST: Final = 4_000
+_MAX_LENGTH: Final = 4_000
 """Most characters of what an agent says on a resume, and of its goal in the notice."""
 
-_MOST_CALLS: Final = 5
+_MAX_CALLS: Final = 5
 """Calls in flight that a notice names."""
 
 AFTER: Final = {
@@ -97,7 +97,7 @@ async def notify_of_resume(
     turns: list[Event] = []
     note = _note_of(notice, resumption.at)
     if said:
-        text = note = said[:_LONGEST]
+        text = note = said[:_MAX_LENGTH]
         notice = notice.model_copy(update={"text": text})
         turns = [MessageAdded(message=Message(role="assistant", content=text))]
     try:
@@ -157,12 +157,12 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
     steps = len(state.plan) + state.archive.steps
     running = next((step for step in state.plan if step.status is StepStatus.RUNNING), None)
     following = running or next((step for step in state.plan if step.status is StepStatus.PENDING), None)
-    left = () if resumption.handoff is None else resumption.handoff.dependencies.in_doubt[:_MOST_CALLS]
+    left = () if resumption.handoff is None else resumption.handoff.dependencies.in_doubt[:_MAX_CALLS]
     doubt = [f"step {one.call} was started and has no result: its effect may have happened" for one in left]
     decide = [f"idempotency key {quoted_name(one.idempotency_key)}, {quoted_line(one.command)}" for one in left]
     if running is not None and running.risky and all(one.key != running.key for one in left):
         doubt.append(f"step {quoted_name(running.key)} was started and has no result: its effect may have happened")
-    calls = () if resumption.handoff is None else resumption.handoff.dependencies.in_flight[:_MOST_CALLS]
+    calls = () if resumption.handoff is None else resumption.handoff.dependencies.in_flight[:_MAX_CALLS]
     doubt += [f"the call {quoted_line(one.call)} was in flight" for one in calls]
     lost = "" if gap is None else f"events {gap[0]} to {gap[1]} of its log"
     upcoming = "finish" if following is None else f"step {quoted_name(following.key)} {quoted_line(following.title)}"
@@ -181,7 +181,7 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
         f"Next: {upcoming}.",
     ]
     return ResumeNotice(
-        goal=state.goal[:_LONGEST],
+        goal=state.goal[:_MAX_LENGTH],
         after=resumption.after,
         stopped=iso_time(resumption.at) or "",
         done=closed,
@@ -251,7 +251,7 @@ async def confirm_resume(
         return
     if reason is not None and not is_open:
         why = f"it resumes after {AFTER[reason]}"
-        seconds = min(agent.resume_timeout, LONGEST)
+        seconds = min(agent.resume_timeout, MAX_SECONDS)
         asked = {"until": now + round(seconds * 1000), "after": last, "closed": _closed(live), "reason": reason}
         question = run.history.saved[_ASKED] = orjson.dumps(asked)
         waiting = run.next_entry(WaitStarted(what=_WAITS, why=why))

@@ -255,7 +255,7 @@ class ArtifactStore:
             raise StoreUnavailable(what, verb, self.shown, error) from error
 
 
-_LONGEST: Final = 200
+_MAX_LENGTH: Final = 200
 """Largest size of a name in UTF-8 bytes. Most file systems allow 255, and temporary names are longer than the name."""
 
 _SEPARATORS: Final = "/\\#"
@@ -266,8 +266,8 @@ def check_artifact_name(name: object) -> str:
     """Return a valid artifact name. Raises `BadArtifactName`, which states the rule."""
     if not isinstance(name, str):
         raise BadArtifactName(name, f"a name must be text, got {type(name).__name__}")
-    if not name or len(name.encode("utf-8", "surrogatepass")) > _LONGEST:
-        raise BadArtifactName(name, f"a name must have 1 to {_LONGEST} bytes in UTF-8")
+    if not name or len(name.encode("utf-8", "surrogatepass")) > _MAX_LENGTH:
+        raise BadArtifactName(name, f"a name must have 1 to {_MAX_LENGTH} bytes in UTF-8")
     for char in name:
         if char in _SEPARATORS:
             raise BadArtifactName(name, f"a name must not contain any of {' '.join(_SEPARATORS)}, got {char!r}")

@@ -19,7 +19,7 @@ from ...queues.inspection.views import QueueStats, list_queues
 from ...queues.junk import shown_bytes
 from ...queues.keys import Namespace, Partition, SessionPartition
 from ...queues.partitions.resharding import close_previous, load_route, set_partitions
-from ...queues.partitions.route import MOST_PARTITIONS, Route
+from ...queues.partitions.route import MAX_PARTITIONS, Route
 from ...queues.producer import Producer
 from .lazy import load
 from .support.connection import connected, known_partitions, redis_now
@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # rich is imported where a list is drawn
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-_MOST_JUNK: Final = 10_000
+_MAX_JUNK: Final = 10_000
 """Most items of one list of junk."""
 
 
@@ -174,7 +174,7 @@ async def partitions(
     producer: Producer,
     queue_name: Annotated[str, typer.Argument(metavar="QUEUE", parser=read_queue, help="Name of the queue.")],
     count: Annotated[
-        int | None, typer.Argument(metavar="[N]", min=1, max=MOST_PARTITIONS, help="Number of partitions to set.")
+        int | None, typer.Argument(metavar="[N]", min=1, max=MAX_PARTITIONS, help="Number of partitions to set.")
     ] = None,
     *,
     json: AsJson = False,
@@ -251,7 +251,7 @@ async def junk(
     ] = None,
     *,
     sessions: Annotated[bool, typer.Option("--sessions", help="Only items of the sessions of agents.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=_MOST_JUNK, metavar="N", help="Print at most N items.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=_MAX_JUNK, metavar="N", help="Print at most N items.")] = 100,
     wide: Wide = False,
     json: AsJson = False,
 ) -> None:

@@ -23,7 +23,7 @@ from .worker import worker_columns
 if TYPE_CHECKING:  # rich is imported where a list is drawn
     from rich.console import RenderableType
 
-_MOST_TASKS: Final = 100
+_MAX_TASKS: Final = 100
 """Running tasks that are read."""
 
 
@@ -73,7 +73,7 @@ async def _read(producer: Producer) -> Overview:
         await redis_now(producer),
         await list_queues(gateway, namespace),
         await observed_workers(gateway, namespace),
-        list(map(masked, await running_tasks(gateway, await queue_partitions(gateway, namespace), _MOST_TASKS))),
+        list(map(masked, await running_tasks(gateway, await queue_partitions(gateway, namespace), _MAX_TASKS))),
     )
 
 

@@ -374,7 +374,7 @@ def _in_event_loop() -> bool:
     return True
 
 
-_MOST_ORPHANS: Final = 20
+_MAX_ORPHANS: Final = 20
 """Keys of an `orphaned` event."""
 
 
@@ -431,5 +431,5 @@ async def log_orphans(run: Run) -> str | None:
         "they were renamed or removed, or called with other arguments"
     )
     logger.bind(task=run.envelope.task, id=run.id).warning("{}", problem)
-    await run.log_event(Orphaned(steps=tuple(orphans[:_MOST_ORPHANS]), count=len(orphans)))
+    await run.log_event(Orphaned(steps=tuple(orphans[:_MAX_ORPHANS]), count=len(orphans)))
     return problem

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, Protocol
 import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
-from ...queues.derived_tasks import MOST_HAND_OFFS, Successor
+from ...queues.derived_tasks import MAX_HAND_OFFS, Successor
 from ...queues.envelope import Envelope, check_size, check_task_id, encode_arguments, new_task_id
 from ...queues.errors import HandOffRefused
 from ...queues.event_log import read_log_tail
@@ -73,7 +73,7 @@ async def continue_as(
     target_queue = queue or (run.delivery.partition.queue if to is None or isinstance(to, str) else to.queue)
     check_name("queue", target_queue)
     data, marks = await _arguments(run, None if isinstance(to, str) else to, arguments)
-    limit = max(run.settings.largest_value, run.payload_limit)
+    limit = max(run.settings.max_value_size, run.payload_limit)
     check_size("the arguments of the successor", len(data), limit, "large_limit")
     task_id = await _free_id(run)
     await run.flush()
@@ -163,13 +163,13 @@ async def _free_id(run: Run) -> str:
     former, _, suffix = run.id.rpartition(".h")
     base, number = (former, int(suffix)) if former and _NUMBER.fullmatch(suffix) else (run.id, 0)
     namespace = Namespace(run.delivery.partition.namespace)
-    while number < MOST_HAND_OFFS:
+    while number < MAX_HAND_OFFS:
         number += 1
         task_id = check_task_id(f"{base}.h{number}")
         if await find_task(run.gateway, namespace, task_id) is None:
             return task_id
     raise HandOffRefused(
-        f"task {run.id} cannot continue as another task: {base} already has {MOST_HAND_OFFS} successors; "
+        f"task {run.id} cannot continue as another task: {base} already has {MAX_HAND_OFFS} successors; "
         "check whether its tasks continue as each other"
     )
 

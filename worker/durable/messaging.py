@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ...queues.defaults import LONGEST
+from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.durations import Moment, seconds_until
 from ...queues.envelope import check_size
@@ -155,7 +155,7 @@ async def _receive(
             started = _wait(read, wait, now, after)
             left = forget_steps(_left_open(run), run.history) if read.shown else []
             await run.recorder.put(*left, _saved(run, key, started), run.next_entry(read.waiting), *also, wait=True)
-    delay = LONGEST if started is None or started["until"] is None else (started["until"] - now) / 1000
+    delay = MAX_SECONDS if started is None or started["until"] is None else (started["until"] - now) / 1000
     await run.park(ParkReason(delay, read.waiting.what, last))
     raise AssertionError("a parked run continues")
 
@@ -212,7 +212,7 @@ def _left_open(run: Run) -> list[str]:
 
 def _wait(read: _Read, seconds: float, now: int, after: int) -> dict[str, Any]:
     """Return what is stored of a wait: its end, the message to start after, its digest and its question."""
-    until = None if seconds > LONGEST else now + round(seconds * 1000)
+    until = None if seconds > MAX_SECONDS else now + round(seconds * 1000)
     return {"until": until, "after": after, "h": read.digest, "a": read.shown}
 
 

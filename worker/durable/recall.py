@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
-from ...queues.derived_tasks import MOST_HAND_OFFS
+from ...queues.derived_tasks import MAX_HAND_OFFS
 from ...queues.event_log import read_last_events
 from ...queues.inspection.views import find_task
 from ...queues.keys import Namespace, Partition
@@ -92,7 +92,7 @@ async def _recall_of_former(run: Run, source: str, key: str) -> dict[str, Any] |
     Its own agent may have been another one, so its state is read as JSON: the snapshot, and the events after it.
     """
     gateway, namespace = run.gateway, Namespace(run.delivery.partition.namespace)
-    for _ in range(MOST_HAND_OFFS):
+    for _ in range(MAX_HAND_OFFS):
         task_id = source.partition(" ")[0]
         partition = await find_task(gateway, namespace, task_id)
         if partition is None:

@@ -29,7 +29,7 @@ ARCHIVED: Final = "#step:"
 
 _CLOSED: Final = ("done", "failed", "dropped")
 
-_MOST_RANGES: Final = 20
+_MAX_RANGES: Final = 20
 """Ranges of step keys that an archive has at most."""
 
 _RETIRED: Final = "c:#retired:"
@@ -123,8 +123,8 @@ def _ranges(former: Sequence[ArchivedSteps], keys: Sequence[str]) -> list[Archiv
     if not keys:
         return list(former)
     found = [*former, ArchivedSteps(first=keys[0], last=keys[-1], steps=len(keys))]
-    if len(found) > _MOST_RANGES:
-        old = found[: _MOST_RANGES // 2]
+    if len(found) > _MAX_RANGES:
+        old = found[: _MAX_RANGES // 2]
         found[: len(old)] = [ArchivedSteps(first=old[0].first, last=old[-1].last, steps=sum(one.steps for one in old))]
     return found
 

@@ -270,7 +270,7 @@ _KEPT: Final = frozenset({"archive", "artifacts", "current", "files", "messages"
 _OF_STEP: Final = ("key", "status", "attempts", "error")
 """Fields of an open step that only the run changes."""
 
-_MOST_NAMES: Final = 20
+_MAX_NAMES: Final = 20
 """Names that an error lists."""
 
 
@@ -324,8 +324,8 @@ def _replaced(held: Any, names: list[str], value: Any, path: str) -> Any:
 
 def _listed(names: Mapping[str, Any], without: frozenset[str] = frozenset()) -> str:
     found = [name for name in names if name not in without]
-    more = len(found) - _MOST_NAMES
-    return (", ".join(map(repr, found[:_MOST_NAMES])) or "nothing") + (f" and {more} more" if more > 0 else "")
+    more = len(found) - _MAX_NAMES
+    return (", ".join(map(repr, found[:_MAX_NAMES])) or "nothing") + (f" and {more} more" if more > 0 else "")
 
 
 def _check_plan(before: Any, after: Any) -> None:

@@ -54,7 +54,7 @@ class Resumption(BaseModel):
             "" if self.handoff is None or not self.handoff.last_completed else quoted_line(self.handoff.last_completed)
         )
         calls = () if self.handoff is None else self.handoff.dependencies.in_flight
-        noted = ", ".join(quoted_line(one.call) for one in calls[:_MOST_CALLS])
+        noted = ", ".join(quoted_line(one.call) for one in calls[:_MAX_CALLS])
         done, in_flight = "" if not last else f"; last step: {quoted_line(last)}", noted and f"; in flight: {noted}"
         continued = self.after == "hand_off" and self.handoff is not None and self.handoff.why == "hand_off"
         stopped = (_CONTINUED if continued else _STOPPED[self.after]).format(at=at)
@@ -69,7 +69,7 @@ class Resumption(BaseModel):
         return clipped(text, budget, count)
 
 
-_MOST_CALLS: Final = 3
+_MAX_CALLS: Final = 3
 """Calls in flight that the summary names."""
 
 _ONE: Final = {

@@ -21,7 +21,7 @@ from ...queues.errors import ConfigurationError
 from .backend import Backend, EmbedderIdentity, Near, Where
 from .embedders import Embedder, Vector, embed
 from .errors import MemoryStoreUnavailable
-from .memory import LONGEST_TEXT, FoundMemory, Memory, NewMemory, RelatedMemory, strength
+from .memory import MAX_TEXT_LENGTH, FoundMemory, Memory, NewMemory, RelatedMemory, strength
 from .text import UNRELATED, content_words, digest, has_words, normal
 
 RANK_CONSTANT: Final = 60
@@ -165,7 +165,7 @@ class HybridStore:
             raise ValueError(f"floor must be a cosine, -1 to 1, got {floor!r}")
         if limit < 1 or not query.strip():
             return []
-        query = query[:LONGEST_TEXT]
+        query = query[:MAX_TEXT_LENGTH]
         where, depth = Where.of(owner, type, tags, subject), max(_LEAST_DEPTH, _DEPTH * limit)
         asked = content_words(query)
         worded = await self._backend.by_words(asked, where, depth) if asked else []
@@ -308,7 +308,7 @@ class HybridStore:
         return [None] * len(texts) if self._embedder is None else await embed(self._embedder, texts)
 
 
-_MOST: Final = 5
+_MAX: Final = 5
 """Largest number of older memories in the note of a result."""
 
 
@@ -328,7 +328,7 @@ def with_notes(found: Sequence[FoundMemory], known: Mapping[str, Memory]) -> lis
             shown.add(id(group))
             newest = max(group, key=lambda memory: (memory.updated, memory.created, memory.id))
             rest = sorted((memory for memory in group if memory.id != newest.id), key=lambda memory: -memory.updated)
-            related = tuple(_related(newest, memory) for memory in rest[:_MOST])
+            related = tuple(_related(newest, memory) for memory in rest[:_MAX])
             results[newest.id] = one.model_copy(update={"memory": newest, "related": related})
     return list(results.values())
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 from ..errors import first_problem
 from .errors import InvalidMemory
 
-LONGEST_TEXT = 32_768
+MAX_TEXT_LENGTH = 32_768
 """Largest length of a memory in characters. Store longer texts as artifacts and remember where they are."""
 
 _LABEL = 200
@@ -31,7 +31,7 @@ Line = Annotated[str, StringConstraints(max_length=_LABEL), AfterValidator(_with
 Label = Annotated[Line, StringConstraints(min_length=1)]
 Text = Annotated[
     str,
-    StringConstraints(min_length=1, max_length=LONGEST_TEXT, strip_whitespace=True),
+    StringConstraints(min_length=1, max_length=MAX_TEXT_LENGTH, strip_whitespace=True),
     AfterValidator(_without_null),
 ]
 Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -47,7 +47,7 @@ class MemoryLink(NamedTuple):
     id: Label
 
 
-_MOST_LINKS: Final = 8
+_MAX_LINKS: Final = 8
 
 
 class NewMemory(BaseModel):
@@ -73,7 +73,7 @@ class NewMemory(BaseModel):
     source: Annotated[str, StringConstraints(max_length=2_000), AfterValidator(_without_null)] = ""
     subject: Line = ""
     importance: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
-    links: Annotated[tuple[MemoryLink, ...], Field(max_length=_MOST_LINKS)] = ()
+    links: Annotated[tuple[MemoryLink, ...], Field(max_length=_MAX_LINKS)] = ()
 
 
 class Memory(NewMemory):
@@ -165,7 +165,7 @@ def strength(memory: Memory, now: float) -> float:
     return memory.importance * (1 + _GAIN * math.log1p(memory.accesses)) * math.exp(-_DECAY * days)
 
 
-_MOST_FORMER: Final = 5
+_MAX_FORMER: Final = 5
 
 
 def merged(old: Memory, new: Memory) -> Memory:
@@ -179,7 +179,7 @@ def merged(old: Memory, new: Memory) -> Memory:
     return linked(old, [*kept, *(link for link in new.links if link.id != old.id)]).model_copy(
         update={
             "text": new.text,
-            "former": tuple(former[-_MOST_FORMER:]),
+            "former": tuple(former[-_MAX_FORMER:]),
             "tags": tuple(dict.fromkeys((*old.tags, *new.tags))),
             "metadata": {**old.metadata, **new.metadata},
             "importance": max(old.importance, new.importance),
@@ -196,4 +196,4 @@ def linked(memory: Memory, links: Sequence[MemoryLink]) -> Memory:
     for link in (*memory.links, *links):
         latest.pop(link.id, None)
         latest[link.id] = link
-    return memory.model_copy(update={"links": tuple(latest.values())[-_MOST_LINKS:]})
+    return memory.model_copy(update={"links": tuple(latest.values())[-_MAX_LINKS:]})

@@ -28,7 +28,7 @@ UNRELATED: Final = (
 )
 """Sentences that have nothing in common but what all sentences have; they calibrate embedders."""
 
-_MOST_WORDS: Final = 64
+_MAX_WORDS: Final = 64
 """Largest number of words in a query; more do not improve it, and a long text as a query stays cheap."""
 
 
@@ -88,7 +88,7 @@ def digest(text: str, subject: str = "", source: str = "") -> str:
 def words(query: str) -> list[str]:
     """Return the distinct words of a query: letters and digits only, so none is an operator of a query language."""
     folded = unicodedata.normalize("NFKC", query).casefold()
-    return list(dict.fromkeys(_WORD.findall(folded)))[:_MOST_WORDS]
+    return list(dict.fromkeys(_WORD.findall(folded)))[:_MAX_WORDS]
 
 
 def content_words(query: str) -> list[str]:

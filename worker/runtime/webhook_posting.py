@@ -34,8 +34,8 @@ _TRANSIENT: Final = frozenset({408, 425, 429})
 """Client errors that may not repeat; every server error may not repeat either."""
 
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})\b")
-_LONGEST_LINE: Final = 8_192
-_MOST_LINES: Final = 64
+_MAX_LINE_LENGTH: Final = 8_192
+_MAX_LINES: Final = 64
 """Largest number of lines of a reply that are read: interim replies (1xx) precede the one that counts."""
 
 _LISTED: Final = 10
@@ -279,11 +279,11 @@ async def _exchange(target: WebhookTarget, request: bytes) -> int:
     parts = urlsplit(target.url)
     tls = await anyio.to_thread.run_sync(_tls) if parts.scheme == "https" else None
     port = parts.port or (443 if tls else 80)
-    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=tls, limit=_LONGEST_LINE)
+    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=tls, limit=_MAX_LINE_LENGTH)
     try:
         writer.write(request)
         await writer.drain()
-        for _ in range(_MOST_LINES):
+        for _ in range(_MAX_LINES):
             if not (line := await _line(reader)):
                 raise ConnectionError("the server closed the connection without a reply")
             if line.startswith(b"HTTP/"):
@@ -300,7 +300,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readline()
     except ValueError:
-        raise ConnectionError(f"the reply has a line of more than {_LONGEST_LINE} bytes") from None
+        raise ConnectionError(f"the reply has a line of more than {_MAX_LINE_LENGTH} bytes") from None
 
 
 @cache

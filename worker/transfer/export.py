@@ -222,7 +222,7 @@ FORMAT: Final = "perdure-task"
 
 VERSION: Final = 1
 
-_LONGEST: Final = 1 << 28
+_MAX_LENGTH: Final = 1 << 28
 """Largest size of a line in bytes."""
 
 
@@ -273,7 +273,7 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     A damaged file may yield lines before it raises.
     """
     found, number = hashlib.sha256(), 0
-    while text := file.readline(_LONGEST):
+    while text := file.readline(_MAX_LENGTH):
         number += 1
         try:
             line = orjson.loads(text)

@@ -28,14 +28,14 @@ VERSION: Final = 1
 IGNORE_FILE: Final = ".perdureignore"
 """File in a workspace with patterns of files that are not saved, one per line."""
 
-_LONGEST_PATH: Final = 1024
-_LONGEST_NAME: Final = 255
+_MAX_PATH_LENGTH: Final = 1024
+_MAX_NAME_LENGTH: Final = 255
 """Largest size of a path and of a name in it, in UTF-8 bytes."""
 
 _DEEPEST: Final = 64
 """Largest number of folders in which a file is."""
 
-_ROW: Final = 2 * _LONGEST_PATH + 128
+_ROW: Final = 2 * _MAX_PATH_LENGTH + 128
 """Largest size of a file's row in a manifest, in bytes: JSON escapes some characters."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -100,8 +100,8 @@ def check_path(path: str) -> str | None:
         size = len(path.encode())
     except UnicodeEncodeError:
         return "its name is not valid UTF-8"
-    if not 0 < size <= _LONGEST_PATH:
-        return f"a path must have 1 to {_LONGEST_PATH} bytes in UTF-8, got {size}"
+    if not 0 < size <= _MAX_PATH_LENGTH:
+        return f"a path must have 1 to {_MAX_PATH_LENGTH} bytes in UTF-8, got {size}"
     if _CONTROL.search(path):
         return "its name contains a control character"
     return _check_names(path.split("/"))
@@ -112,8 +112,8 @@ def _check_names(names: Sequence[str]) -> str | None:
         return "a path must stay within the workspace: no '..', and no '/' at its start or end"
     if len(names) > _DEEPEST + 1:
         return f"a file must be in at most {_DEEPEST} folders, got {len(names) - 1}"
-    if any(len(name.encode()) > _LONGEST_NAME for name in names):
-        return f"a name must have at most {_LONGEST_NAME} bytes in UTF-8"
+    if any(len(name.encode()) > _MAX_NAME_LENGTH for name in names):
+        return f"a name must have at most {_MAX_NAME_LENGTH} bytes in UTF-8"
     return None
 
 

@@ -186,8 +186,8 @@ async def test_a_session_takes_a_bounded_number_of_messages(
     address: SessionAddress,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns_module, "MOST_WAITING", 3)
-    monkeypatch.setattr(turns_module, "MOST_IDS", 2)
+    monkeypatch.setattr(turns_module, "MAX_WAITING", 3)
+    monkeypatch.setattr(turns_module, "MAX_IDS", 2)
     turns = [await send(gateway, namespace, str(number), message_id=str(number)) for number in range(3)]
     with pytest.raises(SessionFull, match="3 waiting messages"):
         await send(gateway, namespace, "4")
@@ -206,7 +206,7 @@ async def test_a_failed_turn_of_a_full_session_is_passed_over(
     address: SessionAddress,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns_module, "MOST_WAITING", 3)
+    monkeypatch.setattr(turns_module, "MAX_WAITING", 3)
     turns = [await send(gateway, namespace, f"m{n}") for n in range(3)]
     assert await end_turn(gateway, address, turns[0], SessionTurnEnd("failed", b"error"))
     turns.append(await send(gateway, namespace, "m3", skip_failed=True))

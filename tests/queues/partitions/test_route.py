@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perdure.queues.keys import Namespace
 from perdure.queues.partitions.assignment import READERS, assigned_partitions
-from perdure.queues.partitions.route import MOST_PARTITIONS, SINGLE, Generation, Route, UnreadableRoute, spread
+from perdure.queues.partitions.route import MAX_PARTITIONS, SINGLE, Generation, Route, UnreadableRoute, spread
 
 COUNTS = st.lists(st.integers(1, 40), max_size=6)
 
@@ -49,7 +49,7 @@ def test_an_invalid_route_is_refused(wrong: bytes) -> None:
         Route.decode(wrong)
 
 
-@pytest.mark.parametrize("count", [0, -1, MOST_PARTITIONS + 1])
+@pytest.mark.parametrize("count", [0, -1, MAX_PARTITIONS + 1])
 def test_a_count_out_of_range_is_refused(count: int) -> None:
     with pytest.raises(ValueError, match="1 to 1024"):
         SINGLE.changed(count)

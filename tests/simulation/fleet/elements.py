@@ -38,7 +38,7 @@ _SHARES: Final = {
 }
 """Shares of the runs that have an element. One that costs more than an ordinary run occurs less often."""
 
-_MOST_TASKS: Final = 6
+_MAX_TASKS: Final = 6
 """Tasks of a run with such an element at most."""
 
 _SPAN: Final = 4.8
@@ -154,7 +154,7 @@ def _with_lease(plan: Plan, random: Random, fault: _Draw) -> Plan:
 
 def _with_resharding(plan: Plan, random: Random, fault: _Draw) -> Plan:
     """Change the number of partitions while two callers enqueue."""
-    tasks = tuple(replace(task, key=random.choice(("", "a", "a"))) for task in plan.tasks[:_MOST_TASKS])
+    tasks = tuple(replace(task, key=random.choice(("", "a", "a"))) for task in plan.tasks[:_MAX_TASKS])
     times = (random.uniform(0.3, _SPAN), random.choice(tasks).at)  # at any time, or while tasks are stored
     changes = [fault(random, "reshard", random.choice(times)) for _ in range(random.choice((1, 1, 2)))]
     return replace(plan, tasks=tasks, slots=min(plan.slots, 2), again=random.choice((2.0, 4.0))).along(*changes)
@@ -167,7 +167,7 @@ def _with_deploy(plan: Plan, random: Random, fault: _Draw) -> Plan:
         added.append(fault(random, "deploy", random.uniform(0.3, 0.8 * _SPAN)))
         kind = random.choice(("flush scripts", "kill", "kill", "stop", "restart", "cut"))
         added.append(fault(random, kind, added[-1].at + random.uniform(0.2, 3.0)))
-    return replace(plan, clean=5.0, workers=min(plan.workers, 2), tasks=plan.tasks[:_MOST_TASKS]).along(*added)
+    return replace(plan, clean=5.0, workers=min(plan.workers, 2), tasks=plan.tasks[:_MAX_TASKS]).along(*added)
 
 
 def _with_sessions(plan: Plan, random: Random, fault: _Draw) -> Plan:
@@ -185,7 +185,7 @@ def _with_sessions(plan: Plan, random: Random, fault: _Draw) -> Plan:
     )
     kinds = random.choice(((), ("kill caller",), ("kill caller", "kill")))
     kills = [fault(random, kind, random.uniform(0.3, _SPAN)) for kind in kinds]
-    return replace(plan, sessions=sessions, clean=5.0, tasks=plan.tasks[:_MOST_TASKS]).along(*kills)
+    return replace(plan, sessions=sessions, clean=5.0, tasks=plan.tasks[:_MAX_TASKS]).along(*kills)
 
 
 def _with_supervisors(plan: Plan, random: Random, fault: _Draw) -> Plan:
@@ -216,7 +216,7 @@ def _with_supervisors(plan: Plan, random: Random, fault: _Draw) -> Plan:
     if random.random() < 0.4:  # what a supervisor tells Redis, or what goes before a quarantined task runs
         aimed = fault(random, random.choice(("cut", "late", "kill", "freeze", "lose tail")), random.uniform(0.3, _SPAN))
         faults.append(replace(aimed, on=random.choice(_AIMS)))
-    tasks = (*plan.tasks[:_MOST_TASKS], *poison)
+    tasks = (*plan.tasks[:_MAX_TASKS], *poison)
     return replace(plan, supervisors=supervisors, workers=random.choice((1, 1, 2)), tasks=tasks).along(*faults)
 
 

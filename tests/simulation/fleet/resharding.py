@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyOrder", "RecordPlaces", "ask_again", "reshard"]
 
-_MOST: Final = 3
+_MAX: Final = 3
 """Partitions of a queue at most."""
 
 
@@ -30,7 +30,7 @@ async def reshard(world: World, fault: Fault) -> None:
     async def act() -> None:
         if (producer := world.producer) is not None:
             try:
-                route = await set_partitions(producer.gateway, producer.namespace, "sim", 1 + fault.target % _MOST)
+                route = await set_partitions(producer.gateway, producer.namespace, "sim", 1 + fault.target % _MAX)
             except QueueError as error:
                 world.tell(f"resharding: {error}")
             else:

@@ -82,7 +82,7 @@ _RECOVERY: Final = 3.0
 _SERVER: Final = frozenset({"restart", "lose tail", "full", "pause server"})
 """Faults of the server, with which no command succeeds for a while."""
 
-_MOST_SHARED: Final = 2
+_MAX_SHARED: Final = 2
 """Processes that also run other tasks, of which one task may be the end."""
 
 
@@ -300,7 +300,7 @@ class SupervisorChecks:
         shared = self.shared[entry.task]
         if process.role() == "worker":
             shared.add(process.name)
-        most = _MOST_SHARED * (1 + self._world.replays[entry.task])
+        most = _MAX_SHARED * (1 + self._world.replays[entry.task])
         if len(shared) > most and not self._world.server.lost:
             self._world.checks.add("poison", f"{', '.join(sorted(shared))} have died of {entry.task}")
 

@@ -41,7 +41,7 @@ _PATIENCE: Final = 120
 _OBVIOUS: Final = 3
 """First runs, all of which find what no run can do without."""
 
-_MOST: Final = 60
+_MAX: Final = 60
 """Runs that need a guard of which so many are played without it."""
 
 _PER_PROCESS: Final = 20
@@ -171,7 +171,7 @@ def _all_guards() -> list[Guard]:
 
 def _play(surveyed: Survey, guard: Guard) -> str:
     """Play the runs that need a guard without it, in a process of their own."""
-    needed = surveyed.needed.get(str(guard), [])[:_MOST]
+    needed = surveyed.needed.get(str(guard), [])[:_MAX]
     return _run("--one", str(guard), "--played", ",".join(map(str, needed))) if needed else "no run needs it"
 
 

@@ -360,7 +360,7 @@ async def test_a_broken_message_is_named_and_can_be_dropped(settings: Settings, 
 
 
 async def test_a_send_to_a_full_inbox_is_retried_later(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "MOST_MESSAGES", 1)
+    monkeypatch.setattr(inbox, "MAX_MESSAGES", 1)
     app = App("mail", settings=settings)
 
     @app.task

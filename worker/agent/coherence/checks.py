@@ -31,7 +31,7 @@ _NUMBERED: Final = re.compile(
 )
 """Numbers that count how often something is said or called. The text has single spaces; other numbers belong to it."""
 
-LONGEST_LOOP: Final = 5
+MAX_LOOP: Final = 5
 """Calls of the longest loop that is recognised."""
 
 
@@ -102,7 +102,7 @@ def find_repeated(calls: Sequence[Call], repeats: int) -> tuple[Call, int] | Non
 def find_loop(calls: Sequence[Call], loops: int) -> tuple[Sequence[Call], int] | None:
     """Return 2 to 5 calls that were made in turn until now, and how often, if that is often enough."""
     keys = [call.identity for call in calls]
-    for length in range(2, LONGEST_LOOP + 1):
+    for length in range(2, MAX_LOOP + 1):
         cycle = keys[-length:]
         if len(cycle) < length or len(set(cycle)) < 2:
             continue

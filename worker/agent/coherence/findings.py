@@ -114,7 +114,7 @@ FINDINGS: Final = "#coherence"
 VERDICT: Final = "#judge"
 """Checkpoint field of the last verdict of the judge."""
 
-MOST_DISMISSED: Final = 100
+MAX_DISMISSED: Final = 100
 """Dismissed findings that are kept, the latest."""
 
 VERSION: Final = 1

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import anyio
 
-from ....queues.defaults import LONGEST
+from ....queues.defaults import MAX_SECONDS
 from ....queues.delivery.checkpoint import Entry, Kind
 from ....queues.errors import EntriesLost, LeaseLost
 from ....queues.event_log import TaskEvent, read_last_events
@@ -39,7 +39,7 @@ from ..background import in_background
 from .checks import RecentCalls, View, check_repetition, run_checks
 from .findings import (
     FINDINGS,
-    MOST_DISMISSED,
+    MAX_DISMISSED,
     VERDICT,
     Coherence,
     Finding,
@@ -50,7 +50,7 @@ from .findings import (
     key_of,
 )
 
-_LONGEST: Final = 2000
+_MAX_LENGTH: Final = 2000
 """Characters of an objection that are recorded."""
 
 _SHORTEST: Final = 0.05
@@ -183,7 +183,7 @@ class CoherenceMonitor(RunObserver):
             self._ask_judge()
             stuck = any(one.check == "progress" for one in self.findings)
             remaining = longest if stuck else longest - self._recent.idle
-            with anyio.move_on_after(max(_SHORTEST, min(remaining + _SHORTEST, LONGEST))):
+            with anyio.move_on_after(max(_SHORTEST, min(remaining + _SHORTEST, MAX_SECONDS))):
                 await self._check_due.wait()
             self._check_due.clear()
             try:
@@ -210,7 +210,7 @@ class CoherenceMonitor(RunObserver):
             return
         objection = ""
         try:
-            objection = str(await judge(self._view()) or "")[:_LONGEST]
+            objection = str(await judge(self._view()) or "")[:_MAX_LENGTH]
         except Exception:  # noqa: BLE001 - it may raise anything; it is asked again later
             logger.bind(task=run.envelope.task, id=run.id).exception("the judge of coherence failed")
             self._verdict = self._verdict.model_copy(update={"work": work})
@@ -308,7 +308,7 @@ class CoherenceMonitor(RunObserver):
         """Return the keys of dismissed findings with those that the latest events add, newest first."""
         data = [one.data for one in reversed(events) if one.type == "dismissed" and isinstance(one.data, dict)]
         keys = dict.fromkeys([*self._stored.dismissed, *(str(one.get("finding")) for one in data)])
-        return tuple(keys)[-MOST_DISMISSED:]
+        return tuple(keys)[-MAX_DISMISSED:]
 
     async def _store(
         self, mail: int, findings: Sequence[StoredFinding], *events: Entry, dismissed: tuple[str, ...]
@@ -340,7 +340,7 @@ class CoherenceMonitor(RunObserver):
 
     async def _hand_off(self) -> None:
         """Park the task until a message arrives. A message since the finding counts."""
-        review = ParkReason(LONGEST, "review", self._stored.mail)
+        review = ParkReason(MAX_SECONDS, "review", self._stored.mail)
         await self._run.park(review, grace=self._run.settings.grace)
 
 

@@ -170,7 +170,7 @@ def _sections(
             "Left by the former run",
             "former",
             [*doubtful, *_former(state, interruption)],
-            lambda _left, _most: "",
+            lambda _left, _max_count: "",
             all_of("former"),
             least=len(doubtful),
             first=True,
@@ -267,7 +267,7 @@ def _sections(
         "Memories for this step",
         "memories",
         list(memories),
-        lambda _left, _most: "",
+        lambda _left, _max_count: "",
         "`search_memory` finds them" if "search_memory" in tools else "",
         first=True,
     )

@@ -151,7 +151,7 @@ def to_openai(
 
 _BREAKPOINT: Final = "prompt_cache_breakpoint"
 
-_MOST_BREAKPOINTS: Final = 79
+_MAX_BREAKPOINTS: Final = 79
 """Most marks in a request: the API compares the latest 80, and sets one itself."""
 
 
@@ -179,7 +179,7 @@ def _with_latest_marks(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Remove the oldest marks if there are too many."""
     parts = [part for one in messages if isinstance(one["content"], list) for part in one["content"]]
     marked = [part for part in parts if _BREAKPOINT in part]
-    for part in marked[: max(0, len(marked) - _MOST_BREAKPOINTS)]:
+    for part in marked[: max(0, len(marked) - _MAX_BREAKPOINTS)]:
         del part[_BREAKPOINT]
     return messages
 

@@ -25,10 +25,10 @@ from ...log import log_wait
 from ..context.providers import MALFORMED
 
 _PAGE: Final = 200
-_MOST_SEARCHED: Final = 2_000
+_MAX_SEARCHED: Final = 2_000
 """Events that one search reads."""
 
-_MOST_FOUND: Final = 20
+_MAX_FOUND: Final = 20
 _EXCERPT: Final = 300
 _BINARY: Final = 0.1
 """Share of undecodable characters from which an artifact is not text."""
@@ -78,7 +78,7 @@ class Reader:
             before = start.id
         found: list[str] = []
         searched, last, complete = 0, before, False
-        while searched < _MOST_SEARCHED and len(found) < _MOST_FOUND and not complete:
+        while searched < _MAX_SEARCHED and len(found) < _MAX_FOUND and not complete:
             page = await _log_page(run, last or None)
             complete = len(page) < _PAGE
             for one in page:
@@ -88,7 +88,7 @@ class Reader:
                 searched, last = searched + 1, one.id
                 if (line := _matching(one, words)) is not None:
                     found.append(line)
-                    if len(found) == _MOST_FOUND:
+                    if len(found) == _MAX_FOUND:
                         complete = False
                         break
         lines = found or ["No event matches."]

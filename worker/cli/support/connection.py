@@ -83,7 +83,7 @@ class ConnectionOptions:
             address=settings.address,
             namespace=settings.namespace,
             payload_limit=settings.payload_limit,
-            large_limit=settings.largest_value,
+            large_limit=settings.max_value_size,
             result_ttl=settings.result_ttl,
             encryptor=settings.encryptor,
             replication=settings.replication,

@@ -12,7 +12,7 @@ from .output import timestamp
 
 Data = Mapping[str, Any]
 
-_LONGEST: Final = 160
+_MAX_LENGTH: Final = 160
 """Characters of one value. `--json` prints it in full."""
 
 
@@ -43,7 +43,7 @@ def _step(event: TaskEvent) -> str:
     return f"in {step}:" if step and event.type in _SENTENCES else step
 
 
-def _short(value: Any, longest: int = _LONGEST) -> str:
+def _short(value: Any, longest: int = _MAX_LENGTH) -> str:
     """Return a value on one line, cut to a length."""
     text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
     text = " ".join(text[: 4 * longest].split())

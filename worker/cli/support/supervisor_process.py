@@ -10,7 +10,7 @@ import typer
 
 from ...log import configure_process_log
 from ...runtime.children.child import WORKER_COMMAND, pass_redis_url
-from ...runtime.children.quarantine_pool import most_children
+from ...runtime.children.quarantine_pool import default_children
 from ...settings import load_settings
 from ...supervise.config import SupervisorConfig
 from ...supervise.supervisor import Supervisor
@@ -52,7 +52,7 @@ def supervisor_config(
     slots = processes * context.params["concurrency"]
     command = [*WORKER_COMMAND, *_arguments(context, _LEFT_OUT)]
     environment = pass_redis_url(context.params["redis_url"])
-    return SupervisorConfig(command, processes, isolated or most_children(slots), environment=environment, **options)
+    return SupervisorConfig(command, processes, isolated or default_children(slots), environment=environment, **options)
 
 
 def _arguments(context: typer.Context, without: Collection[str]) -> list[str]:

@@ -152,20 +152,20 @@ async def _compare(
 
 
 def _warn(past: PastState) -> None:
-    for problem in past.skipped[:_MOST]:
+    for problem in past.skipped[:_MAX]:
         note(f"skipped: {problem}")
-    if len(past.skipped) > _MOST:
-        note(f"skipped: {len(past.skipped) - _MOST} more")
+    if len(past.skipped) > _MAX:
+        note(f"skipped: {len(past.skipped) - _MAX} more")
 
 
-_MOST: Final = 5
-_LONGEST: Final = 200
+_MAX: Final = 5
+_MAX_LENGTH: Final = 200
 
 
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else orjson.dumps(value).decode()
     text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 3]}..."
 
 
 def _print_state(past: PastState) -> None:

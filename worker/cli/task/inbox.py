@@ -11,7 +11,7 @@ import orjson
 import typer
 from pydantic_core import from_json
 
-from ....queues.defaults import LONGEST
+from ....queues.defaults import MAX_SECONDS
 from ....queues.errors import Refused
 from ....queues.handle import TaskHandle
 from ....queues.inbox import InboxMessage, Sent, drop_message
@@ -151,5 +151,5 @@ def shown_inbox(record: Record) -> str | None:
 
 def shown_due(record: Record, when: Callable[[int | None], str | None]) -> str | None:
     """Return when the task is due, or None if it waits without a limit."""
-    endless = record.waits is not None and (record.due_at or 0) > LONGEST * 500
+    endless = record.waits is not None and (record.due_at or 0) > MAX_SECONDS * 500
     return None if endless else when(record.due_at)

@@ -418,7 +418,7 @@ async def read_step_result(run: Run, key: str, reference: bytes) -> bytes:
 
 
 def _check(run: Run, what: str, size: int) -> None:
-    limit = max(run.settings.largest_value, run.payload_limit)
+    limit = max(run.settings.max_value_size, run.payload_limit)
     if size > limit:
         raise PayloadTooLarge(what, size, limit, "large_limit")
 

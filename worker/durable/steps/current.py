@@ -260,16 +260,16 @@ def step_timeout(timeout: Duration | None) -> float | None:
         raise StepDefinitionError(str(error)) from None
 
 
-LONGEST_NAME: Final = 200
+MAX_NAME_LENGTH: Final = 200
 """Characters of the name of a step."""
 
 
 def check_name(what: str, name: object) -> None:
     """Raise `StepDefinitionError` if a step, its id or a scope cannot have this name."""
-    if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and "#" not in name):
+    if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH and "#" not in name):
         function = getattr(name, "__name__", None) if callable(name) else None
         remedy = "" if function is None else f": the name comes first, as in ctx.step({function!r}, {function})"
-        raise StepDefinitionError(f"{what} must be 1 to {LONGEST_NAME} characters without '#', got {name!r}{remedy}")
+        raise StepDefinitionError(f"{what} must be 1 to {MAX_NAME_LENGTH} characters without '#', got {name!r}{remedy}")
 
 
 _NOTE = 200

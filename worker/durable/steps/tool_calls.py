@@ -16,24 +16,24 @@ from ...journal.handoff.draft import TOOLS, ToolCalls, call_text, encode_note
 from ..run import Run, RunObserver
 from .current import StepOptions
 
-_MOST_LOGGED: Final = 16_384
+_MAX_LOGGED: Final = 16_384
 """Size in bytes of a result in the log, of arguments and of a reason; the checkpoint has the whole result."""
 
 _PARTS: Final = 4
 """Parts of an event's limit, of which the result, the arguments and the reason may have one each."""
 
-_MOST_OPEN: Final = 32
+_MAX_OPEN: Final = 32
 """Latest calls that are known to have started; of further ones, the notes in a large checkpoint are not found."""
 
-_MOST_TOOLS: Final = 50
+_MAX_TOOLS: Final = 50
 _OTHERS: Final = "others"
 """Number of tools that are counted by name, and the name under which any further ones are counted."""
 
 
-_LONGEST_REASON: Final = 200
+_MAX_REASON_LENGTH: Final = 200
 """Characters of the reason for a call in its note."""
 
-_MOST_REASONS: Final = 100
+_MAX_REASONS: Final = 100
 
 
 class CallReasons(RunObserver):
@@ -52,7 +52,7 @@ class CallReasons(RunObserver):
             reasons = cls()
             run.observe(reasons)
         reasons._reasons[call] = reason
-        if len(reasons._reasons) > _MOST_REASONS:
+        if len(reasons._reasons) > _MAX_REASONS:
             del reasons._reasons[next(iter(reasons._reasons))]
 
     @classmethod
@@ -80,7 +80,7 @@ class LoggedCall:
 
         What is too large for the log is cut: the call was made, and must not be made again because of its log.
         """
-        data, most = to_json(result), min(_MOST_LOGGED, run.payload_limit // _PARTS)
+        data, most = to_json(result), min(_MAX_LOGGED, run.payload_limit // _PARTS)
         clipped = len(data) if len(data) > most else None
         reasoning = self._options.reasoning
         return ToolCalled(
@@ -99,7 +99,7 @@ class LoggedCall:
         call, reason = call_text(self.name, self._arguments), self._options.reasoning
         if run.redact is not None:  # before the cut could split a secret
             call, reason = run.redact(call), run.redact(reason)
-        noted = f"{call}, because: {reason[:_LONGEST_REASON]}" if reason else call
+        noted = f"{call}, because: {reason[:_MAX_REASON_LENGTH]}" if reason else call
         note = encode_note(digest, self.name, noted)
         known = ToolCalls.decode(run.history.saved.get(TOOLS))
         known.open.append(key)
@@ -109,7 +109,7 @@ class LoggedCall:
         """Count the call, which is not in flight any more, and return the entry that stores this."""
         known = ToolCalls.decode(run.history.saved.get(TOOLS))
         counts = known.counts
-        name = self.name if self.name in counts or len(counts) < _MOST_TOOLS else _OTHERS
+        name = self.name if self.name in counts or len(counts) < _MAX_TOOLS else _OTHERS
         counts[name] = counts.get(name, 0) + 1
         if key in known.open:
             known.open.remove(key)
@@ -137,7 +137,7 @@ def _shortened(arguments: dict[str, Any], size: int, most: int, run: Run) -> dic
 
 
 def _saved(run: Run, known: ToolCalls) -> Entry:
-    data = run.history.saved[TOOLS] = known._replace(open=known.open[-_MOST_OPEN:]).encode()
+    data = run.history.saved[TOOLS] = known._replace(open=known.open[-_MAX_OPEN:]).encode()
     return Entry(Kind.SAVED, TOOLS, data)
 
 

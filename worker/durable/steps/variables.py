@@ -15,7 +15,7 @@ from typing import Any, Final
 _PURE: dict[int, types.CodeType] = {}
 """Code that has not set a variable, by its id: the hash of code is slow."""
 
-_MOST: Final = 10_000
+_MAX: Final = 10_000
 _UNSET: Final = object()
 
 
@@ -49,7 +49,7 @@ def _in_copy(driven: Coroutine[Any, Any, Any], code: types.CodeType | None) -> G
                 waiting = run(send, sent)
     except StopIteration as end:
         if code is not None and not _changed(before, context):
-            if len(_PURE) >= _MOST:
+            if len(_PURE) >= _MAX:
                 _PURE.clear()
             _PURE[id(code)] = code
         return end.value

@@ -251,13 +251,13 @@ _STOPPED: Final[dict[str, str]] = {
 }
 
 
-_LONGEST: Final = 4000
+_MAX_LENGTH: Final = 4000
 """Characters of a text that are shown. The budget of a document is what shortens texts (budget.py)."""
 
 
 def _flat(text: Any) -> str:
     """Return a text as one line that starts no structure."""
-    return quoted_line(str(text), _LONGEST)
+    return quoted_line(str(text), _MAX_LENGTH)
 
 
 def _line(text: Any) -> str:

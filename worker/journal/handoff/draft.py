@@ -335,8 +335,8 @@ def _text(value: Any) -> str:
 TOOLS: Final = "#tools"
 """Checkpoint key of the account of tool calls: a large checkpoint is not searched for notes."""
 
-_LONGEST_VALUE: Final = 80
-_LONGEST: Final = 300
+_MAX_VALUE_LENGTH: Final = 80
+_MAX_LENGTH: Final = 300
 """Characters of an argument, and of a call, that are shown."""
 
 
@@ -351,17 +351,17 @@ def call_text(name: str, arguments: Mapping[str, Any] | bytes) -> str:
             return name
         arguments = found
     shown = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
-    return f"{name}({shown if len(shown) <= _LONGEST else f'{shown[: _LONGEST - 3]}...'})"
+    return f"{name}({shown if len(shown) <= _MAX_LENGTH else f'{shown[: _MAX_LENGTH - 3]}...'})"
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, str) and len(value) > _LONGEST_VALUE:
-        value = f"{value[: _LONGEST_VALUE - 3]}..."
+    if isinstance(value, str) and len(value) > _MAX_VALUE_LENGTH:
+        value = f"{value[: _MAX_VALUE_LENGTH - 3]}..."
     try:
         text = orjson.dumps(value).decode()
     except TypeError:  # numbers that JSON does not have
         text = repr(value)
-    return text if len(text) <= 2 * _LONGEST_VALUE else f"{text[: 2 * _LONGEST_VALUE - 3]}..."
+    return text if len(text) <= 2 * _MAX_VALUE_LENGTH else f"{text[: 2 * _MAX_VALUE_LENGTH - 3]}..."
 
 
 def encode_note(digest: str, tool: str, call: str) -> bytes:

@@ -21,7 +21,7 @@ from ....queues.runtime import RUNTIME, ChildProcess
 from ....queues.supervisors import ChildInfo
 from ..supervisor_link import SUPERVISED, Role
 
-_LONGEST: Final = 1 << 20
+_MAX_LENGTH: Final = 1 << 20
 """Longest line in bytes that is accepted from a child; longer input is dropped."""
 
 
@@ -42,7 +42,7 @@ class MessageReader:
         for part in rest:
             self._dispatch(self._partial)
             self._partial = bytearray(part)
-        if len(self._partial) > _LONGEST:
+        if len(self._partial) > _MAX_LENGTH:
             self._partial.clear()
 
     def _dispatch(self, line: bytearray) -> None:

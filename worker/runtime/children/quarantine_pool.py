@@ -15,13 +15,13 @@ from ....queues.runtime import RUNTIME
 from ...log import logger
 from .child import Child, SupervisorTimings
 
-_MOST: Final = 16
+_MAX: Final = 16
 """Default limit of quarantine children: each is a process."""
 
 
-def most_children(slots: int) -> int:
+def default_children(slots: int) -> int:
     """Return the default limit of quarantine children for a number of slots."""
-    return max(2, min(_MOST, slots))
+    return max(2, min(_MAX, slots))
 
 
 class QuarantinePool:

@@ -25,7 +25,7 @@ from ..slots import Slots
 from ..stages.handler_call import time_limit_of
 from .loop_watchdog import stack_of_task
 
-_LONGEST: Final = 1.0
+_MAX_LENGTH: Final = 1.0
 _SHORTEST: Final = 0.02
 """Bounds of the interval between two checks, in seconds."""
 
@@ -61,7 +61,7 @@ class RunDeadlines:
         self._abandoned: set[Run] = set()
         limits = [settings.time_limit, settings.idle_limit, settings.stall_limit]
         limits += [task.idle_timeout for task in registry.values() if task.idle_timeout is not None]
-        self._interval = min(_LONGEST, max(_SHORTEST, min(limits) / 5))
+        self._interval = min(_MAX_LENGTH, max(_SHORTEST, min(limits) / 5))
         self._leaking_since = math.inf
         self.degraded: str | None = None
         """Why the worker should be replaced, else None."""

@@ -27,9 +27,9 @@ from ...log import FirstOfEach, logger
 _PATIENCE: Final = 5.0
 """Seconds that a client has to send its request, and to read the answer."""
 
-_MOST_CONNECTIONS: Final = 64
-_LONGEST_LINE: Final = 4_096
-_MOST_LINES: Final = 100
+_MAX_CONNECTIONS: Final = 64
+_MAX_LINE_LENGTH: Final = 4_096
+_MAX_LINES: Final = 100
 """Largest number of lines of a request."""
 
 _BACKLOG: Final = 512
@@ -109,14 +109,14 @@ class ProbeServer:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accept, sock=self._socket, limit=_LONGEST_LINE, backlog=_BACKLOG)
+        server = await asyncio.start_server(self._accept, sock=self._socket, limit=_MAX_LINE_LENGTH, backlog=_BACKLOG)
         async with server:
             await self._stop.wait()
             for writer in list(self._open):
                 writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= _MOST_CONNECTIONS:
+        if len(self._open) >= _MAX_CONNECTIONS:
             oldest = next(iter(self._open))
             del self._open[oldest]
             oldest.transport.abort()
@@ -188,13 +188,13 @@ async def _read_request(reader: asyncio.StreamReader) -> tuple[str, str, str]:
     if len(parts) != len(("method", "target", "version")) or not parts[2].startswith("HTTP/1."):
         raise _BadRequest(HTTPStatus.BAD_REQUEST, "the request is not HTTP/1.1")
     host = ""
-    for _ in range(_MOST_LINES):
+    for _ in range(_MAX_LINES):
         if not (line := await _line(reader)):
             return parts[0], parts[1], host
         name, _, value = line.partition(":")
         if name.casefold() == "host":
             host = value.strip()
-    raise _BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {_MOST_LINES} header fields")
+    raise _BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {_MAX_LINES} header fields")
 
 
 async def _line(reader: asyncio.StreamReader) -> str:
@@ -202,7 +202,7 @@ async def _line(reader: asyncio.StreamReader) -> str:
         line = await reader.readline()
     except ValueError:
         raise _BadRequest(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a line has more than {_LONGEST_LINE} bytes"
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a line has more than {_MAX_LINE_LENGTH} bytes"
         ) from None
     if not line.endswith(b"\n"):
         raise ConnectionError("the client has closed the connection")

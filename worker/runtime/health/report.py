@@ -33,11 +33,11 @@ CONSUMING: Final = "consuming"
 PROGRESS: Final = "progress"
 LEVELS: Final = (ALIVE, CONNECTED, CONSUMING, PROGRESS)
 
-_LONGEST_READ: Final = 20.0
+_MAX_READ: Final = 20.0
 """Seconds without a read after which the intake counts as stuck; longer than any blocking read."""
 
 
-_MOST_INCOHERENT: Final = 20
+_MAX_INCOHERENT: Final = 20
 """Limit of incoherent runs in a report, because reports are stored in Redis every few seconds."""
 
 
@@ -222,7 +222,7 @@ class Health:
             monitor = run.observer(CoherenceMonitor)
             if monitor is None or not (findings := monitor.findings):
                 continue
-            if (confused := confused + 1) > _MOST_INCOHERENT:
+            if (confused := confused + 1) > _MAX_INCOHERENT:
                 return
             yield IncoherentRun(run.id, run.envelope.task, tuple(dict.fromkeys(one.check for one in findings)))
 
@@ -278,7 +278,7 @@ class Health:
         if self._gate.dedicated or not self._gate.has_room:
             return Level(CONSUMING, True, "reserved for a quarantined task")
         since = self._clock() - intake.last_read
-        if since > _LONGEST_READ:
+        if since > _MAX_READ:
             return Level(CONSUMING, False, f"no read for {since:.0f} s", "restart this worker")
         return Level(CONSUMING, True, "reading messages")
 

@@ -20,7 +20,7 @@ from ....queues.transport.gateway import Gateway
 from ...log import logger
 from ...loop_errors import LoopErrors
 
-_LONGEST_SLEEP: Final = 1.0
+_MAX_SLEEP: Final = 1.0
 """Longest sleep in seconds, because a nudge may be lost."""
 
 _LOCK_TTL: Final = 2.5
@@ -86,7 +86,7 @@ class Promoter:
             self._woken = anyio.Event()
             now = RUNTIME.monotonic()
             await asyncio.gather(*(self._check(one) for one, when in self._next.items() if when <= now))
-            until_next = min(self._next.values(), default=now + _LONGEST_SLEEP) - RUNTIME.monotonic()
+            until_next = min(self._next.values(), default=now + _MAX_SLEEP) - RUNTIME.monotonic()
             with anyio.move_on_after(until_next):
                 await self._woken.wait()
 
@@ -98,7 +98,7 @@ class Promoter:
             wait = await self._promote(partition, take_over)
         except Exception as error:  # noqa: BLE001 - the other partitions are promoted
             self._errors.note(error, f"queue {partition.queue}, partition {partition.index}")
-            wait = _LONGEST_SLEEP
+            wait = _MAX_SLEEP
         if partition in self._next:
             self._next[partition] = min(self._next[partition], RUNTIME.monotonic() + wait)
 
@@ -115,7 +115,7 @@ class Promoter:
             self._touch_again(partition),
             promote_due(self._gateway, partition, on_requests=partial(self._cancel, partition)),
         )  # in one round trip
-        return _LONGEST_SLEEP if until_next is None else min(until_next, _LONGEST_SLEEP)
+        return _MAX_SLEEP if until_next is None else min(until_next, _MAX_SLEEP)
 
     async def _cancel(self, partition: Partition, requests: Sequence[bytes]) -> None:
         """Cancel tasks for producers, who may not. An error does not keep the due tasks waiting."""

@@ -196,7 +196,7 @@ async def test_tools_read_their_own_task_in_bounded_quoted_parts(app: App) -> No
 @pytest.mark.integration
 async def test_a_history_is_searched_in_bounded_parts(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "_PAGE", 5)
-    monkeypatch.setattr(readers, "_MOST_SEARCHED", 10)
+    monkeypatch.setattr(readers, "_MAX_SEARCHED", 10)
     seen, whole = list[str](), list[str]()
 
     @app.task

@@ -367,7 +367,7 @@ def test_list_continues_after_the_limit_with_a_cursor() -> None:
 
 
 def test_list_reads_on_until_a_task_matches_or_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_MOST_READ", "_CHUNK"):
+    for name in ("_MAX_READ", "_CHUNK"):
         monkeypatch.setattr(f"perdure.queues.inspection.timeline.{name}", 2)
     oldest = enqueue(*ADD, "--tag", "rare")
     for _ in range(6):
