@@ -131,14 +131,21 @@ async def test_a_command_prepares_a_server_for_producers(
 
 
 async def test_a_worker_registers_the_queue_of_a_producer(
-    users: dict[str, Settings], node: Node, namespace: Namespace, caplog: pytest.LogCaptureFixture
+    users: dict[str, Settings],
+    node: Node,
+    namespace: Namespace,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    source = logging.getLogger("perdure.queues.junk")  # whatever a worker of another test has set above it
+    monkeypatch.setattr(source, "handlers", [caplog.handler])
+    monkeypatch.setattr(source, "propagate", False)
     version = node.info("server")["redis_version"]
     if version.startswith("6."):
         pytest.skip("Redis 6.2 has no rights to read keys only: the producer registers its queue")
     async with producer_of(users["operator"]) as operator:
         await operator.gateway.load_scripts()
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.WARNING, source.name):
             async with app_of(users["producer"]) as app:
                 handle = await app.tasks["echo"].enqueue("a")
                 assert await list_queues(operator.gateway, namespace) == []
