@@ -30,7 +30,7 @@ def remove(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_memories_in_postgresql_need_psycopg(remove: Callable[..., None]) -> None:
-    remove("psycopg", "perdure.worker.memory.postgres.backend")
+    remove("psycopg", "perdure.worker.memory.postgres")
     settings = load_settings(memory="postgresql://user:secret@host/db")
     with pytest.raises(ConfigurationError) as raised:
         make_store(settings)

@@ -2,15 +2,16 @@
 
 The package knows nothing of steps, events and agents; `ctx.memory` is in worker/durable/task_memory.py.
 
-    memory.py     Memory: its fields, strength, merge of two equal ones
-    hybrid.py     HybridStore: add, search, prune, reembed
-    backend.py    protocol of a database; one call is one transaction
-    sqlite/       backend for the workers of one host
-    postgres/     backend for the workers of several hosts
-    embedders.py  Embedder protocol, calls of embedders, HashingEmbedder
-    text.py       normal form of a text, words of a query
-    factory.py    settings to a store; the one store of a process
-    errors.py     error tree
+    memory.py         Memory: its fields, strength, merge of two equal ones
+    hybrid.py         HybridStore: add, search, prune, reembed
+    backend.py        tables and statements of both databases; one call is one transaction
+    sqlite.py         SQLite, for the workers of one host; salvage of a damaged file
+    sqlite_driver.py  a connection, by apsw or sqlite3; translation of errors
+    postgres.py       PostgreSQL, for the workers of several hosts
+    embedders.py      Embedder protocol, calls of embedders, HashingEmbedder
+    text.py           normal form of a text, words of a query
+    factory.py        settings to a store; the one store of a process
+    errors.py         error tree
 
 Writes carry idempotency keys, since a step that is cut off runs again. The vectors of a store belong to one embedder;
 `reembed` changes it while the store stays in use.
@@ -36,8 +37,7 @@ from .memory import FoundMemory, Memory, MemoryLink, NewMemory, RelatedMemory, n
 if TYPE_CHECKING:
     from .embedders import Embedder, HashingEmbedder
     from .hybrid import HybridStore, Policy
-    from .sqlite.backend import SqliteBackend
-    from .sqlite.salvage import Salvage
+    from .sqlite import Salvage, SqliteBackend
 
 __all__ = [
     "Embedder",
@@ -72,8 +72,8 @@ _HOMES = {
     "HashingEmbedder": ".embedders",
     "HybridStore": ".hybrid",
     "Policy": ".hybrid",
-    "Salvage": ".sqlite.salvage",
-    "SqliteBackend": ".sqlite.backend",
+    "Salvage": ".sqlite",
+    "SqliteBackend": ".sqlite",
 }
 
 if not TYPE_CHECKING:  # with __getattr__, a type checker accepts any name

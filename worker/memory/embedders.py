@@ -44,7 +44,7 @@ class Embedder(Protocol):
         dimension: Length of a vector.
 
     An attribute `floor` sets the similarity from which a memory matches a query. Without one it is calibrated, see
-    relevance.py.
+    hybrid.py.
     """
 
     @property

@@ -36,12 +36,12 @@ def make_store(settings: Settings, *, clock: Callable[[], float] = time.time) ->
     # imported here, since many workers never open a store
     from .embedders import load_embedder
     from .hybrid import HybridStore
-    from .sqlite.backend import SqliteBackend
+    from .sqlite import SqliteBackend
 
     embedder = load_embedder(settings.embedder) if settings.embedder else None
     if is_postgres(settings.memory):
         try:
-            from .postgres.backend import PostgresBackend  # imports psycopg, an extra
+            from .postgres import PostgresBackend  # imports psycopg, an extra
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in ("psycopg", "psycopg_pool"):
                 raise

@@ -18,7 +18,7 @@ from typing import Final, Literal, Self
 from uuid_utils import uuid7
 
 from ...queues.errors import ConfigurationError
-from .backend import Backend, EmbedderIdentity, Near, Where
+from .backend import EmbedderIdentity, Near, SqlBackend, Where
 from .embedders import Embedder, Vector, embed
 from .errors import MemoryStoreUnavailable
 from .memory import MAX_TEXT_LENGTH, FoundMemory, Memory, NewMemory, RelatedMemory, strength
@@ -64,7 +64,7 @@ class HybridStore:
     """
 
     def __init__(
-        self, backend: Backend, embedder: Embedder | None = None, *, clock: Callable[[], float] = time.time
+        self, backend: SqlBackend, embedder: Embedder | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
         """Wrap a backend. clock: returns seconds since 1970."""
         self._backend = backend
@@ -198,13 +198,13 @@ class HybridStore:
 
     async def _near(self, query: str, where: Where, depth: int, floor: float | None) -> builtins.list[Near]:
         [vector] = await self._embed([query])
-        if vector is None or self._embedder is None:
+        if vector is None or self._embedder is None or self._known is None:
             return []
         if floor is None:
             if self._floor is None:
                 self._floor = await calibrated_floor(self._embedder)
             floor = self._floor
-        return relevant(await self._backend.by_vector(vector, where, depth), floor)
+        return relevant(await self._backend.by_vector(self._known, vector, where, depth), floor)
 
     async def _with_notes(self, found: Sequence[FoundMemory]) -> builtins.list[FoundMemory]:
         wanted = {one.memory.id for one in found} | {link.id for one in found for link in one.memory.links}

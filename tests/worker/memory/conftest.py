@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from perdure.worker.memory import HybridStore, SqliteBackend
-from perdure.worker.memory.postgres.backend import PostgresBackend
+from perdure.worker.memory.postgres import PostgresBackend
 
 from tests.support.memory_stores import Stores
 from tests.support.servers.postgres import PostgresServer, find_postgres

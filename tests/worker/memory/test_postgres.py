@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import psycopg
 import pytest
-from perdure.worker.memory import HybridStore, MemoryStoreUnavailable, NotAMemoryStore, VectorsUnavailable
-from perdure.worker.memory.postgres import schema
-from perdure.worker.memory.postgres.backend import PostgresBackend
+from perdure.worker.memory import HybridStore, MemoryStoreUnavailable, NotAMemoryStore, VectorsUnavailable, postgres
+from perdure.worker.memory.postgres import PostgresBackend
 
 from tests.support.memory_stores import Numbers, remember
 from tests.support.servers.postgres import PostgresServer, find_postgres
+from tests.support.workers import wait_until
 
 pytestmark = pytest.mark.skipif(find_postgres() is None, reason="there is no PostgreSQL wheel for this host")
 
@@ -34,7 +36,7 @@ async def test_a_restarted_server_is_used_again(url: str, postgres_server: Postg
 
 
 async def test_without_the_extension_only_words_are_searched(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "_EXTENSION", "not_installed")
+    monkeypatch.setattr(postgres, "_EXTENSION", "not_installed")
     with pytest.raises(VectorsUnavailable, match="the server has no pgvector; install it"):
         await HybridStore(PostgresBackend(url), Numbers()).open()
     async with HybridStore(PostgresBackend(url)) as store:
@@ -92,3 +94,20 @@ async def test_a_lock_held_for_too_long_is_reported(url: str) -> None:
             with pytest.raises(MemoryStoreUnavailable, match="another process has held a lock"):
                 await store.touch([one.id])
         assert await store.touch([one.id]) == 1
+
+
+async def test_a_memory_that_is_forgotten_during_its_repetition_is_stored_again(url: str) -> None:
+    async with HybridStore(PostgresBackend(url)) as store:
+        [first] = await remember(store, "x")
+        with psycopg.connect(url) as other, psycopg.connect(url, autocommit=True) as watcher:
+            other.execute("DELETE FROM perdure_memories")
+            adding = asyncio.create_task(remember(store, "x"))
+
+            async def waits() -> object:
+                return watcher.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone()
+
+            await wait_until(waits, "wait for the lock")
+            other.commit()
+        [again] = await adding
+        assert again.id != first.id
+        assert await store.list() == [again]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import psycopg
 import pytest
-from perdure.worker.memory import HybridStore, Memory, MemoryLink, Salvage, SqliteBackend, new_memory
+from perdure.worker.memory import HybridStore, Memory, MemoryLink, SqliteBackend, new_memory
 from perdure.worker.memory.backend import Near
 from perdure.worker.memory.hybrid import relevant
 
@@ -227,39 +225,6 @@ async def test_the_floor_of_an_embedder_is_calibrated_once(stores: Stores) -> No
             assert await store.search("query") == []  # 0.9988 and 0.707 are below the calibrated 1
         assert embedder.calls == 5
         assert len(await store.search("query", floor=0.9)) == 1
-
-
-def former_sqlite(path: Path) -> None:
-    """Turn a store into that of the former version."""
-    connection = sqlite3.connect(path)
-    connection.execute("ALTER TABLE memories DROP COLUMN subject")
-    connection.execute("ALTER TABLE memories DROP COLUMN links")
-    connection.execute("UPDATE memories SET digest = '6e6f74'")
-    connection.commit()
-    connection.close()
-
-
-def former_postgres(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("ALTER TABLE perdure_memories DROP COLUMN subject, DROP COLUMN links")
-        connection.execute("UPDATE perdure_memories SET digest = '6e6f74'")
-
-
-async def test_a_store_of_the_former_version_is_upgraded(stores: Stores, place: str) -> None:
-    async with stores() as store:
-        [old] = await remember(store, "cats sleep", source="mail")
-    if "://" in place:
-        former_postgres(place)
-    else:
-        former_sqlite(Path(place))
-        assert list(Salvage(Path(place))) == [old]
-    for _ in range(2):
-        async with stores() as store:
-            [kept] = await store.list()
-            assert kept.model_copy(update={"accesses": 0}) == old
-            assert (await store.add(new_memory("Cats sleep", source="mail"))).id == old.id
-            assert len(await store.search("cats")) == 1
-            old = (await store.list())[0].model_copy(update={"accesses": 0})
 
 
 async def test_links_are_exported_and_restored(stores: Stores, tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from perdure.worker.memory import (
     SqliteBackend,
     VectorsUnavailable,
     new_memory,
+    sqlite,
+    sqlite_driver,
 )
 from perdure.worker.memory.backend import EmbedderIdentity
-from perdure.worker.memory.sqlite import driver, schema
-from perdure.worker.memory.sqlite.driver import Database, open_database
+from perdure.worker.memory.sqlite_driver import Database, open_database
 
 from tests.support.memory_stores import Angles, Numbers, remember
 
@@ -193,7 +194,7 @@ async def test_an_impossible_place_is_named(tmp_path: Path) -> None:
 
 
 async def test_without_the_extra_only_words_are_searched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "find_spec", lambda name: None)
+    monkeypatch.setattr(sqlite_driver, "find_spec", lambda name: None)
     async with store_at(path, wait=0.05) as store:
         [one] = await remember(store, "The deploy failed")
         await remember(store, "the DEPLOY failed!")
@@ -218,7 +219,7 @@ async def test_a_store_works_with_and_without_the_extra_in_turn(path: Path, monk
     async with HybridStore(SqliteBackend(path), Numbers()) as store:
         [one] = await remember(store, "1 of all")
     with monkeypatch.context() as without:
-        without.setattr(driver, "find_spec", lambda name: None)
+        without.setattr(sqlite_driver, "find_spec", lambda name: None)
         async with store_at(path) as store:
             await store.add(new_memory("1 of all!"))  # deletes the vector of the earlier text
             await store.forget([one.id])
@@ -276,13 +277,13 @@ async def test_a_vector_of_a_text_that_has_changed_is_not_stored(path: Path) -> 
 
 async def test_concurrent_creation_of_tables_succeeds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await filled(path, 1)
-    version = schema._version
+    version = sqlite._version
     before = [0, 0]  # versions read before the lock: the other process has not committed
 
     def look(database: Database) -> int:
         return before.pop() if before else version(database)
 
-    monkeypatch.setattr(schema, "_version", look)
+    monkeypatch.setattr(sqlite, "_version", look)
     async with store_at(path) as second:
         assert await second.count() == 1
     assert not before
@@ -305,7 +306,7 @@ async def test_opening_waits_for_another_process_that_creates_the_file(
             waits.set()
             time.sleep(seconds)
 
-    monkeypatch.setattr(schema, "time", Clock)
+    monkeypatch.setattr(sqlite, "time", Clock)
     second = store_at(path)
     opening = asyncio.create_task(second.open())
     waiting = asyncio.create_task(asyncio.to_thread(waits.wait, 30))

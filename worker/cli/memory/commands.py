@@ -27,7 +27,7 @@ from ...memory.errors import InvalidMemory
 from ...memory.factory import is_postgres, make_store, store_path
 from ...memory.hybrid import HybridStore, Policy
 from ...memory.memory import FoundMemory, Memory, NewMemory, new_memory, strength
-from ...memory.sqlite.salvage import Salvage
+from ...memory.sqlite import Salvage
 from ...settings import Settings, load_settings
 from ..enqueue import problem
 from ..support.connection import warn_of_password

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
-from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreUnavailable, NotAMemoryStore, VectorsUnavailable
+from .backend import Transaction
+from .errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreUnavailable, NotAMemoryStore, VectorsUnavailable
+
+R = TypeVar("R")
 
 _INSTALL: Final = "pip install 'perdure[vectors]'"
 
@@ -87,6 +90,16 @@ class Database:
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with _translated_errors(self.path, self._wait):
             return self._driver.run(sql, values)
+
+    def follow(self, transaction: Transaction[R]) -> R:
+        """Run the statements of a transaction; return its result."""
+        try:
+            statement, values = next(transaction)
+            while True:
+                statement, values = transaction.send(self.run(statement, *values))
+        except StopIteration as end:
+            result: R = end.value
+            return result
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
