@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-build test-python test-wheel dist coverage test-system test-cluster test-redis62 failover check format
-.PHONY: model simulate fuzz bounded evaluate chaos bench bench-scale bench-peers clean
+.PHONY: model replay simulate fuzz bounded evaluate chaos bench bench-scale bench-peers clean
 
 help:
 	@printf '%s\n' \
@@ -33,6 +33,7 @@ help:
 	  'make check        ruff, mypy --strict, basedpyright, import layers' \
 	  'make format       format the code and sort its imports' \
 	  'make model        a thousand random sequences of all scripts, compared with a model (MODEL_SEED, MODEL_RUNS)' \
+	  'make replay       stop each handler of a suite at each write, and retry it after each call (REPLAY_SEED)' \
 	  'make simulate     a thousand runs of the whole system under virtual time, with faults (SEEDS, SEED)' \
   'make fuzz         ten thousand hostile messages, and as many mutations of all keys (FUZZ_SEED, FUZZ_COUNT)' \
 	  'make bounded      100,000 tasks of all outcomes, which leave no key in Redis and no memory in the worker' \
@@ -153,6 +154,11 @@ model: export MODEL_ACTS ?= 60
 model: export MODEL_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 model: install
 	$(BIN)/python -m pytest tests/model -rP $(UNLIMITED)
+
+# REPLAY_SEED: chooses where processes are killed.
+replay: export REPLAY = all
+replay: install
+	$(PYTEST) tests/replay $(UNLIMITED)
 
 # SEEDS: number of runs; SEED: the first one. One run: python -m tests.simulation --seed N
 simulate: SEEDS ?= 1000

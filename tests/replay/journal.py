@@ -1,0 +1,142 @@
+"""Journal of what happened outside of a task, and of what its handler saw of its recorded calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+from perdure import Context
+from perdure.worker.durable.run import Run
+from perdure.worker.durable.step_caller import StepCaller
+
+_CALL: ContextVar[str] = ContextVar("replay_call", default="")
+"""The recorded call that runs here."""
+
+MUTED: ContextVar[Callable[[], bool]] = ContextVar("replay_muted", default=lambda: False)
+"""Returns whether the process of the code that runs here is dead, so that what it still does never happened."""
+
+
+class Journal:
+    """File to which all processes append lines: `effect`, `begin` and `end` of a call, and `run`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def write(self, **line: Any) -> None:
+        """Append a line, unless the process is dead."""
+        if not MUTED.get()():
+            with self.path.open("ab") as file:
+                os.write(file.fileno(), json.dumps(line).encode() + b"\n")
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+
+    # outside of the task
+
+    def call(self, name: str) -> int:
+        """Note a call of an external service; return how many there were, including this one."""
+        self.write(effect=name, call=_CALL.get())
+        return self.count(name)
+
+    def count(self, name: str) -> int:
+        """Return how often an external service was called."""
+        return sum(line.get("effect") == name for line in self.lines())
+
+
+class AttemptFailed(BaseException):
+    """Raised from a recorded call to end the attempt there."""
+
+
+class Observer:
+    """Notes what the handler sees of each recorded call.
+
+    fails_after: Number of the call of the handler's own asyncio task after whose end the attempt fails.
+    """
+
+    def __init__(self, journal: Journal, fails_after: int | None = None) -> None:
+        self._journal = journal
+        self.fails_after = fails_after
+        self.calls = 0
+        self._tasks: dict[asyncio.Task[Any] | None, int] = {}
+        self._numbers: dict[str, int] = {}
+
+    def begin_run(self) -> None:
+        """Note that a run of the handler begins."""
+        self._numbers.clear()
+        self._journal.write(run=True)
+
+    def _label(self, what: str) -> str:
+        self._numbers[what] = number = self._numbers.get(what, 0) + 1
+        return what if number == 1 else f"{what} #{number}"
+
+    async def observe(self, run: Run, what: str, call: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.current_task()
+        place = 0 if task is run.task else self._tasks.setdefault(task, len(self._tasks) + 1)
+        label, nested = self._label(what), _CALL.get()
+        token = _CALL.set(label)
+        write = self._journal.write
+        try:
+            write(begin=label, task=place, within=nested)
+            value = await call
+        except Exception as error:
+            write(end=label, task=place, within=nested, raised=f"{type(error).__name__}: {error}")
+            self._count(place, nested)
+            raise
+        except asyncio.CancelledError:
+            if not run.stopped:
+                write(end=label, task=place, within=nested, raised="cut off")
+            raise
+        finally:
+            _CALL.reset(token)
+        shown = repr(getattr(value, "content", value))  # the ids of messages differ
+        write(end=label, task=place, within=nested, value=shown)
+        self._count(place, nested)
+        return value
+
+    def _count(self, place: int, nested: str) -> None:
+        if place or nested or MUTED.get()():
+            return
+        self.calls += 1
+        if self.calls == self.fails_after:
+            raise AttemptFailed
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the recorded calls of all contexts."""
+        with (
+            patch.object(StepCaller, "step", self._watched(StepCaller.step)),
+            patch.object(StepCaller, "tool", self._watched(StepCaller.tool)),
+            patch.object(StepCaller, "inbox", self._watched(StepCaller.inbox)),
+            patch.object(StepCaller, "ask", self._watched(StepCaller.ask)),
+            patch.object(Context, "send", self._watched(Context.send)),
+            patch.object(Context, "decide", self._watched(Context.decide)),
+            patch.object(Context, "discover", self._watched(Context.discover)),
+            patch.object(Context, "add_message", self._watched(Context.add_message)),
+        ):
+            yield
+
+    def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(caller: Any, *args: Any, **kwargs: Any) -> Any:
+            shown = [_shown(arg) for arg in (*args, *kwargs.values())]
+            what = f"{method.__name__}({', '.join(shown)})"
+            return self.observe(caller._run, what, method(caller, *args, **kwargs))
+
+        return call
+
+
+STEPS: Final = ("step(", "tool(", "ask(", "send(")
+"""Calls whose result is confirmed before they return."""
+
+
+def _shown(value: object) -> str:
+    return getattr(value, "__name__", None) or repr(value) if callable(value) else repr(value)
