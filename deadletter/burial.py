@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from ..queues.partitions.route import registered_retention
 from ..queues.security.encryption import ERROR
 from ..queues.security.redaction import Redaction
 from ..queues.transport.gateway import Gateway
+from ..queues.transport.pipelining import Argument
 from ..queues.transport.scripts import load_script
 from .error_text import error_text, traceback_text
 from .policy import Reason, members_of
@@ -101,6 +103,7 @@ async def bury(
     retention: float = DEFAULT_RETENTION,
     entries: int = 0,
     raw: bool | None = None,
+    changes: Sequence[Argument] = (),
 ) -> bool:
     """Turn the task into a dead letter and acknowledge its message.
 
@@ -110,6 +113,7 @@ async def bury(
         retention: Seconds.
         entries: Number of the run's last entry, without which the outcome is not stored; 0 if it needs none.
         raw: Keep the fields of the message as they are, because it is not an envelope. By default, if it is unreadable.
+        changes: Fields of the checkpoint and their values for a replay; an empty value deletes the field.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -137,6 +141,6 @@ async def bury(
     )
     kept_raw = int(reason is Reason.UNREADABLE if raw is None else raw)
     kept = (round(retention * 1000), registered_retention(retention))
-    answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, *kept, kept_raw])
+    answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, *kept, kept_raw, *changes])
     check_accepted(answer, task_id, "burial")
     return bool(answer == 1)

@@ -16,10 +16,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import anyio
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic import GetCoreSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, from_json, to_json
 
 from .delivery.due_set import CANCEL_REQUEST
 from .derived_tasks import MAX_HAND_OFFS, confirm_successor
@@ -62,6 +63,9 @@ T = TypeVar("T")
 _SERVED: ContextVar[Collection[str]] = ContextVar("perdure_served_queues", default=())
 """Queues of the worker in whose task the caller runs; empty outside of tasks."""
 
+_OPENER: ContextVar[Callable[..., TaskHandle[Any]] | None] = ContextVar("perdure_handle_opener", default=None)
+"""Makes handles from their JSON form in the tasks of a worker; None outside of tasks."""
+
 _OPEN: Final[Any] = object()
 """Default of a result that is not given: None is a result."""
 
@@ -82,13 +86,33 @@ _POLL_INTERVAL: Final = 30.0
 
 
 @asynccontextmanager
-async def serving(queues: Collection[str]) -> AsyncIterator[None]:
-    """Know, in all asyncio tasks that are started in the block, that their worker serves these queues."""
-    token = _SERVED.set(queues)
+async def serving(queues: Collection[str], opener: Callable[..., TaskHandle[Any]]) -> AsyncIterator[None]:
+    """Know, in all asyncio tasks that are started in the block, that their worker serves these queues.
+
+    opener: makes a handle from task id, partition and decoder.
+    """
+    served, opens = _SERVED.set(queues), _OPENER.set(opener)
     try:
         yield
     finally:
-        _SERVED.reset(token)
+        _OPENER.reset(opens)
+        _SERVED.reset(served)
+
+
+def place_of(handle: TaskHandle[Any]) -> dict[str, Any]:
+    """Return the JSON form of a handle: id, namespace, queue and partition of its task."""
+    at = handle.partition
+    return {"id": handle.id, "namespace": at.namespace, "queue": at.queue, "partition": at.index}
+
+
+def _open_handle(decode: Callable[[bytes], Any], place: Mapping[str, Any]) -> TaskHandle[Any]:
+    """Return a handle from its JSON form. Raises `ValueError` outside of a running task."""
+    if (opener := _OPENER.get()) is None:
+        raise ValueError(
+            f"a TaskHandle can be read from JSON only in a task that a worker runs: elsewhere, read its id and call "
+            f"find({place['id']!r}) of an app or a producer"
+        )
+    return opener(place["id"], Namespace(place["namespace"]).partition(place["queue"], place["partition"]), decode)
 
 
 class TaskHandle(Generic[R]):
@@ -123,6 +147,35 @@ class TaskHandle(Generic[R]):
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.id!r}, queue={self.partition.queue!r})"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are handles of the same task."""
+        return isinstance(other, TaskHandle) and (self.id, self.partition) == (other.id, other.partition)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.partition))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of handles in results and arguments: id and place of the task, see `place_of`."""
+        [declared] = get_args(source) or (Any,)
+        adapter = None if declared is Any or isinstance(declared, TypeVar) else TypeAdapter(declared)
+        decode: Callable[[bytes], Any] = from_json if adapter is None else adapter.validate_json
+        fields = ("id", "namespace", "queue")
+        form = core_schema.typed_dict_schema(
+            {name: core_schema.typed_dict_field(core_schema.str_schema()) for name in fields}
+            | {"partition": core_schema.typed_dict_field(core_schema.int_schema(ge=0))}
+        )
+        return core_schema.json_or_python_schema(
+            json_schema=core_schema.no_info_after_validator_function(partial(_open_handle, decode), form),
+            python_schema=core_schema.union_schema(
+                [
+                    core_schema.is_instance_schema(cls),
+                    core_schema.no_info_after_validator_function(partial(_open_handle, decode), form),
+                ]
+            ),
+            serialization=core_schema.plain_serializer_function_ser_schema(place_of, return_schema=form),
+        )
 
     async def record(self) -> Record:
         """Return the record. Raises `TaskNotFound` if there is no record, or not any more."""

@@ -260,18 +260,19 @@ class Producer:
         delay: Moment = 0.0,
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
+        same: Callable[[bytes, bytes], bool] | None = None,
     ) -> list[TaskHandle[R]]:
         """Enqueue encoded tasks in few round trips. All are checked before the first one is sent.
 
-        Each task is stored or not; the call is not a transaction. Raises `TaskExists` after the other tasks of the
-        batch are stored.
+        Each task is stored or not; the call is not a transaction. same: see `find_conflicts`. Raises `TaskExists` after
+        the other tasks of the batch are stored.
         """
         enqueuer = self._enqueuer(queue, delay, durability)
         listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
         ready = [self._ready(message, queue) for message in listed]
         if durability is not None:
             ready = [message.placed_by_id() for message in ready]
-        return [self._handle(*one, decode) async for one in self._stored(enqueuer, ready)]
+        return [self._handle(*one, decode) async for one in self._stored(enqueuer, ready, same)]
 
     async def send_stream(
         self,
@@ -295,14 +296,17 @@ class Producer:
                 yield self._handle(*one, decode)
 
     async def _stored(
-        self, enqueuer: BatchEnqueuer, messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage]
+        self,
+        enqueuer: BatchEnqueuer,
+        messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage],
+        same: Callable[[bytes, bytes], bool] | None = None,
     ) -> AsyncGenerator[tuple[str, Partition, bool]]:
         """Yield the ids and partitions of tasks that are stored, and whether they were before. Raises `TaskExists`."""
         batches = enqueuer.all(messages)
         async with aclosing(batches):
             async for batch in batches:
                 known = enqueuer.take_known()
-                conflicts = await find_conflicts(self.gateway, known) if known else {}
+                conflicts = await find_conflicts(self.gateway, known, same) if known else {}
                 existed = {message.id for _, message in known if message.own_id}
                 for task_id, partition in batch:
                     if task_id not in conflicts:
@@ -362,6 +366,10 @@ class Producer:
         cipher = encryptor.of(self.namespace.partition(queue), message.id)
         return message.encrypted(cipher, limit, store=self.gateway.value_store)
 
+    def handle_at(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
+        """Return the handle of a task that is known to be stored in a partition."""
+        return self._handle(task_id, partition, True, decode)
+
     def _handle(self, task_id: str, partition: Partition, existed: bool, decode: Callable[[bytes], R]) -> TaskHandle[R]:
         return TaskHandle(
             task_id,
@@ -410,3 +418,22 @@ def map_items(make: Callable[[T], U], many: Iterable[T] | AsyncIterable[T]) -> I
     if isinstance(many, AsyncIterable):
         return (make(one) async for one in many)
     return map(make, many)
+
+
+async def batched(many: Iterable[T] | AsyncIterable[T], size: int) -> AsyncGenerator[list[T]]:
+    """Yield lists of at most so many items."""
+    batch: list[T] = []
+    if isinstance(many, AsyncIterable):
+        async for item in many:
+            batch.append(item)
+            if len(batch) == size:
+                yield batch
+                batch = []
+    else:
+        for item in many:
+            batch.append(item)
+            if len(batch) == size:
+                yield batch
+                batch = []
+    if batch:
+        yield batch

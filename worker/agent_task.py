@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Generic
 
 import orjson
@@ -14,6 +15,7 @@ from ..queues.handle import TaskHandle
 from .agent.agent import Agent, S
 from .agent.state_type import StateType
 from .arguments import Arguments
+from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
 from .durable.middleware import EnqueueCall
 from .errors import InvalidArguments, first_problem
 from .task import Task, hooked_message
@@ -89,10 +91,19 @@ class AgentTask(Generic[S]):
                     arguments, secrets, task_id=task_id
                 ),
             )
-        if fresh:
-            return await producer.enqueue_fresh(message, queue=task.queue, decode=task.decode)
-        # The id stands for the goal: a key may stand for several texts, and some inputs are not part of a goal.
-        return await producer.send_one(message, queue=task.queue, decode=task.decode, same=lambda *_: True)
+
+        async def enqueue(_: Ids | None, *, planned: bool) -> list[TaskHandle[Any]]:
+            if fresh:
+                return [await producer.enqueue_fresh(message, queue=task.queue, decode=task.decode)]
+            # The id stands for the goal: a key may stand for several texts, and some inputs are not part of a goal.
+            return [await producer.send_one(message, queue=task.queue, decode=task.decode, same=lambda *_: True)]
+
+        if (run := enqueuing_run()) is None:
+            [handle] = await enqueue(None, planned=False)
+        else:
+            open_handle = partial(producer.handle_at, decode=task.decode)
+            [handle] = await enqueue_once(run, task.name, lambda: task_id.encode(), enqueue, open_handle, own_ids=True)
+        return handle
 
     def enqueue_sync(self, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any) -> TaskHandle[Any]:
         """Enqueue a goal from synchronous code, in any thread. See `enqueue` and `App.sync`."""

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+    Sized,
+)
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any, Concatenate, Final, Generic, Literal, Never, ParamSpec, Protocol, TypeVar, get_args
+
+import orjson
 
 from ..deadletter.policy import Retry
 from ..queues.defaults import unknown_option
 from ..queues.durations import Duration, Moment, seconds_until
+from ..queues.enqueueing import BatchLimits
 from ..queues.envelope import EnvelopeTemplate, Options, TaskMessage, make_options
 from ..queues.handle import TaskHandle
-from ..queues.producer import Key, Producer, key_of, map_items
+from ..queues.keys import Partition
+from ..queues.producer import Key, Producer, batched, key_of, map_items
 from ..queues.transport.replication import Replicated
 from .arguments import CALL_OPTIONS, CALL_WORDS, Arguments, type_hints
+from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
 from .durable.context import Context
 from .durable.middleware import Chain, EnqueueCall
+from .durable.run import Run
 from .durable.steps.codec import Codec
 from .durable.steps.current import Durability
 from .durable.sync.context import SyncContext, call_in_thread
@@ -77,6 +97,23 @@ def _yields(handler: Callable[..., Any]) -> bool:
 
 
 _NO_WISH = Options()
+
+Many = Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+
+TaskIds = str | Sequence[str] | Callable[[Mapping[str, Any]], str] | None
+"""Ids that the caller has chosen: for one task, or for many as a list or a function of each task's arguments."""
+
+IdsOfItems = Callable[[int, Mapping[str, Any]], str]
+"""Returns the id of one of many tasks from its number and its arguments."""
+
+
+def _always(_stored: bytes, _sent: bytes) -> bool:
+    return True
+
+
+def _shifted(ids: IdsOfItems, by: int, number: int, item: Mapping[str, Any]) -> str:
+    return ids(by + number, item)
+
 
 OnOrphan = Literal["warn", "fail"]
 
@@ -174,7 +211,7 @@ class Task(Generic[P, R]):
         delay: Moment = 0.0,
         queue: str | None = None,
         key: Key = None,
-        task_id: str | None = None,
+        task_id: TaskIds = None,
         headers: Mapping[str, str] | None = None,
         timeout: Duration | None = None,
         max_attempts: int | None = None,
@@ -193,7 +230,8 @@ class Task(Generic[P, R]):
             key: tasks of one key start in the order in which they were enqueued. For
                 `enqueue_many` and `enqueue_stream` it may be a function of the arguments.
             task_id: the caller's id for the task, which makes enqueuing idempotent: the call may be repeated with the
-                same arguments; `TaskExists` if the task that has the id differs.
+                same arguments; `TaskExists` if the task that has the id differs. For `enqueue_many` and
+                `enqueue_stream`, a list of ids or a function of the arguments.
             headers: text for the handler and for middleware, `ctx.headers`.
             timeout, max_attempts, result_ttl: in place of the task's.
             durability: "replicated" waits until replicas have the task, and raises `NotReplicated` if too few have it
@@ -218,7 +256,7 @@ class TaskCall(Generic[P, R]):
     delay: Moment = 0.0
     queue: str | None = None
     key: Key = None
-    task_id: str | None = None
+    task_id: TaskIds = None
     durability: Replicated | None = None
     headers: Mapping[str, str] | None = None
     limits: Options = _NO_WISH
@@ -228,28 +266,88 @@ class TaskCall(Generic[P, R]):
         """See `Task.enqueue`."""
         if callable(self.key):
             raise ValueError("key must be a text for one task; a function is for enqueue_many and enqueue_stream")
-        chain = self.task.app.enqueue_chain
+        own = self.task_id
+        if not (own is None or isinstance(own, str)):
+            raise ValueError("task_id must be a text for one task; a list and a function are for many tasks")
+        if (run := enqueuing_run()) is None:
+            return await self._enqueue(args, kwargs, own, self.task.arguments.same)
+
+        async def enqueue(ids: Ids | None, *, planned: bool) -> Sequence[TaskHandle[R]]:
+            task_id = own if ids is None else ids(0)
+            return [await self._enqueue(args, kwargs, task_id, _always if planned else self.task.arguments.same)]
+
+        def call() -> bytes:
+            return self._call_text([self.task.arguments.encode_call(args, kwargs)[0]])
+
+        [handle] = await enqueue_once(run, self.task.name, call, enqueue, self._handle, own_ids=own is not None)
+        return handle
+
+    async def _enqueue(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        task_id: str | None,
+        same: Callable[[bytes, bytes], bool],
+    ) -> TaskHandle[R]:
+        """Enqueue one task. same: see `find_conflicts`."""
+        chain, key = self.task.app.enqueue_chain, None if callable(self.key) else self.key
         if chain is None:
             arguments, secrets = self.task.arguments.encode_call(args, kwargs)
-            message = self.template.message(arguments, secrets, key=self.key, task_id=self.task_id)
+            message = self.template.message(arguments, secrets, key=key, task_id=task_id)
         else:
-            message = await self._hooked(chain, args, kwargs, self.key)
+            message = await self._hooked(chain, args, kwargs, key, task_id)
         return await self.task.app.producer.send_one(
             message,
             queue=self._queue,
             delay=self.delay,
             decode=self.task.decode,
             durability=self.durability,
-            same=self.task.arguments.same,
+            same=same,
         )
 
-    async def enqueue_many(
-        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], **unknown: Never
-    ) -> list[TaskHandle[R]]:
+    def _call_text(self, arguments: Iterable[bytes]) -> bytes:
+        """Return what tells a call in a handler from others of the same task."""
+        key = self.key if isinstance(self.key, str) else None
+        return b"\n".join([orjson.dumps([self._queue, key]), *arguments])
+
+    def _handle(self, task_id: str, partition: Partition) -> TaskHandle[R]:
+        return self.task.app.producer.handle_at(task_id, partition, self.task.decode)
+
+    async def enqueue_many(self, many: Many, **unknown: Never) -> list[TaskHandle[R]]:
         """See `Task.enqueue_many`."""
-        messages, producer = self._messages(many, unknown), self.task.app.producer
-        return await producer.send(
-            messages, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
+        self._refuse(unknown)
+        if (run := enqueuing_run()) is None:
+            return await self._enqueue_many(many, self._ids(many), None)
+        listed = [item async for item in many] if isinstance(many, AsyncIterable) else list(many)
+        return await self._enqueue_many_once(run, listed, self._ids(listed))
+
+    async def _enqueue_many_once(
+        self, run: Run, many: Sequence[Mapping[str, Any]], own: IdsOfItems | None
+    ) -> list[TaskHandle[R]]:
+        """Enqueue tasks in a handler. own: the ids that the caller has chosen."""
+
+        async def enqueue(ids: Ids | None, *, planned: bool) -> Sequence[TaskHandle[R]]:
+            chosen = own if ids is None else lambda number, _: ids(number)
+            return await self._enqueue_many(many, chosen, _always if planned else None)
+
+        def call() -> bytes:
+            encode = self.task.arguments.encode_call
+            return self._call_text(encode((), self._checked(item))[0] for item in many)
+
+        if not many:
+            return []
+        return list(await enqueue_once(run, self.task.name, call, enqueue, self._handle, own_ids=own is not None))
+
+    async def _enqueue_many(
+        self, many: Many, ids: IdsOfItems | None, same: Callable[[bytes, bytes], bool] | None
+    ) -> list[TaskHandle[R]]:
+        return await self.task.app.producer.send(
+            self._messages(many, ids),
+            queue=self._queue,
+            delay=self.delay,
+            decode=self.task.decode,
+            durability=self.durability,
+            same=same,
         )
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
@@ -268,29 +366,67 @@ class TaskCall(Generic[P, R]):
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], **unknown: Never
     ) -> AsyncIterator[TaskHandle[R]]:
         """See `Task.enqueue_stream`."""
-        messages, producer = self._messages(many, unknown), self.task.app.producer
-        return producer.send_stream(
-            messages, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
+        self._refuse(unknown)
+        ids = self._ids(many)
+        if (run := enqueuing_run()) is not None:
+            return self._stream_once(run, many, ids)
+        return self.task.app.producer.send_stream(
+            self._messages(many, ids),
+            queue=self._queue,
+            delay=self.delay,
+            decode=self.task.decode,
+            durability=self.durability,
         )
 
-    def _messages(
-        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], unknown: Collection[str]
-    ) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
+    async def _stream_once(self, run: Run, many: Many, ids: IdsOfItems | None) -> AsyncGenerator[TaskHandle[R]]:
+        """Enqueue tasks in a handler, in batches that are recorded."""
+        first, batches = 0, batched(many, BatchLimits().script)
+        async with aclosing(batches):
+            async for batch in batches:
+                own = None if ids is None else partial(_shifted, ids, first)
+                for handle in await self._enqueue_many_once(run, batch, own):
+                    yield handle
+                first += len(batch)
+
+    def _refuse(self, unknown: Collection[str]) -> None:
         if unknown:
             problem = f"got an unexpected keyword argument {next(iter(unknown))!r}{self.task.arguments.hint(unknown)}"
             raise InvalidArguments(self.task.name, problem)
-        if self.task_id is not None:
+
+    def _ids(self, many: Many) -> IdsOfItems | None:
+        """Return the function of the ids that the caller has chosen for many tasks. Raises `ValueError`."""
+        chosen = self.task_id
+        if chosen is None:
+            return None
+        if isinstance(chosen, str):
             raise ValueError(
-                "task_id must not be set for many tasks; enqueue each with an id of its own: "
-                f"{self.task.name}.options(task_id=...).enqueue(...)"
+                "task_id of many tasks must be a list of ids or a function of the arguments, got one id: "
+                f"{self.task.name}.options(task_id=lambda args: ...).enqueue_many(...)"
             )
+        if callable(chosen):
+            return lambda _, item: chosen(item)
+        given = len(many) if isinstance(many, Sized) else None
+        if given is not None and given != len(chosen):
+            raise ValueError(f"task_id must have an id for each of {given} sets of arguments, got {len(chosen)} ids")
+
+        def of(number: int, _: Mapping[str, Any]) -> str:
+            if number >= len(chosen):
+                raise ValueError(f"task_id must have an id for each set of arguments, got {len(chosen)} ids for more")
+            return chosen[number]
+
+        return of
+
+    def _messages(self, many: Many, ids: IdsOfItems | None) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
+        """Return the messages of many tasks. ids: None for new ones."""
         form, encode, key = self.template, self.task.arguments.encode_call, self.key
         if (chain := self.task.app.enqueue_chain) is not None:
-            return self._all_hooked(chain, many)
+            return self._all_hooked(chain, many, ids)
+        numbers = count()
 
         def build(item: Mapping[str, Any]) -> TaskMessage:
             args = self._checked(item)
-            return form.message(*encode((), args), key=key_of(key, args))
+            task_id = None if ids is None else ids(next(numbers), args)
+            return form.message(*encode((), args), key=key_of(key, args), task_id=task_id)
 
         return map_items(build, many)
 
@@ -302,22 +438,27 @@ class TaskCall(Generic[P, R]):
             raise InvalidArguments(self.task.name, problem)
         return item
 
-    async def _all_hooked(
-        self, chain: Chain, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> AsyncIterator[TaskMessage]:
+    async def _all_hooked(self, chain: Chain, many: Many, ids: IdsOfItems | None) -> AsyncIterator[TaskMessage]:
+        numbers = count()
+
+        async def build(item: Mapping[str, Any]) -> TaskMessage:
+            args = self._checked(item)
+            task_id = None if ids is None else ids(next(numbers), args)
+            return await self._hooked(chain, (), args, key_of(self.key, args), task_id)
+
         if isinstance(many, AsyncIterable):
-            async for arguments in many:
-                yield await self._hooked(chain, (), self._checked(arguments), key_of(self.key, arguments))
+            async for item in many:
+                yield await build(item)
         else:
-            for arguments in many:
-                yield await self._hooked(chain, (), self._checked(arguments), key_of(self.key, arguments))
+            for item in many:
+                yield await build(item)
 
     async def _hooked(
-        self, chain: Chain, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None
+        self, chain: Chain, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None, task_id: str | None
     ) -> TaskMessage:
         """Build one message within the enqueue hooks, which may add headers."""
         task, limits = self.task, self.limits
-        options: dict[str, Any] = {"key": key, "task_id": self.task_id, "durability": self.durability}
+        options: dict[str, Any] = {"key": key, "task_id": task_id, "durability": self.durability}
         options |= {"delay": seconds_until(self.delay, "delay") or None, "tags": self.tags or None}
         options |= {"timeout": limits.timeout, "max_attempts": limits.max_attempts, "result_ttl": limits.result_ttl}
         call = EnqueueCall(
@@ -333,7 +474,7 @@ class TaskCall(Generic[P, R]):
             template = self.template
             if call.headers:
                 template = EnvelopeTemplate(task.name, call.headers, limits, self.tags, app=task.app.name)
-            return template.message(arguments, secrets, key=key, task_id=self.task_id)
+            return template.message(arguments, secrets, key=key, task_id=task_id)
 
         return await hooked_message(chain, call, build)
 

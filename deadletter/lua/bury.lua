@@ -3,7 +3,8 @@
 -- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline
 -- ARGV  fence (4), last entry (see gap), task id, task name, reason, evidence (JSON), attempts, crashes, retention in
 --       milliseconds, the same rounded up to one that is registered, '1' if the message is not an envelope and its raw
---       fields are kept (the first 500: Lua cannot pass more than some thousand values to one command)
+--       fields are kept (the first 500: Lua cannot pass more than some thousand values to one command), then the changes
+--       of the checkpoint for the next attempt (see end_attempt)
 -- returns  0 refused, the lease has passed; 1 buried; 2 nothing was done, for the cancellation of the task was requested:
 --          the caller stores that it was cancelled; -1 - N refused, see gap
 -- Atomic: the message leaves the ready stream in the script that moves the payload from the record to the dead-letter
@@ -31,6 +32,9 @@ for i = 1, found and math.min(#found[2], 1000) or 0, 2 do
   letter[#letter + 1] = found[2][i + 1]
 end
 -- a key of another type ends the script here, before its first write
+if ARGV[15] then
+  redis.call('HEXISTS', KEYS[3], '')
+end
 redis.call('XRANGE', KEYS[4], '0-0', '0-0')
 redis.call('XRANGE', KEYS[5], '0-0', '0-0')
 redis.call('HEXISTS', KEYS[6], '')
@@ -62,4 +66,5 @@ redis.call('HSETNX', KEYS[6], 'sent', 0)
 redis.call('PEXPIRE', KEYS[6], ARGV[12])
 redis.call('DEL', KEYS[7])
 redis.call('PUBLISH', KEYS[2], 'dead')
+end_attempt(KEYS[3], 15, ARGV[12])
 return 1

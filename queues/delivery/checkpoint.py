@@ -93,6 +93,7 @@ class History:
         pages: Reads the rest of these, if the checkpoint is large.
         entries: Number of the last entry that a run wrote.
         events: Number of the last event that a run logged.
+        replays: How often a dead letter of the task was replayed.
         lost: Deliveries of the present message that ended without an outcome and were not returned.
         mail: Number of the last message that was sent to the task's inbox.
         quarantined: Whether the task was put into quarantine and has not survived the probation time since.
@@ -116,6 +117,7 @@ class History:
     pages: StepPages | None = None
     entries: int = 0
     events: int = 0
+    replays: int = 0
     lost: int = 0
     mail: int = 0
     cancel: bool = False
@@ -249,7 +251,8 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
     return None
 
 
-_NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
+_COUNTS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
+_NUMBERS: Final = (*_COUNTS, "replays")
 _FIELDS: Final = (*_NUMBERS, "format", "newer_since", "at", "alive", "suspect", "crash", "handed_from", "continued")
 
 _RECORD_BYTES: Final = DEFAULT_LARGE_LIMIT
@@ -275,7 +278,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         broken.append(f"{partition.steps(task_id)}: {problem.decode()}")
     *stored, suspect, crash, handed_from, continued = fields
     numbers = [_number(name, value, broken) for name, value in zip(_FIELDS, stored, strict=False)]
-    attempts, crashes, returns, excused, recent, recent_at, events, returned, entries = (
+    attempts, crashes, returns, excused, recent, recent_at, events, returned, entries, replays = (
         value or 0 for value in numbers[: len(_NUMBERS)]
     )
     data_format, newer_since, enqueued, alive = numbers[len(_NUMBERS) :]
@@ -286,6 +289,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         Counters(attempts, crashes + lost, returns),
         entries=entries,
         events=events,
+        replays=replays,
         lost=lost,
         mail=last,
         cancel=cancel == 1,

@@ -5,7 +5,7 @@ Burying is part of the package `deadletter`.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -148,6 +148,7 @@ async def reschedule(
     event: str,
     data: dict[str, object],
     entries: int = 0,
+    changes: Sequence[Argument] = (),
 ) -> None:
     """Put the task into the due set to run again, and acknowledge its message.
 
@@ -156,6 +157,7 @@ async def reschedule(
         event: Type of the event that is logged.
         data: Evidence of the error.
         entries: See `succeed`.
+        changes: Fields of the checkpoint and their values for the next attempt; an empty value deletes the field.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -163,8 +165,22 @@ async def reschedule(
     """
     partition = delivery.partition
     evidence = gateway.encryptor.of(partition, task_id).encrypt(ERROR, orjson.dumps(data))
-    keys = [*_deferral_keys(partition, task_id), partition.log(task_id), partition.control(task_id)]
-    args: list[Argument] = [*delivery.fence, entries, task_id, *counters, _milliseconds(delay), event, evidence]
+    keys = [
+        *_deferral_keys(partition, task_id),
+        partition.log(task_id),
+        partition.control(task_id),
+        partition.steps(task_id),
+    ]
+    args: list[Argument] = [
+        *delivery.fence,
+        entries,
+        task_id,
+        *counters,
+        _milliseconds(delay),
+        event,
+        evidence,
+        *changes,
+    ]
     check_accepted(await gateway.run(_RESCHEDULE, keys, args), task_id, "retry")
 
 

@@ -1,8 +1,8 @@
 -- include: fence
 -- Settle a delivery by putting the task into the due set, to run again after a delay.
--- KEYS  ready stream, record, due set, nudge stream, log, control
+-- KEYS  ready stream, record, due set, nudge stream, log, control, steps
 -- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, delay in milliseconds, event type, event
---       data (JSON)
+--       data (JSON), then the changes of the checkpoint for the next attempt (see end_attempt)
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: the task is due or pending, never both, never neither. Its payload is in the record.
 -- A log without an id left (hence pcall) does not make a settled delivery fail.
@@ -20,6 +20,9 @@ if redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
 end
 -- a key of another type ends the script here, before its first write
 redis.call('XRANGE', KEYS[5], '0-0', '0-0')
+if ARGV[13] then
+  redis.call('HEXISTS', KEYS[7], '')
+end
 begin_outcome(KEYS[1], KEYS[2])
 put_off(KEYS[3], KEYS[4], KEYS[2], ARGV[6], due)
 close(KEYS[1], KEYS[2])
@@ -28,4 +31,5 @@ redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
 redis.call('HDEL', KEYS[2], 'waits', 'wakes')
 redis.pcall('XADD', KEYS[5], '*', 'type', ARGV[11], 'data', ARGV[12])
 redis.call('PUBLISH', KEYS[2], ARGV[11])
+end_attempt(KEYS[7], 13, nil)
 return 1

@@ -33,6 +33,8 @@ Hash = dict[str, Value | int | str]
 
 HOUR = 3_600_000
 
+NO_CHANGES: Mapping[str, bytes] = {}
+
 LEASE = 600_000
 """Milliseconds. However slowly a run goes, a lease passes only by `age`, and is restarted only by `pass_unattended`."""
 
@@ -541,6 +543,7 @@ class Ledger:
         event: str,
         data: bytes,
         last: int = 0,
+        changes: Mapping[str, bytes] = NO_CHANGES,
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
@@ -552,7 +555,17 @@ class Ledger:
         self.held.drop(record, "waits", "wakes")
         self.note_event(task, event, data)
         self.tell(task, event)
+        self._end_attempt(task, changes)
         return True
+
+    def _end_attempt(self, task: str, changes: Mapping[str, bytes], ttl: int | None = None) -> None:
+        """Change the checkpoint for the next attempt; an empty value deletes the field."""
+        steps = self.at.steps(task)
+        if kept := {name: value for name, value in changes.items() if value}:
+            self.held.put(steps, kept)
+            if ttl is not None:
+                self.held.expire(ttl, steps)
+        self.held.drop(steps, *(name for name, value in changes.items() if not value))
 
     def park(
         self,
@@ -673,6 +686,7 @@ class Ledger:
         retention: int,
         raw: bool,
         last: int = 0,
+        changes: Mapping[str, bytes] = NO_CHANGES,
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
@@ -707,6 +721,7 @@ class Ledger:
         self.held.expire(retention, record, steps, log, inbox)
         self.held.delete(control)
         self.tell(task, "dead")
+        self._end_attempt(task, changes, retention)
         return True
 
     # -- suspects

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import orjson
@@ -59,7 +60,7 @@ from perdure.queues.transport.scripts import pairs, queue_script
 
 from tests.model.ground import Ground
 from tests.model.later import Id, Moment, text_of
-from tests.model.ledger import HOUR, LEASE, Handed, Ledger, LedgerCopy, Past
+from tests.model.ledger import HOUR, LEASE, NO_CHANGES, Handed, Ledger, LedgerCopy, Past
 from tests.model.picture import Copy, put_back, take_copy, take_picture
 from tests.model.promises import broken_promises
 from tests.model.shelf import Stream
@@ -150,6 +151,8 @@ rarely = st.sampled_from([False, False, False, True])
 which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
 lifetimes = st.sampled_from([HOUR, 2 * HOUR])
+changes = st.sampled_from([NO_CHANGES, NO_CHANGES, {"d:s": b"", "i:s": b"", "s:u:1": b""}, {"s:#f": b"1", "d:s": b""}])
+"""Fields of the checkpoint for the next attempt."""
 entries = st.lists(
     st.tuples(
         st.sampled_from(
@@ -725,11 +728,20 @@ class Queues(RuleBasedStateMachine):
         delay=delays,
         counters=st.tuples(numbers, numbers, numbers),
         ahead=aheads,
+        changed=changes,
     )
-    def retry(self, which: int, standing: str, delay: int, counters: tuple[int, int, int], ahead: int) -> None:
+    def retry(
+        self,
+        which: int,
+        standing: str,
+        delay: int,
+        counters: tuple[int, int, int],
+        ahead: int,
+        changed: Mapping[str, bytes],
+    ) -> None:
         delivery, task = self.pick(which, standing)
         if task in TASKS:
-            self.put_off(delivery, task, delay, counters, ahead)
+            self.put_off(delivery, task, delay, counters, ahead, changed)
 
     @rule(
         which=which,
@@ -826,12 +838,19 @@ class Queues(RuleBasedStateMachine):
         self.same(found, self.ledger.read_inbox(task, 3))
 
     def put_off(
-        self, delivery: Delivery, task: str, delay: int, counters: tuple[int, int, int], ahead: int = 0
+        self,
+        delivery: Delivery,
+        task: str,
+        delay: int,
+        counters: tuple[int, int, int],
+        ahead: int = 0,
+        changed: Mapping[str, bytes] = NO_CHANGES,
     ) -> None:
         data: dict[str, object] = {"error": "ValueError"}
         last = self.last_entry(task) + ahead
         for _ in range(2):
-            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", orjson.dumps(data), last)
+            encoded = orjson.dumps(data)
+            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", encoded, last, changed)
             act = reschedule(
                 self.ground.gateway,
                 delivery,
@@ -841,6 +860,7 @@ class Queues(RuleBasedStateMachine):
                 event="attempt_failed",
                 data=data,
                 entries=last,
+                changes=list(chain.from_iterable(changed.items())),
             )
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
@@ -866,15 +886,25 @@ class Queues(RuleBasedStateMachine):
         counters=st.tuples(numbers, numbers),
         kept=lifetimes,
         ahead=aheads,
+        changed=changes,
     )
-    def bury(self, which: int, standing: str, raw: bool, counters: tuple[int, int], kept: int, ahead: int = 0) -> None:
+    def bury(
+        self,
+        which: int,
+        standing: str,
+        raw: bool,
+        counters: tuple[int, int],
+        kept: int,
+        ahead: int = 0,
+        changed: Mapping[str, bytes] = NO_CHANGES,
+    ) -> None:
         delivery, task = self.pick(which, standing)
         raw = raw or task not in TASKS
         reason = Reason.UNREADABLE if raw else Reason.TIMEOUT
         last = 0 if raw else self.last_entry(task) + ahead
         for _ in range(2):
             expected = self.ledger.bury(
-                delivery, task, "t", reason, orjson.dumps(EVIDENCE.fields()), counters, kept, raw, last
+                delivery, task, "t", reason, orjson.dumps(EVIDENCE.fields()), counters, kept, raw, last, changed
             )
             act = bury(
                 self.ground.gateway,
@@ -886,6 +916,7 @@ class Queues(RuleBasedStateMachine):
                 counters=Counters(*counters),
                 retention=kept / 1000,
                 entries=last,
+                changes=list(chain.from_iterable(changed.items())),
             )
             self.same(self.ground.accepted(act), expected)
         if not self.ledger.owned(delivery):  # else its cancellation was requested

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,6 +19,8 @@ from ...queues.runtime import RUNTIME
 from ...queues.security.redaction import Redaction
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
+from ...queues.transport.pipelining import Argument
+from ..durable.attempt_end import checkpoint_changes
 from ..durable.run import Run
 from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..errors import InvalidArguments, UnknownTask
@@ -85,10 +87,9 @@ class Settler:
             case Rerun() | Park() | AwaitVersion():
                 return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
-                ttl, task = self._result_ttl(run), run.envelope.task
-                return partial(
-                    self._bury, delivery, task_id, task, reason, counters, error, run.redact, last, ran=ran, ttl=ttl
-                )
+                ttl, task, changes = self._result_ttl(run), run.envelope.task, checkpoint_changes(run)
+                kept = partial(self._bury, delivery, task_id, task, reason, counters, error, run.redact, last)
+                return partial(kept, ran=ran, ttl=ttl, changes=changes)
 
     def _succeed(self, run: Run, success: Success, ran: float, last: int) -> Awaitable[None]:
         return succeed(
@@ -129,8 +130,9 @@ class Settler:
                 if self._returned.is_first(run.envelope.task, evidence.error):
                     bound.warning(_OTHER_CODE, evidence.message, outcome.max_returns)
         bound.log(level, "{}, scheduled again in {:.1f} s: {}: {}", what, delay, evidence.error, evidence.message)
+        changes = checkpoint_changes(run) if outcome.max_returns is None else ()
         return lambda: reschedule(
-            gateway, delivery, task_id, counters, delay=delay, event=event, data=found, entries=last
+            gateway, delivery, task_id, counters, delay=delay, event=event, data=found, entries=last, changes=changes
         )
 
     def _result_ttl(self, run: Run) -> float:
@@ -174,8 +176,12 @@ class Settler:
         raw: bool = False,
         ran: float = 0.0,
         ttl: float | None = None,
+        changes: Sequence[Argument] = (),
     ) -> Cancelled | None:
-        """Bury a task, or store that it was cancelled. ran, ttl: in seconds, for a cancelled task."""
+        """Bury a task, or store that it was cancelled.
+
+        ran, ttl: in seconds, for a cancelled task. changes: see `bury`.
+        """
         evidence = Evidence.of(error, redact)
         retention = self._shared.dead_letter_ttl
         if not await bury(
@@ -189,6 +195,7 @@ class Settler:
             retention=retention,
             entries=last_entry,
             raw=raw,
+            changes=changes,
         ):
             kept = self._shared.result_ttl if ttl is None else ttl
             await cancelled(self._gateway, delivery, task_id, counters, ran=ran, ttl=kept)

@@ -262,7 +262,8 @@ class Worker:
         """
         if not self._joined:
             raise NotOpen("the worker is not connected: await run() within 'async with Worker(app) as worker:'")
-        served, background, reading = serving(self.queues), anyio.create_task_group(), anyio.create_task_group()
+        served = serving(self.queues, self.app.producer.handle_at)
+        background, reading = anyio.create_task_group(), anyio.create_task_group()
         async with served, background, reading:
             intake = Intake(
                 self._consumer,

@@ -6,7 +6,9 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from perdure.deadletter.burial import bury
 from perdure.deadletter.letters import find_letter
+from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import EntriesLost, Gateway, LeaseLost, Namespace, Partition, Producer, State
 from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
@@ -14,7 +16,7 @@ from perdure.queues.delivery.leases import Delivery
 from perdure.queues.delivery.settlement import Counters, raise_count, release, reschedule, succeed
 from perdure.queues.event_log import read_events
 from perdure.queues.keys import RELEASED
-from perdure.queues.transport.scripts import queue_script
+from perdure.queues.transport.scripts import pairs, queue_script
 
 from tests.support.consumers import (
     age,
@@ -28,7 +30,7 @@ from tests.support.consumers import (
     take_over,
     worker,
 )
-from tests.support.delivery_calls import FENCED, SETTLING, SETTLING_WITH, add_entries
+from tests.support.delivery_calls import EVIDENCE, FENCED, SETTLING, SETTLING_WITH, add_entries
 from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import DEAD, DUE, PENDING, all_places, dump, lifetimes, places
 
@@ -333,6 +335,56 @@ async def test_a_scheduled_retry_keeps_payload_and_checkpoint(
     history = await load_history(gateway, second, "x")
     assert (history.counters, history.done) == (Counters(2, 1, 0), {"list": b"[1]"})
     assert second.fields[b"args"] == b'{"n":1}'
+
+
+async def test_the_end_of_an_attempt_changes_the_checkpoint(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    """The changes are part of the act: a refused one changes nothing, a repeated one nothing more."""
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]"), Entry(Kind.SAVED, "sum", b"2")])
+    names = [field for number in range(3000) for field in (f"d:none{number}", "")]
+    changes = ["d:list", "", "s:#forgotten", "{}", *names]
+
+    async def end(last: Delivery) -> None:
+        await reschedule(
+            gateway, last, "x", Counters(1), delay=0, event="attempt_failed", data={}, entries=2, changes=changes
+        )
+
+    await age(gateway, delivery)
+    second = await claim_one(await worker(gateway, partition, name="second"))
+    with pytest.raises(LeaseLost):
+        await end(delivery)
+    assert set(await checkpoint_of(gateway, partition)) == {b"d:list", b"s:sum"}
+    await end(second)
+    assert set(await checkpoint_of(gateway, partition)) == {b"s:#forgotten", b"s:sum"}
+    await end(second)
+    await promote(gateway, partition, "x")
+    third = await read_one(await worker(gateway, partition))
+    await add_entries(gateway, third, "x", [Entry(Kind.DONE, "list", b"[3]")])
+    await end(second)  # late, and its answer was lost: the outcome is stored already
+    assert set(await checkpoint_of(gateway, partition)) == {b"d:list", b"s:#forgotten", b"s:sum"}
+
+
+async def test_a_dead_letter_gets_the_changed_checkpoint_with_its_lifetime(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await bury(
+        gateway,
+        delivery,
+        "x",
+        task="t",
+        reason=Reason.ATTEMPTS_EXHAUSTED,
+        evidence=EVIDENCE,
+        counters=Counters(3),
+        retention=60,
+        changes=("s:#forgotten", b"{}", "d:list", ""),
+    )
+    assert set(await checkpoint_of(gateway, partition)) == {b"s:#forgotten"}
+    assert 0 < await gateway.command("PTTL", partition.steps("x")) <= 60_000
+
+
+async def checkpoint_of(gateway: Gateway, partition: Partition) -> dict[bytes, bytes]:
+    return pairs(await gateway.command("HGETALL", partition.steps("x")))
 
 
 async def test_a_retry_keeps_the_time_of_the_first_enqueue(

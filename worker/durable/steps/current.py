@@ -22,10 +22,15 @@ CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
 CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
 
 
+FORGOTTEN: Final = "#forgotten"
+"""Checkpoint key of the numbers of attempts that have forgotten a step, by its key."""
+
+
 class Step:
     """The running step, as its function sees it: `current_step()`.
 
-    remembered: number of writes to the long-term memory in this try. records_nested: whether steps within are recorded.
+    remembered: number of writes to the long-term memory in this try. enqueued: number of equal calls that have enqueued
+    tasks in this try, by their hash. records_nested: whether steps within are recorded.
     """
 
     __slots__ = (
@@ -33,6 +38,7 @@ class Step:
         "_replicated",
         "_run",
         "attempt",
+        "enqueued",
         "key",
         "records_nested",
         "remembered",
@@ -48,12 +54,19 @@ class Step:
         self.scope = run.keys.scope
         self.attempt = 1
         self.remembered = 0
+        self.enqueued: dict[str, int] | None = None
         self.records_nested = False
 
     @property
     def idempotency_key(self) -> str:
-        """`task_id:step_key`: the same in every run of this step; pass it to services that must not act twice."""
-        return f"{self._run.id}:{self.key}"
+        """`task_id:step_key`: the same in every run of this step; pass it to services that must not act twice.
+
+        It has a further number after `ctx.forget`: `task_id:step_key:1` is another act than `task_id:step_key`.
+        """
+        key = f"{self._run.id}:{self.key}"
+        forgotten = self._run.history.saved.get(FORGOTTEN)
+        number = 0 if forgotten is None else orjson.loads(forgotten).get(self.key, 0)
+        return f"{key}:{number}" if number else key
 
     @property
     def saved(self) -> Any:

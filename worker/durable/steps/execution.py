@@ -72,12 +72,14 @@ async def run_step(
     kwargs: dict[str, Any],
     options: StepOptions,
     tool: LoggedCall | None = None,
+    keys: list[str] | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
     Args:
         run, name, fn, args, kwargs, options: the step.
         tool: the call, if the step is a tool call, which has an event of its own; else the event is `step_completed`.
+        keys: gets the key of the step.
     """
     if CURRENT_RUN.get() is not run or run.stopped:
         await check_call(run, name, within=True)
@@ -98,13 +100,15 @@ async def run_step(
     elif not (history.done or history.intents or history.pages):
         match = (run.keys.next(name), None, None)
     elif known := run.keys.match_next(name, arguments[0], history):
-        if run.around_step is None:
+        if run.around_step is None and keys is None:
             run.active = RUNTIME.monotonic()
             key, result = known
             return codec.decode_record(key, result) if result[:1] not in _MARKS else await _read(run, codec, *known)
         match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, arguments[0], constants), options, outer)
+    if keys is not None:
+        keys.append(match[0])
     if run.around_step is None:
         return await _perform(run, match, codec, fn, args, kwargs, options, arguments, tool)
     call = StepCall(name, match[0], None if tool is None else tool.name, recorded=match[1] is not None)
@@ -425,7 +429,7 @@ async def _call_with_retries(
 
 def _begin_next_try(step: Step, run: Run) -> None:
     step.attempt += 1
-    step.remembered = 0
+    step.remembered, step.enqueued = 0, None
     if step.records_nested:
         run.keys.restart(f"{step.key}/")
         if run.history.pages is not None:

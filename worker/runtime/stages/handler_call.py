@@ -17,7 +17,7 @@ from ...durable.handler_task import GENERATOR_EXIT, is_closing
 from ...durable.middleware import Middleware, build_chain
 from ...durable.run import Run
 from ...durable.steps.codec import store_task_result
-from ...durable.steps.current import CURRENT_RUN, StepCall
+from ...durable.steps.current import CURRENT_RUN, FORGOTTEN, StepCall
 from ...durable.steps.step_thread import StepThread
 from ...durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after
 from ...durable.task_workspace import restore_workspace
@@ -51,6 +51,8 @@ class HandlerCall:
         stop: StopReason | None = None
         try:
             with run:
+                if run.history.pages is not None:
+                    await run.history.read_unfinished(FORGOTTEN)
                 if run.history.saved or run.history.pages is not None:
                     await restore_workspace(run)
                 value = await self._call(run, execution)

@@ -1,0 +1,118 @@
+"""The end of an attempt: what the act that stores its outcome changes in the checkpoint for the next attempt.
+
+The records of enqueued tasks belong to their attempt: the next one enqueues new tasks. So do the records of steps that
+the handler has forgotten (`ctx.forget`): the next attempt runs them again, under new idempotency keys. Nothing changes
+before the outcome is stored, so that a run which takes over after a crash sees what the lost one saw.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final
+
+import orjson
+
+from ...queues.delivery.checkpoint import recorded_steps
+from ...queues.event_log import walk_events
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.large_values import LargeValue
+from ...queues.transport.pipelining import Argument
+from ..errors import StepDefinitionError
+from ..journal.step_record import StepRecord
+from ..log import log_wait
+from .run import Run, RunObserver
+from .steps.current import FORGOTTEN, check_call, check_name
+
+ENQUEUED: Final = "#enqueue"
+"""Beginning of the names of the records of enqueued tasks."""
+
+_ENQUEUED: Final = re.compile(rf"(?:^|/){ENQUEUED}:")
+
+
+class AttemptEnd(RunObserver):
+    """Records that end with the attempt of a run: keys of enqueued tasks, and forgotten steps."""
+
+    __slots__ = ("enqueued", "forgotten")
+
+    def __init__(self) -> None:
+        self.enqueued: dict[str, Sequence[str]] = {}
+        self.forgotten: dict[str, Sequence[str]] = {}
+        """Both: names of the chunks of a large result, by the key of the record."""
+
+    @classmethod
+    def of(cls, run: Run) -> AttemptEnd:
+        """Return that of a run, which is created at its first use."""
+        found = run.observer(cls)
+        if found is None:
+            found = cls()
+            run.observe(found)
+        return found
+
+
+def checkpoint_changes(run: Run) -> list[Argument]:
+    """Return the fields of the checkpoint and their values for the next attempt; an empty value deletes the field."""
+    history, end = run.history, run.observer(AttemptEnd)
+    ended = {key: chunks_of(record) for key, record in history.done.items() if _ENQUEUED.search(key)}
+    ended |= {key: () for key in history.saved if _ENQUEUED.search(key)}
+    if end is not None:
+        ended |= {**end.enqueued, **end.forgotten}
+    changes: list[Argument] = []
+    for key in sorted(ended):
+        for field in (f"d:{key}", f"i:{key}", f"s:{key}", *(f"c:{chunk}" for chunk in ended[key])):
+            changes += (field, "")
+    if end is not None and end.forgotten:
+        counts = orjson.loads(history.saved.get(FORGOTTEN, b"{}"))
+        counts |= {key: counts.get(key, 0) + 1 for key in end.forgotten}
+        field = f"s:{FORGOTTEN}"
+        cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
+        changes += (field, cipher.encrypt(field, orjson.dumps(counts)))
+    return changes
+
+
+async def forget(run: Run, names: Sequence[str]) -> None:
+    """Let the records of steps end with this attempt. See `Context.forget`."""
+    await check_call(run, "#forget", own=True)
+    if not names:
+        raise StepDefinitionError('forget needs the names of steps: await ctx.forget("charge")')
+    for name in names:
+        check_name("name", name)
+    await run.flush()
+    partition = run.delivery.partition
+    wait = log_wait(f"task {run.id}", run.touch)
+    recorded = await retry_while_unavailable(partial(recorded_steps, run.gateway, partition, run.id), on_wait=wait)
+    scope = run.keys.scope
+    known = {*recorded, *run.history.intents, *run.keys.under(scope, run.history)}
+    named: set[str] = set()
+    for name in names:
+        found = {key for key in known if key.startswith(scope) and key[len(scope) :].partition("#")[0] == name}
+        if not found:
+            raise StepDefinitionError(f"forget: this task has called no step {scope + name!r}")
+        named |= found
+    last: dict[str, int] = {}
+    number = 0
+    async for event in walk_events(run.gateway, partition, run.id):
+        number += 1
+        if event.step is not None:
+            last[event.step] = number
+    first = min((last[key] for key in named if key in last), default=number + 1)
+    later = {key for key in recorded if last.get(key, -1) >= first and not _ENQUEUED.search(key)}
+    await add_forgotten(run, named | later)
+
+
+async def add_forgotten(run: Run, keys: Iterable[str]) -> None:
+    """Let the records of these steps end with this attempt."""
+    end = AttemptEnd.of(run)
+    for key in keys:
+        record = await run.history.read_record(key)
+        end.forgotten[key] = () if record is None else chunks_of(record)
+
+
+def chunks_of(record: bytes) -> Sequence[str]:
+    """Return the names of the chunks of a large result; nothing for any other record."""
+    try:
+        value = LargeValue.decode(StepRecord.decode(record).result)
+    except ValueError:  # it is still encrypted: no handler has seen it
+        return ()
+    return () if value is None else [f"{value.digest}:{number}" for number in range(value.chunks)]
