@@ -28,11 +28,13 @@ from ..journal.resumption import Resumption
 from ..journal.run_events import Orphaned
 from ..journal.step_record import StepRecord
 from ..log import log_wait, logger
+from .attempt_end import forget
 from .continuation import Receiver, continue_as
 from .messaging import send
 from .recall import RecalledStep, recall_step
 from .resume_info import ResumeInfo
 from .run import Run
+from .saga import Saga
 from .shared_workspace import SharedWorkspace
 from .step_caller import StepCaller
 from .steps.current import (
@@ -308,6 +310,27 @@ class Context(TaskInfo, StepCaller):
         if not isinstance(given, Event):
             raise StepDefinitionError(f"event must be an Event, got {given!r}")
         await log_once(self._run, event)
+
+    # compensation, see docs/how-to/compensate.md
+
+    async def forget(self, *steps: str) -> None:
+        """Let the next attempt run steps again: the named ones, and all that were recorded after the first of them.
+
+        It takes effect in the act that stores the end of this attempt, if that fails; a crash before that changes
+        nothing. The next attempt, or a replay of the dead letter, calls the steps under new idempotency keys.
+
+        Args:
+            steps: names of steps of the scope here, recorded or called in this run.
+
+        Raises:
+            StepDefinitionError: no step has this name.
+            StepOutsideTask, LeaseLost: see there.
+        """
+        await forget(self._run, steps)
+
+    def saga(self) -> Saga:
+        """Return a block of steps that are undone together if it fails: `async with ctx.saga() as saga: ...`."""
+        return Saga(self._run, self._options)
 
     # a successor, see docs/how-to/handoff.md
 

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from ...errors import TaskDefinitionError
 from ..context import Context, TaskInfo
+from ..saga import Saga
 from ..step_caller import StepCaller
 from ..steps.current import check_name
 from .parts import Blocking, SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace, blocking
@@ -71,6 +72,19 @@ def _options(
         return SyncStepCaller(method(self._wrapped, *args, **kwargs))
 
     return options
+
+
+class SyncSaga:
+    """Steps of a `with ctx.saga()` block; see `Saga`."""
+
+    def __init__(self, saga: Saga) -> None:
+        self._saga = saga
+
+    def step(
+        self, name: str, fn: Callable[..., Any], /, *args: Any, undo: Callable[[Any], Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """Run a step that `undo` undoes if the block fails. See `Saga.step`."""
+        return call_in_loop(lambda: self._saga.step(name, fn, *args, undo=undo, **kwargs))
 
 
 class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
@@ -147,6 +161,17 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     recall_step = blocking(Context.recall_step)
     continue_as = blocking(Context.continue_as)
     send = blocking(Context.send)
+    forget = blocking(Context.forget)
+
+    @contextmanager
+    def saga(self) -> Iterator[SyncSaga]:
+        """Return a block of steps that are undone together if it fails: `with ctx.saga() as saga: ...`."""
+        saga = self._wrapped.saga()
+        try:
+            yield SyncSaga(saga)
+        except Exception:
+            call_in_loop(saga.undo)
+            raise
 
 
 def call_in_thread(
