@@ -102,7 +102,7 @@ class AgentTask(Generic[S]):
             [handle] = await enqueue(None, planned=False)
         else:
             open_handle = partial(producer.handle_at, decode=task.decode)
-            [handle] = await enqueue_once(run, task.name, lambda: task_id.encode(), enqueue, open_handle, own_ids=True)
+            [handle] = await enqueue_once(run, task.name, task_id.encode, enqueue, open_handle, own_ids=True)
         return handle
 
     def enqueue_sync(self, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any) -> TaskHandle[Any]:

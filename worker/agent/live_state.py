@@ -20,18 +20,19 @@ from ...queues.json_form import as_json
 from ...queues.transport.backoff import retry_while_unavailable
 from ..durable.run import Run, RunObserver
 from ..errors import BadSnapshot, StateDrift, StateError, StateTooLarge, first_problem
-from ..journal.agent_events import Archived, Changed, LogBase, Snapshot
+from ..journal.agent_events import Archived, Changed, LogBase, Snapshot, Withdrawn
 from ..journal.archive import ARCHIVED, archived_field, archived_steps, remove_oldest
 from ..journal.event import Event
 from ..journal.event_redaction import redacted
 from ..journal.handoff.document import Handoff
 from ..journal.json_patch import BadPatch, Patch, apply, diff
 from ..journal.parsing import Unreadable, parse_event
-from ..journal.reducer import empty_state, reduce
+from ..journal.reducer import LOGGED_BY_CALLS, empty_state, reduce
 from ..journal.resumption import After
 from ..journal.run_events import Started
 from ..journal.snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
 from ..journal.state import AgentState, Decision, Discovery, PlanStep
+from ..journal.step_record import StepRecord
 from ..log import log_wait, logger
 from .agent import S
 from .background import in_background
@@ -47,6 +48,9 @@ _SLACK: Final = 10
 
 _MAX_ARCHIVED: Final = 500
 """Steps and messages that one event archives at most."""
+
+_LOGGED: Final = ("message_added", "decided", "discovered")
+"""Names of the records of calls that add to the fields in `LOGGED_BY_CALLS`."""
 
 _LARGE: Final = 64 * 1024
 """Bytes above which a growing state is logged, again each time it has doubled."""
@@ -112,6 +116,8 @@ class LiveState(RunObserver, Generic[S]):
         self._checkpointing = False
         self._recalled: frozenset[str] = frozenset()
         """Keys of the archived steps whose results `state` has, and the stored state does not."""
+        self._withheld: dict[int, tuple[str, Any]] = {}
+        """Fields and items that a replayed call adds again, by the numbers of their events."""
 
     async def open(self, goal: str, inputs: dict[str, Any]) -> None:
         """Restore the state that earlier runs left, or create it from the goal.
@@ -191,10 +197,41 @@ class LiveState(RunObserver, Generic[S]):
 
     def rollback(self) -> None:
         """Undo changes since the last checkpoint, except in ephemeral fields."""
-        self._recalled = frozenset()
+        self._recalled, self._withheld = frozenset(), {}
         discarded, self.state = self.state, self.state_type.load(self.run.id, self.logged_state)
         for name in self.state_type.ephemeral:
             setattr(self.state, name, getattr(discarded, name))
+
+    def withhold(self, scope: str) -> None:
+        """Take from `state` what a method that is called again has logged, until its calls log it again.
+
+        So the method sees the conversation, the decisions and the discoveries as they were when it was called first,
+        and what others have added since.
+
+        scope: of the method's steps.
+        """
+        numbers = {
+            int(StepRecord.decode(record).result)
+            for key, record in self.run.history.done.items()
+            if key.startswith(f"{scope}/") and key.rpartition("/")[2].partition("#")[2].partition("#")[0] in _LOGGED
+        }
+        for name in LOGGED_BY_CALLS if numbers else ():
+            held = getattr(self.state, name)
+            self._withheld |= {item.n: (name, item) for item in held if item.n in numbers}
+            held[:] = [item for item in held if item.n not in numbers]
+
+    def on_replayed(self, number: int) -> None:
+        """Put back what a call has logged in an earlier run, in the order of the events."""
+        name, item = self._withheld.pop(number, ("", None))
+        if item is not None:
+            held = getattr(self.state, name)
+            later = (place for place, other in enumerate(held) if (other.n or 0) > number)
+            held.insert(next(later, len(held)), item)
+
+    def withdraw(self) -> list[Entry]:
+        """Return the entry of the event that what is still withheld is gone; it must be written at once."""
+        gone, self._withheld = tuple(sorted(self._withheld)), {}
+        return [self.run.next_entry(Withdrawn(numbers=gone))] if gone else []
 
     def has_changed(self) -> bool:
         """Return whether the agent has changed anything since the last checkpoint."""

@@ -429,6 +429,7 @@ class Loop(Generic[S]):
 
         One that was stopped, and swallowed that, has no result: the next run calls it again.
         """
+        self._live.withhold(scope)
         with self._run.keys.inside(scope), checked_steps():
             try:
                 result = await contained(call(), always=True)
@@ -447,7 +448,7 @@ class Loop(Generic[S]):
         workspace = run.workspace
         files = None if workspace is None else await workspace.find_step_change()
         parts = self._parts(key)
-        event_entries = live.checkpoint(event)
+        event_entries = [*live.withdraw(), *live.checkpoint(event)]
         if not isinstance(event, Finished):
             event_entries += live.archive_due()
         dropped = forget_steps([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)

@@ -427,6 +427,7 @@ async def log_once(run: Run, event: E) -> tuple[int, E]:
         if former is not None:
             recorded = StepRecord.decode(former).result
         if recorded is not None:
+            run.replayed(int(recorded))
             return int(recorded), encodable(event) if former is None else await _logged(run, int(recorded), event)
         entry = run.next_entry(event)
     record = StepRecord(entry.value, digest_of(entry.log)).encode()

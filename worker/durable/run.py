@@ -357,6 +357,11 @@ class Run(HandlerTask):
         if stored and self._observers:
             self.progressed()
 
+    def replayed(self, number: int) -> None:
+        """Notify the observers that a call has met an event of an earlier run."""
+        for observer in self._observers:
+            observer.on_replayed(number)
+
     def progressed(self) -> None:
         """Notify the observers that something was stored which no earlier run had stored."""
         for observer in self._observers:
@@ -436,6 +441,9 @@ class RunObserver:
 
         An exception withdraws the event; observers that were registered later are not notified.
         """
+
+    def on_replayed(self, number: int) -> None:
+        """A call of the handler has met the event with this number, which an earlier run had logged."""
 
     def on_recorded(self) -> None:
         """A result or progress was stored that no earlier run had stored."""

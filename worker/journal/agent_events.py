@@ -86,6 +86,17 @@ class MessageAdded(Event):
 
 
 @built_in
+class Withdrawn(Event):
+    """Messages, decisions and discoveries of a step that was called again and did not add them again.
+
+    numbers: of the events that had added them.
+    """
+
+    type: Literal["withdrawn"] = "withdrawn"
+    numbers: tuple[int, ...] = ()
+
+
+@built_in
 class Compacted(Event):
     """Summary that replaced the oldest messages of the conversation.
 

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from .agent_events import ArtifactSaved, Compacted, Decided, Discovered, LogBase, MessageAdded, Planned, WorkspaceSaved
+from .agent_events import (
+    ArtifactSaved,
+    Compacted,
+    Decided,
+    Discovered,
+    LogBase,
+    MessageAdded,
+    Planned,
+    Withdrawn,
+    WorkspaceSaved,
+)
 from .chat import Message
 from .event import Event
 from .json_patch import BadPatch, apply
@@ -17,6 +27,9 @@ from .run_events import Received, Started, StepCompleted, StepFailed, StepStarte
 from .state import KEPT, AgentState
 
 State = dict[str, Any]
+
+LOGGED_BY_CALLS: Final = ("messages", "decisions", "discoveries")
+"""Fields of a state whose items the calls of a context add, each with the number of its event."""
 
 
 def empty_state() -> State:
@@ -107,6 +120,11 @@ def _message_added(state: State, event: MessageAdded, number: int) -> State:
     return {"messages": [*state["messages"], {**event.message.model_dump(mode="json"), "n": number}]}
 
 
+def _withdrawn(state: State, event: Withdrawn, number: int) -> State:
+    gone = set(event.numbers)
+    return {name: [item for item in state[name] if item.get("n") not in gone] for name in LOGGED_BY_CALLS}
+
+
 def _artifact_saved(state: State, event: ArtifactSaved, number: int) -> State:
     artifact = {"name": event.name, "hash": event.hash, "size": event.size, "media_type": event.media_type}
     others = [one for one in state["artifacts"] if one["name"] != event.name]
@@ -154,6 +172,7 @@ _RULES: Final[dict[str, Callable[[State, Any, int], State]]] = {
     "decided": _decided,
     "discovered": _discovered,
     "message_added": _message_added,
+    "withdrawn": _withdrawn,
     "artifact_saved": _artifact_saved,
     "workspace_saved": _workspace_saved,
     "compacted": _compacted,

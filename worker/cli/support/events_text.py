@@ -169,6 +169,7 @@ _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "decided": _decided,
     "discovered": _discovered,
     "message_added": _message_added,
+    "withdrawn": lambda data: f"what events {', '.join(map(str, data.get('numbers', ())))} had added",
     "planned": _planned,
     "forked": _forked,
     "step_resolved": _resolved,
