@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .queues.producer import Producer
     from .queues.records import State
     from .queues.sessions.errors import SessionFailed, SessionFull, SessionNotFound
-    from .worker.agent.agent import Agent
+    from .worker.agent.agent import Agent, Plan
     from .worker.agent.coherence.findings import Coherence
     from .worker.agent.context.builder import ContextBuilder
     from .worker.app import App
@@ -91,6 +91,7 @@ __all__ = [
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
+    "Plan",
     "PlanStep",
     "Producer",
     "ResumeWarning",
@@ -159,6 +160,7 @@ _HOMES = {
     "NotReplicated": ".queues.errors",
     "PayloadTooLarge": ".queues.errors",
     "PerdureError": ".queues.errors",
+    "Plan": ".worker.agent.agent",
     "PlanStep": ".worker.journal.state",
     "Producer": ".queues.producer",
     "ResumeWarning": ".worker.resume_warning",

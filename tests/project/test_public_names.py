@@ -42,6 +42,7 @@ NAMES = {
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
+    "Plan",
     "PlanStep",
     "Producer",
     "ResumeWarning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
 from ..durable.context import Context
@@ -14,6 +15,14 @@ from ..memory.memory import NewMemory
 from .coherence.findings import Coherence
 
 S = TypeVar("S", bound=AgentState)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps of a plan, and the reason for it. why: in the log, and for the steps that it replaces, in later prompts."""
+
+    steps: Sequence[PlanStep]
+    why: str = ""
 
 
 class Agent(Generic[S]):
@@ -72,7 +81,7 @@ class Agent(Generic[S]):
                     if isinstance(argument, type) and issubclass(argument, AgentState):
                         cls.state_type = argument
 
-    async def plan(self, ctx: Context, state: S) -> Sequence[PlanStep]:
+    async def plan(self, ctx: Context, state: S) -> Plan | Sequence[PlanStep]:
         """Return the steps in the order in which to take them."""
         raise NotImplementedError(f"{type(self).__name__} has no plan")
 
@@ -97,8 +106,10 @@ class Agent(Generic[S]):
         """
         return ()
 
-    async def replan(self, ctx: Context, state: S) -> Sequence[PlanStep] | None:
+    async def replan(self, ctx: Context, state: S) -> Plan | Sequence[PlanStep] | None:
         """Return steps that replace the open ones, or None to keep the plan. Called after each step.
+
+        Return `Plan(steps, why="...")` to tell the next prompts and the handoff document why the others were replaced.
 
         After a failed step `state.current` is its key and its `error` the cause; otherwise `state.current` is None. A
         failed step that is not among the new steps is given up. If the plan is kept, the task is retried with it.

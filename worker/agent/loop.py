@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Generic, NoReturn, TypeAlias
+from typing import Any, Final, Generic, NoReturn
 
 import orjson
 from pydantic import ValidationError
@@ -68,15 +69,13 @@ from ..journal.run_events import StepCompleted, StepFailed, StepStarted, Waited,
 from ..journal.state import AgentState, PlanStep, StepStatus
 from ..journal.step_record import StepRecord
 from ..log import log_wait, logger
-from .agent import Agent, S
+from .agent import Agent, Plan, S
 from .background import in_background
 from .coherence.monitor import CoherenceMonitor
 from .context.prompt import Estimate, message_tokens
 from .incoming import Corrections, Incoming, Interrupted, OnMessage
 from .live_state import Autosave, LiveState, snapshots
 from .resume_notice import OnResume, acknowledged, confirm_resume
-
-_Plan: TypeAlias = Sequence[PlanStep]
 
 _FROM_START: Final = b"plan"
 """Value of a due replan that asks `plan`, not `replan`."""
@@ -246,9 +245,9 @@ class Loop(Generic[S]):
             await self._run.flush()  # whose reply says whether there are messages
         await self._corrections.apply(partial(self._mark_changed, PLAN))
         await self._incoming.deliver(partial(self._mark_changed, PLAN))
-        steps = await self._within(PLAN, lambda: self._agent.plan(self._ctx, self._state))
+        plan = as_plan("plan", await self._within(PLAN, lambda: self._agent.plan(self._ctx, self._state)))
         mark = Entry(Kind.DONE_WITH_EVENT, PLAN, StepRecord(b"null").encode())
-        await self._record(PLAN, Planned(steps=planned_steps("plan", steps)), mark)
+        await self._record(PLAN, Planned(steps=planned_steps("plan", plan.steps), why=plan.why), mark)
 
     async def _replan_due(self, *, from_start: bool = False) -> None:
         """Ask for another plan after a step, and after the messages that came meanwhile. from_start: see `_replan`."""
@@ -263,10 +262,10 @@ class Loop(Generic[S]):
 
         from_start: ask `plan`, not `replan`.
         """
-        steps = await self._ask_again(self._agent.plan if from_start else self._agent.replan)
+        plan = await self._ask_again(self._agent.plan if from_start else self._agent.replan)
         due = Entry(Kind.DROP, REPLAN, b"")
-        if steps is not None:
-            planned = planned_steps("plan" if from_start else "replan", steps)
+        if plan is not None:
+            planned = planned_steps("plan" if from_start else "replan", plan.steps)
             running = next((step.key for step in self._state.plan if step.status is StepStatus.RUNNING), None)
             replaced = running is not None and all(step.key != running for step in planned)
             gone = (
@@ -274,16 +273,20 @@ class Loop(Generic[S]):
                 if running is not None and replaced
                 else []
             )
-            await self._record(REPLAN, Planned(steps=planned, again=True), due, *gone)
+            await self._record(REPLAN, Planned(steps=planned, why=plan.why, again=True), due, *gone)
         elif self._live.has_changed():
             await self._record(REPLAN, Changed(), due)
         else:
             await self._run.recorder.put(due, *self._parts_gone(REPLAN), wait=False)
 
-    async def _ask_again(self, method: Callable[[Context, S], Awaitable[_Plan | None]]) -> _Plan | None:
+    async def _ask_again(
+        self, method: Callable[[Context, S], Awaitable[Plan | Sequence[PlanStep] | None]]
+    ) -> Plan | None:
         returned = await self._within(REPLAN, lambda: method(self._ctx, self._state))
-        steps = None if returned is None else listed_steps(getattr(method, "__name__", "replan"), returned)
-        return await without_archived(self._run, self._state, steps) if steps else steps
+        if returned is None:
+            return None
+        plan = as_plan(getattr(method, "__name__", "replan"), returned)
+        return replace(plan, steps=await without_archived(self._run, self._state, plan.steps)) if plan.steps else plan
 
     async def _finish(self) -> AlreadyDone[Any] | None:
         """Finish, and return the result; None if messages came meanwhile: then `finish` is called again after them."""
@@ -408,14 +411,16 @@ class Loop(Generic[S]):
         await run.recorder.put(*event_entries, *live.snapshot(), wait=False)
         if not self._replans:
             raise error
-        steps = await self._ask_again(self._agent.replan)
-        if steps is None:
+        plan = await self._ask_again(self._agent.replan)
+        if plan is None:
             live.rollback()
             raise error
-        if all(step.key != key for step in steps):
+        if all(step.key != key for step in plan.steps):
             self._named(key).status = StepStatus.FAILED
         dropped = forget_steps([key, *self._parts(key)], run.history)
-        await self._record(REPLAN, Planned(steps=planned_steps("replan", steps), again=True), *dropped)
+        await self._record(
+            REPLAN, Planned(steps=planned_steps("replan", plan.steps), why=plan.why, again=True), *dropped
+        )
 
     async def _hooked(self, step: PlanStep, attempt: int, act: Callable[[], Awaitable[Any]]) -> Any:
         """Act on a step of the plan, within the step hooks of the middleware."""
@@ -505,6 +510,15 @@ def checked_steps() -> Iterator[None]:
         else:
             problem = f"is not valid: {first_problem(error)}"
         raise StepDefinitionError(f"{named} {problem}") from error
+
+
+def as_plan(what: str, returned: object) -> Plan:
+    """Return what a method of an agent returned as a plan. Raises `StepDefinitionError`."""
+    if not isinstance(returned, Plan):
+        return Plan(listed_steps(what, returned))
+    if not isinstance(returned.why, str):
+        raise StepDefinitionError(f"{what} must return a Plan whose why is a text, got {returned.why!r}")
+    return replace(returned, steps=listed_steps(what, returned.steps))
 
 
 def listed_steps(what: str, steps: object) -> list[PlanStep]:

@@ -95,7 +95,7 @@ async def notify_of_resume(
         raise TypeError(f"on_resume must return a text or None, got {said!r}")
     gone = forget_steps(run.keys.under(f"{_SCOPE}/", run.history), run.history)
     turns: list[Event] = []
-    note = _note_of(notice, resumption.at)
+    note = _note_of(notice, resumption)
     if said:
         text = note = said[:_MAX_LENGTH]
         notice = notice.model_copy(update={"text": text})
@@ -137,13 +137,14 @@ def acknowledged(agent: Agent[Any], live: LiveState[Any], codec: Codec, result: 
     return answer
 
 
-def _note_of(notice: ResumeNotice, stopped: int | None) -> str:
+def _note_of(notice: ResumeNotice, resumption: Resumption) -> str:
     """Return the notice as a note in an answer, which is read after the work is done."""
-    at = "" if stopped is None else f" at {shown_time(stopped)}"
+    at = "" if resumption.at is None else f" at {shown_time(resumption.at)}"
+    interrupted = f"This work was interrupted, and resumed after {AFTER[notice.after]}{at}."
     parts = [
-        f"This work was interrupted, and resumed after {AFTER[notice.after]}{at}.",
+        f"Another task handed this work over{at}." if resumption.continues else interrupted,
         f"Goal: {quoted_line(notice.goal, _GOAL)}.",
-        f"Restored: {_restored(notice.done, notice.steps, notice.messages)}.",
+        f"Restored: {_restored(notice.done, notice.steps, notice.messages)}." if not resumption.continues else "",
         f"Lost: {notice.lost}." if notice.lost else "",
         f"In doubt: {'; '.join(notice.in_doubt)}." if notice.in_doubt else "",
         f"It continued with {notice.upcoming}.",
@@ -172,9 +173,11 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
         upcoming = "plan"
     at = "" if resumption.at is None else f" at {shown_time(resumption.at)}"
     parts = [
-        f"Resumed after {AFTER[resumption.after]}{at}.",
+        f"Continues what another task handed over{at}."
+        if resumption.continues
+        else f"Resumed after {AFTER[resumption.after]}{at}.",
         f"Goal: {quoted_line(state.goal)}.",
-        f"Restored: {_restored(closed, steps, len(state.messages))}.",
+        f"Restored: {_restored(closed, steps, len(state.messages))}." if not resumption.continues else "",
         f"Lost: {lost}." if lost else "",
         f"In doubt: {'; '.join(doubt)}." if doubt else "",
         f"To decide if it becomes a dead letter: {'; '.join(decide)}." if decide else "",

@@ -72,7 +72,11 @@ def _planned(state: State, event: Planned, number: int) -> State:
         for step in event.steps
         if step.key not in known
     ]
-    return {"plan": kept + fresh, "current": None}
+    planned = {step.key for step in event.steps}
+    open_steps = [step for step in state["plan"] if step not in kept and step["key"] not in planned]
+    former = [step for step in state.get("replaced", ()) if step["key"] not in planned]
+    replaced = [{"key": step["key"], "title": step["title"], "why": event.why} for step in open_steps]
+    return {"plan": kept + fresh, "current": None, "replaced": [*former, *replaced][-KEPT:]}
 
 
 def _step(state: State, key: str | None, **fields: Any) -> list[State]:

@@ -43,6 +43,11 @@ class Resumption(BaseModel):
         """Whether the previous run was interrupted or continues here, which a user should see."""
         return self.after in ("crash", "hand_off", "replay", "fork")
 
+    @property
+    def continues(self) -> bool:
+        """Whether this is the first run of a successor: another task was continued as this one."""
+        return self.after == "hand_off" and self.handoff is not None and self.handoff.why == "hand_off"
+
     def summary(self) -> str:
         """Return the summary as one line."""
         found = ", ".join(
@@ -56,8 +61,7 @@ class Resumption(BaseModel):
         calls = () if self.handoff is None else self.handoff.dependencies.in_flight
         noted = ", ".join(quoted_line(one.call) for one in calls[:_MAX_CALLS])
         done, in_flight = "" if not last else f"; last step: {quoted_line(last)}", noted and f"; in flight: {noted}"
-        continued = self.after == "hand_off" and self.handoff is not None and self.handoff.why == "hand_off"
-        stopped = (_CONTINUED if continued else _STOPPED[self.after]).format(at=at)
+        stopped = (_CONTINUED if self.continues else _STOPPED[self.after]).format(at=at)
         return f"{stopped}{gap}; restored: {found or 'nothing'}{done}{in_flight}"
 
     def text(self, budget: int = HANDOFF_TOKENS, *, count: Counter = estimated_tokens) -> str:

@@ -89,6 +89,14 @@ class PlanStep(BaseModel):
         return self._progress
 
 
+class ReplacedStep(BaseModel):
+    """Open step that another plan replaced. why: reason of that plan."""
+
+    key: str
+    title: str
+    why: str = ""
+
+
 class Decision(BaseModel):
     """Decision of the agent. n: number of its event."""
 
@@ -196,6 +204,7 @@ class AgentState(BaseModel):
 
     Attributes:
         plan: Open steps and the latest closed ones (`Agent.keep_steps`).
+        replaced: Latest open steps that another plan replaced, and why.
         results: Results of the steps in the plan, by key; in `finish`, those of archived steps, too.
         decisions: Latest decisions; the log has earlier ones.
         discoveries: Latest discoveries; the log has earlier ones.
@@ -212,6 +221,7 @@ class AgentState(BaseModel):
     goal: str = ""
     plan: list[PlanStep] = Field(default_factory=_no_items)
     current: str | None = None
+    replaced: list[ReplacedStep] = Field(default_factory=_no_items)
     results: dict[str, Any] = Field(default_factory=dict)
     decisions: list[Decision] = Field(default_factory=_no_items)
     discoveries: list[Discovery] = Field(default_factory=_no_items)

@@ -74,17 +74,20 @@ class Talks(Agent[Chat]):
 
 @pytest.mark.parametrize("stop", ["crash", "failure"])
 async def test_a_model_loop_over_the_conversation_continues(app: App, stop: str) -> None:
-    kind = type("Talks", (Talks,), {"app": app, "calls": [], "seen": [], "stop": stop})
-    agent = app.agent(kind, name="talks", retry=AT_ONCE)
+    class Talker(Talks):
+        """An agent of one test."""
+
+    Talker.app, Talker.stop, Talker.calls, Talker.seen = app, stop, [], []
+    agent = app.agent(Talker, name="talks", retry=AT_ONCE)
     async with app:
-        kind.running = await agent.enqueue("hello")
+        Talker.running = await agent.enqueue("hello")
         await work_off(app)
         await work_off(app)
-        result = await bounded(kind.running.result())
+        result = await bounded(Talker.running.result())
         assert result == ["hello", "answer 1", "answer 2", "answer 3"]
-        assert kind.seen == [(["hello"], [], [])] * 2
-        assert [len(messages) for messages in kind.calls] == [1, 2, 3]
-        types = [event.type for event in await history(kind.running)]
+        assert Talker.seen == [(["hello"], [], [])] * 2
+        assert [len(messages) for messages in Talker.calls] == [1, 2, 3]
+        types = [event.type for event in await history(Talker.running)]
         assert types.count("message_added") == 4
         assert types.count("discovered") == types.count("decided") == 3
         assert "withdrawn" not in types

@@ -32,7 +32,7 @@ from typing import Any, Final
 from ....queues.durations import shown_time
 from ...journal.handoff.document import DoubtfulStep
 from ...journal.quoting import quoted_line, quoted_name
-from ...journal.state import AgentState, Commitment, PlanStep, Question, StepStatus
+from ...journal.state import AgentState, Commitment, PlanStep, Question, ReplacedStep, StepStatus
 
 _SHORT: Final = 15
 """Most characters of a step's result if the turns hold it too: it only has to be recognized there."""
@@ -161,6 +161,8 @@ def _sections(
 
     done = [step for step in state.plan if step.status is StepStatus.DONE]
     gone = [step for step in state.plan if step.status in (StepStatus.FAILED, StepStatus.DROPPED)]
+    every: Sequence[PlanStep | ReplacedStep] = [*state.replaced, *state.plan]
+    given_up: Sequence[PlanStep | ReplacedStep] = [*state.replaced, *gone]
     current = _next(state)
     later = [step for at, step in enumerate(state.plan) if at != current and _is_open(step)]
     promises = _open_promises(state.commitments)
@@ -189,8 +191,8 @@ def _sections(
     yield Section(
         "Failed and dropped steps",
         "failed",
-        [_gone(step) for step in gone],
-        lambda left, most: _keys(state.plan, gone[:left], most),
+        [*map(_replaced, state.replaced), *map(_gone, gone)],
+        lambda left, most: _keys(every, given_up[:left], most),
         all_of("failed"),
     )
     yield Section(
@@ -291,6 +293,11 @@ def _gone(step: PlanStep) -> str:
     return f"- {_named(step)} ({step.status.value}{error})"
 
 
+def _replaced(step: ReplacedStep) -> str:
+    why = f": {quoted_line(step.why)}" if step.why else ""
+    return f"- {quoted_name(step.key)} {quoted_line(step.title, _TITLE)} (replaced by another plan{why})"
+
+
 def _in_doubt(state: AgentState, interruption: Interruption) -> list[str]:
     """Return what may have taken effect."""
     done = {step.key for step in state.plan if step.status is StepStatus.DONE}
@@ -375,7 +382,7 @@ def _range(first: str, last: str) -> str:
     return quoted_name(first) if first == last else f"{quoted_name(first)} to {quoted_name(last)}"
 
 
-def _keys(plan: Sequence[PlanStep], steps: Sequence[PlanStep], most: int) -> str:
+def _keys(plan: Sequence[PlanStep | ReplacedStep], steps: Sequence[PlanStep | ReplacedStep], most: int) -> str:
     """Name steps one by one, or by ranges of steps that follow one another in the plan, or from the first to the last.
 
     Other steps may be between the first and the last one.

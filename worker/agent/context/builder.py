@@ -326,10 +326,17 @@ def _interruption(run: Run, state: AgentState) -> Interruption | None:
         at=found.at,
         notice="" if live is None or not (found.interrupted or asked is not None) else live.notice,
         message="" if left is None or left is found.received else left.message,
-        in_doubt=[*doubtful.values()],
-        cut_off=() if left is None else [one.call for one in left.dependencies.in_flight],
+        in_doubt=[one for one in doubtful.values() if not _answered(run, one.key)],
+        cut_off=()
+        if left is None
+        else [one.call for one in left.dependencies.in_flight if not _answered(run, one.key)],
         attention=() if left is None else left.attention,
     )
+
+
+def _answered(run: Run, key: str) -> bool:
+    """Return whether this run has called a step, and the call has ended."""
+    return run.keys.is_given(key) and key not in run.steps_in_flight
 
 
 def _received(run: Run) -> str:

@@ -200,9 +200,10 @@ class StepKeys:
 
     def unasked(self, keys: Iterable[str]) -> list[str]:
         """Return the keys of steps that were not given out. Names that start with `#` are not steps."""
-        return [key for key in keys if not key.startswith("#") and "/#" not in key and not self._is_given(key)]
+        return [key for key in keys if not key.startswith("#") and "/#" not in key and not self.is_given(key)]
 
-    def _is_given(self, key: str) -> bool:
+    def is_given(self, key: str) -> bool:
+        """Return whether this run has called the step with this key."""
         name, _, number = key.rpartition("#")
         given = self._names.get(name, 0) >= int(number) if number.isdigit() else self._names.get(key, 0) > 0
         return given or key in self._ahead

@@ -205,7 +205,16 @@ def build_handoff(
         pending=tuple(step for step in plan if status.get(step.key) == "pending"),
         decisions=tuple(_parts(MadeDecision, state.get("decisions"))[-_LATEST:]),
         discoveries=tuple(_parts(FoundFact, state.get("discoveries"))[-_LATEST:]),
-        attention=(*notes, *_attention(plan, status, () if why == "finished" else parsed, known=bool(notes))),
+        attention=(
+            *notes,
+            *_attention(
+                plan,
+                status,
+                () if why == "finished" else _objects(state.get("replaced")),
+                () if why == "finished" else parsed,
+                known=bool(notes),
+            ),
+        ),
         waiting_on=tuple(waits),
         artifacts=tuple(_text(one.get("name")) for one in _objects(state.get("artifacts"))),
         dependencies=Dependencies(
@@ -281,12 +290,23 @@ def _last_completed(events: Sequence[Event]) -> str | None:
 
 
 def _attention(
-    plan: Sequence[OpenStep], status: Mapping[Any, Any], events: Sequence[Event], *, known: bool
+    plan: Sequence[OpenStep],
+    status: Mapping[Any, Any],
+    replaced: Sequence[Mapping[str, Any]],
+    events: Sequence[Event],
+    *,
+    known: bool,
 ) -> Iterable[str]:
-    """Yield failed steps, the error that stopped the last run, and findings. known: the error is listed already."""
+    """Yield failed and replaced steps, the error that stopped the last run, and findings.
+
+    known: the error is listed already.
+    """
     for step in plan:
         if status.get(step.key) == "failed":
             yield f"step {step.key} failed{f': {step.error}' if step.error else ''}"
+    for former in replaced:
+        why = _text(former.get("why"))
+        yield f"step {former.get('key')} was replaced by another plan{f': {why}' if why else ''}"
     failure = next((one for one in reversed(events) if one.type in _LAST), None)
     if failure is not None and failure.type in _FAILED and not known:
         yield f"the last error: {getattr(failure, 'error', '')}: {getattr(failure, 'message', '')}"
