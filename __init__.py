@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .worker.durable.context import Context, current_context
     from .worker.durable.middleware import EnqueueCall, Middleware, Settlement
     from .worker.durable.steps.current import AlreadyDone, StepCall, current_step
+    from .worker.durable.stop_reasons import Stop
     from .worker.durable.sync.context import SyncContext
     from .worker.errors import (
         ArtifactError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         FileConflict,
         InvalidArguments,
         RetryLater,
+        RunStopped,
         Snooze,
         StateError,
         StepInDoubt,
@@ -98,6 +100,7 @@ __all__ = [
     "Resumption",
     "Retry",
     "RetryLater",
+    "RunStopped",
     "ServerFull",
     "Session",
     "SessionFailed",
@@ -115,6 +118,7 @@ __all__ = [
     "StepStillRunning",
     "StepTimeout",
     "StillRunning",
+    "Stop",
     "SyncContext",
     "TaskCancelled",
     "TaskEnded",
@@ -167,6 +171,7 @@ _HOMES = {
     "Resumption": ".worker.journal.resumption",
     "Retry": ".deadletter.policy",
     "RetryLater": ".worker.errors",
+    "RunStopped": ".worker.errors",
     "ServerFull": ".queues.errors",
     "Session": ".worker.session",
     "SessionFailed": ".queues.sessions.errors",
@@ -184,6 +189,7 @@ _HOMES = {
     "StepStillRunning": ".worker.errors",
     "StepTimeout": ".worker.errors",
     "StillRunning": ".queues.errors",
+    "Stop": ".worker.durable.stop_reasons",
     "SyncContext": ".worker.durable.sync.context",
     "TaskCancelled": ".queues.errors",
     "TaskEnded": ".queues.errors",

@@ -218,11 +218,17 @@ def backoff(retry: Retry, failures: int, chance: float | None = None) -> float:
 
 def after_failure(retry: Retry, counters: Counters, error: BaseException, max_attempts: int | None) -> TryAgain | Bury:
     """Decide after a failed attempt. counters: with this attempt. max_attempts: the producer's limit."""
+    reason = reason_to_bury(retry, counters, error, max_attempts)
+    return TryAgain(backoff(retry, counters.attempts)) if reason is None else Bury(reason)
+
+
+def reason_to_bury(retry: Retry, counters: Counters, error: BaseException, max_attempts: int | None) -> Reason | None:
+    """Return why no attempt follows a failed one; None if another one follows. Arguments: see `after_failure`."""
     if not retry.allows(error):
-        return Bury(Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.NOT_RETRYABLE)
+        return Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.NOT_RETRYABLE
     if counters.attempts >= (max_attempts or retry.max_attempts):
-        return Bury(Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.ATTEMPTS_EXHAUSTED)
-    return TryAgain(backoff(retry, counters.attempts))
+        return Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.ATTEMPTS_EXHAUSTED
+    return None
 
 
 _IN_COMPANY: Final = 2

@@ -55,6 +55,8 @@ PerdureError
 ├── TransferError               a task cannot be exported, or a file cannot be imported
 ├── SettingsDiffer              a strict worker has other settings than its namespace
 └── ConfigurationError          a setting or an APP is not valid
+
+`RunStopped` is a BaseException: it says that a run ends, and that nothing is wrong.
 """
 
 from __future__ import annotations
@@ -95,6 +97,7 @@ __all__ = [
     "ResolutionMismatch",
     "ResultMismatch",
     "RetryLater",
+    "RunStopped",
     "SettingsDiffer",
     "Snooze",
     "StateBusy",
@@ -144,6 +147,14 @@ class InvalidArguments(TaskError, ValueError):
     def __init__(self, task: str, problem: str, *, malformed: bool = False) -> None:
         super().__init__(f"task {task!r}: {problem}")
         self.task, self.malformed = task, malformed
+
+
+class RunStopped(BaseException):
+    """A call of a handler has ended its run: the task waits, a successor continues it, or it is incoherent.
+
+    It is raised in the handler's own asyncio task, or in the thread of a plain handler, and must not be swallowed: the
+    task waits whatever the handler makes of it. `ctx.stopping` has the reason.
+    """
 
 
 class TaskTimeout(TaskError, TimeoutError):

@@ -53,6 +53,7 @@ from .steps.current import (
 from .steps.matching import digest_of, match_call, read_recorded_steps
 from .steps.threads import CURRENT_SESSION
 from .steps.tool_calls import CallReasons
+from .stop_reasons import Stop
 from .task_artifacts import Artifacts
 from .task_memory import TaskMemory
 from .task_workspace import Workspace, workspace_of
@@ -118,6 +119,14 @@ class TaskInfo:
     def resumption(self) -> Resumption | None:
         """The previous run: what it left, why it stopped and how long ago; None in the first run."""
         return self._run.resumption
+
+    @property
+    def stopping(self) -> Stop | None:
+        """The stop of this run: its reason, and whether it ends the task; None while the run continues.
+
+        For clean-up: `if ctx.stopping and ctx.stopping.ends_task:`. A stop may come while the clean-up runs.
+        """
+        return self._run.stop
 
     @property
     def identity(self) -> IdentityVersion | None:

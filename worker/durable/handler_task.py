@@ -8,6 +8,7 @@ from typing import ClassVar, Final, NoReturn
 
 import anyio
 
+from ..errors import RunStopped
 from .steps.equal_calls import EqualCalls
 
 GENERATOR_EXIT: Final = "raised GeneratorExit, which only the close() of a generator may raise"
@@ -87,15 +88,22 @@ class HandlerTask:
             raise asyncio.CancelledError
 
     async def check_stopped(self) -> None:
-        """Refuse a call if the run was stopped. Raises `CancelledError`, `LeaseLost`."""
+        """Refuse a call if the run was stopped. Raises `CancelledError`, `RunStopped`, `LeaseLost`."""
         if self.stopped:
             await self.refuse()
 
     async def refuse(self) -> NoReturn:
-        """Refuse a call of a run that was stopped. Raises `CancelledError`."""
+        """Refuse a call of a run that was stopped. Raises `CancelledError`; `RunStopped` where that stopped it."""
         self._refused += 1
         await asyncio.sleep(0 if self._refused <= _QUICK_REFUSALS else self.cancel_interval)
-        raise asyncio.CancelledError("the task was stopped: its handler may clean up, without its context")
+        why = "the task was stopped: its handler may clean up, without its context"
+        if self._retry_cancel is not None and not self._cancels and self.is_own_task():
+            raise RunStopped(why)
+        raise asyncio.CancelledError(why)
+
+    def is_own_task(self) -> bool:
+        """Return whether the handler's asyncio task calls, and none that runs beside it."""
+        return self._task is not None and asyncio.current_task() is self._task
 
     async def await_steps(self) -> None:
         """Wait until the steps beside a handler that has failed are recorded; no other step begins."""
@@ -138,6 +146,10 @@ class HandlerTask:
             await until
         self._holding = None
         return scope.cancelled_caught and anyio.current_time() >= scope.deadline
+
+    def limit_cleanup(self) -> None:
+        """Cancel the handler, which `RunStopped` stops, when it has had its time to clean up."""
+        self._retry_cancel = self._loop.call_later(self.cleanup_limit, self._cancel)
 
     def _cancel(self) -> None:
         if self._task is not None:

@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
+from ...deadletter.policy import Retry, reason_to_bury
 from ...queues.delivery.checkpoint import Entry, History, Kind
 from ...queues.delivery.leases import NOT_STARTED, Delivery, RunStatus
 from ...queues.envelope import Envelope, check_size
@@ -17,6 +18,7 @@ from ...queues.records import shown_arguments
 from ...queues.runtime import RUNTIME
 from ...queues.security.redaction import Redaction
 from ...queues.transport.gateway import Gateway
+from ..errors import RunStopped, TaskIdle, TaskTimeout
 from ..journal.event import Event
 from ..journal.event_redaction import redacted
 from ..journal.handoff.draft import call_text
@@ -28,7 +30,7 @@ from .checkpoint_writer import CheckpointWriter
 from .handler_task import HandlerTask
 from .steps.keys import StepKeys, StrictStepKeys
 from .steps.threads import Threads
-from .stop_reasons import ParkReason, StopReason
+from .stop_reasons import STOP_RULES, ParkReason, Stop, StopReason, counters_after
 
 Observer = TypeVar("Observer")
 
@@ -43,7 +45,8 @@ class Run(HandlerTask):
     """One run of a task. It belongs to one event loop; only `on_lost` and `on_cancel` may be called from other threads.
 
     The handler runs in the asyncio task that enters the run (`with run:`). Stopping the run cancels that task. Leaving
-    the block undoes these cancellations, so that the same task can store the outcome.
+    the block undoes these cancellations, so that the same task can store the outcome. A call of the handler itself that
+    ends the run, such as a wait, raises `RunStopped` in place of that.
 
     Attributes:
         events: number of the last event that this run put into the log.
@@ -57,11 +60,13 @@ class Run(HandlerTask):
         constants: the `Constants` in arguments of its steps, None before `constants_of`.
         context: the `Context` of the handler and its middleware while the handler runs, else None.
         workspace: the `Workspace` of the task, None if nothing has used it.
+        retry: the policy of the task, None until its handler is called.
         identity: the `IdentityVersion` of the agent, None for tasks without one.
     """
 
     __slots__ = (
         "_leaving",
+        "_leaving_itself",
         "_new_version",
         "_observers",
         "_recorder",
@@ -88,6 +93,7 @@ class Run(HandlerTask):
         "payload_limit",
         "redact",
         "resumption",
+        "retry",
         "settings",
         "started",
         "steps_recorded",
@@ -141,10 +147,13 @@ class Run(HandlerTask):
         self.context: Any = None
         self.workspace: Any = None
         self.identity: Any = None
+        self.retry: Retry | None = None
         self._observers: tuple[RunObserver, ...] = ()
         self._used_messages: set[int] | None = None
         self._recorder: CheckpointWriter | None = None
         self._leaving: tuple[StopReason, StopDetail] = _SHUTDOWN
+        self._leaving_itself = False
+        """Whether the handler's own task makes the call that ends the run."""
 
     @property
     def used_messages(self) -> set[int]:
@@ -292,6 +301,13 @@ class Run(HandlerTask):
 
         The first reason counts, unless the lease or entries are lost: no outcome is stored.
         """
+        self._note_stop(why, detail)
+        if self._retry_cancel is None:
+            self._cancel()
+        if self._holding is not None:
+            self._holding.cancel()
+
+    def _note_stop(self, why: StopReason, detail: StopDetail) -> None:
         first, self.stopping, self.stopped = self.stop_reason is None, True, True
         if first:
             self.ended_at = RUNTIME.monotonic()
@@ -299,10 +315,23 @@ class Run(HandlerTask):
         gap = why is StopReason.DATA_LOST and self.stop_reason not in (StopReason.LOST, StopReason.CANCELLED)
         if first or gap or why is StopReason.LOST:
             self.stop_reason, self.stop_detail = why, detail
-        if self._retry_cancel is None:
-            self._cancel()
-        if self._holding is not None:
-            self._holding.cancel()
+
+    @property
+    def stop(self) -> Stop | None:
+        """The stop of this run, None while it continues."""
+        why = self.stop_reason
+        if why is None or (word := STOP_RULES[why].word) is None:
+            return None
+        return Stop(word, ends_task=word in ("cancel", "incoherent") or (word == "timeout" and self._is_last(why)))
+
+    def _is_last(self, why: StopReason) -> bool:
+        """Return whether no attempt follows one that exceeded its time."""
+        if self.retry is None:
+            return False
+        name = self.envelope.task
+        error = TaskIdle(name, 0.0, ()) if why is StopReason.IDLE else TaskTimeout(name, 0.0)  # its class decides
+        counters = counters_after(why, self.history.counters)
+        return reason_to_bury(self.retry, counters, error, self.envelope.options.max_attempts) is not None
 
     def abandon(self) -> StopReason | None:
         """Refuse all further writes of a handler that ignores its cancellation. Return why the run was stopped."""
@@ -376,7 +405,7 @@ class Run(HandlerTask):
             self._quiet = None
 
     async def refuse(self) -> NoReturn:
-        """Refuse a call of a run that was stopped. Raises `CancelledError`, `LeaseLost`."""
+        """Refuse a call of a run that was stopped. Raises `CancelledError`, `RunStopped`, `LeaseLost`."""
         if self.stop_reason is StopReason.LOST:
             raise LeaseLost(self.id, "call")
         await super().refuse()
@@ -411,15 +440,27 @@ class Run(HandlerTask):
     async def _exit_at_boundary(self, why: StopReason, detail: StopDetail) -> NoReturn:
         """Stop the run when the steps in flight are recorded; no other step begins."""
         self.stopping, self._leaving = True, (why, detail)
-        await self._steps_ended()
+        itself = self.is_own_task() and why is not StopReason.RELEASED
+        self._leaving_itself |= itself
+        try:
+            await self._steps_ended()
+        except BaseException:  # such as a time-out of the handler around the call
+            self._leaving_itself &= not itself
+            raise
         await self._exit(why, detail)
 
     async def _exit(self, why: StopReason, detail: StopDetail) -> NoReturn:
-        if self._failed:  # the handler, beside which the caller runs
-            raise asyncio.CancelledError
-        self.cancel(why, detail)
-        await anyio.sleep_forever()
-        raise AssertionError("a stopped run continues")
+        """Stop the run: by `RunStopped` in the handler's own task, else by cancelling that."""
+        own = self.is_own_task()
+        if own and why is not StopReason.RELEASED and not self.stopped:
+            self._note_stop(why, detail)
+            self.limit_cleanup()
+            raise RunStopped(f"this run stops ({STOP_RULES[why].word}): the handler may clean up, without its context")
+        if not self._failed and not self._leaving_itself:
+            self.cancel(why, detail)
+        if own and not self._failed:
+            await anyio.sleep_forever()  # the cancellation ends it
+        raise asyncio.CancelledError("the task was stopped")
 
     def __repr__(self) -> str:
         return f"<Run {self.envelope.task} {self.id} steps={list(self.steps_in_flight)}>"

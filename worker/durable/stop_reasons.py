@@ -74,6 +74,27 @@ class ParkReason:
     seen: int
 
 
+StopWord = Literal["park", "shutdown", "cancel", "timeout", "lost", "continue", "incoherent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The stop of a run, as its handler sees it: `ctx.stopping`.
+
+    Attributes:
+        reason: `park`: the task waits (`ctx.ask`, `ctx.inbox(wait=...)`). `shutdown`: its worker stops, and another one
+            continues. `cancel`: a caller cancelled it. `timeout`: its time limit or its idle limit has passed. `lost`:
+            another worker may have it. `continue`: a successor continues the work (`ctx.continue_as`). `incoherent`: a
+            coherence check failed.
+        ends_task: whether no later run continues the work: at `cancel` and `incoherent`, and at a `timeout` after which
+            the task's `Retry` allows no further attempt. It is what is known now: if the worker dies before it has
+            stored the outcome of a time-out, the task runs again, and an operator may replay a dead letter.
+    """
+
+    reason: StopWord
+    ends_task: bool
+
+
 SettleAct = Literal["succeed", "fail", "retry", "bury", "release", "park", "cancel", "quarantine"]
 
 
@@ -85,7 +106,7 @@ class StopRule:
     nothing. event: the event that the settlement writes. why: the word in the handoff document. after: the word in the
     next run's `Resumption`. handoff: whether the run stores a handoff document before it settles. attempt: whether the
     run counts as an attempt. new_message: whether the task's next delivery is a new stream entry, so that a lost
-    delivery of it proves a crash since.
+    delivery of it proves a crash since. word: the reason in `ctx.stopping`; None where no handler is stopped.
     """
 
     act: SettleAct | None
@@ -95,23 +116,24 @@ class StopRule:
     handoff: bool = False
     attempt: bool = False
     new_message: bool = False
+    word: StopWord | None = None
 
 
 STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
-    StopReason.LOST: StopRule(None, "crashed", "crash", "crash"),
-    StopReason.DATA_LOST: StopRule("release", "data_lost", "crash", "crash"),
-    StopReason.CANCELLED: StopRule("cancel", "cancelled"),
-    StopReason.RELEASED: StopRule("release", "handed_off", "shutdown", "hand_off", handoff=True),
+    StopReason.LOST: StopRule(None, "crashed", "crash", "crash", word="lost"),
+    StopReason.DATA_LOST: StopRule("release", "data_lost", "crash", "crash", word="lost"),
+    StopReason.CANCELLED: StopRule("cancel", "cancelled", word="cancel"),
+    StopReason.RELEASED: StopRule("release", "handed_off", "shutdown", "hand_off", handoff=True, word="shutdown"),
     StopReason.FAILED: StopRule("fail", "attempt_failed", "failure", "failure", attempt=True, new_message=True),
     StopReason.TIMED_OUT: StopRule(
-        "fail", "attempt_failed", "budget", "failure", handoff=True, attempt=True, new_message=True
+        "fail", "attempt_failed", "budget", "failure", handoff=True, attempt=True, new_message=True, word="timeout"
     ),
     StopReason.IDLE: StopRule(
-        "fail", "attempt_failed", "budget", "failure", handoff=True, attempt=True, new_message=True
+        "fail", "attempt_failed", "budget", "failure", handoff=True, attempt=True, new_message=True, word="timeout"
     ),
-    StopReason.INCOHERENT: StopRule("fail", "buried", "burial", attempt=True),
-    StopReason.CONTINUED: StopRule("succeed", "succeeded", "hand_off", attempt=True),
-    StopReason.PARKED: StopRule("park", "waiting", "waiting", "wait", handoff=True, new_message=True),
+    StopReason.INCOHERENT: StopRule("fail", "buried", "burial", attempt=True, word="incoherent"),
+    StopReason.CONTINUED: StopRule("succeed", "succeeded", "hand_off", attempt=True, word="continue"),
+    StopReason.PARKED: StopRule("park", "waiting", "waiting", "wait", handoff=True, new_message=True, word="park"),
     StopReason.COMPLETED: StopRule("succeed", "succeeded", attempt=True),
     StopReason.SNOOZED: StopRule("retry", "snoozed", "waiting", "wait", handoff=True, new_message=True),
     StopReason.BURIED: StopRule("bury", "buried", "burial", handoff=True),

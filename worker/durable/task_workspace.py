@@ -39,7 +39,7 @@ from ...queues.transport.backoff import Backoff, retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.value_store import Sha256
 from ..artifacts.store import ArtifactStore, artifact_store
-from ..errors import ArtifactTooLarge, StoreUnavailable, WorkspaceError, WorkspaceTooLarge, first_problem
+from ..errors import ArtifactTooLarge, RunStopped, StoreUnavailable, WorkspaceError, WorkspaceTooLarge, first_problem
 from ..journal.agent_events import WorkspaceSaved, saved_link
 from ..journal.run_events import Waited, WaitStarted
 from ..journal.snapshot import decode_snapshot
@@ -129,7 +129,7 @@ class Found(NamedTuple):
     @property
     def cut_off(self) -> bool:
         """Whether the run was stopped."""
-        return isinstance(self.problem, asyncio.CancelledError)
+        return isinstance(self.problem, (RunStopped, asyncio.CancelledError))
 
 
 class Workspace:
@@ -188,7 +188,7 @@ class Workspace:
         """Save the files that a step has changed. Its record must be put whatever the outcome, with `entries`."""
         try:
             return await self.find_change()
-        except (Exception, asyncio.CancelledError) as problem:  # noqa: BLE001 - the step ran: its record decides
+        except (Exception, RunStopped, asyncio.CancelledError) as problem:  # noqa: BLE001 - the step ran: its record decides
             return Found(max(1, self._scans), problem=problem)
 
     async def find_change(self) -> Found:

@@ -91,7 +91,8 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     """The running task, as a handler sees it that is a plain function: `Context` without `await`.
 
     It is used in the handler's thread. After the task was cancelled, timed out or released, or its lease was lost, each
-    call raises `asyncio.CancelledError`, which `except Exception` does not catch.
+    call raises `asyncio.CancelledError`; a call that makes the task wait raises `RunStopped`, and so does each one after
+    it. `except Exception` catches neither.
     """
 
     def __init__(self, ctx: Context) -> None:

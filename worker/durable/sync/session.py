@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
-from ...errors import StepOutsideTask
+from ...errors import RunStopped, StepOutsideTask
 from ..steps.keys import StepKeys
 from ..steps.step_thread import StepThread
 from ..steps.threads import CURRENT_SESSION, Threads
@@ -60,7 +60,7 @@ class ThreadSession(Generic[C]):
     """The calls between one thread and the asyncio task that creates the session.
 
     A session whose asyncio task is cancelled is closed: its thread gets `CancelledError` from the call that it waits
-    for, or from the next one.
+    for, or from the next one. A call that raises `RunStopped` closes it, too: the thread gets that.
 
     Attributes:
         context: the context of the handler, for code in the thread.
@@ -75,6 +75,7 @@ class ThreadSession(Generic[C]):
         self._to_loop: asyncio.Queue[_Ended | Callable[[], Awaitable[Any]]] = asyncio.Queue()
         self._to_thread: SimpleQueue[_Ended | Callable[[], Any] | None] = SimpleQueue()
         self._closed = self._unwinding = False
+        self._refusal: type[BaseException] = asyncio.CancelledError
         self._inherited = Context()  # of the thread, when the function that it runs now began
 
     # called in the event loop
@@ -105,9 +106,10 @@ class ThreadSession(Generic[C]):
                 return await self._serve()
         except BaseException:
             self._close(unwinding=False)
-            if self._unwinding:  # it cleans up; the next cancellation ends this wait
-                await asyncio.wait([running])
-            raise
+            if not self._unwinding:
+                raise
+            await asyncio.wait([running])  # it cleans up; the next cancellation ends this wait
+            return running.result().result()
         finally:
             CURRENT_SESSION.reset(token)
             running.cancel()  # no effect if the thread has ended, else it is lost
@@ -126,7 +128,9 @@ class ThreadSession(Generic[C]):
                 reply = _Ended(await message())
             except Exception as error:  # noqa: BLE001 - the thread raises it
                 reply = _Ended(error=error)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, RunStopped):
+                    self._refusal = RunStopped
                 self._close(unwinding=True)
                 raise
             if self._closed:
@@ -164,10 +168,10 @@ class ThreadSession(Generic[C]):
     def await_in_loop(self, function: Callable[[], Awaitable[T]]) -> T:
         """Await what the function returns in the asyncio task; return or raise its result.
 
-        Raises `asyncio.CancelledError` if the session is closed.
+        Raises `asyncio.CancelledError` or `RunStopped` if the session is closed.
         """
         if self._closed:
-            raise asyncio.CancelledError("the task was stopped")
+            raise self._refusal("the task was stopped")
         inherited = self._inherited
         if changed := [(one, value) for one, value in copy_context().items() if inherited.get(one, self) is not value]:
             function = partial(_await_with, changed, function)
@@ -176,7 +180,7 @@ class ThreadSession(Generic[C]):
             message = self._to_thread.get()
             if message is None:
                 self._to_thread.put(None)  # for the calls around this one
-                raise asyncio.CancelledError("the task was stopped")
+                raise self._refusal("the task was stopped")
             if isinstance(message, _Ended):
                 result: T = message.result()
                 return result

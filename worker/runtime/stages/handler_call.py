@@ -45,7 +45,7 @@ class HandlerCall:
             run.around_step = partial(self._around_step, ctx)
         timeout = time_limit_of(run, task)
         limit = None if timeout is None else run.limit(timeout)
-        token, run.context = CURRENT_RUN.set(run), ctx
+        token, run.context, run.retry = CURRENT_RUN.set(run), ctx, task.retry
         error: BaseException | None = None
         result: bytes | None = None
         stop: StopReason | None = None
@@ -59,6 +59,14 @@ class HandlerCall:
                 if run.stop_reason is None:  # a handler that was stopped has no result, whatever it returns
                     data, value = task.result.encode("task", task.name, value)
                     result = data if len(data) <= run.payload_limit else await _store_large(run, task, data, value)
+                else:
+                    logger.bind(task=task.name, id=run.id).warning(
+                        "the handler of task {!r} {} returned after its run was stopped ({}): its result is not "
+                        "stored; a handler must let RunStopped and CancelledError pass",
+                        task.name,
+                        run.id,
+                        STOP_RULES[run.stop_reason].word,
+                    )
         except asyncio.CancelledError as cancelled:
             error = cancelled
         except LeaseLost as lost:
