@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import redis.asyncio
 import redis.utils
+from perdure import App
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
 from perdure.queues.transport.pipelining import ClientAdapter, Command, PipelinedConnection
 from perdure.queues.transport.scripts import loaded_scripts
@@ -205,6 +206,14 @@ async def redis_url(shared_servers: dict[str, RedisServer], namespace_name: str)
 def settings(redis_url: str, namespace_name: str) -> Settings:
     """Settings on a real server, with a short lease."""
     return Settings(redis_url=redis_url, namespace=namespace_name, lease=1.0, grace=5.0)
+
+
+@pytest.fixture
+async def app(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterator[App]:
+    """An open app. The mark `app(name, **changed)` names it, and changes its settings."""
+    mark = request.node.get_closest_marker("app") or pytest.mark.app.mark
+    async with App(*(mark.args or ("test",)), settings=settings.model_copy(update=mark.kwargs)) as app:
+        yield app
 
 
 @pytest.fixture(params=BACKENDS)

@@ -1,14 +1,22 @@
-"""A line to the server that holds bytes back, for the tests of late duplicates."""
+"""Fixtures: a delivery, and a line to the server that holds bytes back, for the tests of late duplicates."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
 import pytest
-from perdure.queues import Gateway
+from perdure.queues import Gateway, Partition, Producer
+from perdure.queues.delivery.leases import Delivery
 
-from tests.support.consumers import needs_one_server
+from tests.support.consumers import needs_one_server, read_one, worker
 from tests.support.lossy_proxy import LossyProxy, lossy_gateway
+
+
+@pytest.fixture
+async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
+    """Task x, read by worker a."""
+    await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
+    return await read_one(await worker(gateway, partition))
 
 
 @pytest.fixture

@@ -25,12 +25,6 @@ from tests.support.task_places import DUE, dump, places
 NEXT = DATA_FORMAT + 1
 
 
-@pytest.fixture
-async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
-    await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
-    return await read_one(await worker(gateway, partition))
-
-
 async def score(gateway: Gateway, partition: Partition, task_id: str = "x") -> float:
     return float(await gateway.command("ZSCORE", partition.due, task_id))
 

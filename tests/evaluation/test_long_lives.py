@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ import redis
 from perdure import Agent, AgentState, App, Context, PlanStep, Settings, Snooze, Worker
 from perdure.queues import TaskHandle
 
-pytestmark = [pytest.mark.evaluation, pytest.mark.integration]
+pytestmark = [pytest.mark.evaluation, pytest.mark.integration, pytest.mark.app(lease=60.0)]
 
 AT = (100, 1_000, 10_000)
 """Steps after which the cost is measured."""
@@ -137,12 +136,6 @@ class Walk(Agent[Traveller]):
         first, kept = await ctx.recall_step("s0"), await ctx.recall_step(f"s{state.archive.retired}")
         assert first is not None and first.retired and kept is not None
         return {"taken": state.taken, "archived": state.archive.steps, "kept": kept.result["page"]}
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("walks", settings=settings.model_copy(update={"lease": 60.0})) as app:
-        yield app
 
 
 async def test_a_step_costs_the_same_after_10_000_steps(

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,11 @@ from tests.support.prompts.literal import PATIENT, Literal, Notes, repeated_or_s
 from tests.support.prompts.reading import brief_of, contradictions, stability
 from tests.support.workers import BOUND
 
-pytestmark = [pytest.mark.integration, pytest.mark.evaluation]
+pytestmark = [pytest.mark.integration, pytest.mark.evaluation, pytest.mark.app("prompts", lease=30.0, check_state=True)]
 
 WIDE, NARROW = 128_000, 1_500
 SCHEDULES = int(os.environ.get("PROMPT_SCHEDULES", "200"))
 PLACES = ("model", "asked", "did", "said")
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("prompts", settings=settings.model_copy(update={"lease": 30.0, "check_state": True})) as app:
-        yield app
 
 
 def say(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio.to_thread
@@ -22,12 +22,6 @@ def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     environment = {"HELD_LINKS": "1", "PERDURE_ARTIFACTS": str(tmp_path / "artifacts")}
     with worker_processes(settings, tmp_path, environment=environment) as workers:
         yield workers
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        yield producer
 
 
 def sha(text: str) -> str:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -27,12 +27,6 @@ def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     environment = {"PERDURE_STALL_WARNING": "0.3", "PERDURE_STALL_LIMIT": "0.6"}
     with worker_processes(settings.model_copy(update={"lease": 0.9}), tmp_path, environment=environment) as workers:
         yield workers
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        yield producer
 
 
 class Pipe:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +24,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 PROGRAM = PROGRAMS / "poisonous.py"
 TASKS = 32
 POISON = 7
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(address=settings.address, namespace=settings.namespace) as producer:
-        yield producer
 
 
 @pytest.fixture

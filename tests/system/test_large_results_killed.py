@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +26,6 @@ SIZE = 3_000_000
 def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     with worker_processes(settings, tmp_path, program=PROGRAMS / "large_results.py") as workers:
         yield workers
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        yield producer
 
 
 async def test_a_worker_killed_before_and_after_the_record_of_a_large_result(

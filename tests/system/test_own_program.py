@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,12 +40,6 @@ async def main() -> None:
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(address=settings.address, namespace=settings.namespace) as producer:
-        yield producer
 
 
 async def test_suspects_run_in_the_worker_one_at_a_time(settings: Settings, producer: Producer, tmp_path: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import orjson
 import pytest
-from perdure import Producer, Settings, State
+from perdure import Producer, State
 from perdure.queues import SupervisorInfo, list_supervisors
 from perdure.queues.delivery.quarantine_store import report_crash
 
@@ -23,19 +22,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 SUSPECTS = 8
 PLACES = 4
 """Quarantine processes at one time. 32 suspects on 16 places take two processors more than ten seconds to start."""
-
-
-@pytest.fixture
-def supervisors(settings: Settings, tmp_path: Path) -> Iterator[Supervisors]:
-    supervisors = Supervisors(settings, tmp_path)
-    yield supervisors
-    supervisors.close()
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(address=settings.address, namespace=settings.namespace) as producer:
-        yield producer
 
 
 async def info(producer: Producer) -> SupervisorInfo:

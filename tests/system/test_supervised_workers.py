@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,6 @@ from tests.support.workers import BOUND, wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 PROGRAM = PROGRAMS / "supervised.py"
-
-
-@pytest.fixture
-def supervisors(settings: Settings, tmp_path: Path) -> Iterator[Supervisors]:
-    supervisors = Supervisors(settings, tmp_path)
-    yield supervisors
-    supervisors.close()
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(address=settings.address, namespace=settings.namespace) as producer:
-        yield producer
 
 
 async def gone(one: psutil.Process) -> None:

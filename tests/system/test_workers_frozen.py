@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,6 @@ def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     """Replicas with a lease of 0.6 seconds."""
     with worker_processes(settings.model_copy(update={"lease": 0.6}), tmp_path) as workers:
         yield workers
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        yield producer
 
 
 async def test_a_frozen_worker_that_wakes_up_can_change_nothing(workers: WorkerProcesses, producer: Producer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,6 @@ def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     """Replicas with a lease of one second."""
     with worker_processes(settings, tmp_path) as workers:
         yield workers
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        yield producer
 
 
 async def leases_passed(producer: Producer, lease: float, count: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +29,6 @@ def workers(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("RARE_SWEEPS", "1")
     with worker_processes(settings.model_copy(update={"lease": LEASE, "grace": BOUND}), tmp_path) as workers:
         yield workers
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        yield producer
 
 
 async def idle(producer: Producer) -> None:

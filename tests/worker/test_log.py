@@ -223,9 +223,7 @@ def worker_log(folder: Path, *options: str, setup: str = "", late: str = "pass")
 
 
 @pytest.fixture
-def of_the_test(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+def of_the_test(monkeypatch: pytest.MonkeyPatch, environment: None) -> None:
     monkeypatch.setenv("PERDURE_LOG_JSON", "true")
 
 

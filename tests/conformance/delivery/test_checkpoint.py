@@ -38,13 +38,6 @@ from tests.support.stored_data import FIRST
 from tests.support.task_places import dump, lifetimes
 
 
-@pytest.fixture
-async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
-    """Task x, read by worker a."""
-    await producer.enqueue("t", task_id="x", queue="default")
-    return await read_one(await worker(gateway, partition))
-
-
 def done(step: str, value: bytes = b"1", log: bytes = b"{}") -> Entry:
     return Entry(Kind.DONE, step, value, log)
 

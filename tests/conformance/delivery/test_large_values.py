@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from perdure.queues import EntriesLost, Gateway, LeaseLost, Namespace, Partition, Producer
+from perdure.queues import EntriesLost, Gateway, LeaseLost, Namespace, Partition
 from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.errors import LargeValueLost
 from perdure.queues.transport.large_values import CHUNK_BYTES, LargeValue, cut, read_large
 
-from tests.support.consumers import read_one, take_over, worker
+from tests.support.consumers import take_over
 from tests.support.delivery_calls import SETTLING, add_entries
 from tests.support.task_places import dump, lifetimes
 
@@ -17,13 +17,6 @@ TEXT = b"0123456789" * 120_000
 VALUE, CHUNKS, _ = cut("read", TEXT, size=len(TEXT))
 ENTRIES = [Entry(Kind.CHUNK, f"{VALUE.digest}:{number}", chunk) for number, chunk in enumerate(CHUNKS)]
 RECORD = Entry(Kind.DONE, "read", b"{}\n" + VALUE.encode())
-
-
-@pytest.fixture
-async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
-    """Task x, read by worker a."""
-    await producer.enqueue("t", task_id="x", queue="default")
-    return await read_one(await worker(gateway, partition))
 
 
 async def read_value(gateway: Gateway, partition: Partition) -> bytes:

@@ -45,13 +45,6 @@ Line = tuple[Gateway, LossyProxy]
 LARGE = orjson.dumps({"text": "0123456789" * 120_000})
 
 
-@pytest.fixture
-async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
-    """Task x, read by worker a."""
-    await producer.enqueue("t", task_id="x", queue="default")
-    return await read_one(await worker(gateway, partition))
-
-
 # chores of a partition
 
 

@@ -48,13 +48,6 @@ SCRIPTS = {
 """Scripts of the calls that settle a delivery; burying has another folder."""
 
 
-@pytest.fixture
-async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
-    """Task x, read by worker a."""
-    await producer.enqueue("t", task_id="x", queue="default")
-    return await read_one(await worker(gateway, partition))
-
-
 async def next_delivery(gateway: Gateway, partition: Partition, producer: Producer, act: str) -> Delivery:
     """Return the next delivery of task x to the same worker, after such an act."""
     a = await worker(gateway, partition)

@@ -46,13 +46,6 @@ WHERE = {
 }
 
 
-@pytest.fixture
-async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
-    """Task x, read by worker a."""
-    await producer.enqueue("t", {"n": 1}, task_id="x", queue="default")
-    return await read_one(await worker(gateway, partition))
-
-
 # the lease was lost
 
 

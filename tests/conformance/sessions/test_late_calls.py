@@ -23,11 +23,6 @@ from tests.support.delivery_calls import SETTLING
 from tests.support.lossy_proxy import LossyProxy, deliver_unchanged
 
 
-@pytest.fixture
-def address(namespace: Namespace) -> SessionAddress:
-    return SessionAddress.of(namespace, "bot", "ada")
-
-
 async def send(gateway: Gateway, namespace: Namespace, text: str) -> TurnId:
     return await send_to_session(gateway, namespace, "bot", "ada", text, queue="default")
 

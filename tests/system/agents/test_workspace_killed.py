@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -21,12 +21,6 @@ def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     environment = {"PERDURE_ARTIFACTS": str(tmp_path / "store"), "PERDURE_WORKSPACES": str(tmp_path / "running")}
     with worker_processes(settings, tmp_path, PROGRAMS / "agents" / "workspaces.py", environment) as workers:
         yield workers
-
-
-@pytest.fixture
-async def producer(settings: Settings) -> AsyncIterator[Producer]:
-    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        yield producer
 
 
 async def test_another_worker_restores_the_files_of_the_last_recorded_step(

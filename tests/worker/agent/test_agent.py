@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar
 
 import pytest
-from loguru import logger
 from perdure import (
     Agent,
     AgentState,
@@ -33,15 +32,9 @@ from pydantic import Field, SecretStr, field_serializer
 
 from tests.support.workers import bounded, history, letter, recorded_steps, redis_command, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("agents", check_state=True, lease=30.0)]
 
 AGAIN = Retry(max_attempts=5, base=0.0)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("agents", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
 
 
 class Counting(AgentState):
@@ -249,14 +242,6 @@ async def test_large_values_are_stored_once_outside_the_snapshots(app: App, monk
     assert len(stored["s:#state"]) < 2000
     assert len([key for key in written if key.startswith("#blob:")]) == 2
     assert len([key for key in written if key == "#state"]) > 6
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logger.add(lines.append, format="{message}")
-    yield lines
-    logger.remove(handler)
 
 
 async def test_a_growing_state_logs_warnings_and_parks_over_the_limit(settings: Settings, log: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import pytest
@@ -18,15 +17,9 @@ from pydantic import Field
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import bounded, history, letter, redis_command, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("long", check_state=True, lease=30.0)]
 
 AGAIN = Retry(max_attempts=5, base=0.0)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("long", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
 
 
 class Pages(AgentState):

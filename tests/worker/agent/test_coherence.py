@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 import anyio
 import pytest
-from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, Snooze, State, TaskHandle
+from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Snooze, State, TaskHandle
 from perdure.queues.delivery.checkpoint import Entry
 from perdure.worker.agent.coherence.checks import Call, View, run_checks
 from perdure.worker.agent.coherence.findings import FINDINGS, StoredFindings
@@ -18,6 +18,8 @@ from perdure.worker.journal.run_events import WaitStarted
 
 from tests.support.command_line import Answer, call
 from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
+
+pytestmark = pytest.mark.app(grace=0.2)
 
 STATE: dict[str, Any] = {"goal": "g", "plan": [], "results": {}, "current": None, "waiting_for": None}
 ONCE = Retry(max_attempts=1)
@@ -156,12 +158,6 @@ class Looping(Agent[AgentState]):
 
     async def finish(self, ctx: Context, state: AgentState) -> str:
         return "finished"
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("agents", settings=settings.model_copy(update={"grace": 0.2})) as app:
-        yield app
 
 
 def agent(app: App, kind: type[Agent[Any]], **coherence: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -17,7 +16,6 @@ from perdure import (
     ContextBuilder,
     PlanStep,
     Retry,
-    Settings,
     State,
     TaskHandle,
 )
@@ -27,15 +25,9 @@ from perdure.worker.agent.coherence.findings import VERDICT, Finding
 from tests.support.command_line import Answer, call
 from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("judged", grace=0.2)]
 
 ONCE = Retry(max_attempts=1)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("judged", settings=settings.model_copy(update={"grace": 0.2})) as app:
-        yield app
 
 
 async def command(app: App, *args: str) -> Answer:

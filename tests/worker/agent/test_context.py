@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,18 +23,12 @@ from pydantic import SecretStr
 from tests.support.provider_rules import anthropic_problems, openai_problems
 from tests.support.workers import history, letter, recorded_steps, redis_command, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("context")]
 
 AT_ONCE = Retry(max_attempts=3, base=0.0)
 TWICE = Retry(max_attempts=2, base=0.0)
 WORDS = "word " * 80
 """About a hundred tokens."""
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("context", settings=settings) as app:
-        yield app
 
 
 async def of_type(handle: TaskHandle[Any], kind: str) -> list[TaskEvent]:

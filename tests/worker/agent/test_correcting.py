@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, TaskHandle
 from perdure.deadletter.replay import Replay, replay
 from pydantic import BaseModel, Field, field_validator
 
 from tests.support.workers import bounded, history, letter, work_off
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("agents", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app(check_state=True, lease=30.0)]
 
 
 class Trip(BaseModel):

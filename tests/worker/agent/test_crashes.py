@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -17,15 +17,9 @@ from pydantic import Field
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import BOUND, FRESH, bounded, history, recorded_steps, redis_command, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app(check_state=True, lease=30.0)]
 
 PATIENT = Retry(max_attempts=3, max_crashes=100, base=0.0)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("crashes", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
 
 
 class Ledger(AgentState):

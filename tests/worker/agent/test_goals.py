@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -17,7 +16,6 @@ from perdure import (
     PlanStep,
     Producer,
     Retry,
-    Settings,
     State,
     TaskFailed,
 )
@@ -31,13 +29,7 @@ from pydantic import Field, SecretStr, model_validator
 from tests.support.lossy_proxy import lossy_gateway
 from tests.support.workers import BOUND, bounded, history, letter, redis_command, running_worker, work_off
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("goals", settings=settings.model_copy(update={"lease": 30.0})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app(lease=30.0)]
 
 
 class Errand(AgentState):

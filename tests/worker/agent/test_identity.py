@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings
+from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry
 from perdure.worker.identity import Identity, set_identity
 
 from tests.support.command_line import call
 from tests.support.workers import bounded, history, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def app(settings: Settings) -> App:
-    return App("clerks", settings=settings)
 
 
 OWN = Identity(role="You are a clerk.", policies=("Be kind.",), goals=("Help.",), parameters={"limit": 1})

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -19,15 +19,9 @@ from perdure.worker.errors import Snooze, TaskDefinitionError
 
 from tests.support.workers import BOUND, bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app(check_state=True, lease=30.0)]
 
 AGAIN = Retry(max_attempts=5, base=0.0)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("agents", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
 
 
 def texts(state: AgentState) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import pytest
-from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Settings, Snooze, TaskHandle
+from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Snooze, TaskHandle
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Partition, TaskEvent
@@ -36,15 +36,9 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("steps", check_state=True, lease=30.0)]
 
 AGAIN = Retry(max_attempts=5, max_crashes=5, base=0.0)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("steps", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
 
 
 class Work(AgentState):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
-from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Settings
+from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry
 from perdure.worker.agent.context.background import Background
 from perdure.worker.agent.context.layers import Layers, assemble
 from perdure.worker.agent.context.prompt import Estimate, Prompt
@@ -21,12 +20,6 @@ from tests.support.workers import work_off
 FORMS = ("messages", "openai", "anthropic")
 ANSWER = "word " * 160
 """200 tokens."""
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("prefix", settings=settings) as app:
-        yield app
 
 
 def conversation(length: int) -> list[Message]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, ClassVar, Literal
 
@@ -21,13 +20,7 @@ from perdure.worker.journal.state import Archive, StepStatus
 
 from tests.support.workers import FRESH, bounded, history, work_off
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("notices", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app(check_state=True, lease=30.0)]
 
 
 class Stopped(Agent[AgentState]):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
 
 import pytest
-from loguru import logger
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
 from perdure.deadletter.replay import Replay, replay
 from perdure.worker.errors import StateBusy
@@ -16,7 +14,7 @@ from pydantic import Field
 
 from tests.support.workers import bounded, history, letter, redis_command, running_worker, wait_until, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("limited", payload_limit=20_000, check_state=True, lease=30.0)]
 
 
 class Bag(AgentState):
@@ -52,21 +50,6 @@ def collector() -> type[Collector]:
         acts: ClassVar[list[str]] = []
 
     return Fresh
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    changed = {"payload_limit": 20_000, "check_state": True, "lease": 30.0}
-    async with App("limited", settings=settings.model_copy(update=changed)) as app:
-        yield app
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logger.add(lines.append, format="{message}")
-    yield lines
-    logger.remove(handler)
 
 
 async def compact(app: App, handle: TaskHandle[Any], *drop: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import enum
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 from zoneinfo import ZoneInfo
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, ResumeWarning, Retry, Settings
+from perdure import Agent, AgentState, App, Context, PlanStep, ResumeWarning, Retry
 from perdure.deadletter.policy import Reason
 from perdure.worker.agent.state_type import StateType
 from perdure.worker.errors import StateDrift, StateUnstorable, TaskDefinitionError
@@ -31,17 +30,11 @@ from pydantic.alias_generators import to_camel
 
 from tests.support.workers import bounded, letter, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("stored", check_state=True, lease=30.0)]
 
 OSLO = datetime(2026, 3, 28, 12, tzinfo=ZoneInfo("Europe/Oslo"))
 NAN, INF = float("nan"), float("inf")
 HALF = "a\ud83d"
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("stored", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
 
 
 def nested(levels: int) -> Any:

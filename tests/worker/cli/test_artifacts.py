@@ -32,10 +32,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def task_id(settings: Settings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def task_id(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None) -> str:
     """Id of a task with two artifacts."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
     monkeypatch.setenv("PERDURE_ARTIFACTS", str(folder))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -59,9 +59,7 @@ class Crew:
 
 
 @pytest.fixture(autouse=True)
-def crew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Crew:
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+def crew(settings: Settings, environment: None) -> Crew:
     return Crew(settings)
 
 

@@ -17,13 +17,7 @@ from perdure.worker.cli.support.output import Bar
 from tests.support.command_line import Answer, call
 from tests.support.workers import running_worker, wait_until
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(autouse=True)
-def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("environment")]
 
 
 def show(task_id: str) -> dict[str, Any]:

@@ -33,10 +33,8 @@ DIGEST = "0000" + "a" * 28
 
 
 @pytest.fixture
-def server(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
+def server(settings: Settings, environment: None) -> Iterator[redis.Redis]:
     """A client beside one task of the queue `default`; the keys of the namespace are deleted in the end."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
     assert call("enqueue", "sound", "--queue", "default", "--id", "known").code == 0
     with redis.Redis.from_url(settings.redis_url) as client:
         yield client

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from perdure import Settings
 from perdure.worker.cli.support import options
 
 from tests.support.command_line import call
@@ -22,9 +21,7 @@ COMMANDS = (
 
 
 @pytest.fixture(autouse=True)
-def place(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None) -> None:
     monkeypatch.setenv("PERDURE_MEMORY", str(tmp_path / "memory.sqlite3"))
 
 

@@ -26,10 +26,8 @@ RUNNING = replace(RECORD, worker=WORKER.id, step="crawl the third page", started
 
 
 @pytest.fixture
-def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def place(environment: None) -> Iterator[str]:
     """Enqueue a task that no worker runs; return its id."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
     (task_id,) = call("enqueue", "audit", "--queue", "reports").ids
     yield task_id
     call("task", "cancel", task_id)

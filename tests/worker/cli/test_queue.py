@@ -6,13 +6,7 @@ import pytest
 
 from tests.support.command_line import call
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(autouse=True)
-def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("environment")]
 
 
 def test_the_number_of_partitions_is_set_and_shown() -> None:

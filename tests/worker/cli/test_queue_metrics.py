@@ -19,17 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.command_line import Running, call
 from tests.support.servers import BUNDLED, RedisServer, find_program
 
-pytestmark = [pytest.mark.integration]
-
-
-@pytest.fixture(autouse=True)
-def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("environment")]
 
 
 @pytest.fixture
-def queues(place: None) -> Iterator[None]:
+def queues(environment: None) -> Iterator[None]:
     """Enqueue three tasks on one queue, and a scheduled one on another."""
     for number in range(3):
         call("enqueue", "t", "--queue", "default", "--args", f'{{"n": {number}}}')

@@ -42,10 +42,8 @@ def make_app(settings: Settings) -> App:
 
 
 @pytest.fixture
-def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def work(settings: Settings, environment: None) -> Callable[[], None]:
     """Function that runs all queued tasks."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
     async def run() -> None:
         async with make_app(settings) as app:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, Settings
+from perdure import App, Context, Retry
 from perdure.queues import Gateway, Unavailable
 from perdure.queues.delivery.checkpoint import Entry, Kind
 from perdure.queues.transport.scripts import Script
@@ -28,14 +28,7 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    """App with a long lease, so that no test waits for a heartbeat."""
-    async with App("durability", settings=settings.model_copy(update={"lease": 60.0})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app("durability", lease=60.0)]
 
 
 @pytest.fixture

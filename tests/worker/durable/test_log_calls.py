@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -32,16 +31,10 @@ from pydantic import BaseModel, SecretStr
 from tests.support.stored_data import everything
 from tests.support.workers import bounded, history, letter, recorded_steps, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("logging")]
 
 NASTY = ('pa"ss\\wo\trd é', "tool", "choice", "987654321")
 """Secrets that JSON escapes, names of fields, and digits that occur in a number."""
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("logging", settings=settings) as app:
-        yield app
 
 
 async def test_events_contain_no_secret_and_stay_readable(app: App) -> None:

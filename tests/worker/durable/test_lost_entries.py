@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle
+from perdure import App, Context, Retry, State, TaskCancelled, TaskFailed, TaskHandle
 from perdure.queues.delivery.checkpoint import Entry, Written
 from perdure.worker.durable import checkpoint_writer
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
@@ -30,12 +30,6 @@ pytestmark = pytest.mark.integration
 
 FIELDS = ("entries", "events")
 """Fields of the record that the runs of a task write."""
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("losing", settings=settings) as app:
-        yield app
 
 
 class Loss:

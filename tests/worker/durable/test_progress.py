@@ -18,12 +18,7 @@ from perdure.worker.errors import StepOutsideTask
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import bounded, running_worker, wait_until, work_off
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def app(settings: Settings) -> App:
-    return App("work", settings=settings)
+pytestmark = [pytest.mark.integration, pytest.mark.app("work")]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, SyncContext, TaskHandle
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, SyncContext, TaskHandle
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues.inbox import last_message
 from perdure.testing import make_context
@@ -15,12 +15,7 @@ from perdure.worker.errors import StepDefinitionError
 
 from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def app(settings: Settings) -> App:
-    return App("bank", settings=settings)
+pytestmark = [pytest.mark.integration, pytest.mark.app("bank")]
 
 
 async def asked(handle: TaskHandle[Any], count: int = 1) -> None:

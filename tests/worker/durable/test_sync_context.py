@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,9 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("plain", lease=300.0)]
 
 REQUEST: ContextVar[str] = ContextVar("request", default="none")
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("plain", settings=settings.model_copy(update={"lease": 300.0})) as app:
-        yield app
 
 
 def public(kind: type) -> set[str]:

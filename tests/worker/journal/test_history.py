@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
@@ -25,7 +24,7 @@ from tests.support.command_line import Answer, call
 from tests.support.stored_data import FIRST, everything, with_keys
 from tests.support.workers import bounded, history, recorded_steps, redis_command, take_and_die, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app(check_state=True)]
 
 
 class Notes(AgentState):
@@ -55,12 +54,6 @@ class Reader(Agent[Notes]):
 
     async def finish(self, ctx: Context, state: Notes) -> dict[str, Any]:
         return {"goal": state.goal, "seen": state.seen, "results": state.results, "mood": state.mood}
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("past", settings=settings.model_copy(update={"check_state": True})) as app:
-        yield app
 
 
 async def read_all(app: App) -> TaskHandle[Any]:

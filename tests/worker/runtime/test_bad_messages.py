@@ -27,19 +27,19 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.app("bad", unknown_task=Retry(max_attempts=3, base=0.05, factor=2.0, jitter=0.0)),
+]
 
 
 @pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    quick = Retry(max_attempts=3, base=0.05, factor=2.0, jitter=0.0)
-    async with App("bad", settings=settings.model_copy(update={"unknown_task": quick})) as app:
+def app(app: App) -> App:
+    @app.task
+    async def sound(ctx: Context) -> str:
+        return "sound"
 
-        @app.task
-        async def sound(ctx: Context) -> str:
-            return "sound"
-
-        yield app
+    return app
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import anyio
 import orjson
@@ -18,7 +18,6 @@ from perdure.queues.delivery.checkpoint import Written, write_entries
 from perdure.worker.durable import checkpoint_writer as recorder_module
 from perdure.worker.durable.stop_reasons import StopReason
 from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
-from perdure.worker.log import logger
 from perdure.worker.runtime.shared_settings import WorkerTimings
 from perdure.worker.runtime.supervisor_link import InheritedPipe, SupervisorLink
 
@@ -49,14 +48,6 @@ def limited(settings: Settings) -> Limited:
         return App("guarded", settings=Settings(**(settings.model_dump() | {"lease": 0.9} | limits)))
 
     return make
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), format="{message}")
-    yield lines
-    logger.remove(sink)
 
 
 class Stubborn:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 import pytest
 from loguru import logger
-from perdure import Agent, AgentState, App, Context, PlanStep, Settings, Worker
+from perdure import Agent, AgentState, App, Context, PlanStep
 from perdure.queues.keys import SessionPartition
-from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_cleaning")]
 
 MEMBERS = {
     "not UTF-8": b"\xff",
@@ -39,20 +38,13 @@ class Talker(Agent[AgentState]):
 
 
 @pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("foreign", settings=settings) as app:
+def app(app: App) -> App:
+    @app.task
+    async def sound(ctx: Context) -> str:
+        return "sound"
 
-        @app.task
-        async def sound(ctx: Context) -> str:
-            return "sound"
-
-        app.agent(Talker)
-        yield app
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.05, clean_lock=0.05))
+    app.agent(Talker)
+    return app
 
 
 @pytest.fixture

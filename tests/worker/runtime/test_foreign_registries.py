@@ -7,38 +7,33 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from perdure import App, Context, Settings, Worker
+from perdure import App, Context
 from perdure.queues import Refused, list_queues, list_supervisors
 from perdure.queues.catalog import CatalogTask, read_catalog
 from perdure.queues.presence import read_registered
-from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.app("foreign", heartbeat=0.1),
+    pytest.mark.usefixtures("quick_cleaning"),
+]
 
 REPLACE = "redis.call('DEL', KEYS[1]) return redis.call(ARGV[1], KEYS[1], 'x')"
 
 
 @pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    quick = settings.model_copy(update={"heartbeat": 0.1})
-    async with App("foreign", settings=quick) as app:
+async def app(app: App) -> AsyncIterator[App]:
+    @app.task
+    async def sound(ctx: Context) -> str:
+        return "sound"
 
-        @app.task
-        async def sound(ctx: Context) -> str:
-            return "sound"
-
-        yield app
-        namespace = app.producer.namespace
-        for pattern in (f"{{{namespace.name}:*}}:junk*", f"{{{namespace.name}}}:*"):
-            for key in await redis_command(app, "KEYS", pattern):
-                await redis_command(app, "DEL", key)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.05, clean_lock=0.05))
+    yield app
+    namespace = app.producer.namespace
+    for pattern in (f"{{{namespace.name}:*}}:junk*", f"{{{namespace.name}}}:*"):
+        for key in await redis_command(app, "KEYS", pattern):
+            await redis_command(app, "DEL", key)
 
 
 async def check_works(app: App, queue: str | None = "foreign") -> None:

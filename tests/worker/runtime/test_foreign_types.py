@@ -8,15 +8,14 @@ from typing import Any
 
 import anyio
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, Worker
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, State
 from perdure.queues.inspection.damaged import read_each
 from perdure.queues.keys import junk_keys, stored_type
 from perdure.queues.sessions.record import SessionAddress
-from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("foreign"), pytest.mark.usefixtures("quick_cleaning")]
 
 REPLACE = "redis.call('DEL', KEYS[1]) return redis.call(unpack(ARGV))"
 WRITES = {
@@ -43,33 +42,26 @@ async def type_of(app: App, key: str) -> str:
 
 
 @pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("foreign", settings=settings) as app:
+async def app(app: App) -> AsyncIterator[App]:
+    @app.task
+    async def sound(ctx: Context) -> str:
+        return "sound"
 
-        @app.task
-        async def sound(ctx: Context) -> str:
-            return "sound"
+    @app.task(retry=Retry(max_attempts=2, base=0.05))
+    async def fails_once(ctx: Context) -> int:
+        if ctx.attempt == 1:
+            raise ValueError("once")
+        return ctx.attempt
 
-        @app.task(retry=Retry(max_attempts=2, base=0.05))
-        async def fails_once(ctx: Context) -> int:
-            if ctx.attempt == 1:
-                raise ValueError("once")
-            return ctx.attempt
+    @app.task
+    async def waits(ctx: Context) -> str:
+        return "answered" if await ctx.inbox(0.05) else "woken"
 
-        @app.task
-        async def waits(ctx: Context) -> str:
-            return "answered" if await ctx.inbox(0.05) else "woken"
-
-        yield app
-        namespace = app.producer.namespace
-        for pattern in (f"{{{namespace.name}:*}}:junk*", f"{{{namespace.name}}}:junk*"):
-            for key in await redis_command(app, "KEYS", pattern):
-                await redis_command(app, "DEL", key)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.05, clean_lock=0.05))
+    yield app
+    namespace = app.producer.namespace
+    for pattern in (f"{{{namespace.name}:*}}:junk*", f"{{{namespace.name}}}:junk*"):
+        for key in await redis_command(app, "KEYS", pattern):
+            await redis_command(app, "DEL", key)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,15 +30,7 @@ from perdure.worker.runtime.health.report import CombinedReport, IncoherentRun, 
 from tests.support.servers import BUNDLED, RedisServer, find_program
 from tests.support.workers import BOUND, bounded, running_worker, wait_until
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    """Return an app with a heartbeat of 0.5 s; a blocked event loop is reported after the same time."""
-    changed = {"heartbeat": 0.5, "stall_warning": 0.5, "lease": 0.9}
-    async with App("health", settings=settings.model_copy(update=changed)) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app("health", heartbeat=0.5, stall_warning=0.5, lease=0.9)]
 
 
 def failing(worker: Worker) -> dict[str, str]:

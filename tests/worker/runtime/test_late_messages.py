@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from perdure import App, Context, Settings, State
+from perdure import App, Context, State
 from perdure.queues import Unavailable
 from perdure.queues.delivery.stream_reader import SingleNodeReader
 
 from tests.support.workers import bounded, pending, running_worker, wait_until
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("late", settings=settings.model_copy(update={"lease": 0.6})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app(lease=0.6)]
 
 
 class SlowReply:

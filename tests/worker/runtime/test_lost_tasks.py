@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
+from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle
 from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues.delivery.heartbeat import LeaseHeartbeat
 from perdure.queues.keys import GROUP
-from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("lost"), pytest.mark.usefixtures("quick_cleaning")]
 
 LAST_ID = "18446744073709551615-18446744073709551615"
 
@@ -39,31 +38,24 @@ def story() -> Story:
 
 
 @pytest.fixture
-async def app(settings: Settings, story: Story) -> AsyncIterator[App]:
-    async with App("lost", settings=settings) as app:
+def app(app: App, story: Story) -> App:
+    @app.task
+    async def count(ctx: Context, number: int, text: str = "") -> int:
+        story.runs[number] += 1
+        return number + len(text)
 
-        @app.task
-        async def count(ctx: Context, number: int, text: str = "") -> int:
-            story.runs[number] += 1
-            return number + len(text)
+    @app.task
+    async def held(ctx: Context, number: int) -> int:
+        story.started.add(number)
+        await story.gate.wait()
+        story.runs[number] += 1
+        return number
 
-        @app.task
-        async def held(ctx: Context, number: int) -> int:
-            story.started.add(number)
-            await story.gate.wait()
-            story.runs[number] += 1
-            return number
+    @app.task
+    async def parked(ctx: Context) -> str:
+        return str((await ctx.inbox(wait=3600))[0].content)
 
-        @app.task
-        async def parked(ctx: Context) -> str:
-            return str((await ctx.inbox(wait=3600))[0].content)
-
-        yield app
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.05, clean_lock=0.05))
+    return app
 
 
 MISTAKES: dict[str, list[tuple[str | int, ...]]] = {

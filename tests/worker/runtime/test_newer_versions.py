@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 import pytest
-from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskHandle
+from perdure import App, Context, Retry, State, TaskCancelled, TaskHandle
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import UnreadableEnvelope
@@ -31,12 +30,6 @@ from tests.support.workers import (
 pytestmark = pytest.mark.integration
 
 NEXT = DATA_FORMAT + 1
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("versions", settings=settings) as app:
-        yield app
 
 
 @pytest.fixture

@@ -31,15 +31,7 @@ from tests.support.workers import (
     wait_until,
 )
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    """Return an app whose lease and quarantine window outlast the tests."""
-    patient = settings.model_copy(update={"lease": 60.0, "quarantine_window": 600.0})
-    async with App("isolation", settings=patient) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app("isolation", lease=60.0, quarantine_window=600.0)]
 
 
 class Supervisor:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, RetryLater, Settings, Snooze, State
+from perdure import App, Context, Retry, RetryLater, Snooze, State
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import TaskHandle
@@ -26,13 +25,7 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("retries", settings=settings) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app("retries")]
 
 
 async def lose(app: App, times: int) -> None:

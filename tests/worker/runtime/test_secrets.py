@@ -587,9 +587,7 @@ async def test_marks_that_were_removed_from_the_inputs_of_a_session_start_no_tur
 
 
 @pytest.fixture
-def shell(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+def shell(settings: Settings, tmp_path: Path, environment: None) -> Settings:
     return settings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -29,15 +29,9 @@ from perdure.deadletter.policy import Reason
 
 from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("swallows", lease=30.0)]
 
 ONCE = Retry(max_attempts=1)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("swallows", settings=settings.model_copy(update={"lease": 30.0})) as app:
-        yield app
 
 
 async def ends_cancelled(handle: TaskHandle[Any]) -> None:

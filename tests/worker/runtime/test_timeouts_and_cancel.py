@@ -41,14 +41,7 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    """Return an app that renews leases every 0.3 s."""
-    async with App("ends", settings=settings.model_copy(update={"lease": 0.9})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app("ends", lease=0.9)]
 
 
 @pytest.fixture

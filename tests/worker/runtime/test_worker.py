@@ -31,16 +31,12 @@ from tests.support.workers import (
     work_off,
 )
 
+pytestmark = pytest.mark.app("work")
+
 LONG_LEASE = 60.0
 
 AT_ONCE = LONG_LEASE / 12
 """Seconds that tell what a nudge brings about from what only a sweep would: that comes after 22 s or later."""
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("work", settings=settings) as app:
-        yield app
 
 
 @pytest.fixture

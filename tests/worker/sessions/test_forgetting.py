@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry
 from perdure.queues import Gateway
 from perdure.queues.sessions.record import parse_turn_id
 from perdure.queues.sessions.removal import finish_forgetting
@@ -16,7 +15,7 @@ from perdure.worker.session import Session
 
 from tests.support.workers import redis_command, running_worker, wait_until, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app(lease=30.0)]
 
 SECRET = "my number is 8151"
 
@@ -49,16 +48,15 @@ class Listener(Agent[AgentState]):
 
 
 @pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("test", settings=settings.model_copy(update={"lease": 30.0})) as app:
-        app.agent(Listener, retry=Retry(max_attempts=1))
-        Listener.running, Listener.release = asyncio.Event(), asyncio.Event()
+def app(app: App) -> App:
+    app.agent(Listener, retry=Retry(max_attempts=1))
+    Listener.running, Listener.release = asyncio.Event(), asyncio.Event()
 
-        @app.task
-        async def listen_on(ctx: Context, text: str) -> str:
-            return text
+    @app.task
+    async def listen_on(ctx: Context, text: str) -> str:
+        return text
 
-        yield app
+    return app
 
 
 async def stored(app: App, *texts: str) -> list[str]:

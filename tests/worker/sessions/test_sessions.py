@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar
 
@@ -40,7 +39,7 @@ from pydantic import Field
 
 from tests.support.workers import letter, redis_command, running_worker, wait_until, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("sessions", check_state=True, lease=30.0)]
 
 
 def current_run(ctx: Context) -> Run:
@@ -87,11 +86,10 @@ class Assistant(Agent[Notes]):
 
 
 @pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
+def app(app: App) -> App:
     Assistant.broken = True
-    async with App("sessions", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        app.agent(Assistant, retry=Retry(max_attempts=1))
-        yield app
+    app.agent(Assistant, retry=Retry(max_attempts=1))
+    return app
 
 
 def address_of(session: Session[Any]) -> SessionAddress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ from pydantic import Field
 
 from tests.support.workers import redis_command, running_worker, wait_until, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("test", lease=30.0)]
 
 
 class Notes(AgentState):
@@ -48,11 +47,10 @@ class Patient(Agent[Notes]):
 
 
 @pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("test", settings=settings.model_copy(update={"lease": 30.0})) as app:
-        app.agent(Patient, retry=Retry(max_attempts=1), on_message=None)
-        Patient.running = asyncio.Event()
-        yield app
+def app(app: App) -> App:
+    app.agent(Patient, retry=Retry(max_attempts=1), on_message=None)
+    Patient.running = asyncio.Event()
+    return app
 
 
 async def test_a_turn_that_waits_holds_the_session_and_continues_with_its_answer(app: App) -> None:

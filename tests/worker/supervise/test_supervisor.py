@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,6 @@ import psutil
 import pytest
 from perdure.queues import Producer, Refused, SupervisorInfo, Unavailable, list_supervisors
 from perdure.queues.supervisors import SupervisorState, count_crash, resume_supervisor
-from perdure.worker.log import logger
 from perdure.worker.runtime.children.child import Child, ChildPipe, PipedProcess, SupervisorTimings
 from perdure.worker.runtime.children.processes import StallMonitor
 from perdure.worker.runtime.children.quarantine_pool import QuarantinePool
@@ -161,14 +160,6 @@ def is_pretender(process: psutil.Process) -> bool:
         return "pretender.py" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # or its subclass: a zombie
         return False
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), format="{message}")
-    yield lines
-    logger.remove(sink)
 
 
 @pytest.fixture

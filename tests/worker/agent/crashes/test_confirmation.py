@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
@@ -30,13 +29,7 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("careful", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app("careful", check_state=True, lease=30.0)]
 
 
 async def lose_worker(app: App) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import pytest
-from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Settings, TaskHandle, Worker
+from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, TaskHandle, Worker
 from perdure.queues import Gateway
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.scripts import Script
@@ -24,16 +24,11 @@ pytestmark = [
     pytest.mark.integration,
     # A crash while a thread opens the file of an upload leaves the file to the garbage collector, which closes it.
     pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.app(check_state=True, lease=30.0),
 ]
 
 PATIENT = Retry(max_attempts=50, max_crashes=100, base=0.0)
 STEPS = 5
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("random", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
-        yield app
 
 
 async def object_sometimes(view: View) -> str | None:

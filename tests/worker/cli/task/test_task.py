@@ -32,10 +32,8 @@ async def echo(ctx: Context, value: Any) -> Any:
 
 
 @pytest.fixture
-def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+def work(settings: Settings, environment: None) -> Any:
     """Function that runs all queued tasks."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
     async def run() -> None:
         app = App("test", settings=settings)

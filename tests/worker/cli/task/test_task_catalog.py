@@ -27,10 +27,8 @@ async def report(ctx: Context, root: str, depth: int = 1) -> list[str]:
 
 
 @pytest.fixture
-def deploy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def deploy(settings: Settings, environment: None) -> Callable[[str], None]:
     """Function that runs a worker of an app until its tasks are published."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
     async def run(name: str) -> None:
         app = App(name, settings=settings)

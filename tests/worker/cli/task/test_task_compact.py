@@ -30,10 +30,8 @@ class Noter(Agent[AgentState]):
 
 
 @pytest.fixture
-def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+def work(settings: Settings, environment: None) -> Any:
     """Function that runs the tasks until none can run."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
     async def run(until: State) -> None:
         app = App("test", settings=settings.model_copy(update={"payload_limit": 20_000}))

@@ -28,9 +28,7 @@ class Traveller(Agent[AgentState]):
         return state.results
 
 
-def test_a_dead_agent_is_corrected(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+def test_a_dead_agent_is_corrected(settings: Settings, environment: None) -> None:
 
     async def work() -> None:
         app = App("test", settings=settings)
@@ -55,9 +53,7 @@ def test_a_dead_agent_is_corrected(settings: Settings, monkeypatch: pytest.Monke
     assert call("task", "correct", task_id, "--field", "context.city=Bern").code != 0
 
 
-def test_an_agent_that_asks_continues(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+def test_an_agent_that_asks_continues(settings: Settings, environment: None) -> None:
 
     async def work_until(state: str) -> None:
         app = App("test", settings=settings)
@@ -87,9 +83,7 @@ def test_an_agent_that_asks_continues(settings: Settings, monkeypatch: pytest.Mo
     assert json.loads(call("task", "result", task_id, "--json").out)["result"] == {"book": "Oslo"}
 
 
-def test_a_function_has_no_state_to_correct(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+def test_a_function_has_no_state_to_correct(settings: Settings, environment: None) -> None:
 
     async def work() -> None:
         app = App("test", settings=settings)

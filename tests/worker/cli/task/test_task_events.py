@@ -45,10 +45,8 @@ TYPES = ["message_added", "message_added", "tool_called", "tool_called", "discov
 
 
 @pytest.fixture
-def run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+def run(settings: Settings, environment: None) -> Any:
     """Function that enqueues tasks of these names, runs them and returns their ids."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
     async def work(*names: str) -> list[str]:
         async with App("test", settings=settings) as app:

@@ -31,10 +31,8 @@ async def hands_on(ctx: Context) -> str:
 
 
 @pytest.fixture(autouse=True)
-def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+def work(settings: Settings, environment: None) -> Any:
     """Function that runs all queued tasks."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
     async def run() -> None:
         app = App("test", settings=settings)

@@ -15,10 +15,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+def work(settings: Settings, environment: None) -> Any:
     """Function that runs all queued tasks; the task waits for an approval from ada, then for a message."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
     async def run() -> None:
         app = App("test", settings=settings)

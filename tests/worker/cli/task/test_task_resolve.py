@@ -16,10 +16,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def task_id(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> str:
+def task_id(settings: Settings, environment: None) -> str:
     """Id of a dead letter whose step `pay it` has acted and lost its run."""
-    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
     found: str = call("enqueue", "buy", "--queue", "test").ids[0]
     anyio.run(work, settings)
     anyio.run(work, settings)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 import pytest
-from perdure import App, Context, Retry, Settings, TaskFailed, TaskHandle
+from perdure import App, Context, Retry, TaskFailed, TaskHandle
 from perdure.deadletter.policy import Reason
 
 from tests.support.workers import (
@@ -26,12 +26,6 @@ pytestmark = pytest.mark.integration
 
 AGAIN = Retry(max_attempts=2, base=0.0)
 ORDERS = {"the same": [0, 1, 2, 3, 4, 5], "reversed": [5, 4, 3, 2, 1, 0], "mixed": [3, 0, 5, 1, 4, 2]}
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("calls", settings=settings) as app:
-        yield app
 
 
 async def in_turn(branch: Callable[[int], Awaitable[Any]], order: list[int]) -> list[Any]:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, Settings, SyncContext
+from perdure import App, Context, Retry, SyncContext
 from perdure.worker.resume_warning import ResumeWarning
 from pydantic import BaseModel
 
 from tests.support.workers import bounded, letter, work_off
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("changed", settings=settings) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app("changed")]
 
 
 @dataclass

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from perdure import AlreadyDone, App, Context, Retry, Settings
+from perdure import AlreadyDone, App, Context, Retry
 from perdure.queues import State
 from perdure.worker.durable.steps.current import CURRENT_RUN
 
@@ -20,10 +19,9 @@ ran: Counter[str] = Counter()
 
 
 @pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
+def app(app: App) -> App:
     ran.clear()
-    async with App("concurrent", settings=settings) as app:
-        yield app
+    return app
 
 
 async def outlast(name: str) -> str:

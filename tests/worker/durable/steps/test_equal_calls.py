@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
-from perdure import App, Context, Retry, Settings
+from perdure import App, Context, Retry
 
 from tests.support.workers import bounded, letter, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("equal")]
 
 Body = Callable[[Context, Callable[..., Awaitable[int]]], Awaitable[Any]]
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("equal", settings=settings) as app:
-        yield app
 
 
 async def handle_of(app: App, body: Body) -> Any:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from loguru import logger
 from perdure import (
     AgentState,
     App,
     Context,
     ContextBuilder,
     Retry,
-    Settings,
     State,
     StepStillRunning,
     StepTimeout,
@@ -29,20 +27,6 @@ from perdure.deadletter.policy import Reason
 from tests.support.workers import BOUND, bounded, letter, recorded_steps, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("late", settings=settings) as app:
-        yield app
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), format="{message}")
-    yield lines
-    logger.remove(sink)
 
 
 class Payment:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -15,7 +14,7 @@ from perdure.worker.errors import StepOutsideTask
 
 from tests.support.workers import bounded, history, recorded_steps, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("nested")]
 
 AGAIN = Retry(max_attempts=2, base=0.0)
 
@@ -34,12 +33,6 @@ class Seen(Middleware):
 @pytest.fixture
 def seen() -> Seen:
     return Seen()
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("nested", settings=settings) as app:
-        yield app
 
 
 # the context

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, Settings, TaskHandle
+from perdure import App, Context, Retry, TaskHandle
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from pydantic import BaseModel
@@ -14,12 +14,6 @@ from pydantic import BaseModel
 from tests.support.workers import bounded, letter, recorded_steps, redis_command, work_off
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("errors", settings=settings) as app:
-        yield app
 
 
 async def test_a_wrong_call_of_a_risky_step_leaves_no_intent(app: App) -> None:

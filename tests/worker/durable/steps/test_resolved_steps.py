@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("decided", lease=30.0)]
 
 AGAIN = Retry(max_attempts=3, max_crashes=100, base=0.0)
 RISKY: dict[str, Any] = {"risky": True, "in_doubt": "fail"}
@@ -71,12 +70,6 @@ class Shop:
         handle = await self.app.producer.find(current_context().task_id)
         assert handle is not None
         await steal(self.app, handle, expired=True)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("decided", settings=settings.model_copy(update={"lease": 30.0})) as app:
-        yield app
 
 
 @pytest.fixture

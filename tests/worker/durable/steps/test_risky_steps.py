@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 import orjson
 import pytest
-from perdure import AlreadyDone, App, Context, Retry, Settings, current_step
+from perdure import AlreadyDone, App, Context, Retry, current_step
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.worker.durable.steps.codec import fingerprint
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from tests.support.workers import Gate, bounded, letter, recorded_steps, running_worker, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("risky")]
 
 AGAIN = Retry(max_attempts=2, base=0.0)
 
@@ -39,12 +39,6 @@ class Bank:
         if len(self.charges) <= self.cut:
             raise ConnectionError("no reply")
         return Receipt(number=len(self.charges) * amount)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("risky", settings=settings) as app:
-        yield app
 
 
 async def charge_with(app: App, bank: Bank, **options: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 import pytest
-from perdure import App, Context, InvalidArguments, ResumeWarning, Retry, Settings, SyncContext
+from perdure import App, Context, InvalidArguments, ResumeWarning, Retry, SyncContext
 from perdure.deadletter.replay import Replay, replay
 from perdure.worker.durable.steps.codec import Codec, codec_of
 from perdure.worker.errors import ResultMismatch, StepDefinitionError, TaskDefinitionError, UnserialisableResult
@@ -27,12 +27,6 @@ from tests.support.workers import bounded, letter, recorded_steps, work_off
 pytestmark = pytest.mark.integration
 
 AGAIN = Retry(max_attempts=2, base=0.001)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("values", settings=settings) as app:
-        yield app
 
 
 class Kind(Enum):

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -53,15 +53,9 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("steps")]
 
 AGAIN = Retry(max_attempts=2, base=0.0)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("steps", settings=settings) as app:
-        yield app
 
 
 async def run_twice(app: App, body: Callable[[Context], Awaitable[Any]]) -> tuple[Any, Any]:

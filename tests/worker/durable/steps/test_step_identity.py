@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from perdure import AlreadyDone, App, Context, Retry, Settings, TaskFailed, current_step
+from perdure import AlreadyDone, App, Context, Retry, TaskFailed, current_step
 from perdure.deadletter.policy import Reason
 
 from tests.support.workers import bounded, history, letter, recorded_steps, work_off
@@ -17,12 +17,6 @@ from tests.support.workers import bounded, history, letter, recorded_steps, work
 pytestmark = pytest.mark.integration
 
 AGAIN = Retry(max_attempts=2, base=0.0)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("identity", settings=settings) as app:
-        yield app
 
 
 class Effects:

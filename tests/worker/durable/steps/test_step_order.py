@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, Settings, StepMismatch, TaskFailed, TaskHandle
+from perdure import App, Context, Retry, StepMismatch, TaskFailed, TaskHandle
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.worker.errors import StepOutOfOrder
@@ -17,12 +17,6 @@ from tests.support.workers import bounded, letter, work_off
 pytestmark = pytest.mark.integration
 
 AGAIN = Retry(max_attempts=2, base=0.0)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("order", settings=settings) as app:
-        yield app
 
 
 class Effects:

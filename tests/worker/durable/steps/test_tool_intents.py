@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,12 +27,6 @@ from tests.support.workers import (
 )
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("intents", settings=settings) as app:
-        yield app
 
 
 async def intents(app: App, handle: TaskHandle[Any]) -> dict[str, bytes]:

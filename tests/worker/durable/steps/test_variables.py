@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar, Token
 from typing import Any
 
 import anyio
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, current_step
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, current_step
 from perdure.worker.durable.steps.variables import contained
 from perdure.worker.runtime.health.loop_watchdog import stack_of_task
 
@@ -22,12 +22,6 @@ pytestmark = pytest.mark.integration
 USER: ContextVar[str] = ContextVar("user", default="nobody")
 TRACE: ContextVar[Any] = ContextVar("trace")
 TOKENS: list[Token[str]] = []
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("variables", settings=settings) as app:
-        yield app
 
 
 class Odd:

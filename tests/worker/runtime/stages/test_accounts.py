@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskFailed, TaskHandle
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, TaskFailed, TaskHandle
 from perdure.worker.journal.handoff.document import Handoff
 from perdure.worker.journal.resumption import Resumption
 from pydantic import SecretStr
 
 from tests.support.workers import bounded, recorded_steps, work_off
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app(check_state=True)]
 
 TWICE = Retry(max_attempts=2, base=0.0)
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("accounts", settings=settings.model_copy(update={"check_state": True})) as app:
-        yield app
 
 
 async def handoff_of(app: App, handle: TaskHandle[Any]) -> Handoff:

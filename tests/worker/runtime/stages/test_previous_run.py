@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +55,7 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("resume", settings=settings.model_copy(update={"check_state": True})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app(check_state=True)]
 
 
 async def handoff_of(app: App, handle: TaskHandle[Any]) -> Handoff:

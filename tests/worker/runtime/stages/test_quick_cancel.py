@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,7 @@ from tests.support.workers import (
     wait_until,
 )
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    """Return an app that renews no lease within a test: a third of the lease exceeds the time limit of the test."""
-    async with App("ends", settings=settings.model_copy(update={"lease": 300.0})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app("ends", lease=300.0)]
 
 
 async def ends_cancelled(handle: TaskHandle[Any]) -> None:
