@@ -35,6 +35,11 @@ from tests.support.consumers import read_one, worker
 ANSWERED = SessionTurnEnd("answered", b'"yes"', b"{}")
 
 
+@pytest.fixture
+def address(namespace: Namespace) -> SessionAddress:
+    return SessionAddress.of(namespace, "bot", "ada")
+
+
 async def send(gateway: Gateway, namespace: Namespace, text: str, **options: Any) -> TurnId:
     return await send_to_session(gateway, namespace, "bot", "ada", text, queue="default", **options)
 

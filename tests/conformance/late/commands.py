@@ -1,0 +1,280 @@
+"""Late duplicates of what runs and producers call."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from perdure.deadletter.replay import Replay, purge, replay
+from perdure.queues import Gateway, LeaseLost, State
+from perdure.queues.delivery.checkpoint import Entry, Kind, load_history, write_entries
+from perdure.queues.delivery.due_set import promote_due
+from perdure.queues.delivery.leases import Delivery, RunStatus
+from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
+from perdure.queues.delivery.settlement import await_version, raise_count
+from perdure.queues.derived_tasks import (
+    Successor,
+    TaskPast,
+    confirm_successor,
+    enqueue_successor,
+    read_task_input,
+    store_copy,
+    store_fork,
+)
+from perdure.queues.envelope import Envelope, EnvelopeTemplate
+from perdure.queues.inbox import send_message
+from perdure.queues.keys import DATA_FORMAT
+
+from tests.conformance.late import Moments, Scene, Table
+from tests.support.consumers import make_due
+from tests.support.delivery_calls import SETTLING, beat
+
+COMMANDS = Table()
+
+SCRIPTS = {
+    "succeed": "finish",
+    "cancelled": "finish",
+    "reschedule": "reschedule",
+    "park": "park",
+    "release": "release",
+    "give_back": "release",
+}
+"""Scripts of the calls that settle a delivery; burying has another folder."""
+
+
+async def next_delivery(scene: Scene, act: str) -> Delivery:
+    """Return the next delivery of task x to the same worker, after such an act."""
+    if act in ("release", "give_back"):
+        return await scene.claim()
+    if act in ("reschedule", "park"):
+        await scene.promote()
+    elif act.startswith("bury"):
+        assert await replay(scene.gateway, await scene.letter(), Replay())
+    else:
+        await scene.enqueue_fresh()
+    return await scene.read()
+
+
+@COMMANDS.each(*SETTLING)
+async def settlement(scene: Scene, variant: str) -> Moments:
+    delivery = await scene.enqueue_and_read()
+    if variant in SCRIPTS:
+        scene.hold(SCRIPTS[variant])
+    else:
+        scene.proxy.hold(b"EVALSHA")
+    unreadable = variant == "bury_unreadable"
+    await SETTLING[variant](scene.late, delivery, "entry" if unreadable else "x")
+    yield
+    if unreadable:
+        return
+    second = await next_delivery(scene, variant)
+    await scene.add_entries(second, Entry(Kind.DONE, "step", b"1"))
+    yield
+    await scene.settle("succeed", second)
+    yield
+
+
+@COMMANDS.each(Kind.SAVED, Kind.INTENT, Kind.DONE, Kind.DROP, Kind.EVENT, Kind.CONSUMED, Kind.EXCUSE)
+async def entry(scene: Scene, variant: Kind) -> Moments:
+    delivery = await scene.enqueue_and_read()
+    scene.hold("write_checkpoint")
+    value = b"1 57" if variant is Kind.EXCUSE else b"57"
+    await write_entries(scene.late, delivery, "x", [Entry(variant, "1", value)], first=1)
+    yield
+    for number, value in ((2, b"58"), (3, b"136")):
+        await write_entries(scene.gateway, delivery, "x", [Entry(Kind.SAVED, "1", value)], first=number)
+        yield
+    assert (await load_history(scene.gateway, delivery, "x")).saved == {"1": b"136"}
+
+
+OTHER_CALLS: dict[str, Callable[[Gateway, Delivery], Awaitable[object]]] = {
+    "raise_count": raise_count,
+    "quarantine": lambda gateway, delivery: quarantine(gateway, delivery, "x"),
+    "clear_quarantined": lambda gateway, delivery: clear_quarantined(gateway, delivery, "x"),
+}
+
+
+@COMMANDS.each(*OTHER_CALLS)
+async def call_of_a_run(scene: Scene, variant: str) -> Moments:
+    delivery = await scene.enqueue_and_read()
+    scene.hold(variant)
+    await OTHER_CALLS[variant](scene.late, delivery)
+    yield
+    if variant == "quarantine":
+        taken = await take_quarantined(scene.gateway, scene.partition, delivery.worker)
+        assert taken.delivery is not None
+        assert taken.delivery.fence != delivery.fence
+    else:
+        with suppress(LeaseLost):
+            await scene.settle("release", delivery)
+        await scene.claim_all()
+    yield
+
+
+@COMMANDS.each("enqueue", "schedule")
+async def enqueue(scene: Scene, variant: str) -> Moments:
+    delay = 60.0 if variant == "schedule" else 0.0
+    async with scene.late_producer() as producer:
+        await producer.enqueue("t", queue="warm")
+        scene.hold(variant)
+        await producer.enqueue("t", task_id="y", delay=delay, queue="default")
+    yield
+    if delay:
+        assert await scene.promote("y") == 1
+        yield
+    await scene.settle("succeed", await scene.read(), "y")
+    yield
+
+
+@COMMANDS.case
+async def message(scene: Scene) -> Moments:
+    """The run has used it."""
+    delivery = await scene.enqueue_and_read()
+    scene.hold("send_message")
+    sent = await send_message(scene.late, scene.partition, "x", "hello", sender="s", message_id="m")
+    yield
+    await write_entries(scene.gateway, delivery, "x", [Entry(Kind.CONSUMED, str(sent.number), b"")], first=1)
+    yield
+
+
+@COMMANDS.case
+async def heartbeat(scene: Scene) -> Moments:
+    delivery = await scene.enqueue_and_read()
+    scene.hold("renew_leases")
+    await beat(scene.late, (delivery, "x", RunStatus(2.0, "list", 1.0)))
+    await scene.settle("release", delivery)
+    yield
+    await scene.claim()
+    yield
+
+
+@COMMANDS.each("enqueued fresh", "expired, enqueued again", "replayed")
+async def cancellation(scene: Scene, variant: str) -> Moments:
+    """The next task of the id is spared."""
+    delivery = await scene.enqueue_and_read()
+    if variant == "replayed":
+        await scene.settle("bury", delivery)
+    async with scene.late_producer() as producer:
+        handle = await producer.find("x")
+        assert handle is not None
+        scene.hold("cancel")
+        assert await handle.cancel() == (State.DEAD if variant == "replayed" else State.RUNNING)
+    yield
+    if variant == "replayed":
+        await next_delivery(scene, "bury")
+        yield
+        return
+    await scene.settle("cancelled", delivery)
+    yield
+    if variant == "enqueued fresh":
+        await next_delivery(scene, "cancelled")
+    else:
+        await scene.forget()
+        await scene.enqueue()
+    yield
+
+
+@COMMANDS.case
+async def fresh_start(scene: Scene) -> Moments:
+    """The task that it started has ended, and another one that replaced this one, too."""
+    await scene.settle("succeed", await scene.enqueue_and_read())
+    async with scene.late_producer() as producer:
+        await producer.find("x")
+        scene.hold("reset_task")
+        await producer.enqueue_fresh(EnvelopeTemplate("t").message(b"{}", task_id="x"), queue="default")
+    yield
+    for _ in range(2):
+        await scene.settle("succeed", await scene.read())
+        yield
+        await scene.enqueue_fresh()
+        yield
+
+
+@COMMANDS.each("replay", "purge")
+async def call_for_a_dead_letter(scene: Scene, variant: str) -> Moments:
+    """The same task has died again since, or another one of its id."""
+    await scene.settle("bury", await scene.enqueue_and_read())
+    letter = await scene.letter()
+    scene.proxy.hold(b"EVALSHA")
+    assert await (replay(scene.late, letter, Replay()) if variant == "replay" else purge(scene.late, letter))
+    yield
+    if variant == "purge":
+        await scene.enqueue()
+    second = await scene.read()
+    yield
+    await scene.settle("bury", second)
+    yield
+
+
+@COMMANDS.case
+async def crash_report(scene: Scene) -> Moments:
+    """The same worker has claimed the message again."""
+    delivery = await scene.enqueue_and_read()
+    scene.hold("report_crash")
+    await report_crash(scene.late, scene.namespace, ["default"], delivery.worker, exit_status="SIGKILL", steps={})
+    yield
+    again = await scene.claim()
+    assert (again.worker, again.entry) == (delivery.worker, delivery.entry)
+    yield
+    await scene.settle("reschedule", again)
+    yield
+
+
+@COMMANDS.each("for reading", "for claiming")
+async def promotion(scene: Scene, variant: str) -> Moments:
+    """The next delay is left."""
+    for_claim = variant == "for claiming"
+    await scene.settle("reschedule", await scene.enqueue_and_read())
+    scene.hold("promote")
+    await make_due(scene.gateway, scene.partition, "x")
+    assert (await promote_due(scene.late, scene.partition, for_claim=for_claim))[0] == 1
+    yield
+    await scene.settle("reschedule", await (scene.claim() if for_claim else scene.read()))
+    yield
+
+
+@COMMANDS.case
+async def wait_for_a_version(scene: Scene) -> Moments:
+    """No other delivery is parked."""
+    delivery = await scene.enqueue_and_read()
+    scene.hold("await_version")
+    await await_version(scene.late, delivery, "x", DATA_FORMAT + 1, limit=600)
+    yield
+    second = await scene.promote_and_read()
+    yield
+    await scene.settle("succeed", second)
+    yield
+
+
+@COMMANDS.each("fork", "import", "successor")
+async def derived_task(scene: Scene, variant: str) -> Moments:
+    """It has run; the continued task knows its successor even when that one's record has expired."""
+    delivery = await scene.enqueue_and_read()
+    scene.hold("enqueue_successor" if variant == "successor" else "enqueue_copy")
+    late, namespace = scene.late, scene.namespace
+    if variant == "fork":
+        origin = await read_task_input(late, scene.partition, "x")
+        copied: dict[str, Any] = {"at": "x 0-0", "arguments": b"{}", "event": b"{}", "fields": {"d:a": b"1"}}
+        await store_fork(late, namespace, origin, "y", **copied)
+    elif variant == "import":
+        past = TaskPast(1, 1, None, [("s:a", b"1")], (), [("1-0", {"type": b"started", "n": b"1"})])
+        moved: dict[str, Any] = {"envelope": Envelope(id="y", task="t").encode(), "arguments": b"{}", "past": past}
+        await store_copy(late, namespace, "default", "y", **moved, source="import 1")
+    else:
+        following = Successor(Envelope(id="y", task="t"), "default", b"{}", ("#received", b"{}"), "x token")
+        await enqueue_successor(late, namespace, following)
+    yield
+    second = await scene.read()
+    yield
+    await scene.settle("succeed", second, "y")
+    yield
+    if variant == "successor":
+        scene.proxy.late, kept = b"", scene.proxy.late
+        scene.hold("confirm_successor")
+        await confirm_successor(late, namespace, "x token")
+        yield
+        await scene.settle("succeed", delivery)
+        yield
+        scene.proxy.late = kept
+        yield
