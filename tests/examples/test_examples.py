@@ -1,4 +1,4 @@
-"""Five programs of examples/, run by real workers, some of which are killed; each trap that one of them had is here."""
+"""Six programs of examples/, run by real workers, some of which are killed; each trap that one of them had is here."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ from typing import Any
 import anyio
 import pytest
 from perdure import Producer, State, TaskHandle
+from perdure.context import Finding, View
+from perdure.worker.journal.agent_events import ToolCalled
+from perdure.worker.journal.event import Event
+from perdure.worker.journal.reducer import empty_state
+from perdure.worker.journal.run_events import StepCompleted, WaitStarted
 
 from tests.support.command_line import BOUND, Running, call
 from tests.support.paths import ROOT
@@ -315,6 +320,54 @@ def test_a_chat_remembers_what_was_said_before_its_worker_was_killed(tmp_path: P
     assert second == "You have said 3 things, the first was 'Hello'.\n"
     listed = call("session", "list", "--json").json
     assert [(one["agent"], one["id"], one["turns"], one["status"]) for one in listed] == [("chat", "ada", 3, "idle")]
+
+
+def test_an_agent_that_goes_in_circles_is_stopped_by_a_check_of_its_own(tmp_path: Path) -> None:
+    with worker("coherence_checks.py", tmp_path):
+        printed = program("coherence_checks.py")
+    assert "agent 'searcher' failed its coherence checks: going_in_circles: search {'obj': 'the invoice'}" in printed
+    assert printed.endswith("followed each other 3 times\n")
+
+
+def calls(*queries: str) -> list[ToolCalled]:
+    return [ToolCalled(tool="search", arguments={"q": query}) for query in queries]
+
+
+PLAN: dict[str, Any] = {"plan": [{"key": "a", "status": "done"}, {"key": "b", "status": "running"}], "current": "b"}
+
+
+@pytest.mark.parametrize(
+    ("check", "state", "events", "detail"),
+    [
+        ("reworded", {}, calls("1. Find it", "2. find  it", "find it #3", "FIND IT", "find it (7)"), "called 5 times"),
+        ("reworded", {}, calls(*(f"page {number}" for number in range(9))), ""),
+        ("going_in_circles", {}, calls(*"xyzabcabcabc"), "followed each other 3 times"),
+        ("going_in_circles", {}, calls(*"abcabcab"), ""),
+        ("going_in_circles", {}, calls(*"aaaaaa"), ""),
+        ("changed_goal", {"goal": "x" * 90}, [], f"the goal is {'x' * 80!r}, but 'g' was enqueued"),
+        ("contradictory_plan", {**PLAN, "results": {"a": 1}}, [], ""),
+        ("contradictory_plan", PLAN, [], "step 'a' is done without a result"),
+        ("contradictory_plan", {"results": {"z": 1}}, [], "the result 'z' has no step in the plan"),
+        ("contradictory_plan", {"current": "z"}, [], "the current step 'z' is not in the plan"),
+        ("long_conversation", {"messages": [{"content": "word " * 110_000}]}, [], "about 137,500 tokens"),
+        ("long_conversation", {"messages": [{"content": "word " * 100_000}]}, [], ""),
+        ("does_not_wait", {"waiting_for": {}}, [WaitStarted(), StepCompleted(key="a"), StepCompleted(key="b")], ""),
+        (
+            "does_not_wait",
+            {"waiting_for": {"what": "message"}},
+            [StepCompleted(key="a"), WaitStarted(), StepCompleted(key="b"), StepCompleted(key="c")],
+            "2 steps were done while it waits",
+        ),
+    ],
+)
+def test_the_checks_find_agents_that_are_lost(
+    check: str, state: dict[str, Any], events: list[Event], detail: str
+) -> None:
+    module = load("coherence_checks.py")
+    assert {own.__name__ for own in module.CHECKS} >= {check}
+    found = getattr(module, check)(View({**empty_state(), "goal": "g", **state}, "g", events=events))
+    text = found.detail if isinstance(found, Finding) else found or ""
+    assert detail in text if detail else text == ""
 
 
 @pytest.mark.parametrize("name", ["approval_agent.py", "nightly_batch.py", "fan_out.py", "chat.py", "web_job.py"])

@@ -72,7 +72,6 @@ from ..log import log_wait, logger
 from .agent import Agent, Plan, S
 from .background import in_background
 from .coherence.monitor import CoherenceMonitor
-from .context.prompt import Estimate, message_tokens
 from .incoming import Corrections, Incoming, Interrupted, OnMessage
 from .live_state import Autosave, LiveState, snapshots
 from .resume_notice import OnResume, acknowledged, confirm_resume
@@ -166,14 +165,7 @@ class Loop(Generic[S]):
 
     async def _monitor(self, goal: str) -> CoherenceMonitor:
         live = self._live
-        counter = Estimate()  # a tokenizer is too slow to run before every step
-        monitor = CoherenceMonitor(
-            self._run,
-            goal,
-            self._agent.coherence,
-            state=lambda: live.logged_state,
-            tokens=lambda: sum(message_tokens(message, counter) for message in live.state.messages),
-        )
+        monitor = CoherenceMonitor(self._run, goal, self._agent.coherence, state=lambda: live.logged_state)
         await monitor.open()
         self._run.observe(monitor)
         return monitor

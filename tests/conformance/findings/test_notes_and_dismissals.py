@@ -34,7 +34,7 @@ async def test_a_dismissal_needs_a_finding_of_a_task_that_has_not_ended(
     with pytest.raises(ValueError, match="event must be that of a finding, got 1; 'perdure task show x'"):
         await handle.dismiss(1)
     delivery = await read_one(await worker(gateway, partition))
-    finding = Entry(Kind.EVENT, "incoherent", b"1", b'{"check":"plan","key":"k"}')
+    finding = Entry(Kind.EVENT, "incoherent", b"1", b'{"check":"progress","key":"k"}')
     other = Entry(Kind.EVENT, "decided", b"2", b'{"choice":"c"}')
     await write_entries(gateway, delivery, "x", [finding, other], first=1)
     with pytest.raises(ValueError, match="got 2"):

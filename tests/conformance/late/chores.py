@@ -266,7 +266,7 @@ async def storing_of_large_arguments(scene: Scene, variant: str) -> Moments:
 
 FINDING = (
     Entry(Kind.EVENT, "started", b"1"),
-    Entry(Kind.EVENT, "incoherent", b"2", b'{"check":"plan","key":"k"}'),
+    Entry(Kind.EVENT, "incoherent", b"2", b'{"check":"progress","key":"k"}'),
 )
 """The second event of the task is a finding."""
 

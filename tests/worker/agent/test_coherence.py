@@ -14,19 +14,14 @@ from perdure.worker.agent.coherence.checks import Call, View, run_checks
 from perdure.worker.agent.coherence.findings import FINDINGS, StoredFindings
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.durable.run import Run
-from perdure.worker.journal.run_events import WaitStarted
 
 from tests.support.command_line import Answer, call
 from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.app(grace=0.2)
 
-STATE: dict[str, Any] = {"goal": "g", "plan": [], "results": {}, "current": None, "waiting_for": None}
+STATE: dict[str, Any] = {"goal": "g", "current": None}
 ONCE = Retry(max_attempts=1)
-
-
-def steps(**status: str) -> list[dict[str, Any]]:
-    return [{"key": key, "status": one} for key, one in status.items()]
 
 
 def wrong(state: dict[str, Any] | None = None, coherence: Coherence | None = None, **view: Any) -> dict[str, str]:
@@ -40,40 +35,12 @@ def wrong(state: dict[str, Any] | None = None, coherence: Coherence | None = Non
 
 def test_a_coherent_agent_has_no_findings() -> None:
     assert wrong() == {}
-    plan = steps(read="done", think="running", write="pending", old="failed", gone="dropped")
     calls = [Call("search", f'{{"q":{number}}}') for number in range(20)]
-    state = {"plan": plan, "results": {"read": 1}, "current": "think"}
-    assert wrong(state, calls=calls, idle=1799.0, tokens=128_000) == {}
-
-
-def test_a_changed_goal_is_found() -> None:
-    assert wrong({"goal": "x" * 500}) == {"goal": f"the goal is '{'x' * 79}..., but 'g' was enqueued"}
-    assert wrong({"goal": ""}) == {"goal": "the goal is '', but 'g' was enqueued"}
-
-
-@pytest.mark.parametrize(
-    ("state", "detail"),
-    [
-        ({"plan": steps(a="done", b="done"), "results": {"b": None}}, "steps done without a result: 'a'"),
-        ({"plan": steps(a="done"), "results": {"a": 1, "z": 2}}, "results without a step in the plan: 'z'"),
-        ({"plan": steps(a="running", b="running"), "current": "a"}, "2 steps are running at once: 'a', 'b'"),
-        ({"plan": steps(a="pending"), "current": "b"}, "the current step 'b' is not in the plan"),
-        ({"plan": steps(a="done"), "results": {"a": 1}, "current": "a"}, "the current step 'a' is done"),
-        ({"plan": steps(a="pending") * 2}, "2 steps of the plan have the key 'a'"),
-        (
-            {"plan": steps(**dict.fromkeys("abcdefg", "done"))},
-            "steps done without a result: 'a', 'b', 'c', 'd', 'e' and 2 more",
-        ),
-    ],
-)
-def test_a_plan_that_contradicts_its_results_is_found(state: dict[str, Any], detail: str) -> None:
-    assert wrong(state) == {"plan": detail}
+    assert wrong({"current": "think"}, calls=calls, sentences=[Call.said("I am done.")] * 4, idle=1799.0) == {}
 
 
 def test_missing_progress_is_found() -> None:
-    assert wrong({"plan": steps(a="running"), "current": "a"}, idle=1801.0) == {
-        "progress": "no progress in step 'a' for more than 30 minutes"
-    }
+    assert wrong({"current": "a"}, idle=1801.0) == {"progress": "no progress in step 'a' for more than 30 minutes"}
     assert "progress" in wrong(coherence=Coherence(stuck_minutes=0.5), idle=31.0)
 
 
@@ -97,29 +64,38 @@ def test_long_calls_are_compared_by_digest() -> None:
     assert len(wrong(calls=[call] * 5)["repetition"]) < 300
 
 
-def test_too_many_tokens_and_unread_messages_are_found() -> None:
-    assert wrong(tokens=128_001) == {"context": "the messages have 128,001 tokens, 128,000 is the limit"}
-    waiting = {"waiting_for": {"what": "approval", "on": "ada"}}
-    assert wrong(waiting) == {}
-    assert wrong(waiting, ignored=1) == {
-        "waiting": "waiting for approval from 'ada' while a message is in the inbox, unread for 1 step"
-    }
-    assert wrong(ignored=1) == {}
+def test_calls_are_repeated_if_their_arguments_are_equal() -> None:
+    calls = [Call.of("search", {"q": "file", "n": 7}), Call.of("search", {"n": 7, "q": "file"})] * 2
+    assert "was called 4 times" in wrong(calls=calls, coherence=Coherence(repeats=4))["repetition"]
+    assert wrong(calls=[*calls, Call.of("search", {"q": "File", "n": 7})]) == {}
+    assert wrong(calls=[Call.of("search", {"q": "file", "page": number}) for number in range(20)]) == {}
 
 
-@pytest.mark.parametrize("check", ["goal", "plan", "progress", "repetition", "context", "waiting"])
-def test_a_check_can_be_off(check: str) -> None:
-    state = {"goal": "x", "plan": steps(a="done"), "waiting_for": {"what": "message"}}
-    view: dict[str, Any] = {"calls": [Call("a", "{}")] * 9, "idle": 9999.0, "tokens": 999_999, "ignored": 3}
-    every = {"goal", "plan", "progress", "repetition", "context", "waiting"}
-    assert wrong(state, **view).keys() == every
-    assert wrong(state, Coherence(**{check: "off"}), **view).keys() == every - {check}  # type: ignore[arg-type]
+def test_repeated_sentences_are_found() -> None:
+    said = [Call.said("Let me\nlook again")] * 5
+    assert wrong(sentences=said) == {"repetition": "'Let me look again' was said 5 times in the last 5 messages"}
+    assert wrong(sentences=[Call.said(f"I read page {number}") for number in range(20)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("check", "policy"),
+    [("progress", "progress"), ("repetition", "repetition"), ("judge", "judged"), ("own", "custom")],
+)
+def test_a_check_can_be_off(check: str, policy: str) -> None:
+    def own(view: View) -> str:
+        return f"the goal is {view.goal}"
+
+    view: dict[str, Any] = {"calls": [Call("a", "{}")] * 9, "idle": 9999.0, "verdict": "it plods"}
+    every = {"progress", "repetition", "judge", "own"}
+    assert wrong(coherence=Coherence(checks=(own,)), **view).keys() == every
+    off: dict[str, Any] = {policy: "off"}
+    assert wrong(coherence=Coherence(checks=(own,), **off), **view).keys() == every - {check}
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"goal": "ignore"}, "goal must be one of off, warn, hand_off, bury, got 'ignore'"),
+        ({"progress": "ignore"}, "progress must be one of off, warn, hand_off, bury, got 'ignore'"),
         ({"stuck_minutes": 0}, "stuck_minutes must be more than 0, got 0"),
         ({"repeats": 1}, r"repeats must be from 2 to window \(20\), got 1"),
         ({"repeats": 30}, r"repeats must be from 2 to window \(20\), got 30"),
@@ -158,6 +134,10 @@ class Looping(Agent[AgentState]):
 
     async def finish(self, ctx: Context, state: AgentState) -> str:
         return "finished"
+
+
+def keeps_goal(view: View) -> str | None:
+    return None if view.state["goal"] == view.goal else f"the goal is {view.state['goal']!r}"
 
 
 def agent(app: App, kind: type[Agent[Any]], **coherence: Any) -> Any:
@@ -253,14 +233,14 @@ async def test_a_finding_that_a_person_saw_stays_known_in_later_runs(app: App) -
                 if step.attempts == 1:
                     raise ValueError("not yet")
 
-    kind = type("Fresh", (Elsewhere,), {"coherence": Coherence(goal="bury")})
+    kind = type("Fresh", (Elsewhere,), {"coherence": Coherence(checks=(keeps_goal,), custom="bury")})
     handle = await app.agent(name="circling", retry=Retry(base=0.0))(kind).enqueue("search")
     await work_off(app)
     assert (await letter(app, handle)).reason == "incoherent"
     assert (await command(app, "dlq", "replay", handle.id)).code == 0
     await work_off(app)
     assert await bounded(handle.result()) == "finished"
-    assert await incoherent(handle) == [("goal", "bury")]
+    assert await incoherent(handle) == [("keeps_goal", "bury")]
 
 
 @pytest.mark.integration
@@ -298,12 +278,12 @@ async def test_the_next_run_carries_out_the_policy_of_a_run_that_died(
             state.goal = "another"
             return 0
 
-    handle = await agent(app, Elsewhere, goal="bury").enqueue("search")
+    handle = await agent(app, Elsewhere, checks=(keeps_goal,), custom="bury").enqueue("search")
     await work_off(app)
     found = await letter(app, handle)
     assert found.reason == "incoherent"
-    assert "goal: the goal is 'another', but 'search' was enqueued" in found.message
-    assert await incoherent(handle) == [("goal", "bury")]
+    assert "keeps_goal: the goal is 'another'" in found.message
+    assert await incoherent(handle) == [("keeps_goal", "bury")]
     assert died
 
 
@@ -356,35 +336,6 @@ async def test_no_step_starts_after_a_policy_ends_the_run(app: App) -> None:
 
 
 @pytest.mark.integration
-async def test_an_awaited_message_that_stays_unread_is_reported(app: App) -> None:
-    class Deaf(Looping):
-        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
-            if step.key == "first":
-                await ctx.record_event(WaitStarted(what="message", on="ada"))
-                await handles[0].send("here it is", sender="ada")
-
-        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
-            return [PlanStep(key=key, title=key) for key in ("first", "second", "third")]
-
-    deaf = app.agent(name="deaf", retry=ONCE, on_message=None)(Deaf)
-    handles: list[Any] = [await deaf.enqueue("search")]
-    await work_off(app)
-    assert await bounded(handles[0].result()) == "finished"
-    assert await incoherent(handles[0]) == [("waiting", "warn")]
-
-
-@pytest.mark.integration
-async def test_a_conversation_over_its_budget_is_reported(app: App) -> None:
-    class Talking(Looping):
-        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
-            await ctx.add_message("user", "many words " * 100)
-
-    handle = await agent(app, Talking, context_tokens=100).enqueue("search")
-    await work_off(app)
-    assert await incoherent(handle) == [("context", "warn")]
-
-
-@pytest.mark.integration
 async def test_worker_health_lists_incoherent_runs(app: App) -> None:
     go_on = asyncio.Event()
 
@@ -396,11 +347,12 @@ async def test_worker_health_lists_incoherent_runs(app: App) -> None:
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
             state.goal = "another"
 
-    handle = await agent(app, Held).enqueue("search")
+    handle = await agent(app, Held, checks=(keeps_goal,)).enqueue("search")
     async with running_worker(app) as worker:
         await wait_until(lambda: is_confused(worker.health), "the report names it")
         report = worker.health()
-        assert [(one.id, one.task, one.checks) for one in report.incoherent] == [(handle.id, "circling", ("goal",))]
+        [found] = report.incoherent
+        assert (found.id, found.task, found.checks) == (handle.id, "circling", ("keeps_goal",))
         assert (report.coherent, report.live) == (False, True)
         assert type(report).from_summary(report.summary()) == report
         go_on.set()

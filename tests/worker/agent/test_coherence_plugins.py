@@ -96,7 +96,7 @@ async def test_a_plain_function_and_a_call_of_another_task_are_checked_once(app:
     async def inner(ctx: Context) -> str:
         return "inner"
 
-    @app.task(retry=ONCE, coherence=Coherence(repeats=2, loops=9))
+    @app.task(retry=ONCE, coherence=Coherence(repeats=2))
     def job(ctx: Any) -> str:
         for _ in range(3):
             ctx.tool("search", len, "same")
@@ -137,11 +137,11 @@ async def test_own_checks_have_the_policy_custom_and_a_broken_one_ends_nothing(a
 
 
 def test_own_checks_have_names_of_their_own() -> None:
-    def goal(view: View) -> Finding | None:
+    def progress(view: View) -> Finding | None:
         return None
 
-    with pytest.raises(ValueError, match="checks must have names of their own, got 'goal'"):
-        Coherence(checks=(goal,))
+    with pytest.raises(ValueError, match="checks must have names of their own, got 'progress'"):
+        Coherence(checks=(progress,))
 
 
 # the judge
@@ -242,7 +242,7 @@ async def test_a_judge_that_fails_or_hangs_does_not_delay_the_task(app: App) -> 
 
 
 async def test_a_dismissed_finding_does_not_return_and_survives_a_replay(app: App) -> None:
-    @app.task(retry=ONCE, coherence=Coherence(repetition="bury", repeats=2, loops=9))
+    @app.task(retry=ONCE, coherence=Coherence(repetition="bury", repeats=2))
     async def job(ctx: Context) -> str:
         for _ in range(2):
             await ctx.tool("poll", len, "same")
@@ -252,7 +252,7 @@ async def test_a_dismissed_finding_does_not_return_and_survives_a_replay(app: Ap
             await ctx.tool("other", len, "x" * number)
             await asyncio.sleep(0)
         for _ in range(2):
-            await ctx.tool("poll", len, "Same ")
+            await ctx.tool("poll", len, "same")
         await ctx.step("wait", asyncio.sleep, 0.3)
         return "done"
 
@@ -273,7 +273,7 @@ async def test_a_dismissed_finding_does_not_return_and_survives_a_replay(app: Ap
 async def test_a_finding_is_dismissed_while_the_task_runs(app: App) -> None:
     go_on = asyncio.Event()
 
-    @app.task(retry=ONCE, coherence=Coherence(repeats=2, loops=9, window=4))
+    @app.task(retry=ONCE, coherence=Coherence(repeats=2, window=4))
     async def job(ctx: Context) -> None:
         for _ in range(2):
             await ctx.tool("poll", len, "same")

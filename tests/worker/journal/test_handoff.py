@@ -267,8 +267,8 @@ def test_steps_of_a_plan_are_in_progress_next_or_can_wait() -> None:
 
 def test_what_needs_attention_is_listed_once_and_without_dismissed_findings() -> None:
     events = [
-        logged(1, "incoherent", check="plan", detail="real", key="a"),
-        logged(2, "incoherent", check="goal", detail="a false alarm", key="b"),
+        logged(1, "incoherent", check="progress", detail="real", key="a"),
+        logged(2, "incoherent", check="repetition", detail="a false alarm", key="b"),
         logged(None, "dismissed", event=2, finding="b"),
         logged(3, "step_failed", "pay", error="ValueError", message="no good"),
         logged(None, "attempt_failed", error="ValueError", message="no good"),
@@ -279,11 +279,11 @@ def test_what_needs_attention_is_listed_once_and_without_dismissed_findings() ->
         "to continue: fix the cause of the error, then run: perdure dlq replay x",
     ]
     handoff = build_handoff({}, events, task="audit", session="x", why="burial", attention=notes)
-    assert handoff.attention == (*notes, "incoherent (plan): real")
+    assert handoff.attention == (*notes, "incoherent (progress): real")
     crashed = build_handoff(
         {}, [*events, logged(4, "tool_called", tool="grep")], task="audit", session="x", why="crash"
     )
-    assert crashed.attention == ("incoherent (plan): real",)  # the run has worked since the error
+    assert crashed.attention == ("incoherent (progress): real",)  # the run has worked since the error
     assert build_handoff({}, events, task="audit", session="x", why="finished").attention == ()
     killed = [*burial_notes((), "x", "crash_loop", "CrashLoop", "SIGKILL", step="load")]
     assert killed[0] == "step load killed its worker: CrashLoop: SIGKILL"

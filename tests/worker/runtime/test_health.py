@@ -235,7 +235,7 @@ def test_several_workers_are_ready_if_all_are_and_live_if_any_is() -> None:
     assert CombinedReport([well], [stuck]).live
     assert not CombinedReport([well], [stuck]).ready
     assert len(CombinedReport([well], [stuck]).summary()["workers"]) == 2
-    assert not CombinedReport([well, Report("w", (), (IncoherentRun("id-1", "research", ("goal",)),))]).coherent
+    assert not CombinedReport([well, Report("w", (), (IncoherentRun("id-1", "research", ("progress",)),))]).coherent
     assert Report.from_summary(json.loads(json.dumps(well.summary()))) == well
 
 
@@ -293,13 +293,13 @@ def test_each_level_fails_its_probes(
 def test_an_incoherent_agent_fails_readyz_if_coherence_is_requested(probing: Callable[[Report], Asker]) -> None:
     levels = (Level("alive", True),)
     well = probing(Report("w", levels))
-    confused = probing(Report("w", levels, (IncoherentRun("id-1", "research", ("goal", "repetition")),)))
+    confused = probing(Report("w", levels, (IncoherentRun("id-1", "research", ("progress", "repetition")),)))
     away = probing(Report("w", (Level("connected", False),)))
     assert [asker.ask("/readyz?coherence")[0] for asker in (well, confused, away)] == [200, 503, 503]
     assert [confused.ask(path)[0] for path in ("/readyz", "/livez", "/livez?coherence")] == [200, 200, 200]
     status, body = confused.ask("/readyz?verbose&coherence")
     assert (status, body["ok"]) == (503, False)
-    assert body["incoherent"] == [{"id": "id-1", "task": "research", "checks": ["goal", "repetition"]}]
+    assert body["incoherent"] == [{"id": "id-1", "task": "research", "checks": ["progress", "repetition"]}]
 
 
 def test_unknown_paths_return_404(probing: Callable[[Report], Asker]) -> None:

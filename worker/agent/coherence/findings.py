@@ -39,14 +39,9 @@ class Coherence:
     """The checks of one agent or function, each with its policy.
 
     Attributes:
-        goal: the goal of the state is the one that was enqueued.
-        plan: plan and results are consistent.
         progress: the agent made progress within `stuck_minutes`.
-        repetition: no tool was called `repeats` times with the same arguments in the last `window` calls, no message of
-            the assistant was repeated so often, and no 2 to 5 calls followed each other `loops` times. Calls and
-            messages that differ in white space, case or numbering only are the same.
-        context: the messages have at most `context_tokens` tokens.
-        waiting: the agent does not wait for a message that is in its inbox.
+        repetition: no tool was called `repeats` times with the same arguments in the last `window` calls, and the
+            assistant did not say the same so often.
         checks: checks of the application: functions of a `View` that return a `Finding`, a text, or None.
         custom: policy of their findings.
         judge: async function of a `View` that returns an objection as text, or None. It runs beside the agent after
@@ -54,19 +49,13 @@ class Coherence:
         judged: policy of an objection.
     """
 
-    goal: Policy = "warn"
-    plan: Policy = "warn"
     progress: Policy = "warn"
     repetition: Policy = "warn"
-    context: Policy = "warn"
-    waiting: Policy = "warn"
     custom: Policy = "warn"
     judged: Policy = "warn"
     stuck_minutes: float = 30.0
     repeats: int = 5
-    loops: int = 3
     window: int = 20
-    context_tokens: int = 128_000
     checks: tuple[Callable[[Any], Any], ...] = ()
     judge: Callable[[Any], Awaitable[str | None]] | None = None
     judge_every: int = 10
@@ -80,8 +69,6 @@ class Coherence:
                 raise ValueError(f"coherence: {one.name} must be more than 0, got {value!r}")
         if not 2 <= self.repeats <= self.window:
             raise ValueError(f"coherence: repeats must be from 2 to window ({self.window}), got {self.repeats}")
-        if self.loops < 2:
-            raise ValueError(f"coherence: loops must be 2 or more, got {self.loops}")
         names = [check_name(check) for check in self.checks]
         if taken := [name for name in names if name in _BUILT_IN or names.count(name) > 1]:
             raise ValueError(f"coherence: checks must have names of their own, got {taken[0]!r}")
@@ -93,10 +80,7 @@ class Coherence:
         return policy
 
 
-_BUILT_IN: Final = {
-    **{name: name for name in ("goal", "plan", "progress", "repetition", "context", "waiting")},
-    "judge": "judged",
-}
+_BUILT_IN: Final = {"progress": "progress", "repetition": "repetition", "judge": "judged"}
 """Field with the policy of each check of Perdure."""
 
 

@@ -24,7 +24,6 @@ from ....queues.inbox import last_message
 from ....queues.runtime import RUNTIME
 from ....queues.transport.backoff import retry_while_unavailable
 from ...durable.context import Context
-from ...durable.messaging import unread_messages
 from ...durable.run import Run, RunObserver, goal_of
 from ...durable.steps.current import CURRENT_RUN
 from ...durable.stop_reasons import ParkReason
@@ -73,24 +72,19 @@ class CoherenceMonitor(RunObserver):
         coherence: Coherence,
         *,
         state: Callable[[], Mapping[str, Any]],
-        tokens: Callable[[], int],
     ) -> None:
         """Create the monitor of a run.
 
         Args:
             goal: the goal that was enqueued.
             state: returns the reduction of the event log, as JSON.
-            tokens: returns the tokens of the agent's messages.
         """
         self._run = run
         self._goal = goal
         self._coherence = coherence
         self._state = state
-        self._tokens = tokens
         self._recent = RecentCalls(coherence.window)
         self._stored = StoredFindings.decode(run.history.saved.get(FINDINGS))
-        self._unread_at: int | None = None
-        self._ignored = 0
         self._lock = asyncio.Lock()
         self._check_due = asyncio.Event()
         self._dismissals_read = 0.0
@@ -130,7 +124,7 @@ class CoherenceMonitor(RunObserver):
             self._count_work()
         if event.type in ("tool_called", "message_added") and self._coherence.repetition != "off":
             recent = self._recent
-            view = View(self._state(), self._goal, tuple(recent.calls), tuple(recent.sentences))
+            view = View({}, self._goal, tuple(recent.calls), tuple(recent.sentences))
             if check_repetition(view, self._coherence) is not None:
                 self._check_due.set()
 
@@ -150,16 +144,14 @@ class CoherenceMonitor(RunObserver):
 
     async def on_boundary(self) -> None:
         """Check before the next step of the plan."""
-        await self.check(boundary=True)
+        await self.check()
 
-    async def check(self, *, boundary: bool = False) -> None:
+    async def check(self) -> None:
         """Run the checks, log new findings and carry out policies. Does not return if a policy ends the run.
 
-        Inbox messages are read at a boundary only, which is between two steps of the plan. Raises `LeaseLost`.
+        Raises `LeaseLost`.
         """
         async with self._lock:
-            if boundary:
-                await self._count_ignored()
             found = [self._redacted(one) for one in run_checks(self._view(), self._coherence)]
             await self._update(found)
         policies = {one.policy for one in self.findings if not one.known}
@@ -223,7 +215,7 @@ class CoherenceMonitor(RunObserver):
         self._check_due.set()
 
     def _view(self) -> View:
-        coherence, recent = self._coherence, self._recent
+        recent = self._recent
         return View(
             self._state(),
             self._goal,
@@ -233,8 +225,6 @@ class CoherenceMonitor(RunObserver):
             self.prompt,
             self._verdict.objection,
             idle=recent.idle,
-            tokens=0 if coherence.context == "off" else self._tokens(),
-            ignored=self._ignored,
         )
 
     def _redacted(self, finding: Finding) -> Finding:
@@ -242,28 +232,6 @@ class CoherenceMonitor(RunObserver):
         if redact is None:
             return finding
         return Finding(finding.check, redact(finding.detail), redact(finding.about))
-
-    async def _count_ignored(self) -> None:
-        """Count the steps that were done while the awaited message was in the inbox."""
-        state = self._state()
-        if not state.get("waiting_for") or self._coherence.waiting == "off" or not await self._has_unread():
-            self._unread_at, self._ignored = None, 0
-            return
-        done = sum(step["status"] == "done" for step in state["plan"])
-        if self._unread_at is None:
-            self._unread_at = done
-        self._ignored = done - self._unread_at
-
-    async def _has_unread(self) -> bool:
-        run = self._run
-
-        async def find() -> bool:
-            async for message in unread_messages(run):
-                if message.number not in run.used_messages:
-                    return True
-            return False
-
-        return await retry_while_unavailable(find, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
 
     async def _update(self, found: Sequence[Finding]) -> None:
         """Log new findings and store those that hold. A finding that no longer holds is logged again if it returns."""
@@ -364,7 +332,7 @@ class _FunctionMonitor(CoherenceMonitor):
         goal = goal_of(run)
         self._reduced = {**empty_state(), "goal": goal}
         self._by_event = False
-        super().__init__(run, goal, coherence, state=lambda: self._reduced, tokens=lambda: 0)
+        super().__init__(run, goal, coherence, state=lambda: self._reduced)
 
     def on_event(self, event: Event, number: int) -> None:
         if event.type != "message_added":  # the list of all messages would grow without end
