@@ -21,7 +21,7 @@ import pytest
 import redis
 from perdure.queues import generate_key
 from perdure.worker.cli import main
-from perdure.worker.cli.demo import WorkerProcesses
+from perdure.worker.cli.demo import Kill, keep_worker
 from perdure.worker.cli.support.errors import Failed
 
 FILES = 60
@@ -82,7 +82,7 @@ def check(output: dict[str, Any], demo: DemoCall) -> None:
     assert 0 <= counted["repeated"] <= KILLS
     assert counted["takeover"] == max(kill["seconds"] for kill in output["kills"])
     assert counted["published"] == sha256(report.read_bytes()).hexdigest()
-    assert report.read_text().count("\n") == FILES + 2
+    assert report.read_text().count("\n") == FILES + 1
     assert (output["dead_letter"]["reason"], counted["attempts"]) == ("attempts_exhausted", 3)
     assert (output["dead_letter"]["error"], kept) == ("FileNotFoundError", ["checksum"])
     for kill in output["kills"]:
@@ -145,14 +145,11 @@ def test_a_killed_demo_leaves_no_worker_and_no_server(demo: DemoCall) -> None:
         time.sleep(0.05)
 
 
-def test_a_worker_that_exits_by_itself_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    workers = WorkerProcesses({"lease": "never"}, tmp_path / "journal")
-    pid = workers.start()
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    with pytest.raises(Failed, match=rf"worker {pid} exited with status 1"):
-        workers.check()
-    workers.kill_all()
-    assert workers.running == {}
+async def test_a_worker_that_exits_by_itself_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ended: list[Kill] = []
+    with pytest.raises(Failed, match=r"worker \d+ exited with status 1") as failed:
+        await keep_worker({"lease": "never"}, tmp_path / "journal", ended)
+    assert [(f"worker {kill.pid} " in str(failed.value), kill.status) for kill in ended] == [(True, 1)]
     assert "PERDURE_LEASE" in capfd.readouterr().err
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from perdure.worker.cli.demo import count_file, list_files, render
+from perdure.worker.cli.demo import describe, list_files, render
 
 
 def test_files_are_sorted_and_relative(tmp_path: Path) -> None:
@@ -40,13 +40,12 @@ def test_what_cannot_be_read_or_printed_is_left_out(tmp_path: Path) -> None:
     assert list_files(str(tmp_path), 100) == ["kept"]
 
 
-def test_a_row_has_digest_lines_words_and_bytes(tmp_path: Path) -> None:
+def test_a_row_has_digest_words_and_bytes(tmp_path: Path) -> None:
     data = b"one two\nthree\n\xff"
     (tmp_path / "file").write_bytes(data)
-    assert count_file(str(tmp_path), "file").split() == [hashlib.sha256(data).hexdigest(), "2", "4", "15", "file"]
+    assert describe(str(tmp_path), "file").split() == [hashlib.sha256(data).hexdigest(), "4", "15", "file"]
 
 
 def test_the_report_has_one_row_per_file() -> None:
     lines = render("a\nfolder", ["row 1", "row 2"]).splitlines()
-    assert lines[0] == r"2 files of 'a\nfolder'"
-    assert lines[2:] == ["row 1", "row 2"]
+    assert lines == [r"2 files of 'a\nfolder': SHA-256, words, bytes, path", "row 1", "row 2"]
