@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .worker.agent.context.builder import ContextBuilder
     from .worker.app import App
     from .worker.durable.context import Context, current_context
+    from .worker.durable.ended_task import EndedTask
     from .worker.durable.middleware import EnqueueCall, Middleware, Settlement
     from .worker.durable.steps.current import AlreadyDone, StepCall, current_step
     from .worker.durable.stop_reasons import Stop
@@ -79,6 +80,7 @@ __all__ = [
     "ContextBuilder",
     "ContextError",
     "DecryptionError",
+    "EndedTask",
     "EnqueueCall",
     "Ephemeral",
     "Event",
@@ -149,6 +151,7 @@ _HOMES = {
     "ContextBuilder": ".worker.agent.context.builder",
     "ContextError": ".worker.errors",
     "DecryptionError": ".queues.errors",
+    "EndedTask": ".worker.durable.ended_task",
     "EnqueueCall": ".worker.durable.middleware",
     "Ephemeral": ".worker.journal.state",
     "Event": ".worker.journal.event",

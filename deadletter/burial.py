@@ -11,6 +11,7 @@ import orjson
 
 from ..queues.delivery.leases import Delivery, check_accepted
 from ..queues.delivery.settlement import Counters
+from ..queues.envelope import TaskMessage
 from ..queues.partitions.route import registered_retention
 from ..queues.security.encryption import ERROR
 from ..queues.security.redaction import Redaction
@@ -104,6 +105,7 @@ async def bury(
     entries: int = 0,
     raw: bool | None = None,
     changes: Sequence[Argument] = (),
+    cleanup: TaskMessage | None = None,
 ) -> bool:
     """Turn the task into a dead letter and acknowledge its message.
 
@@ -114,6 +116,7 @@ async def bury(
         entries: Number of the run's last entry, without which the outcome is not stored; 0 if it needs none.
         raw: Keep the fields of the message as they are, because it is not an envelope. By default, if it is unreadable.
         changes: Fields of the checkpoint and their values for a replay; an empty value deletes the field.
+        cleanup: The clean-up task, encrypted, which is enqueued in the same act; see `cleanup_id`.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -141,6 +144,10 @@ async def bury(
     )
     kept_raw = int(reason is Reason.UNREADABLE if raw is None else raw)
     kept = (round(retention * 1000), registered_retention(retention))
-    answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, *kept, kept_raw, *changes])
+    then: tuple[Argument, ...] = ("", "", "")
+    if cleanup is not None:
+        keys.append(partition.record(cleanup.id))
+        then = (cleanup.id, cleanup.envelope, cleanup.arguments)
+    answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, *kept, kept_raw, *then, *changes])
     check_accepted(answer, task_id, "burial")
     return bool(answer == 1)

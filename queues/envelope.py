@@ -125,7 +125,8 @@ class Envelope(BaseModel):
     secrets: paths of secret values in the arguments, see security/secret_arguments.py. tenant: whose task it is, if the
     deployment has tenants. requires: oldest data format that a worker must know to run the task; older workers park it.
     key: the ordering key that the producer named. tags: words by which people find the task. copy_of: ids of the task
-    that it is a fork or an imported copy of, of the task that this one is a copy of, and so on.
+    that it is a fork or an imported copy of, of the task that this one is a copy of, and so on. on_end: whether the act
+    that ends it enqueues a clean-up task; then a worker must cancel it.
     """
 
     # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
@@ -143,11 +144,13 @@ class Envelope(BaseModel):
     key: Annotated[str, Field(max_length=MAX_KEY_LENGTH)] | None = None
     tags: Annotated[tuple[_Tag, ...], Field(max_length=MAX_TAGS)] = ()
     copy_of: tuple[Annotated[str, Field(pattern=_TASK_ID)], ...] = ()
+    on_end: bool = False
 
     @property
     def plain(self) -> bool:
         """Whether it holds only the id, and the names of the task and its app."""
         special = self.headers or self.secrets or self.tenant or self.requires or self.tags or self.copy_of
+        special = special or self.on_end
         return not special and self.key is None and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
@@ -172,6 +175,8 @@ class Envelope(BaseModel):
             fields["tags"] = self.tags
         if self.copy_of:
             fields["copy_of"] = self.copy_of
+        if self.on_end:
+            fields["on_end"] = True
         return orjson.dumps(fields)
 
     @classmethod
@@ -349,13 +354,14 @@ class EnvelopeTemplate:
         tags: Collection[str] = (),
         *,
         app: str | None = None,
+        on_end: bool = False,
     ) -> None:
         given: dict[str, Any] = {} if options is None else {"options": options}
         if isinstance(tags, str):
             raise ValueError(f"tags must be a list of texts, got {tags!r}")
         try:
             given["tags"] = tuple(dict.fromkeys(tags))
-            blank = Envelope(id=_PLACEHOLDER, task=task, app=app, headers=dict(headers or {}), **given)
+            blank = Envelope(id=_PLACEHOLDER, task=task, app=app, headers=dict(headers or {}), on_end=on_end, **given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None

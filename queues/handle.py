@@ -324,12 +324,14 @@ class TaskHandle(Generic[R]):
         refused, and the task ends as cancelled, whatever the handler returns or raises. If the notification is lost,
         the worker sees the request at the next step or lease renewal. A handler that has returned by then succeeds.
 
+        A task that has a clean-up task (`@app.task(on_end=...)`) and does not run is due at once: a worker cancels it.
+
         A user of Redis that may not remove tasks from a queue, such as a producer, requests it: a worker of the queue
         then cancels the task in its place.
 
         Returns:
             The state after the request: `cancelled`, `running` (the worker gets the request), an earlier terminal
-            state, or if the user may only request it, the state of the task until a worker cancels it.
+            state, or if a worker must cancel the task, the state that it has until then.
 
         Raises:
             TaskNotFound: There is no record.
@@ -569,6 +571,9 @@ async def cancel_task(gateway: Gateway, partition: Partition, task_id: str, *, r
         return await _request(gateway, partition, task_id)
     if answer == b"missing":
         raise _not_found(gateway, partition, task_id)
+    if answer == b"deferred":
+        record = await read_record(gateway, partition, task_id)
+        return State.CANCELLED if record is None else record.state
     return State.RUNNING if answer == b"requested" else State(answer.decode())
 
 
@@ -597,6 +602,7 @@ async def _cancel(
     """
     ready, record, steps, log, inbox, control = partition.run_keys(task_id)
     keys = [ready, record, steps, log, partition.due, partition.retentions, inbox, control, partition.timeline]
+    keys.append(partition.nudge)
     namespace = Namespace(partition.namespace)
     answer = b"changed"
     while answer == b"changed":  # the task was replaced or replayed after it was read

@@ -224,6 +224,7 @@ class App:
         version: int = 1,
         strict_order: bool = False,
         coherence: Coherence | None = None,
+        on_end: Task[[str], Any] | None = None,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -240,6 +241,7 @@ class App:
         version: int = 1,
         strict_order: bool = False,
         coherence: Coherence | None = None,
+        on_end: Task[[str], Any] | None = None,
         **unknown: Never,
     ) -> Any:
         """Register a function as a task. Raises `TaskDefinitionError`.
@@ -263,6 +265,8 @@ class App:
             strict_order: refuse a new step that comes before recorded ones of its scope, before it runs
                 (`StepOutOfOrder`). Concurrent branches need a scope each.
             coherence: checks while the task runs, see `Coherence`; None for none.
+            on_end: a clean-up task, which gets the id of this one. The act that ends this one enqueues it on the same
+                queue: with a result, as a dead letter, or cancelled, whether it was running or not.
         """
         refuse_unknown(App.task, unknown)
         queue = self._queue(queue)
@@ -281,6 +285,7 @@ class App:
                 version=version,
                 strict_order=strict_order,
                 coherence=coherence,
+                on_end=on_end,
             )
 
         return register if handler is None else register(handler)

@@ -21,7 +21,7 @@ from .durable.json_types import type_problem
 from .durable.steps.codec import Codec
 from .durable.steps.current import Durability
 from .errors import TaskDefinitionError
-from .task import OnOrphan, Task, TaskOwner, as_async, check_options
+from .task import OnOrphan, Task, TaskOwner, as_async, check_cleanup, check_options
 
 
 class Registry(Mapping[str, Task[Any, Any]]):
@@ -69,6 +69,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         version: int = 1,
         strict_order: bool = False,
         coherence: Coherence | None = None,
+        on_end: object = None,
         call_options: Collection[str] = CALL_OPTIONS,
     ) -> Task[Any, Any]:
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
@@ -77,6 +78,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             raise TaskDefinitionError(f"{handler!r} must have a name: pass name=...")
         function = as_async(name, handler)
         check_options(name, retry=retry, durability=durability, on_orphan=on_orphan, strict_order=strict_order)
+        check_cleanup(name, on_end, self._app)
         if coherence is not None:
             check_coherence(f"task {name!r}", coherence)
         if name in self._tasks:
@@ -114,10 +116,11 @@ class Registry(Mapping[str, Task[Any, Any]]):
             on_orphan=on_orphan,
             version=version,
             strict_order=strict_order,
+            on_end=on_end if isinstance(on_end, Task) else None,
             app=self._app,
             arguments=Arguments(name, handler, call_options),
             result=result,
-            template=EnvelopeTemplate(name, app=self._app.name),
+            template=EnvelopeTemplate(name, app=self._app.name, on_end=on_end is not None),
         )
         self._tasks[name] = task
         return task

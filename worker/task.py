@@ -118,6 +118,20 @@ def _shifted(ids: IdsOfItems, by: int, number: int, item: Mapping[str, Any]) -> 
 OnOrphan = Literal["warn", "fail"]
 
 
+def check_cleanup(name: str, on_end: object, app: TaskOwner) -> None:
+    """Raise `TaskDefinitionError` if a task cannot be the clean-up task of another one."""
+    if on_end is None:
+        return
+    if not isinstance(on_end, Task) or on_end.app is not app:
+        raise TaskDefinitionError(f"task {name!r}: on_end must be a task of app {app.name!r}, got {on_end!r}")
+    try:
+        on_end.arguments.encode_call(("id",), {})
+    except InvalidArguments as error:
+        raise TaskDefinitionError(
+            f"task {name!r}: on_end must be a task with one argument, the id of the task that has ended: {error}"
+        ) from None
+
+
 class TaskOwner(Protocol):
     """Protocol of the app that a task belongs to. enqueue_chain: None without middleware for `enqueue`."""
 
@@ -140,7 +154,8 @@ class TaskOwner(Protocol):
 class Task(Generic[P, R]):
     """A registered handler.
 
-    timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code.
+    timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code. on_end: the task
+    that cleans up after it.
     """
 
     name: str
@@ -154,6 +169,7 @@ class Task(Generic[P, R]):
     on_orphan: OnOrphan
     version: int
     strict_order: bool
+    on_end: Task[Any, Any] | None
     app: TaskOwner = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
@@ -243,7 +259,10 @@ class Task(Generic[P, R]):
             raise InvalidArguments(self.name, problem)
         wish = make_options(timeout, max_attempts, result_ttl)
         special = headers or tags or wish != _NO_WISH
-        form = EnvelopeTemplate(self.name, headers, wish, tags, app=self.app.name) if special else self.template
+        form = self.template
+        if special:
+            cleanup = self.on_end is not None
+            form = EnvelopeTemplate(self.name, headers, wish, tags, app=self.app.name, on_end=cleanup)
         return TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish, tags)
 
 
@@ -473,7 +492,10 @@ class TaskCall(Generic[P, R]):
             arguments, secrets = task.arguments.encode_call(args, kwargs)
             template = self.template
             if call.headers:
-                template = EnvelopeTemplate(task.name, call.headers, limits, self.tags, app=task.app.name)
+                cleanup = task.on_end is not None
+                template = EnvelopeTemplate(
+                    task.name, call.headers, limits, self.tags, app=task.app.name, on_end=cleanup
+                )
             return template.message(arguments, secrets, key=key, task_id=task_id)
 
         return await hooked_message(chain, call, build)

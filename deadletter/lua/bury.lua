@@ -1,14 +1,16 @@
--- include: fence, payload, retention
+-- include: fence, payload, retention, on_end
 -- Settle a delivery by turning the task into a dead letter.
--- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline
+-- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline, then the
+--       record of its clean-up task if it has one
 -- ARGV  fence (4), last entry (see gap), task id, task name, reason, evidence (JSON), attempts, crashes, retention in
 --       milliseconds, the same rounded up to one that is registered, '1' if the message is not an envelope and its raw
---       fields are kept (the first 500: Lua cannot pass more than some thousand values to one command), then the changes
---       of the checkpoint for the next attempt (see end_attempt)
+--       fields are kept (the first 500: Lua cannot pass more than some thousand values to one command), id, envelope and
+--       arguments of the clean-up task ('' without one), then the changes of the checkpoint for the next attempt (see
+--       end_attempt)
 -- returns  0 refused, the lease has passed; 1 buried; 2 nothing was done, for the cancellation of the task was requested:
 --          the caller stores that it was cancelled; -1 - N refused, see gap
 -- Atomic: the message leaves the ready stream in the script that moves the payload from the record to the dead-letter
--- stream, with the evidence.
+-- stream, with the evidence, and enqueues the clean-up task.
 -- The checkpoint is kept for a replay until the retention has passed. The inbox gets its TTL here even
 -- if it was empty: a message to a dead letter is stored without a TTL of its own. A log without an id left (hence pcall)
 -- does not stop the burial in its middle.
@@ -32,7 +34,7 @@ for i = 1, found and math.min(#found[2], 1000) or 0, 2 do
   letter[#letter + 1] = found[2][i + 1]
 end
 -- a key of another type ends the script here, before its first write
-if ARGV[15] then
+if ARGV[18] then
   redis.call('HEXISTS', KEYS[3], '')
 end
 redis.call('XRANGE', KEYS[4], '0-0', '0-0')
@@ -65,6 +67,10 @@ redis.call('PEXPIRE', KEYS[4], ARGV[12])
 redis.call('HSETNX', KEYS[6], 'sent', 0)
 redis.call('PEXPIRE', KEYS[6], ARGV[12])
 redis.call('DEL', KEYS[7])
+if KEYS[10] then
+  redis.call('HSET', KEYS[2], 'cleanup', ARGV[15])
+  enqueue_cleanup(KEYS[1], KEYS[9], KEYS[10], ARGV[15], ARGV[16], ARGV[17])
+end
 redis.call('PUBLISH', KEYS[2], 'dead')
-end_attempt(KEYS[3], 15, ARGV[12])
+end_attempt(KEYS[3], 18, ARGV[12])
 return 1

@@ -5,6 +5,7 @@ Burying is part of the package `deadletter`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from ..envelope import TaskMessage
 from ..errors import LeaseLost
 from ..keys import RELEASED, Partition
 from ..partitions.route import registered_retention
@@ -62,6 +64,7 @@ def succeed(
     written: bool = True,
     handed_to: str | None = None,
     entries: int = 0,
+    cleanup: TaskMessage | None = None,
 ) -> Coroutine[Any, Any, None]:
     """Store the result and acknowledge the message.
 
@@ -71,6 +74,7 @@ def succeed(
         ttl: Seconds for which the record is kept.
         written: False if this delivery has written nothing into the checkpoint.
         handed_to: Id of the successor, whose result is this task's result.
+        cleanup: The clean-up task, encrypted, which is enqueued in the same act; see `cleanup_id`.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -79,7 +83,7 @@ def succeed(
     if gateway.encryptor.active:
         result = gateway.encryptor.of(delivery.partition, task_id).encrypt(RESULT, result)
     state = State.SUCCEEDED
-    return _finish(gateway, delivery, task_id, state, result, counters, ran, ttl, written, handed_to, entries)
+    return _finish(gateway, delivery, task_id, state, result, counters, ran, ttl, written, handed_to, entries, cleanup)
 
 
 async def cancelled(
@@ -91,9 +95,11 @@ async def cancelled(
     ran: float,
     ttl: float,
     written: bool = True,
+    cleanup: TaskMessage | None = None,
 ) -> None:
     """Store that the task was cancelled, and acknowledge the message, also if Redis lacks entries. See `succeed`."""
-    await _finish(gateway, delivery, task_id, State.CANCELLED, b"null", counters, ran, ttl, written)
+    state, result = State.CANCELLED, b"null"
+    await _finish(gateway, delivery, task_id, state, result, counters, ran, ttl, written, cleanup=cleanup)
 
 
 async def _finish(
@@ -108,6 +114,7 @@ async def _finish(
     written: bool,
     handed_to: str | None = None,
     entries: int = 0,
+    cleanup: TaskMessage | None = None,
 ) -> None:
     partition = delivery.partition
     keys = [
@@ -118,7 +125,7 @@ async def _finish(
         partition.retentions,
         partition.timeline,
     ]
-    if written or delivery.has_history:
+    if written or delivery.has_history or cleanup is not None:
         keys += (partition.steps(task_id), partition.log(task_id))
     args: list[Argument] = [
         *delivery.fence,
@@ -131,11 +138,29 @@ async def _finish(
         max(1, round(ttl * 1000)),
         registered_retention(ttl),
     ]
+    if cleanup is not None:
+        keys.append(partition.record(cleanup.id))
+        args += (cleanup.id, cleanup.envelope, cleanup.arguments, "cleanup", cleanup.id)
     if b"again" not in delivery.fields:  # else the record has the time of the enqueue
         args += ("at", delivery.entry.partition(b"-")[0])
     if handed_to is not None:
         args += ("handed_to", handed_to)
     check_accepted(await gateway.run(_FINISH, keys, args), task_id, "outcome")
+
+
+_LONGEST = 96
+"""Characters of a task's id that the id of its clean-up task has as they are."""
+
+
+def cleanup_id(task_id: str, delivery: Delivery) -> str:
+    """Return the id of the clean-up task of a task that this delivery ends: `ID.end.ENTRY`.
+
+    A replay of a dead letter has another entry, and so a clean-up task of its own when it ends.
+    """
+    if len(task_id) > _LONGEST:
+        digest = hashlib.sha256(task_id.encode()).hexdigest()[:16]
+        task_id = f"{task_id[: _LONGEST - 17]}.{digest}"
+    return f"{task_id}.end.{delivery.entry.decode()}"
 
 
 async def reschedule(

@@ -1,17 +1,20 @@
 -- include: retention
--- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees.
--- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline, tasks that wait for a version
+-- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees. One that has a clean-up
+-- task becomes due with such a request: the worker that takes it ends it, and enqueues the clean-up task in one act.
+-- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline, nudge stream, tasks that wait for
+--       a version
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
 --       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays;
 --       channel of a worker, without its id; what the task waits for, as the caller has read it. The caller names the last
 --       key only if that is a version
--- returns  'missing', 'requested', 'cancelled', the terminal state that the task has already, or 'changed': the record
+-- returns  'missing', 'requested', 'deferred' (a worker cancels it), 'cancelled', the terminal state that the task has already, or 'changed': the record
 --          is not that of the task that the caller has read
 -- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
 -- there is no group: XPENDING answers with an error, and no worker has the message. The first write changes
 -- nothing, and after it a full server accepts the rest (see fence.lua). A command that arrives late does not cancel a
 -- task that was replayed, or enqueued again under the same id, since. The notification of the worker is a hint: if it is
--- lost or refused (hence pcall), the worker sees the request when it next renews the lease.
+-- lost or refused (hence pcall), the worker sees the request when it next renews the lease. A task has a clean-up task if
+-- its envelope says so, or if a run of it has (`s:#on_end` in the checkpoint): only a worker can encrypt that.
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
   return 'missing'
@@ -27,13 +30,19 @@ if born(now[1], now[2]) ~= born(ARGV[6] ~= '' and ARGV[6], ARGV[7])
   or (now[3] or '') ~= ARGV[8] or (now[4] or '') ~= ARGV[9] or (now[5] or '') ~= ARGV[11] then
   return 'changed'
 end
+local cleanup = redis.call('HEXISTS', KEYS[3], 's:#on_end') == 1
+if not cleanup then
+  local envelope = redis.call('HGET', KEYS[2], 'env')
+  local read, form = pcall(cjson.decode, envelope or '')
+  cleanup = read and type(form) == 'table' and form.on_end == true
+end
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[6], '')
 redis.call('PERSIST', KEYS[8])
 if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])
-  if KEYS[10] then
-    redis.call('ZREM', KEYS[10], ARGV[3])
+  if KEYS[11] then
+    redis.call('ZREM', KEYS[11], ARGV[3])
   end
 else
   local entry = redis.call('HGET', KEYS[2], 'entry')
@@ -49,6 +58,14 @@ else
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if cleanup then
+  redis.call('HSET', KEYS[8], 'cancel', '1')
+  redis.call('HSET', KEYS[2], 'state', 'scheduled', 'due', now)
+  redis.call('HDEL', KEYS[2], 'entry', 'waits', 'wakes')
+  redis.call('ZADD', KEYS[5], now, ARGV[3])
+  redis.call('XADD', KEYS[10], 'MAXLEN', 16, '*', 'why', 'due')
+  return 'deferred'
+end
 redis.call('DEL', KEYS[8])
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', now)
 redis.call('HDEL', KEYS[2], 'entry', 'due', 'waits', 'wakes')

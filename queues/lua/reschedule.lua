@@ -6,7 +6,8 @@
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: the task is due or pending, never both, never neither. Its payload is in the record.
 -- A log without an id left (hence pcall) does not make a settled delivery fail.
--- If its cancellation was requested, the task is due at once: the next worker cancels it, whatever the delay was.
+-- If its cancellation was requested, the task is due at once: the next worker cancels it, whatever the delay was. One that
+-- a worker has returned, since only others know its clean-up task, waits for them.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
@@ -15,7 +16,7 @@ if lost then
   return lost
 end
 local due = now_ms()
-if redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
+if ARGV[11] == 'returned' or redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
   due = due + tonumber(ARGV[10])
 end
 -- a key of another type ends the script here, before its first write

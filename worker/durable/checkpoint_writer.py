@@ -115,7 +115,7 @@ class CheckpointWriter:
 
     def put_first(self, entry: Entry) -> None:
         """Store an entry in one act with the first ones that are put; never without them."""
-        self._first = (entry,)
+        self._first = (*self._first, entry)
 
     def report(self, progress: Entry) -> None:
         """Store the latest progress: with the next entries, at most `PROGRESS_INTERVAL` after the last one.

@@ -30,6 +30,7 @@ from ..journal.step_record import StepRecord
 from ..log import log_wait, logger
 from .attempt_end import forget
 from .continuation import Receiver, continue_as
+from .ended_task import EndedTask, read_ended_task
 from .messaging import send
 from .recall import RecalledStep, recall_step
 from .resume_info import ResumeInfo
@@ -340,6 +341,17 @@ class Context(TaskInfo, StepCaller):
     def saga(self) -> Saga:
         """Return a block of steps that are undone together if it fails: `async with ctx.saga() as saga: ...`."""
         return Saga(self._run, self._options)
+
+    # clean-up, see docs/how-to/cancel.md
+
+    async def ended_task(self, task_id: str) -> EndedTask:
+        """Return a task that has ended, for its clean-up task (`@app.task(on_end=...)`). Recorded once, like a step.
+
+        Raises:
+            TaskNotFound: its record has expired, or an operator has purged the dead letter.
+            DecryptionError, LargeValueLost, StepMismatch, LeaseLost: see there.
+        """
+        return await read_ended_task(self._run, task_id, self._options)
 
     # a successor, see docs/how-to/handoff.md
 

@@ -94,6 +94,7 @@ async def continue_as(
         "tenant": own.tenant,
         "requires": own.requires,
         "tags": own.tags,
+        "on_end": own.on_end if name == own.task else getattr(to, "on_end", None) is not None,
     }
     envelope = Envelope(id=task_id, task=name, options=options, secrets=marks, **kept)
     plan = {

@@ -67,6 +67,7 @@ class Run(HandlerTask):
     __slots__ = (
         "_leaving",
         "_leaving_itself",
+        "_marks",
         "_new_version",
         "_observers",
         "_recorder",
@@ -152,6 +153,7 @@ class Run(HandlerTask):
         self._used_messages: set[int] | None = None
         self._recorder: CheckpointWriter | None = None
         self._leaving: tuple[StopReason, StopDetail] = _SHUTDOWN
+        self._marks: tuple[str, ...] = ()
         self._leaving_itself = False
         """Whether the handler's own task makes the call that ends the run."""
 
@@ -171,6 +173,11 @@ class Run(HandlerTask):
     def set_version(self, version: int, *, new: bool) -> None:
         """Set the version of the task's code. new: nothing is recorded yet; the first record is stored with it."""
         self.version, self._new_version = version, new
+
+    def mark(self, key: str) -> None:
+        """Store a mark with the first record of this run, unless an earlier run has. For a run that has not started."""
+        if key not in self.history.saved:
+            self._marks = (*self._marks, key)
 
     def keep_order(self) -> None:
         """Refuse new steps that come before recorded ones of their scope. Called before the handler starts."""
@@ -229,6 +236,8 @@ class Run(HandlerTask):
             )
             if self._new_version:
                 self._recorder.put_first(Entry(Kind.SAVED, VERSION, b"%d" % self.version))
+            for mark in self._marks:
+                self._recorder.put_first(Entry(Kind.SAVED, mark, b"1"))
         return self._recorder
 
     @property

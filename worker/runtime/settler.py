@@ -14,6 +14,7 @@ from ...deadletter.policy import Reason
 from ...queues.delivery.leases import Delivery
 from ...queues.delivery.quarantine_store import quarantine
 from ...queues.delivery.settlement import Counters, await_version, cancelled, park, release, reschedule, succeed
+from ...queues.envelope import TaskMessage
 from ...queues.errors import EntriesLost, UnreadableEnvelope
 from ...queues.runtime import RUNTIME
 from ...queues.security.redaction import Redaction
@@ -21,6 +22,7 @@ from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.pipelining import Argument
 from ..durable.attempt_end import checkpoint_changes
+from ..durable.ended_task import cleanup_message
 from ..durable.run import Run
 from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..errors import InvalidArguments, UnknownTask
@@ -30,6 +32,9 @@ from .outcome import AwaitVersion, Burial, Cancelled, Outcome, Park, Quarantined
 from .shared_settings import SharedSettings
 
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+_KEPT_FOR_CLEANUP: Final = 7 * 86_400.0
+"""Seconds for which the record of a task is kept at least, if a clean-up task is to read it."""
 
 _OTHER_CODE: Final = (
     "{}; such tasks go back to the queue for workers with other code, up to {} times each, then they become dead "
@@ -75,7 +80,8 @@ class Settler:
             case Success():
                 return partial(self._succeed, run, outcome, ran, last)
             case Cancelled(counters):
-                return partial(cancelled, gateway, delivery, task_id, counters, ran=ran, ttl=self._result_ttl(run))
+                ttl, cleanup = self._result_ttl(run), self._cleanup(run)
+                return partial(cancelled, gateway, delivery, task_id, counters, ran=ran, ttl=ttl, cleanup=cleanup)
             case Release(counters):
                 data: dict[str, object] = {
                     "why": STOP_RULES[outcome.stop].why,
@@ -87,9 +93,9 @@ class Settler:
             case Rerun() | Park() | AwaitVersion():
                 return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
-                ttl, task, changes = self._result_ttl(run), run.envelope.task, checkpoint_changes(run)
-                kept = partial(self._bury, delivery, task_id, task, reason, counters, error, run.redact, last)
-                return partial(kept, ran=ran, ttl=ttl, changes=changes)
+                ttl, cleanup, task = self._result_ttl(run), self._cleanup(run), run.envelope.task
+                settle = partial(self._bury, delivery, task_id, task, reason, counters, error, run.redact, last)
+                return partial(settle, ran=ran, ttl=ttl, cleanup=cleanup, changes=checkpoint_changes(run))
 
     def _succeed(self, run: Run, success: Success, ran: float, last: int) -> Awaitable[None]:
         return succeed(
@@ -103,6 +109,7 @@ class Settler:
             written=run.has_written,
             handed_to=success.handed_to,
             entries=last,
+            cleanup=None if success.handed_to is not None else self._cleanup(run),
         )
 
     def _reschedule(self, run: Run, outcome: Rerun | Park | AwaitVersion) -> Callable[[], Awaitable[None]]:
@@ -138,7 +145,13 @@ class Settler:
     def _result_ttl(self, run: Run) -> float:
         task = self._registry.of(run.envelope)
         own = None if task is None else task.result_ttl
-        return run.envelope.options.result_ttl or own or self._shared.result_ttl
+        ttl = run.envelope.options.result_ttl or own or self._shared.result_ttl
+        return ttl if task is None or task.on_end is None else max(ttl, _KEPT_FOR_CLEANUP)
+
+    def _cleanup(self, run: Run) -> TaskMessage | None:
+        """Return the clean-up task of a task that ends; None if it has none, or this worker does not know the task."""
+        task = self._registry.of(run.envelope)
+        return None if task is None or task.on_end is None else cleanup_message(run, task.on_end)
 
     async def bury_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> str:
         """Bury a message that cannot be decoded, as raw bytes. Returns the id of the dead letter.
@@ -176,6 +189,7 @@ class Settler:
         raw: bool = False,
         ran: float = 0.0,
         ttl: float | None = None,
+        cleanup: TaskMessage | None = None,
         changes: Sequence[Argument] = (),
     ) -> Cancelled | None:
         """Bury a task, or store that it was cancelled.
@@ -195,10 +209,11 @@ class Settler:
             retention=retention,
             entries=last_entry,
             raw=raw,
+            cleanup=cleanup,
             changes=changes,
         ):
             kept = self._shared.result_ttl if ttl is None else ttl
-            await cancelled(self._gateway, delivery, task_id, counters, ran=ran, ttl=kept)
+            await cancelled(self._gateway, delivery, task_id, counters, ran=ran, ttl=kept, cleanup=cleanup)
             return Cancelled(counters)
         logger.bind(task=task, id=task_id).error("dead letter ({}): {}: {}", reason, evidence.error, evidence.message)
         return None

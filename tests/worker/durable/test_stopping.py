@@ -70,10 +70,10 @@ async def ask_within_a_timeout(ctx: Context) -> object:
 
 
 async def ask_within_a_scope(ctx: Context) -> object:
-    answer: object = None
+    answers: list[object] = []
     with anyio.move_on_after(60):
-        answer = await ask(ctx)
-    return answer
+        answers.append(await ask(ctx))
+    return answers
 
 
 async def ask_with_a_task_beside(ctx: Context) -> object:

@@ -91,8 +91,8 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     """The running task, as a handler sees it that is a plain function: `Context` without `await`.
 
     It is used in the handler's thread. After the task was cancelled, timed out or released, or its lease was lost, each
-    call raises `asyncio.CancelledError`; a call that makes the task wait raises `RunStopped`, and so does each one after
-    it. `except Exception` catches neither.
+    call raises `asyncio.CancelledError`. A call that makes the task wait raises `RunStopped`, as each later one does.
+    `except Exception` catches neither.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -162,6 +162,7 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     recall_step = blocking(Context.recall_step)
     continue_as = blocking(Context.continue_as)
     send = blocking(Context.send)
+    ended_task = blocking(Context.ended_task)
     forget = blocking(Context.forget)
 
     @contextmanager

@@ -51,10 +51,8 @@ class HandlerCall:
         stop: StopReason | None = None
         try:
             with run:
-                if run.history.pages is not None:
-                    await run.history.read_unfinished(FORGOTTEN)
                 if run.history.saved or run.history.pages is not None:
-                    await restore_workspace(run)
+                    await _restore(run)
                 value = await self._call(run, execution)
                 if run.stop_reason is None:  # a handler that was stopped has no result, whatever it returns
                     data, value = task.result.encode("task", task.name, value)
@@ -129,6 +127,12 @@ class HandlerCall:
             error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
             error.__cause__ = cause
         return after_error(error, task.retry, run.history.counters, run.envelope.options.max_attempts)
+
+
+async def _restore(run: Run) -> None:
+    """Read what the handler needs at once of a checkpoint, and restore its files."""
+    await run.history.read_unfinished(FORGOTTEN)
+    await restore_workspace(run)
 
 
 def _check_lost(run: Run) -> None:

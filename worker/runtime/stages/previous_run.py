@@ -21,6 +21,7 @@ from ....queues.keys import Namespace
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
 from ...durable.continuation import HANDING
+from ...durable.ended_task import ON_END
 from ...durable.run import Run, goal_of
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
@@ -34,7 +35,7 @@ from ...log import LineLimit, log_wait, logger
 from ..outcome import Cancelled, Outcome
 from .execution import Execution
 
-_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, VERSION)
+_READ_FIRST: Final = (RECEIVED, HANDOFF, HANDING, SNAPSHOT, TOOLS, VERSION, ON_END)
 """Saved values that are needed before the handler starts, also of a large checkpoint."""
 
 
@@ -59,7 +60,12 @@ class LoadHistory:
             namespace = Namespace(run.delivery.partition.namespace)
             confirm = partial(confirm_successor, self._gateway, namespace, source)
             await retry_while_unavailable(confirm, on_wait=log_wait(f"task {run.id}"))
-        return Cancelled(run.history.counters) if run.history.cancel else None
+        if not run.history.cancel:
+            return None
+        cleans_up = run.envelope.on_end or ON_END in run.history.saved
+        if cleans_up and run.envelope.task not in run.app_tasks:
+            return None  # it returns to the queue, for a worker that can enqueue its clean-up task
+        return Cancelled(run.history.counters)
 
 
 class Resume:

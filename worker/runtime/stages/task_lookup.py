@@ -32,6 +32,7 @@ from ....queues.security.redaction import Redaction
 from ....queues.security.secret_arguments import secret_values
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.large_values import REFERENCE, read_arguments
+from ...durable.ended_task import ON_END
 from ...durable.run import Run
 from ...durable.stop_reasons import StopReason
 from ...errors import ArtifactError, InvalidArguments, UnknownTask, WrongApp
@@ -60,6 +61,8 @@ class FindTask:
             execution.task = task
             if task.version > 1:
                 execution.run.set_version(task.version, new=True)
+            if task.on_end is not None:
+                execution.run.mark(ON_END)
             if task.strict_order:
                 execution.run.keep_order()
             return None
