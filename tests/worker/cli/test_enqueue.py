@@ -12,6 +12,7 @@ import anyio
 import pytest
 import redis
 from perdure import App, Context, Settings
+from perdure.queues.catalog import read_catalog
 from perdure.worker.cli.support.output import Bar
 
 from tests.support.command_line import Answer, call
@@ -390,7 +391,8 @@ async def test_a_task_that_no_live_worker_has_is_warned_of(settings: Settings) -
     async def monthly_report(ctx: Context) -> None: ...
 
     async def is_published(name: str) -> bool:
-        return name in {task.name for task in (await present.producer.catalog()).all_versions}
+        catalog = await read_catalog(present.producer.gateway, present.producer.namespace)
+        return name in {task.name for task in catalog.all_versions}
 
     async with former, present:
         async with running_worker(former):

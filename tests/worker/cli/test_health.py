@@ -156,7 +156,7 @@ def test_a_worker_whose_loop_is_blocked_fails_its_probes(folder: Path, unused_tc
 
 
 def test_a_worker_whose_loop_is_blocked_is_listed_as_blocked_and_forgotten_when_it_is_killed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERDURE_STALL_LIMIT", "60")
     monkeypatch.setenv("PERDURE_LEASE", "3")
@@ -179,6 +179,8 @@ def test_a_worker_whose_loop_is_blocked_is_listed_as_blocked_and_forgotten_when_
     (folder / "go on").touch()
     with Running("worker", "run", "tasks:app", "--no-supervisor", cwd=folder):
         until(lambda: call("task", "show", task_id, "--json").json["state"] == "succeeded", "the task is resumed")
+        with redis.Redis.from_url(redis_url) as client:
+            client.hincrby(Namespace(namespace_name).worker(info["id"]), "seen", -60_000)  # as if a minute had passed
         until(lambda: health() == ["ready"], "the lost worker is forgotten")
 
 
