@@ -29,7 +29,7 @@ class Walk:
     """A random sequence of acts, and what is known to follow from them."""
 
     def __init__(
-        self, gateway: Gateway, partition: Partition, producer: Producer, crew: list[Consumer], seed: int
+        self, gateway: Gateway, partition: Partition, producer: Producer, crew: dict[str, Consumer], seed: int
     ) -> None:
         self.gateway = gateway
         self.partition = partition
@@ -98,10 +98,10 @@ class Walk:
         return f"enqueue {task_id} delay={delay}"
 
     async def read(self) -> str:
-        reader = self.dice.choice(self.crew)
-        for delivery in await read(reader, self.dice.randint(1, 3)):
+        reader = self.dice.choice(sorted(self.crew))
+        for delivery in await read(self.crew[reader], self.dice.randint(1, 3)):
             self._begin(delivery)
-        return f"read by {reader._worker}"
+        return f"read by {reader}"
 
     def _begin(self, delivery: Delivery) -> str:
         (task_id,) = ids([delivery])
@@ -111,23 +111,23 @@ class Walk:
         return task_id
 
     async def claim(self) -> str:
-        claimer = self.dice.choice(self.crew)
+        claimer = self.dice.choice(sorted(self.crew))
         owners = {entry: owner for entry, owner, _, _ in await pending(self.gateway, self.partition)}
-        _, claimed = await claimer.claim(self.partition, "0-0", self.dice.randint(1, 4))
+        _, claimed = await self.crew[claimer].claim(self.partition, "0-0", self.dice.randint(1, 4))
         for delivery in claimed:
             task_id = self._begin(delivery)
             self.crashes[task_id] += owners[delivery.entry] != RELEASED
             history = await load_history(self.gateway, delivery, task_id)
             assert history.counters.crashes == self.crashes[task_id], self.trail[-12:]
-        return f"claim by {claimer._worker}: {ids(claimed)}"
+        return f"claim by {claimer}: {ids(claimed)}"
 
     async def recover(self) -> str:
         """A worker takes what is pending on it with a new fence, as after a lost reply."""
-        one = self.dice.choice(self.crew)
-        recovered = await one.recover_own(self.partition)
+        name = self.dice.choice(sorted(self.crew))
+        recovered = await self.crew[name].recover_own(self.partition)
         for delivery in recovered:
             self._begin(delivery)
-        return f"recover by {one._worker}: {ids(recovered)}"
+        return f"recover by {name}: {ids(recovered)}"
 
     async def act(self) -> str:
         if not self.deliveries:
@@ -205,17 +205,17 @@ class Walk:
         return f"purge {letter.id}: {done}"
 
     async def leave(self) -> str:
-        leaver = self.dice.choice(self.crew)
-        await leaver.leave()
+        leaver = self.dice.choice(sorted(self.crew))
+        await self.crew[leaver].leave()
         for task_id, delivery in list(self.current.items()):
-            if delivery.worker == leaver._worker:
+            if delivery.worker == leaver:
                 del self.current[task_id]
-        return f"leave by {leaver._worker}"
+        return f"leave by {leaver}"
 
     async def look(self) -> str:
         """What must not change anything, at whatever moment."""
-        one = self.dice.choice(self.crew)
-        await self.unchanged(lambda: one.remove_idle_consumers(self.partition, -1.0, present=[]))
+        worker = self.crew[self.dice.choice(sorted(self.crew))]
+        await self.unchanged(lambda: worker.remove_idle_consumers(self.partition, -1.0, present=[]))
         await self.unchanged(lambda: trim_letters(self.gateway, self.partition, 3600.0))
         return "look"
 
@@ -223,7 +223,7 @@ class Walk:
         """Whatever state it was left in, the work can be brought to its end."""
         await make_due(self.gateway, self.partition, *self.tasks)
         await promote_due(self.gateway, self.partition)
-        last = self.crew[0]
+        last = self.crew["w0"]
         for delivery in [*await claim_all(last), *await read(last, 1000)]:
             await SETTLING["succeed"](self.gateway, delivery, self._begin(delivery))
         found = await all_places(self.gateway, self.partition, self.tasks)
@@ -243,7 +243,7 @@ class Walk:
 async def test_a_task_is_always_in_one_place(
     gateway: Gateway, partition: Partition, producer: Producer, seed: int
 ) -> None:
-    crew = [await worker(gateway, partition, name=f"w{n}", lease=0.0) for n in range(3)]
+    crew = {name: await worker(gateway, partition, name=name, lease=0.0) for name in ("w0", "w1", "w2")}
     walk = Walk(gateway, partition, producer, crew, seed)
     for _ in range(ACTS):
         await walk.step()

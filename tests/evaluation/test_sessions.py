@@ -12,6 +12,7 @@ from perdure import App, Settings
 from tests.support.paths import PROGRAMS
 from tests.support.processes import worker_processes
 from tests.support.programs.sessions import conversing
+from tests.support.runs import address_of
 from tests.support.workers import BOUND, redis_command
 
 pytestmark = [pytest.mark.evaluation, pytest.mark.integration, pytest.mark.timeout(1800)]
@@ -29,6 +30,7 @@ async def test_a_session_of_a_thousand_turns_over_twenty_restarts(settings: Sett
     with worker_processes(settings, tmp_path, PROGRAMS / "sessions" / "conversing.py") as workers:
         async with App("conversing", settings=settings) as app:
             session = app.session(app.agent(conversing.Talker, name="talker"), "user-42")
+            address = address_of(app, "talker", session)
             worker = await workers.start().ready()
             digest, kills = "", 0
             for number in range(TURNS):
@@ -53,7 +55,7 @@ async def test_a_session_of_a_thousand_turns_over_twenty_restarts(settings: Sett
                 if not restarted:
                     seconds.append(time.monotonic() - started)
                 if number in (99, TURNS - 1):
-                    sizes.append(int(await redis_command(app, "HSTRLEN", session._address.session, "state")))
+                    sizes.append(int(await redis_command(app, "HSTRLEN", address.session, "state")))
             history = [(one.turn, one.role, one.content) async for one in session.history()]
             first = history[0][0]
             assert KEPT <= TURNS + 1 - first <= KEPT + 100
@@ -67,8 +69,8 @@ async def test_a_session_of_a_thousand_turns_over_twenty_restarts(settings: Sett
             record = await session.record()
             assert (record.status, record.ended, record.sent) == ("idle", TURNS, TURNS)
             early, late = statistics.median(seconds[50:150]), statistics.median(seconds[-100:])
-            memory = int(await redis_command(app, "MEMORY", "USAGE", session._address.session))
-            log = int(await redis_command(app, "MEMORY", "USAGE", session._address.history))
+            memory = int(await redis_command(app, "MEMORY", "USAGE", address.session))
+            log = int(await redis_command(app, "MEMORY", "USAGE", address.history))
             print(
                 f"\n{TURNS} turns, {RESTARTS} restarts ({kills} by SIGKILL); steps run again: {len(noted) - TURNS}"
                 f"\nmedian of a turn: {early * 1000:.1f} ms (turns 50 to 150), {late * 1000:.1f} ms (the last 100)"

@@ -48,10 +48,10 @@ def long_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gateway, "timings", GatewayTimings(block=600.0))
 
 
-def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:
-    """Create a worker with a connection of its own, as in the runtime. The caller closes its reader."""
+def blocking(gateway: Gateway, *partitions: Partition) -> tuple[Consumer, SingleNodeReader]:
+    """Create a worker with a connection of its own, as in the runtime. The caller closes the reader."""
     reading = SingleNodeReader(gateway, gateway.blocking_connection(partitions[0].ready), "a")
-    return Consumer(gateway, reading, partitions, "a", 60.0, Leases())
+    return Consumer(gateway, reading, partitions, "a", 60.0, Leases()), reading
 
 
 # reading
@@ -133,7 +133,7 @@ async def test_a_blocking_read_ends_when_a_message_arrives(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
-    a = blocking(gateway, partition)
+    a, reader = blocking(gateway, partition)
     await a.create_groups()
     waiting = asyncio.create_task(a.read(1, block=BOUND))
     await until_blocked(gateway, partition)
@@ -142,26 +142,26 @@ async def test_a_blocking_read_ends_when_a_message_arrives(
     taken = await waiting
     assert time.monotonic() - began < 2
     assert ids(taken.deliveries) == [handle.id]
-    await a._reader.close()
+    await reader.close()
 
 
 async def test_a_blocking_read_ends_at_its_timeout(
     gateway: Gateway, namespace: Namespace, partition: Partition
 ) -> None:
     needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
-    a = blocking(gateway, partition)
+    a, reader = blocking(gateway, partition)
     await a.create_groups()
     began = time.monotonic()
     assert (await a.read(1, block=0.05)).deliveries == []
     assert time.monotonic() - began >= 0.05
-    await a._reader.close()
+    await reader.close()
 
 
 async def test_a_blocking_read_can_be_interrupted(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, "CLIENT UNBLOCK is not there")
-    a = blocking(gateway, partition)
+    a, reader = blocking(gateway, partition)
     await a.create_groups()
     waiting = asyncio.create_task(a.read(1, block=BOUND))
     await until_blocked(gateway, partition)
@@ -169,14 +169,14 @@ async def test_a_blocking_read_can_be_interrupted(
     assert (await asyncio.wait_for(waiting, BOUND / 2)).deliveries == []
     handle = await producer.enqueue("t", queue="default")
     assert ids((await a.read(1, block=BOUND)).deliveries) == [handle.id]
-    await a._reader.close()
+    await reader.close()
 
 
 async def test_a_reader_whose_connection_was_killed_raises_and_reads_again(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, "there is no connection to kill")
-    a = blocking(gateway, partition)
+    a, reader = blocking(gateway, partition)
     await a.create_groups()
     waiting = asyncio.create_task(a.read(1, block=BOUND))
     blocked = await until_blocked(gateway, partition)
@@ -185,7 +185,7 @@ async def test_a_reader_whose_connection_was_killed_raises_and_reads_again(
         await asyncio.wait_for(waiting, BOUND / 2)
     handle = await producer.enqueue("t", queue="default")
     assert ids((await a.read(1, block=BOUND)).deliveries) == [handle.id]
-    await a._reader.close()
+    await reader.close()
 
 
 async def test_a_blocking_read_continues_after_its_stream_was_deleted(
@@ -193,7 +193,7 @@ async def test_a_blocking_read_continues_after_its_stream_was_deleted(
 ) -> None:
     """It was deleted, or moved to another node of a cluster."""
     needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
-    a = blocking(gateway, partition)
+    a, reader = blocking(gateway, partition)
     await a.create_groups()
     waiting = asyncio.create_task(a.read(1, block=BOUND))
     await until_blocked(gateway, partition)
@@ -203,7 +203,7 @@ async def test_a_blocking_read_continues_after_its_stream_was_deleted(
     while not taken.deliveries:
         taken = await a.read(1, block=BOUND)
     assert ids(taken.deliveries) == [handle.id]
-    await a._reader.close()
+    await reader.close()
 
 
 async def until_blocked(gateway: Gateway, partition: Partition) -> str:

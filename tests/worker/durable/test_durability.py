@@ -15,6 +15,7 @@ from perdure.queues.transport.scripts import Script
 from perdure.worker.durable import checkpoint_writer
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 
+from tests.support.runs import current_run
 from tests.support.workers import (
     BOUND,
     Gate,
@@ -313,10 +314,10 @@ async def test_what_one_put_has_is_never_split(app: App, writes: Writes, monkeyp
 
     @app.task
     async def job(ctx: Context) -> None:
-        recorder = ctx._run.recorder
+        recorder = current_run(ctx).recorder
         for value, count in enumerate(puts):
             await recorder.put(*[Entry(Kind.SAVED, f"put {value}", b"")] * count, wait=False)
-        await ctx._run.flush()
+        await current_run(ctx).flush()
 
     handle = await job.enqueue()
     await work_off(app)

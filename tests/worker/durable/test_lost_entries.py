@@ -16,6 +16,7 @@ from perdure.queues.delivery.checkpoint import Entry, Written
 from perdure.worker.durable import checkpoint_writer
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 
+from tests.support.runs import current_run
 from tests.support.workers import (
     bounded,
     history,
@@ -221,7 +222,7 @@ async def test_a_run_keeps_a_bounded_number_of_entries(monkeypatch: pytest.Monke
 
     @app.task
     async def job(ctx: Context) -> None:
-        recorder = ctx._run.recorder
+        recorder = current_run(ctx).recorder
 
         def count() -> None:
             kept.append(len(recorder._kept_before) + len(recorder._kept))
@@ -263,10 +264,10 @@ async def test_many_lost_entries_are_sent_again_in_bounded_writes(app: App, monk
         for value in range(50):
             await ctx.step(f"s{value}", call, value)
             if value == 10:
-                await ctx._run.flush()
+                await current_run(ctx).flush()
                 await loss.keep(ctx.task_id)
             elif value == 40:
-                await ctx._run.flush()
+                await current_run(ctx).flush()
                 await loss.lose(ctx.task_id)
                 writes.clear()
 
@@ -286,7 +287,7 @@ async def test_a_message_that_redis_hands_out_again_gets_a_new_fence(app: App) -
 
     @app.task
     async def job(ctx: Context) -> int:
-        starts.append(ctx._run.delivery.count)
+        starts.append(current_run(ctx).delivery.count)
         if len(starts) == 1:
             first.set()
             await asyncio.Event().wait()

@@ -13,6 +13,7 @@ from perdure.queues.sessions.removal import finish_forgetting
 from perdure.queues.sessions.turns import enqueue_turn
 from perdure.worker.session import Session
 
+from tests.support.runs import address_of
 from tests.support.workers import redis_command, running_worker, wait_until, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.app(lease=30.0)]
@@ -88,8 +89,8 @@ async def test_a_forgotten_session_leaves_nothing_of_its_turns(app: App) -> None
     await work_off(app)
     assert len([key for key in await stored(app) if ":dead" in key]) == 1
     assert await session.forget()
-    assert await stored(app, "8151", session._address.digest) == []
-    assert await stored(app, app.session(Listener, "bob")._address.digest) != []
+    assert await stored(app, "8151", address_of(app, "listener", session).digest) == []
+    assert await stored(app, address_of(app, "listener", app.session(Listener, "bob")).digest) != []
     assert not await session.forget()
 
 
@@ -135,7 +136,7 @@ async def test_a_worker_deletes_what_a_dead_caller_has_left(app: App, monkeypatc
     assert any(":turn-" in key for key in await stored(app))
     await finish_forgetting(app.producer.gateway, app.producer.namespace)
     assert await stored(app) == []
-    assert await redis_command(app, "EXISTS", session._address.partition.forgotten) == 0
+    assert await redis_command(app, "EXISTS", address_of(app, "listener", session).partition.forgotten) == 0
 
 
 @pytest.mark.parametrize("ends", ["settled", "cut off", "cancelled"])
@@ -156,7 +157,7 @@ async def test_the_task_of_a_forgotten_turn_that_is_stored_late_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(Gateway, "command", slow)
-        await enqueue_turn(gateway, session._address, turn)
+        await enqueue_turn(gateway, address_of(app, "listener", session), turn)
     assert await stored(app) != []
     if ends == "cancelled":
         handle = await app.producer.find(str(turn))

@@ -29,24 +29,16 @@ from perdure.queues.sessions.errors import SessionFailed, SessionIdle, SessionNo
 from perdure.queues.sessions.record import SessionAddress, SessionCorrection, SessionMessage, parse_turn_id
 from perdure.queues.sessions.removal import forget_idle_sessions, forget_task
 from perdure.queues.sessions.turns import SessionTurnEnd, check_session, due_sessions, end_turn, store_correction
-from perdure.worker.durable.run import Run
-from perdure.worker.durable.steps.current import CURRENT_RUN
 from perdure.worker.errors import BadSnapshot, StateMismatch
 from perdure.worker.journal.history import CannotCorrect, state_at
 from perdure.worker.journal.snapshot import encode_snapshot
 from perdure.worker.session import Session, TurnHandle
 from pydantic import Field
 
+from tests.support.runs import address_of, current_run
 from tests.support.workers import letter, redis_command, running_worker, wait_until, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("sessions", check_state=True, lease=30.0)]
-
-
-def current_run(ctx: Context) -> Run:
-    run = CURRENT_RUN.get()
-    assert run is not None
-    assert run.id == ctx.task_id
-    return run
 
 
 class Notes(AgentState):
@@ -90,10 +82,6 @@ def app(app: App) -> App:
     Assistant.broken = True
     app.agent(Assistant, retry=Retry(max_attempts=1))
     return app
-
-
-def address_of(session: Session[Any]) -> SessionAddress:
-    return session._address
 
 
 async def replay_turn(app: App, turn: TurnHandle) -> None:
@@ -142,7 +130,7 @@ async def test_an_idle_session_has_no_task_and_is_continued_by_another_worker(ap
 async def test_a_turn_whose_claim_redis_has_lost_waits_until_it_is_claimed_again(app: App, lost: str) -> None:
     """A sender repeats the write of the task after a failover, and the replica does not have the claim before it."""
     session = app.session(Assistant, "user-42", user="ada")
-    key = address_of(session).session
+    key = address_of(app, "assistant", session).session
     turn = await session.send("message" if lost == "before the run" else f"lose {key}")
     if lost == "before the run":
         await redis_command(app, "HSET", key, "turn", 0)
@@ -163,7 +151,7 @@ async def test_a_turn_whose_claim_redis_has_lost_waits_until_it_is_claimed_again
 async def test_a_turn_has_the_message_of_the_session_if_redis_lost_the_one_of_its_task(app: App) -> None:
     """A failover loses a message between the write of it and that of its task; the next one gets its number."""
     session = app.session(Assistant, "user-42", user="ada")
-    key = address_of(session).session
+    key = address_of(app, "assistant", session).session
     await session.send("first")
     await work_off(app)
     before = [part for pair in (await raw_fields(app, key)).items() for part in pair]
@@ -373,9 +361,8 @@ async def test_a_cancelled_turn_is_passed_over(app: App) -> None:
         await cancelled.result(5)
 
 
-async def make_due(app: App, session: Session[Any]) -> None:
+async def make_due(app: App, address: SessionAddress) -> None:
     """Let the time at which a worker looks at the session pass."""
-    address = address_of(session)
     await redis_command(app, "ZADD", address.partition.due, "XX", 1, address.digest)
 
 
@@ -386,10 +373,11 @@ async def test_the_task_of_a_turn_is_stored_by_a_worker_if_the_sender_died(app: 
     for key in (partition.record(turn.task_id), partition.ready):  # as if the sender had died before it stored the task
         await redis_command(app, "DEL", key)
     assert await due_sessions(app.producer.gateway, app.producer.namespace) == []
-    await make_due(app, session)
-    assert await due_sessions(app.producer.gateway, app.producer.namespace) == [address_of(session)]
-    await check_session(app.producer.gateway, address_of(session))
-    await check_session(app.producer.gateway, address_of(session))
+    address = address_of(app, "assistant", session)
+    await make_due(app, address)
+    assert await due_sessions(app.producer.gateway, app.producer.namespace) == [address]
+    await check_session(app.producer.gateway, address)
+    await check_session(app.producer.gateway, address)
     assert await redis_command(app, "XLEN", partition.ready) == 1
     await work_off(app)
     assert await turn.result(5) == "ada (none) said 1 things in 1 messages"
@@ -435,7 +423,7 @@ async def test_a_late_end_of_a_turn_changes_nothing(app: App) -> None:
     before, first = await session.record(), parse_turn_id(turns[0].task_id)
     assert first is not None
     late = SessionTurnEnd("answered", b'"late"', encode_snapshot({"said": ["late"]}, 1, "assistant"))
-    assert await end_turn(app.producer.gateway, address_of(session), first, late)
+    assert await end_turn(app.producer.gateway, address_of(app, "assistant", session), first, late)
     assert await session.record() == before
     assert await turns[0].result(5) == "ada (none) said 1 things in 1 messages"
 
@@ -451,7 +439,7 @@ async def test_a_forgotten_session_leaves_nothing_and_a_new_one_starts_from_noth
         await running.result(5)
     with pytest.raises(SessionNotFound):
         await contents(session)
-    address = address_of(session)
+    address = address_of(app, "assistant", session)
     for key in (*address.keys,):
         assert await redis_command(app, "EXISTS", key) == 0
     turn = await session.send("three")
@@ -468,7 +456,7 @@ async def test_an_idle_session_is_deleted_after_its_retention_and_a_running_one_
     gateway, namespace = app.producer.gateway, app.producer.namespace
     assert await forget_idle_sessions(gateway, namespace, 3600) == 0
     for one in (idle, busy):
-        address = address_of(one)
+        address = address_of(app, "assistant", one)
         await redis_command(app, "ZADD", address.partition.timeline, 1, address.digest)
         await redis_command(app, "HSET", address.session, "at", 1)
     assert await forget_idle_sessions(gateway, namespace, 3600) == 1
@@ -491,17 +479,17 @@ async def test_a_commitment_that_falls_due_starts_a_turn_if_the_agent_asks_for_i
         return await due_sessions(app.producer.gateway, app.producer.namespace)
 
     await wait_until(due, "the commitment fell due")
-    assert await due() == [address_of(session)]
-    await check_session(app.producer.gateway, address_of(quiet))
-    await check_session(app.producer.gateway, address_of(session))
-    await check_session(app.producer.gateway, address_of(session))
+    assert await due() == [address_of(app, "caller", session)]
+    await check_session(app.producer.gateway, address_of(app, "assistant", quiet))
+    await check_session(app.producer.gateway, address_of(app, "caller", session))
+    await check_session(app.producer.gateway, address_of(app, "caller", session))
     await work_off(app)
     found = await contents(session)
     assert [one[:2] for one in found] == [(1, "user"), (1, "assistant"), (2, "system"), (2, "assistant")]
     assert found[2][2].startswith("A commitment fell due at 20")
     assert "\n" not in found[2][2]
     assert "call # back" in found[2][2]
-    assert await redis_command(app, "ZCARD", address_of(session).partition.due) == 0
+    assert await redis_command(app, "ZCARD", address_of(app, "caller", session).partition.due) == 0
     assert (await quiet.record()).ended == 1
 
 
@@ -510,12 +498,12 @@ async def test_a_state_of_a_later_version_fails_the_turn_and_stays(app: App) -> 
     await session.send("one")
     await work_off(app)
     later = b'{"v":99,"n":1,"agent":"assistant","state":{}}'
-    await redis_command(app, "HSET", address_of(session).session, "state", later)
+    await redis_command(app, "HSET", address_of(app, "assistant", session).session, "state", later)
     turn = await session.send("two")
     await work_off(app)
     with pytest.raises(TaskFailed, match="it has version 99; this version of Perdure reads up to 1"):
         await turn.result(5)
-    assert await redis_command(app, "HGET", address_of(session).session, "state") == later
+    assert await redis_command(app, "HGET", address_of(app, "assistant", session).session, "state") == later
     with pytest.raises(BadSnapshot, match="it has version 99"):
         await session.state()
 
@@ -539,8 +527,9 @@ async def test_a_turn_that_continues_as_another_task_ends_with_its_result(app: A
     again, other, last = [await session.send(text) for text in ("again", "translate", "one")]
     await work_off(app)
     assert await again.result(5) == "ada (none) said 1 things in 1 messages"
-    await make_due(app, session)  # the function is no agent of the session: a worker finds its result
-    await check_session(app.producer.gateway, address_of(session))
+    address = address_of(app, "router", session)
+    await make_due(app, address)  # the function is no agent of the session: a worker finds its result
+    await check_session(app.producer.gateway, address)
     assert await other.result(5) == "HELLO"
     await work_off(app)
     assert await last.result(5) == "ada (none) said 2 things in 3 messages"
@@ -574,7 +563,7 @@ async def test_a_state_of_another_agent_is_refused_and_stays(app: App) -> None:
     await session.send("one")
     await work_off(app)
     other = encode_snapshot({"goal": "x", "user": "eve"}, 1, "helper")
-    await redis_command(app, "HSET", address_of(session).session, "state", other)
+    await redis_command(app, "HSET", address_of(app, "assistant", session).session, "state", other)
     problem = "it belongs to agent 'helper', not to 'assistant'"
     with pytest.raises(BadSnapshot, match=problem):
         await session.state()
@@ -584,7 +573,7 @@ async def test_a_state_of_another_agent_is_refused_and_stays(app: App) -> None:
     await work_off(app)
     with pytest.raises(TaskFailed, match=problem):
         await turn.result(5)
-    assert await redis_command(app, "HGET", address_of(session).session, "state") == other
+    assert await redis_command(app, "HGET", address_of(app, "assistant", session).session, "state") == other
 
 
 async def test_the_history_keeps_the_latest_turns_of_a_session(settings: Settings) -> None:

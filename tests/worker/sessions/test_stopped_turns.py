@@ -12,6 +12,7 @@ from perdure.context import Commitment
 from perdure.worker.runtime.shared_settings import WorkerTimings
 from pydantic import Field
 
+from tests.support.runs import address_of
 from tests.support.workers import redis_command, running_worker, wait_until, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("test", lease=30.0)]
@@ -127,16 +128,17 @@ async def test_the_end_of_a_turn_that_redis_has_lost_is_rebuilt_from_its_task(
 ) -> None:
     """Session and task are in two slots: a failover may lose the end of the turn, and keep the outcome of its task."""
     session = app.session(Patient, "ada")
-    key, due = session._address.session, session._address.partition.due
+    address = address_of(app, "patient", session)
+    key, due = address.session, address.partition.due
     first = await session.send("promise")
     found = await redis_command(app, "HGETALL", key)
     before = [part for pair in found.items() for part in pair] if isinstance(found, dict) else found
     await work_off(app)
-    state, wake = await session.state(), await redis_command(app, "ZSCORE", due, session._address.digest)
+    state, wake = await session.state(), await redis_command(app, "ZSCORE", due, address.digest)
     note = await redis_command(app, "HGET", key, "wake")
-    await redis_command(app, "DEL", key, session._address.history)
+    await redis_command(app, "DEL", key, address.history)
     await redis_command(app, "HSET", key, *before)
-    await redis_command(app, "ZADD", due, 1, session._address.digest)
+    await redis_command(app, "ZADD", due, 1, address.digest)
     monkeypatch.setattr(Worker, "timings", WorkerTimings(clean_interval=0.02, clean_lock=0.02))
 
     async def ended() -> bool:
@@ -146,7 +148,7 @@ async def test_the_end_of_a_turn_that_redis_has_lost_is_rebuilt_from_its_task(
         await wait_until(ended, "a worker ended the turn")
     assert await session.state() == state
     assert state.said == ["promise"]
-    assert await redis_command(app, "ZSCORE", due, session._address.digest) == wake
+    assert await redis_command(app, "ZSCORE", due, address.digest) == wake
     assert await redis_command(app, "HGET", key, "wake") == note
     assert b"call ada" in note
     assert await first.result(5) == ["promise"]

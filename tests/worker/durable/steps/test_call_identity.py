@@ -12,6 +12,7 @@ import pytest
 from perdure import App, Context, Retry, TaskFailed, TaskHandle
 from perdure.deadletter.policy import Reason
 
+from tests.support.runs import current_run
 from tests.support.workers import (
     bounded,
     history,
@@ -98,7 +99,7 @@ async def test_a_send_that_was_cut_off_is_repeated_under_its_own_id(app: App, or
 
         await in_turn(branch, ORDERS["the same" if ctx.attempt == 1 else order])
         if ctx.attempt == 1:  # records of the sends, by number
-            partition = ctx._run.delivery.partition
+            partition = current_run(ctx).delivery.partition
             lost = ["d:#send" if n == 0 else f"d:#send#{n + 1}" for n in unrecorded]
             await redis_command(app, "HDEL", partition.steps(ctx.task_id), *lost)
 
@@ -203,8 +204,8 @@ async def test_records_of_earlier_versions_are_found_by_order(app: App, concurre
         else:
             found = [await act(number) for number in range(3)]
         if ctx.attempt == 1:
-            steps = ctx._run.delivery.partition.steps(ctx.task_id)
-            await ctx._run.flush()
+            steps = current_run(ctx).delivery.partition.steps(ctx.task_id)
+            await current_run(ctx).flush()
             for field, value in (await recorded_steps(app, handle)).items():
                 former = b"{}\n" + value.partition(b"\n")[2]
                 await redis_command(app, "HSET", steps, field, former)

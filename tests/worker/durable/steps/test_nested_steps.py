@@ -12,6 +12,7 @@ from perdure import App, Context, Middleware, Retry, Settings, StepCall, current
 from perdure.worker.durable.middleware import CallNext
 from perdure.worker.errors import StepOutsideTask
 
+from tests.support.runs import current_run
 from tests.support.workers import bounded, history, recorded_steps, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.app("nested")]
@@ -202,7 +203,7 @@ async def test_a_stopping_worker_waits_for_a_recorded_step_within_a_step(app: Ap
     @app.task
     async def job(ctx: Context) -> str:
         async def outer() -> str:
-            ctx._run.request_stop()
+            current_run(ctx).request_stop()
             return await ctx.options(nested="record").step("inner", "a".upper)
 
         return await ctx.step("outer", outer)

@@ -16,6 +16,7 @@ from perdure.worker.durable.steps.current import AlreadyDone
 from perdure.worker.journal.resumption import Resumption
 from pydantic import SecretStr
 
+from tests.support.runs import current_run
 from tests.support.stored_data import everything
 from tests.support.workers import (
     bounded,
@@ -149,7 +150,7 @@ async def test_a_note_costs_one_command_per_call(
     async def job(ctx: Context) -> None:
         async def fetch(number: int) -> int:
             for _ in range(3):  # replies come in the order of the commands: a note is stored by then
-                await ctx._run.gateway.command("PING")
+                await current_run(ctx).gateway.command("PING")
             return number
 
         for number in range(10):
