@@ -51,12 +51,13 @@ class LaggingPair:
 
     def __init__(self, program: Path, lag: float) -> None:
         self._lag = lag
-        self._primary = RedisServer(program, ("--save", ""))
+        self._primary = RedisServer(program, ("--save", "", "--repl-diskless-sync-delay", "0"))
         self._primary.start()
-        self._line = DelayedLine(self._primary.socket, lag)
+        self._line = DelayedLine(self._primary.socket)
         self._replica = RedisServer(program, ("--save", "", "--replicaof", "127.0.0.1", str(self._line.port)))
         self._replica.start()
         wait_for_copy(self._replica)
+        self._line.delay = lag
 
     @property
     def url(self) -> str:
