@@ -18,6 +18,7 @@ from ..queues.security.redaction import Redaction
 from ..queues.transport.gateway import Gateway
 from ..queues.transport.pipelining import Argument
 from ..queues.transport.scripts import load_script
+from ..queues.wording import listed
 from .error_text import error_text, traceback_text
 from .policy import Reason, members_of
 
@@ -64,8 +65,7 @@ def _message_of(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         members = members_of(error)
         texts = [f"{_name_of(member)}: {_message_of(member)}" for member in members[:_MEMBERS]]
-        more = f"; and {len(members) - _MEMBERS:,} more" if len(members) > _MEMBERS else ""
-        return f"{error.message} ({'; '.join(texts)}{more})"
+        return f"{error.message} ({listed(texts, _MEMBERS, '; ', total=len(members))})"
     return error_text(error)
 
 

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..queues.durations import iso_time
 from ..queues.envelope import Envelope, is_task_id, plain_data, readable_envelope
 from ..queues.errors import Refused, UnreadableRecord
 from ..queues.junk import split
@@ -21,6 +20,7 @@ from ..queues.security.encryption import NO_CIPHER, TaskCipher, is_encrypted
 from ..queues.security.secret_arguments import SecretPaths, mask, read_secret_paths
 from ..queues.transport.gateway import Gateway
 from ..queues.transport.scripts import pairs
+from ..queues.wording import iso_time
 from .policy import Reason
 
 PAGE: Final = 200

@@ -12,6 +12,7 @@
 | `pubsub` | notifications that wake waiters |
 | `envelope`, `keys`, `errors` | wire format; key names; error tree |
 | `defaults`, `durations` | PERDURE_* defaults; durations and points in time |
+| `wording` | times, durations, counts and lists in texts |
 | `shared_config`, `runtime` | settings that workers share; clock, threads and randomness, which a simulation replaces |
 | `json_form`, `schemas` | what becomes of a value as JSON; published schemas, read within bounds |
 | `junk` | what other programs wrote |

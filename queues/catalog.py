@@ -22,6 +22,7 @@ from .keys import Namespace, check_name, is_name
 from .presence import WorkerInfo
 from .schemas import UnusableSchema, check_schema, find_problems
 from .transport.gateway import Gateway
+from .wording import listed
 
 KEPT: Final = 30 * 86_400
 """TTL of an entry in seconds."""
@@ -92,8 +93,7 @@ class CatalogTask:
                 "task unchecked, and see 'perdure task catalog' for what is published"
             ) from None
         if problems:
-            more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-            raise CatalogError(f"task {self.name!r}: {'; '.join(problems[:3])}{more}")
+            raise CatalogError(f"task {self.name!r}: {listed(problems, 3, '; ')}")
 
 
 class AppEntry:

@@ -34,6 +34,7 @@ from .transport.large_results import stored_record
 from .transport.large_values import UPLOAD_ATTEMPTS, FieldUpload, LogUpload, read_arguments, store_with_upload
 from .transport.pipelining import Argument
 from .transport.scripts import pairs, queue_script
+from .wording import listed
 
 _SUCCESSOR = queue_script("enqueue_successor")
 _CONFIRM = queue_script("confirm_successor")
@@ -233,8 +234,7 @@ async def _conflict(
         raise
     except PerdureError:  # of the value store
         return None
-    more = ", ..." if len(names) > _SHOWN_NAMES else ""
-    return f"with other arguments ({', '.join(names[:_SHOWN_NAMES])}{more})"
+    return f"with other arguments ({listed(names, _SHOWN_NAMES)})"
 
 
 def _other_task(stored: Envelope, wanted: Envelope) -> str | None:

@@ -17,9 +17,6 @@ Moment = Duration | datetime
 _LEAST: Final = 0.001
 """Seconds until a datetime that has passed: it stays a wait, and ends at once."""
 
-_LATEST: Final = 253_402_300_799_000
-"""Milliseconds since the epoch of the last second that a datetime can hold."""
-
 
 def to_seconds(duration: Duration, what: str = "a duration") -> float:
     """Return a duration in seconds. Raises `TypeError` for anything that is not one. what: its name, for the error."""
@@ -54,19 +51,3 @@ def _number(seconds: float, what: str) -> float:
     if math.isnan(seconds):
         raise ValueError(f"{what} must be a number of seconds, got {seconds}")
     return seconds
-
-
-def shown_time(at: float) -> str:
-    """Return a time in milliseconds since the epoch as texts show it to people and models, in UTC."""
-    return f"{datetime.fromtimestamp(min(max(at, 0), _LATEST) / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def iso_time(at: int | None) -> str | None:
-    """Return a time in milliseconds since the epoch as ISO 8601 in UTC, for programs."""
-    if at is None:
-        return None
-    return (
-        datetime.fromtimestamp(min(max(at, 0), _LATEST) / 1000, UTC)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )

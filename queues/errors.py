@@ -47,6 +47,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from .wording import listed
+
 __all__ = [
     "BadAddress",
     "CannotResolve",
@@ -334,8 +336,7 @@ class TaskExists(QueueError, ValueError):
         """conflict: how the task with the id differs. others: more ids of the same call for which the same holds."""
         what = f"task {task_id} exists already{conflict and f' {conflict}'}"
         if others:
-            shown = ", ".join(others[:_SHOWN_IDS]) + (", ..." if len(others) > _SHOWN_IDS else "")
-            what += f", and {len(others)} more of these tasks have such a conflict ({shown})"
+            what += f", and {len(others)} more of these tasks have such a conflict ({listed(others, _SHOWN_IDS)})"
         remedy = "call again with the same task and arguments" if conflict else "omit the id"
         super().__init__(f"{what}; nothing was stored: {remedy}, or choose another id")
         self.task_id = task_id

@@ -15,6 +15,7 @@ from .keys import JUNK_ENTRIES, JUNK_TTL_MS, Partition, SessionPartition, junk_k
 from .transport.gateway import Gateway
 from .transport.pipelining import Command
 from .transport.scripts import queue_script
+from .wording import listed
 
 _SET_ASIDE = queue_script("set_aside")
 _SET_KEY_ASIDE = queue_script("set_key_aside")
@@ -94,7 +95,7 @@ async def set_aside(
     args = (kind, JUNK_ENTRIES, JUNK_TTL_MS, _KEPT, *items)
     moved: int = await gateway.run(_SET_ASIDE, [key, partition.junk], args)
     if moved:
-        shown = ", ".join(map(shown_bytes, items[:3])) + (", ..." if len(items) > 3 else "")
+        shown = listed(map(shown_bytes, items), 3)
         _logger.warning(
             "moved %d items of %s to %s, which no part of Perdure wrote: %s", moved, key, partition.junk, shown
         )

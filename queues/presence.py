@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from .durations import iso_time
 from .errors import ServerFull, WrongType
 from .junk import report_once, shown_bytes, split
 from .keys import LEFT_TTL_MS, Namespace
@@ -23,6 +22,7 @@ from .shared_config import SharedConfig, read_seconds
 from .transport.gateway import Gateway
 from .transport.pipelining import Argument
 from .transport.scripts import pairs, queue_script
+from .wording import iso_time
 
 _REGISTER = queue_script("register_worker")
 _READ_WORKERS = queue_script("read_workers")

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import orjson
 
-from .durations import iso_time
 from .envelope import plain_data, readable_envelope
 from .errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
 from .junk import count_of, shown_bytes
@@ -22,6 +21,7 @@ from .transport.gateway import Gateway
 from .transport.large_values import LargeValue
 from .transport.pipelining import Command
 from .transport.scripts import pairs
+from .wording import iso_time
 
 
 class State(StrEnum):

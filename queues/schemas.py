@@ -16,6 +16,8 @@ from urllib.parse import unquote
 
 import orjson
 
+from .wording import listed
+
 SCHEMA_BYTES: Final = 16_384
 """Largest schema, as JSON."""
 
@@ -346,10 +348,9 @@ def _problem(error: Any) -> str:
     elif keyword == "required":
         text = f'"{_name(kind.property)}" is a required property'
     elif keyword in ("additionalProperties", "unevaluatedProperties") and getattr(kind, "unexpected", None):
-        names = ", ".join(f"'{_name(name)}'" for name in kind.unexpected[:3])
-        more = ", ..." if len(kind.unexpected) > 3 else ""
+        names = listed((f"'{_name(name)}'" for name in kind.unexpected), 3)
         were = "was" if len(kind.unexpected) == 1 else "were"
-        text = f"additional properties are not allowed ({names}{more} {were} unexpected)"
+        text = f"additional properties are not allowed ({names} {were} unexpected)"
     elif isinstance(limit := getattr(kind, "limit", None), int | float):
         text = f"the value does not fit {keyword!r}: {limit}"
     else:

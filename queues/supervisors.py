@@ -8,13 +8,13 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from .durations import iso_time
 from .errors import Refused
 from .junk import split
 from .keys import Namespace, is_name
 from .presence import deregister, read_members
 from .transport.gateway import Gateway
 from .transport.scripts import pairs, queue_script
+from .wording import iso_time
 
 _COUNT = queue_script("count_crash")
 _REGISTER = queue_script("register_supervisor")

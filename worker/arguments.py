@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from ..queues.defaults import nearest
 from ..queues.security.secret_arguments import SecretPaths, contains_mask, has_secret, secret_values, unwrap_secrets
+from ..queues.wording import listed
 from .durable.json_types import JsonType, storable, type_problem
 from .durable.value_loss import find_misread, warn_of_losses
 from .errors import InvalidArguments, TaskDefinitionError, describe_problem
@@ -233,6 +234,4 @@ def type_hints(name: str, handler: Callable[..., Any]) -> dict[str, Any]:
 
 def _problem(error: ValidationError) -> str:
     found = error.errors(include_url=False)
-    parts = [describe_problem(one) for one in found[:3]]
-    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-    return "; ".join(parts) + more
+    return listed((describe_problem(problem) for problem in found), 3, "; ")

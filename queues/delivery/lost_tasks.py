@@ -18,6 +18,7 @@ from ..keys import GROUP, Partition
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
 from ..transport.scripts import queue_script
+from ..wording import listed
 
 _PUT_BACK = queue_script("put_back")
 _REPLACE = queue_script("replace_stream")
@@ -103,7 +104,7 @@ async def put_back_lost(gateway: Gateway, partition: Partition, grace: float) ->
         await walk.go(0, known, limited=False)
     await gateway.command("SET", partition.checked, 0 if reached >= known else reached, "PX", _CURSOR_TTL)
     if walk.put_back:
-        shown = ", ".join(walk.shown) + (", ..." if walk.put_back > len(walk.shown) else "")
+        shown = listed(walk.shown, _SHOWN, total=walk.put_back)
         _logger.warning(
             "put %d of the tasks of queue %s, partition %d, back: another program had taken them out of it: %s",
             *(walk.put_back, partition.queue, partition.index, shown),

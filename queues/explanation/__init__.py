@@ -4,7 +4,6 @@
 |---|---|
 | `facts` | what is read of a task, its workers and its queue |
 | `sentences` | a pure function from facts to an `Explanation` |
-| `texts` | durations, times and counts in sentences |
 
 Before a change: an explanation is read by people in trouble. It states what Redis says, and nothing that it does not.
 """

@@ -10,13 +10,12 @@ from ..catalog import CatalogTask
 from ..defaults import MAX_SECONDS
 from ..delivery.lost_tasks import Place
 from ..doubts import Doubt, undecided
-from ..durations import iso_time
 from ..inbox import InboxMessage
 from ..keys import RELEASED, SUSPECTS, is_reserved
 from ..presence import WorkerInfo
 from ..records import State
+from ..wording import ago_text, at_text, clock, counted, in_text, iso_time, short, since_text, span
 from .facts import Facts
-from .texts import ago_text, at_text, clock, in_text, short, since_text, span, times
 
 _MISSED: Final = 0.6
 """Share of the lease without a renewal after which a worker counts as silent: it renews each third."""
@@ -194,7 +193,7 @@ def _scheduled(facts: Facts) -> _Said:
             data = event.data if event is not None and isinstance(event.data, dict) else {}
             cause, text, remedy = returned_by(facts, data)
         case "crash_backoff":
-            text = f"it crashed {times(record.crashes, 'time', 'times')}; it runs again"
+            text = f"it crashed {counted(record.crashes, 'time')}; it runs again"
         case _:
             text = "it was enqueued with a delay; it is due"
     since = record.enqueued_at if event is None else event.at
@@ -238,7 +237,7 @@ def _waiting(facts: Facts) -> _Said:
     text += f" since {clock(since, now)}" if since is not None else ""
     text += f" ({short(str(why))})" if why else ""
     if record.unused:
-        text += f"; {times(record.unused, 'message is', 'messages are')} unread"
+        text += f"; {counted(record.unused, 'message is', 'messages are')} unread"
     if facts.unreadable:
         text += _unreadable(facts.unreadable)
     if until is not None and until <= now:
@@ -346,8 +345,8 @@ def _dead(facts: Facts) -> _Said:
         step = failed_step(facts)
         cause = error_text(facts) + ("" if step is None else f" in step {step!r}")
     text = f"it has been a dead letter since {clock(record.finished_at, now)} ({record.reason}): "
-    text += f"{cause}, after {times(record.attempts, 'attempt', 'attempts')}"
-    text += f" and {times(record.crashes, 'crash', 'crashes')}" if record.crashes else ""
+    text += f"{cause}, after {counted(record.attempts, 'attempt')}"
+    text += f" and {counted(record.crashes, 'crash', 'crashes')}" if record.crashes else ""
     if facts.expires_at is not None:
         text += f"; it is deleted {at_text(facts.expires_at, now)}"
     error = str((record.error or {}).get("error"))
@@ -423,7 +422,7 @@ def next_worker(facts: Facts) -> tuple[str, str, str | None]:
         workers = "worker" if number == 1 else f"{number} workers"
         verb = "is" if slots == 1 else "are"
         return "busy", f"{used} of the {workers} of queue {queue!r} {verb} in use{ahead}", None
-    workers = times(number, "worker serves", "workers serve")
+    workers = counted(number, "worker serves", "workers serve")
     return "ready", f"{workers} queue {queue!r} and will take it{ahead}", None
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..durations import iso_time
 from ..errors import Refused
 from ..junk import shown_bytes
 from ..keys import Namespace, Partition, SessionPartition
 from ..transport.gateway import Gateway
 from ..transport.scripts import pairs
+from ..wording import iso_time
 
 _SHOWN: Final = 4096
 """Most bytes of a part of an item in plain data."""

@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
-from ..durations import iso_time
 from ..envelope import plain_data
 from ..errors import DecryptionError, Refused, UnreadableRecord
 from ..junk import count_of, split
@@ -20,6 +19,7 @@ from ..records import number_of
 from ..security.encryption import MESSAGE, TaskCipher
 from ..transport.gateway import Gateway
 from ..transport.scripts import pairs
+from ..wording import iso_time
 from .errors import SessionNotFound
 
 _MAX_LENGTH: Final = 256

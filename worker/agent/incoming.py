@@ -22,11 +22,11 @@ import anyio
 import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
-from ...queues.durations import shown_time
 from ...queues.errors import PayloadTooLarge, QueueError
 from ...queues.inbox import CORRECTION, InboxMessage, last_message
 from ...queues.pubsub import TaskNotifications
 from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.wording import shown_time
 from ..durable.messaging import InboxOwner, consumed, next_entries, report_unreadable, unread_messages
 from ..durable.run import Run
 from ..errors import StateMismatch

@@ -20,7 +20,7 @@ import orjson
 
 from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
-from ...queues.durations import iso_time, shown_time
+from ...queues.wording import iso_time, shown_time
 from ...queues.errors import PayloadTooLarge
 from ...queues.inbox import CORRECTION, last_message
 from ...queues.transport.backoff import retry_while_unavailable

@@ -10,7 +10,6 @@ from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
-from ...queues.durations import shown_time
 from ...queues.inbox import send_correction
 from ...queues.inspection.views import checkpoint_fields, find_task
 from ...queues.keys import Namespace
@@ -20,6 +19,7 @@ from ...queues.sessions.record import SessionAddress, TurnId, parse_turn_id
 from ...queues.sessions.turns import SessionTurnEnd, begin_turn, end_turn
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
+from ...queues.wording import shown_time
 from ..durable.run import Run
 from ..durable.steps.codec import codec_of
 from ..durable.task_workspace import WORKSPACE, restore_workspace, workspace_link

@@ -20,10 +20,10 @@ from ...queues.delivery.checkpoint import recorded_steps
 from ...queues.doubts import Doubt, read_doubts
 from ...queues.errors import DecryptionError, QueueError, Unavailable
 from ...queues.explanation.sentences import remedy_for
-from ...queues.explanation.texts import short
 from ...queues.keys import Partition
 from ...queues.producer import Producer
 from ...queues.transport.large_results import scan_fields
+from ...queues.wording import short
 from ..journal.step_record import QUESTIONS, StepRecord
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ...queues.durations import iso_time
-from ...queues.explanation.texts import times
 from ...queues.inspection.running import running_tasks
 from ...queues.inspection.views import QueueStats, list_queues, observed_workers, queue_partitions
 from ...queues.presence import WorkerInfo
 from ...queues.producer import Producer
 from ...queues.records import Record
+from ...queues.wording import counted, iso_time
 from .queue import QUEUE_COLUMNS
 from .support.connection import connected, redis_now
 from .support.live import show_live
@@ -87,11 +86,11 @@ def overview_screen(found: Overview, place: str, *, width: int, wide: bool = Fal
     title = f"{iso_time(found.now)}  {place}"
     return Group(
         Text(title, no_wrap=True, overflow="ellipsis"),
-        Text(f"\n{times(len(found.queues), 'queue', 'queues')}", style="bold"),
+        Text(f"\n{counted(len(found.queues), 'queue')}", style="bold"),
         list_table(QUEUE_COLUMNS, found.queues, width=width, wide=wide),
-        Text(f"\n{times(live, 'live worker', 'live workers')}", style="bold"),
+        Text(f"\n{counted(live, 'live worker')}", style="bold"),
         list_table(worker_columns(found.now), found.workers, width=width, wide=wide),
-        Text(f"\n{times(running, 'running task', 'running tasks')}", style="bold"),
+        Text(f"\n{counted(running, 'running task')}", style="bold"),
         list_table(_running_columns(found.now), found.running, width=width, wide=wide),
     )
 

@@ -38,6 +38,7 @@ from ...queues.sessions.record import session_data
 from ...queues.transport.backoff import Backoff, retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ...queues.transport.value_store import Sha256
+from ...queues.wording import listed
 from ..artifacts.store import ArtifactStore, artifact_store
 from ..errors import ArtifactTooLarge, RunStopped, StoreUnavailable, WorkspaceError, WorkspaceTooLarge, first_problem
 from ..journal.agent_events import WorkspaceSaved, saved_link
@@ -239,7 +240,7 @@ class Workspace:
         if not new:
             return
         self._warned.update(new)
-        named = ", ".join(map(repr, new[:_SKIPPED])) + (", ..." if len(new) > _SKIPPED else "")
+        named = listed(map(repr, new), _SKIPPED)
         logger.bind(id=self._run.id).warning(
             "workspace: these links, special files, and names that are too long, too deep in folders, not in UTF-8, or "
             "have control characters are not saved: {}",

@@ -14,6 +14,7 @@ from ...queues.event_log import TaskEvent, walk_events
 from ...queues.inspection.views import checkpoint_fields
 from ...queues.keys import Partition
 from ...queues.transport.gateway import Gateway
+from ...queues.wording import listed
 from ..errors import BadHistory, StateDrift
 from .agent_events import Rewound
 from .event import Event
@@ -323,9 +324,7 @@ def _replaced(held: Any, names: list[str], value: Any, path: str) -> Any:
 
 
 def _listed(names: Mapping[str, Any], without: frozenset[str] = frozenset()) -> str:
-    found = [name for name in names if name not in without]
-    more = len(found) - _MAX_NAMES
-    return (", ".join(map(repr, found[:_MAX_NAMES])) or "nothing") + (f" and {more} more" if more > 0 else "")
+    return listed((repr(name) for name in names if name not in without), _MAX_NAMES) or "nothing"
 
 
 def _check_plan(before: Any, after: Any) -> None:

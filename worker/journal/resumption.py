@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ...queues.durations import shown_time
+from ...queues.wording import shown_time
 from .handoff.budget import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted_text
 from .handoff.document import Handoff
 from .quoting import quoted_line

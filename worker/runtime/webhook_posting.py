@@ -24,6 +24,7 @@ import anyio.to_thread
 import orjson
 
 from ...queues.transport.backoff import Backoff
+from ...queues.wording import listed
 from ..log import logger
 from ..settings import Settings
 
@@ -183,12 +184,8 @@ class WebhookQueue:
     def _report_losses(self) -> None:
         if self._waiting:
             left = [waiting.event.label for waiting in self._waiting.values()]
-            more = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
             logger.warning(
-                "{} webhook events were not posted before the process stopped: {}{}",
-                len(left),
-                ", ".join(left[:_LISTED]),
-                more,
+                "{} webhook events were not posted before the process stopped: {}", len(left), listed(left, _LISTED)
             )
         if self._dropped:
             logger.warning("{} webhook events were dropped because too many waited", self._dropped)

@@ -14,8 +14,8 @@ import orjson
 from anyio.abc import TaskGroup
 
 from ...queues.errors import QueueError
-from ...queues.explanation.texts import times
 from ...queues.runtime import RUNTIME
+from ...queues.wording import counted
 from ..log import logger
 from ..runtime.children.child import Child, ChildCommand, exit_status_text, wait_any
 from ..runtime.children.processes import Children, StallMonitor, health_of
@@ -153,7 +153,7 @@ class Supervisor:
             logger.info(
                 "supervisor {} started: {}, process {}, namespace {} at {}",
                 registry.name,
-                times(config.processes, "worker", "workers"),
+                counted(config.processes, "worker"),
                 RUNTIME.pid(),
                 app.namespace.name,
                 app.address.described,
@@ -203,7 +203,7 @@ class Supervisor:
             child.worker,
             child.pid,
             child.exit_status,
-            times(deliveries, "task", "tasks"),
+            counted(deliveries, "task"),
         )
 
     def _send_alert(self, event: Mapping[str, Any]) -> None:

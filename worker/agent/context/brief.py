@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final
 
-from ....queues.durations import shown_time
+from ....queues.wording import listed, shown_time
 from ...journal.handoff.document import DoubtfulStep
 from ...journal.quoting import quoted_line, quoted_name
 from ...journal.state import AgentState, Commitment, PlanStep, Question, ReplacedStep, StepStatus
@@ -403,8 +403,7 @@ def _keys(plan: Sequence[PlanStep | ReplacedStep], steps: Sequence[PlanStep | Re
 
 def _few(texts: Sequence[str], most: int) -> str:
     """Return the first texts and the number of the others; nothing if none is wanted."""
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return ", ".join(texts[:most]) + more if most else ""
+    return listed(texts, most) if most else ""
 
 
 def _word(text: str) -> str:

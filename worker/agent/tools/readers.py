@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ....queues.durations import shown_time
+from ....queues.wording import shown_time
 from ....queues.event_log import TaskEvent, read_last_events
 from ....queues.inbox import InboxMessage
 from ....queues.sessions.record import parse_turn_id

@@ -22,9 +22,9 @@ from typing import Final
 
 import anyio
 
-from ....queues.explanation.texts import times
 from ....queues.runtime import RUNTIME
 from ....queues.transport.gateway import Gateway
+from ....queues.wording import counted
 from ...app import App
 from ...durable.steps.current import log_fields
 from ...log import add_to_json, configure_process_log, logger
@@ -257,7 +257,7 @@ async def serve(
                 # Nothing else cancels it. The tasks in flight are not released: each counts a crash, the cause too.
                 logger.critical("user code ended the event loop: SystemExit or KeyboardInterrupt in an asyncio task")
                 _exit(1)
-        logger.info("worker {} stopped after {}", worker.id, times(worker.settled, "run", "runs"))
+        logger.info("worker {} stopped after {}", worker.id, counted(worker.settled, "run"))
         code = 0
     finally:
         force_exit(code, lambda: worker.stuck_handlers)

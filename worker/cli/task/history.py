@@ -11,13 +11,13 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from ....queues.durations import iso_time
 from ....queues.event_log import LogTail, read_log_tail
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import resumable_tasks
 from ....queues.presence import list_workers
 from ....queues.producer import Producer
 from ....queues.records import Record, State
+from ....queues.wording import counted, iso_time
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
 from ...journal.archive import read_archived_step
@@ -453,14 +453,14 @@ def advice(task: str, uses: Sequence[VersionUse]) -> list[str]:
             continue
         lowest = min(lowest, use.version)
         if use.live:
-            needs = "task still needs" if use.live == 1 else "tasks still need"
-            found.append(f"{use.live} {needs} {what}, the oldest since {timestamp(use.oldest) or 'an unknown time'}")
+            needs = counted(use.live, "task still needs", "tasks still need")
+            found.append(f"{needs} {what}, the oldest since {timestamp(use.oldest) or 'an unknown time'}")
         if use.dead:
-            letters = "dead letter" if use.dead == 1 else "dead letters"
-            found.append(f"{use.dead} {letters} began with {what}: replay or purge them before its branch is deleted")
+            letters = counted(use.dead, "dead letter")
+            found.append(f"{letters} began with {what}: replay or purge them before its branch is deleted")
         if use.workers:
-            runs = "worker still runs" if use.workers == 1 else "workers still run"
-            found.append(f"{use.workers} {runs} {what}: new tasks may begin with it")
+            runs = counted(use.workers, "worker still runs", "workers still run")
+            found.append(f"{runs} {what}: new tasks may begin with it")
     if lowest == 2:
         found.append(f"the branch for version 1 of {task!r} can be deleted: no live task began with it")
     elif lowest > 2:

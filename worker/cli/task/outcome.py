@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import anyio
 
 from ....queues.errors import TaskOutcome
-from ....queues.explanation.texts import times
 from ....queues.handle import TaskHandle
 from ....queues.producer import Producer
 from ....queues.records import Record, State
+from ....queues.wording import counted
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed
 from ..support.events_text import describe_event, progress_text
@@ -100,7 +100,7 @@ def _spinner(record: Record) -> RenderableType:
 def _outcome(record: Record) -> Text:
     from rich.text import Text
 
-    details = f" after {times(record.attempts, 'attempt', 'attempts')} and {times(record.crashes, 'crash', 'crashes')}"
+    details = f" after {counted(record.attempts, 'attempt')} and {counted(record.crashes, 'crash', 'crashes')}"
     if record.reason:
         details += f", {record.reason}"
     if record.error and record.state is State.DEAD:

@@ -13,7 +13,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ....queues.doubts import resolve_command
-from ....queues.durations import shown_time
+from ....queues.wording import shown_time
 from ...errors import BadHandoff, first_problem
 from ..quoting import quoted_line, quoted_name
 

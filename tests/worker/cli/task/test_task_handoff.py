@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, Worker
-from perdure.queues.durations import iso_time
+from perdure.queues.wording import iso_time
 
 from tests.support.command_line import call
 
