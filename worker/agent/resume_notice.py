@@ -20,10 +20,10 @@ import orjson
 
 from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
-from ...queues.wording import iso_time, shown_time
 from ...queues.errors import PayloadTooLarge
 from ...queues.inbox import CORRECTION, last_message
 from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.wording import counted, iso_time
 from ..durable.context import Context
 from ..durable.messaging import next_entries, unread_messages
 from ..durable.steps.codec import Codec
@@ -34,7 +34,7 @@ from ..journal.agent_events import MessageAdded, ResumeNotice
 from ..journal.chat import Message
 from ..journal.event import Event
 from ..journal.quoting import quoted_line, quoted_name
-from ..journal.resumption import After, Resumption
+from ..journal.resumption import PHRASES, After, Resumption
 from ..journal.run_events import Waited, WaitStarted
 from ..journal.state import AgentState, StepStatus
 from ..log import log_wait, logger
@@ -55,15 +55,6 @@ _MAX_LENGTH: Final = 4_000
 
 _MAX_CALLS: Final = 5
 """Calls in flight that a notice names."""
-
-AFTER: Final = {
-    "crash": "a crash",
-    "hand_off": "a shutdown of its worker",
-    "replay": "a replay",
-    "fork": "a fork of another task",
-    "failure": "a failure",
-    "wait": "a wait",
-}
 
 
 async def notify_of_resume(
@@ -139,10 +130,9 @@ def acknowledged(agent: Agent[Any], live: LiveState[Any], codec: Codec, result: 
 
 def _note_of(notice: ResumeNotice, resumption: Resumption) -> str:
     """Return the notice as a note in an answer, which is read after the work is done."""
-    at = "" if resumption.at is None else f" at {shown_time(resumption.at)}"
-    interrupted = f"This work was interrupted, and resumed after {AFTER[notice.after]}{at}."
     parts = [
-        f"Another task handed this work over{at}." if resumption.continues else interrupted,
+        f"This work was {'continued' if resumption.continues else 'interrupted, and resumed'} after "
+        f"{resumption.dated_reason}.",
         f"Goal: {quoted_line(notice.goal, _GOAL)}.",
         f"Restored: {_restored(notice.done, notice.steps, notice.messages)}." if not resumption.continues else "",
         f"Lost: {notice.lost}." if notice.lost else "",
@@ -171,11 +161,8 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
         upcoming += ", which was cut off"
     if following is None and not steps:
         upcoming = "plan"
-    at = "" if resumption.at is None else f" at {shown_time(resumption.at)}"
     parts = [
-        f"Continues what another task handed over{at}."
-        if resumption.continues
-        else f"Resumed after {AFTER[resumption.after]}{at}.",
+        f"Resumed after {resumption.dated_reason}.",
         f"Goal: {quoted_line(state.goal)}.",
         f"Restored: {_restored(closed, steps, len(state.messages))}." if not resumption.continues else "",
         f"Lost: {lost}." if lost else "",
@@ -198,7 +185,7 @@ def notice_of(resumption: Resumption, state: AgentState, gap: tuple[int, int] | 
 
 
 def _restored(done: int, steps: int, messages: int) -> str:
-    return f"{done} of {steps} steps are done, {messages} message{'' if messages == 1 else 's'}"
+    return f"{done} of {steps} steps are done, {counted(messages, 'message')}"
 
 
 OnResume: TypeAlias = Literal["ask"] | None
@@ -253,7 +240,7 @@ async def confirm_resume(
         await run.recorder.put(Entry(Kind.SAVED, _ASKED, confirmed), wait=False)
         return
     if reason is not None and not is_open:
-        why = f"it resumes after {AFTER[reason]}"
+        why = f"it resumes after {PHRASES[reason]}"
         seconds = min(agent.resume_timeout, MAX_SECONDS)
         asked = {"until": now + round(seconds * 1000), "after": last, "closed": _closed(live), "reason": reason}
         question = run.history.saved[_ASKED] = orjson.dumps(asked)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ...queues.wording import shown_time
+from ...queues.wording import counted, shown_time
 from .handoff.budget import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted_text
 from .handoff.document import Handoff
 from .quoting import quoted_line
 
 After = Literal["crash", "hand_off", "failure", "wait", "replay", "fork"]
+
+PHRASES: Final[Mapping[After, str]] = {
+    "crash": "a crash",
+    "hand_off": "a shutdown of its worker",
+    "failure": "a failure",
+    "wait": "a wait",
+    "replay": "a replay",
+    "fork": "a fork of another task",
+}
+"""Phrase for each reason, after which a run resumes. Logs, notices and prompts have no other words for it."""
 
 
 class Resumption(BaseModel):
@@ -48,12 +59,25 @@ class Resumption(BaseModel):
         """Whether this is the first run of a successor: another task was continued as this one."""
         return self.after == "hand_off" and self.handoff is not None and self.handoff.why == "hand_off"
 
+    @property
+    def reason(self) -> str:
+        """Phrase for the reason of the stop: "a crash"."""
+        return "a handoff from another task" if self.continues else PHRASES[self.after]
+
+    @property
+    def dated_reason(self) -> str:
+        """The reason with the time of the stop, which of a replay is that of the dead letter."""
+        if self.at is None:
+            return self.reason
+        return f"{self.reason} {'of its dead letter of' if self.after == 'replay' else 'at'} {shown_time(self.at)}"
+
     def summary(self) -> str:
         """Return the summary as one line."""
         found = ", ".join(
-            f"{count} {_ONE.get(kind, kind) if count == 1 else kind}" for kind, count in self.restored.items() if count
+            counted(count, _SINGULAR.get(kind) or kind.removesuffix("s"), kind)
+            for kind, count in self.restored.items()
+            if count
         )
-        at = "" if self.at is None else f" at {shown_time(self.at)}"
         gap = "" if self.gap is None else f" ({self.gap:.1f} s without a worker)"
         last = (
             "" if self.handoff is None or not self.handoff.last_completed else quoted_line(self.handoff.last_completed)
@@ -61,8 +85,7 @@ class Resumption(BaseModel):
         calls = () if self.handoff is None else self.handoff.dependencies.in_flight
         noted = ", ".join(quoted_line(one.call) for one in calls[:_MAX_CALLS])
         done, in_flight = "" if not last else f"; last step: {quoted_line(last)}", noted and f"; in flight: {noted}"
-        stopped = (_CONTINUED if self.continues else _STOPPED[self.after]).format(at=at)
-        return f"{stopped}{gap}; restored: {found or 'nothing'}{done}{in_flight}"
+        return f"resumed after {self.dated_reason}{gap}; restored: {found or 'nothing'}{done}{in_flight}"
 
     def text(self, budget: int = HANDOFF_TOKENS, *, count: Counter = estimated_tokens) -> str:
         """Return the text for a model: the summary, then the handoff as Markdown, within a budget of tokens."""
@@ -76,22 +99,5 @@ class Resumption(BaseModel):
 _MAX_CALLS: Final = 3
 """Calls in flight that the summary names."""
 
-_ONE: Final = {
-    "steps": "step",
-    "nested steps": "nested step",
-    "events": "event",
-    "decisions": "decision",
-    "discoveries": "discovery",
-    "messages": "message",
-}
-
-_STOPPED: Final[dict[str, str]] = {
-    "crash": "the previous run crashed{at}",
-    "hand_off": "the previous run was stopped and released the task{at}",
-    "failure": "the previous run failed{at}",
-    "wait": "the previous run stopped to wait{at}",
-    "replay": "the task became a dead letter{at} and was replayed",
-    "fork": "the task was forked from another one{at}",
-}
-
-_CONTINUED: Final = "another task continued as this one{at}"
+_SINGULAR: Final = {"discoveries": "discovery", "progress": "progress"}
+"""Nouns of kinds of records that are no plural in -s."""

@@ -201,7 +201,7 @@ async def test_the_note_of_the_task_that_is_continued_stays(app: App) -> None:
         assert prompt.messages[0].content == (
             "# From the task that this one continues\n\n```text\n# Page 4\nis torn\n```"
         )
-    assert "You are resuming second after a handoff" in prompts[0].messages[-1].content
+    assert "You are resuming second after a handoff from another task" in prompts[0].messages[-1].content
     assert "torn" not in prompts[0].messages[-1].content
 
 

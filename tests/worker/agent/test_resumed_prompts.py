@@ -138,6 +138,6 @@ async def test_the_notice_of_a_successor_says_that_the_work_was_handed_over(app:
         successor = await app.producer.find(f"{running.id}.h1")
         assert successor is not None
         [notice] = [event.data for event in await history(successor) if event.type == "resume_notice"]
-        assert notice["text"].startswith("Continues what another task handed over at ")
+        assert notice["text"].startswith("Resumed after a handoff from another task at ")
         assert "shutdown" not in notice["text"]
         assert "Restored" not in notice["text"]

@@ -326,7 +326,7 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
         "## ",
         "# Handoff of ",
         "Goal: ",
-        "Interrupted",
+        "Stopped by",
         "\\# Rules - ignore",
         "Left out for length: 1 # Rules - ignore",
     )
@@ -342,9 +342,9 @@ def test_hostile_text_in_every_field_stays_in_its_line() -> None:
 def test_a_summary_dates_the_stop_of_the_run_and_not_its_replay() -> None:
     replayed = Resumption(after="replay", at=1_763_836_000_000, gap=12.8, restored={"steps": 1})
     assert replayed.summary() == (
-        "the task became a dead letter at 2025-11-22 18:26:40 UTC and was replayed (12.8 s without a worker); "
+        "resumed after a replay of its dead letter of 2025-11-22 18:26:40 UTC (12.8 s without a worker); "
         "restored: 1 step"
     )
     assert Resumption(after="crash", at=1_763_836_000_000).summary() == (
-        "the previous run crashed at 2025-11-22 18:26:40 UTC; restored: nothing"
+        "resumed after a crash at 2025-11-22 18:26:40 UTC; restored: nothing"
     )

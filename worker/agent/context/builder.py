@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from ....deadletter.policy import Retry
 from ....queues.durations import Duration
@@ -18,7 +18,7 @@ from ...durable.steps.current import CURRENT_RUN
 from ...errors import StepOutsideTask
 from ...journal.handoff.document import DoubtfulStep
 from ...journal.quoting import quoted_block, quoted_line, quoted_name
-from ...journal.resumption import After
+from ...journal.resumption import PHRASES, After
 from ...journal.state import AgentState, StepStatus
 from ..coherence.monitor import CoherenceMonitor
 from .background import (
@@ -293,16 +293,6 @@ def _identity(ctx: Context, own: str) -> str:
     return f"{stored}\n\n{own}" if stored and own else stored or own
 
 
-_REASONS: Final[dict[After, str]] = {
-    "crash": "a crash",
-    "hand_off": "a handoff",
-    "failure": "a failure",
-    "wait": "a wait",
-    "replay": "a replay",
-    "fork": "a fork of another task",
-}
-
-
 def _interruption(run: Run, state: AgentState) -> Interruption | None:
     """Return the end of the former run, until a step is recorded: for an agent, a step of its plan.
 
@@ -322,7 +312,7 @@ def _interruption(run: Run, state: AgentState) -> Interruption | None:
                 doubtful[step.key] = DoubtfulStep(key=step.key, idempotency_key=f"{run.id}:{step.key}")
     return Interruption(
         name=run.envelope.task,
-        reason=_REASONS[found.after] if asked is None else f"{_REASONS[asked]} and a wait for confirmation",
+        reason=found.reason if asked is None else f"{PHRASES[asked]} and a wait for confirmation",
         at=found.at,
         notice="" if live is None or not (found.interrupted or asked is not None) else live.notice,
         message="" if left is None or left is found.received else left.message,

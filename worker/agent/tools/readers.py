@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ....queues.wording import shown_time
 from ....queues.event_log import TaskEvent, read_last_events
 from ....queues.inbox import InboxMessage
 from ....queues.sessions.record import parse_turn_id
 from ....queues.transport.backoff import retry_while_unavailable
+from ....queues.wording import shown_time
 from ...durable.context import Context
 from ...durable.run import Run
 from ...durable.steps.current import CURRENT_RUN

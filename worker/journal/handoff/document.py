@@ -239,13 +239,13 @@ _NEXT: Final = 2
 """Number of planned steps that are listed as next; the others can wait."""
 
 _STOPPED: Final[dict[str, str]] = {
-    "shutdown": "Stopped by a shutdown",
+    "shutdown": "Stopped by a shutdown of its worker",
     "waiting": "Stopped to wait",
     "budget": "Stopped at the end of its budget",
     "burial": "Buried as a dead letter",
     "hand_off": "Stopped for a successor",
-    "crash": "Interrupted by a crash",
-    "failure": "Stopped by an error",
+    "crash": "Stopped by a crash",
+    "failure": "Stopped by a failure",
     "asked": "Report on request",
     "finished": "Finished",
 }

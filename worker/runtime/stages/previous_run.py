@@ -113,7 +113,7 @@ async def resume(gateway: Gateway, run: Run, lines: LineLimit) -> None:
         return  # the previous run failed or waited before it recorded anything, which the log says already
     summary = resumption.summary()
     level = "INFO" if resumption.interrupted and lines.admits() else "DEBUG"
-    logger.bind(task=run.envelope.task, id=run.id).log(level, "resumed: {}", summary)
+    logger.bind(task=run.envelope.task, id=run.id).log(level, "{}", summary)
     event = Resumed(after=rule.after, gap=resumption.gap, restored=resumption.restored, summary=summary)
     await _log_resumed(run, event)
 

@@ -144,7 +144,7 @@ async def test_times_of_a_resumption_are_absolute(app: App) -> None:
     await bounded(handle.result())
     at = found[0].at
     assert at is not None
-    assert f"the previous run failed at {datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC" in (
+    assert f"resumed after a failure at {datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC" in (
         found[0].summary()
     )
     assert " ago" not in found[0].text()

@@ -147,7 +147,7 @@ async def test_the_next_run_gets_the_handoff_of_a_shutdown(app: App) -> None:
     resumption = found[1]
     assert resumption is not None
     assert (resumption.after, resumption.handoff) == ("hand_off", handoff)
-    assert resumption.summary().startswith("the previous run was stopped and released the task at ")
+    assert resumption.summary().startswith("resumed after a shutdown of its worker at ")
 
 
 async def test_a_handoff_is_rebuilt_after_later_events(app: App) -> None:
@@ -479,7 +479,7 @@ async def test_the_result_of_the_successor_is_the_result_of_the_first_task(app: 
     assert following is not None
     (event,) = await resumed(following)
     assert event["after"] == "hand_off"
-    assert event["summary"].startswith("another task continued as this one at ")
+    assert event["summary"].startswith("resumed after a handoff from another task at ")
     assert (await following.record()).headers == record.headers
 
 
