@@ -130,9 +130,9 @@ def acknowledged(agent: Agent[Any], live: LiveState[Any], codec: Codec, result: 
 
 def _note_of(notice: ResumeNotice, resumption: Resumption) -> str:
     """Return the notice as a note in an answer, which is read after the work is done."""
+    happened = "continued" if resumption.continues else "interrupted, and resumed"
     parts = [
-        f"This work was {'continued' if resumption.continues else 'interrupted, and resumed'} after "
-        f"{resumption.dated_reason}.",
+        f"This work was {happened} after {resumption.dated_reason}.",
         f"Goal: {quoted_line(notice.goal, _GOAL)}.",
         f"Restored: {_restored(notice.done, notice.steps, notice.messages)}." if not resumption.continues else "",
         f"Lost: {notice.lost}." if notice.lost else "",

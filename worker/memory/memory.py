@@ -103,6 +103,10 @@ class Memory(NewMemory):
         return self.owner, self.subject, self.type
 
 
+RELATIONS: Final = {"supersedes": "it supersedes", "conflicts": "it conflicts with", "same": "the same text"}
+"""Phrase for each relation of a memory to an older one, which follows it."""
+
+
 class RelatedMemory(BaseModel):
     """Older memory in the note of a newer one that a search found.
 

@@ -19,6 +19,7 @@ from ...durable.run import Run
 from ...durable.task_memory import cite_memories
 from ...journal.quoting import quoted_line, quoted_name
 from ...log import logger
+from ...memory.memory import RELATIONS
 
 _BACKGROUND: Final = "#background"
 """Checkpoint key of the background."""
@@ -125,11 +126,7 @@ def _line(found: Any) -> str:
     if source := getattr(memory, "source", ""):
         line += f" (source: {quoted_name(source)})"
     for other in getattr(found, "related", ()):
-        relation = _RELATIONS.get(other.relation) or quoted_line(str(other.relation), _TEXT)
+        relation = RELATIONS.get(other.relation) or quoted_line(str(other.relation), _TEXT)
         line += f"; {relation}: {quoted_line(str(other.text), _TEXT)}"
         line += f" (source: {quoted_name(other.source)})" if getattr(other, "source", "") else ""
     return line
-
-
-_RELATIONS: Final = {"supersedes": "it supersedes", "conflicts": "it contradicts", "same": "also said"}
-"""Words for the relation of a memory to an older one."""

@@ -22,6 +22,7 @@ from ...journal.quoting import quoted_block, quoted_line, quoted_name
 from ...journal.resumption import Resumption
 from ...journal.state import AgentState, Artifact, StepStatus
 from ...log import log_wait
+from ...memory.memory import RELATIONS
 from ..context.providers import MALFORMED
 
 _PAGE: Final = 200
@@ -127,7 +128,7 @@ class Reader:
             about = f", about {quoted_name(memory.subject)}" if memory.subject else ""
             lines.append(f"- {quoted_line(memory.text, 1_000)} ({_origin(memory.source, memory.updated)}{about})")
             lines += [
-                f"  - {_RELATIONS[other.relation]}: {quoted_line(other.text)} ({_origin(other.source, other.updated)})"
+                f"  - {RELATIONS[other.relation]}: {quoted_line(other.text)} ({_origin(other.source, other.updated)})"
                 for other in one.related
             ]
         kept = _fitting(lines, self._limit - 100)
@@ -171,9 +172,6 @@ def _left_by(resumption: Resumption | None) -> list[Any]:
     doubtful = [{"in_doubt": one.model_dump()} for one in left.dependencies.in_doubt]
     waiting = [{"was_waiting_for": one.call} for one in left.dependencies.in_flight]
     return [*doubtful, *waiting, *([{"note": left.message}] if left.message else []), *left.attention]
-
-
-_RELATIONS: Final = {"supersedes": "instead of the older", "conflicts": "in conflict with", "same": "also known from"}
 
 
 def inbox_text(messages: Sequence[InboxMessage], limit: int, tools: Collection[str]) -> str:

@@ -23,17 +23,18 @@ import anyio
 import typer
 from pydantic import ValidationError
 
+from ....queues.wording import duration
 from ...memory.errors import InvalidMemory
 from ...memory.factory import is_postgres, make_store, store_path
 from ...memory.hybrid import HybridStore, Policy
-from ...memory.memory import FoundMemory, Memory, NewMemory, new_memory, strength
+from ...memory.memory import RELATIONS, FoundMemory, Memory, NewMemory, new_memory, strength
 from ...memory.sqlite import Salvage
 from ...settings import Settings, load_settings
 from ..enqueue import problem
 from ..support.connection import warn_of_password
 from ..support.errors import Failed, Misuse
 from ..support.options import OutputFile, numbered_lines, open_output, opened, read_object, with_options
-from ..support.output import AsJson, Bar, duration, note, print_data, print_json, print_json_lines, print_table
+from ..support.output import AsJson, Bar, note, print_data, print_json, print_json_lines, print_table
 
 P = ParamSpec("P")
 
@@ -433,13 +434,10 @@ def _found_rows(found: FoundMemory) -> Sequence[Sequence[str]]:
     ranks = f"{found.score:.5f}", by_words, by_meaning
     first = memory.id, *ranks, memory.type, memory.owner or "-", _short(memory.source) or "-", _short(memory.text)
     notes = [
-        (one.id, "", "", "", "", "", _short(one.source) or "-", f"{_NOTES[one.relation]}: {_short(one.text)}")
+        (one.id, "", "", "", "", "", _short(one.source) or "-", f"{RELATIONS[one.relation]}: {_short(one.text)}")
         for one in found.related
     ]
     return [first, *notes]
-
-
-_NOTES = {"supersedes": "supersedes", "conflicts": "conflicts with", "same": "same as"}
 
 
 @app.command("list")
