@@ -15,6 +15,7 @@ import typer
 
 from ...queues.inspection.views import linked_objects
 from ...queues.producer import Producer
+from ...queues.wording import duration
 from ..artifacts.links import ArtifactLink, all_links, orphans, task_links
 from ..artifacts.store import ArtifactStore, artifact_store
 from ..durable.shared_workspace import shared_hashes
@@ -23,17 +24,7 @@ from ..settings import load_settings
 from .support.connection import ConnectionOptions, connected, find_handle, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.options import InQueue, TaskId, in_duration
-from .support.output import (
-    AsJson,
-    Bar,
-    CleanStdout,
-    duration,
-    note,
-    print_data,
-    print_json,
-    print_json_lines,
-    print_table,
-)
+from .support.output import AsJson, Bar, CleanStdout, note, print_data, print_json, print_json_lines, print_table
 
 _UNITS: Final = (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000))
 

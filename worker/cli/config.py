@@ -11,11 +11,12 @@ from ...queues.junk import shown_bytes
 from ...queues.presence import list_workers
 from ...queues.producer import Producer
 from ...queues.shared_config import CHANGE, SHARED, SharedConfig, SharedName, load_config, set_config
+from ...queues.wording import duration
 from ..settings import Settings, load_settings
 from .support.connection import connected
 from .support.errors import Failed
 from .support.options import read_duration
-from .support.output import AsJson, duration, note, print_json, print_table
+from .support.output import AsJson, note, print_json, print_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

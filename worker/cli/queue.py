@@ -21,24 +21,13 @@ from ...queues.keys import Namespace, Partition, SessionPartition
 from ...queues.partitions.resharding import close_previous, load_route, set_partitions
 from ...queues.partitions.route import MAX_PARTITIONS, Route
 from ...queues.producer import Producer
+from ...queues.wording import counted, duration
 from .lazy import load
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
 from .support.live import Watch, check_watch, show_live
 from .support.options import read_queue
-from .support.output import (
-    AsJson,
-    Column,
-    Wide,
-    ago,
-    duration,
-    list_table,
-    note,
-    print_data,
-    print_json,
-    print_list,
-    print_table,
-)
+from .support.output import AsJson, Column, Wide, ago, list_table, note, print_data, print_json, print_list, print_table
 
 if TYPE_CHECKING:  # rich is imported where a list is drawn
     from rich.console import RenderableType
@@ -197,9 +186,9 @@ async def partitions(
         note(f"created queue {queue_name}")
     if route == before:
         await close_previous(producer.gateway, producer.namespace, queue_name, route)
-        note(f"queue {queue_name} already has {_partitions(count)}: nothing was changed")
+        note(f"queue {queue_name} already has {counted(count, 'partition')}: nothing was changed")
     else:
-        note(f"queue {queue_name} now has {_partitions(count)}: {_indexes(route)}")
+        note(f"queue {queue_name} now has {counted(count, 'partition')}: {_indexes(route)}")
     await _print_partitions(producer, queue_name, json)
 
 
@@ -295,10 +284,6 @@ def _junk_columns(now: int) -> Sequence[Column[JunkItem]]:
         Column("bytes", lambda item: str(item.size), right=True),
         Column("reason", lambda item: item.reason, least=12),
     )
-
-
-def _partitions(count: int) -> str:
-    return "1 partition" if count == 1 else f"{count} partitions"
 
 
 def _indexes(route: Route) -> str:

@@ -20,25 +20,14 @@ from ...queues.keys import check_name
 from ...queues.presence import WorkerInfo, list_workers, read_registered
 from ...queues.producer import Producer
 from ...queues.supervisors import SupervisorInfo, list_supervisors, paused_supervisors, resume_supervisor
+from ...queues.wording import counted, duration
 from ..runtime.health.report import ALIVE, CONNECTED, LEVELS, Level, Report
 from .lazy import load
 from .support.connection import ConnectionOptions, connected, redis_now, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.live import Watch, check_watch, show_live
 from .support.options import in_duration
-from .support.output import (
-    AsJson,
-    Column,
-    Wide,
-    ago,
-    duration,
-    list_table,
-    note,
-    print_data,
-    print_json,
-    print_list,
-    print_table,
-)
+from .support.output import AsJson, Column, Wide, ago, list_table, note, print_data, print_json, print_list, print_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -175,7 +164,7 @@ def _report(info: WorkerInfo, held: int) -> Report:
     if info.presumed_dead:
         silent = f"last report {duration(info.seen)} ago; a report is due every {info.interval:g} s"
         if held:
-            silent += f"; it holds {held} {'delivery' if held == 1 else 'deliveries'}"
+            silent += f"; it holds {counted(held, 'delivery', 'deliveries')}"
         remedy = "it has ended, or its event loop is blocked, or it cannot reach Redis: check its log, then restart it"
         return Report(info.id, (Level(ALIVE, False, silent, remedy),))
     alive = Level(ALIVE, True, f"last report {duration(info.seen)} ago")

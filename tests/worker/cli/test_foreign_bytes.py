@@ -316,7 +316,7 @@ def test_a_damaged_number_of_a_session_is_named(server: redis.Redis, settings: S
     server.zadd(group.timeline, {DIGEST: 5e12})
     shown = call("session", "list")
     assert "at must be a number, got 'inf'; forget the session" in shown.out.replace("\n", " ")
-    assert " d ago" not in shown.out
+    assert " days ago" not in shown.out
 
 
 def test_a_stored_setting_that_is_ignored_is_named(server: redis.Redis, settings: Settings) -> None:

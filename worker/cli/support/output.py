@@ -20,6 +20,7 @@ import orjson
 import typer
 
 from ....queues.envelope import plain_data
+from ....queues.wording import duration
 from .terminal import clean, clean_json
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ _STATE_STYLES = {
 }
 
 _LARGEST_FLOAT: Final = 10**300
-
-_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def _json(data: Any, option: int = 0) -> str:
@@ -196,21 +195,6 @@ def state_text(state: str) -> Text:
     from rich.text import Text
 
     return Text(state, style=_STATE_STYLES.get(state, ""))
-
-
-def duration(seconds: float, *, whole: bool = False) -> str:
-    """Return seconds in the largest unit that gives a number of at least one, or in milliseconds.
-
-    Args:
-        whole: Return a whole number of the unit, and of seconds at least.
-    """
-    if whole:
-        unit, size = next((one for one in _UNITS if seconds >= one[1]), _UNITS[-1])
-        return f"{seconds // size:.0f} {unit}"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    unit, size = next((unit, size) for unit, size in _UNITS if seconds >= size)
-    return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
 
 
 def ago(now_ms: int, *, whole: bool = False) -> Callable[[int | None], str]:

@@ -10,6 +10,7 @@ from ....queues.keys import Partition
 from ....queues.producer import Producer
 from ....queues.records import Record
 from ....queues.transport.gateway import Gateway
+from ....queues.wording import duration
 from ...agent.coherence.findings import StoredFinding, stored_findings
 from ...artifacts.links import ArtifactLink, task_links
 from ..artifacts import describe_link, note_damaged, size_text
@@ -17,18 +18,7 @@ from ..support.connection import connected, find_handle
 from ..support.events_text import progress_text
 from ..support.marked import mask_defined
 from ..support.options import InQueue, TaskId
-from ..support.output import (
-    AsJson,
-    ago,
-    as_data,
-    duration,
-    note,
-    print_fields,
-    print_json,
-    print_text,
-    state_text,
-    timestamp,
-)
+from ..support.output import AsJson, ago, as_data, note, print_fields, print_json, print_text, state_text, timestamp
 from .inbox import shown_due, shown_inbox
 
 Since = Callable[[int | None], str]
