@@ -11,17 +11,19 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
 
 from .defaults import nearest
-from .errors import CatalogError, Refused, WrongType
-from .junk import report_once, shown_bytes, trim_index
+from .errors import CatalogError
 from .keys import Namespace, check_name, is_name
 from .presence import WorkerInfo
+from .registry import Registry, report_problems
 from .schemas import UnusableSchema, check_schema, find_problems
 from .transport.gateway import Gateway
+from .transport.scripts import milliseconds
 from .wording import listed
 
 KEPT: Final = 30 * 86_400
@@ -32,10 +34,6 @@ CATALOG_REFRESH: Final = 6 * 3600.0
 
 _ENTRIES: Final = 100
 """Most entries of a namespace; the oldest are dropped."""
-
-_PAGE: Final = 500
-_PAGES: Final = 10
-"""Members that a reader reads at once, and how often, until it has the newest entries: other programs may add some."""
 
 _AHEAD_MS: Final = 86_400_000
 """Milliseconds after the clock of Redis beyond which a start is not a worker's."""
@@ -184,7 +182,7 @@ async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry,
         ]
     )
     if listed > _ENTRIES:
-        await trim_index(gateway, index, lambda member: _entry_key(namespace, member))
+        await _registry(gateway, namespace).trim()
         await gateway.command("ZREMRANGEBYRANK", index, 0, -_ENTRIES - 1)
 
 
@@ -209,58 +207,39 @@ async def read_catalog(gateway: Gateway, namespace: Namespace) -> Catalog:
     What another program wrote is left out, reported once, and named in `problems`. However much that is, a bounded
     number of members is read.
     """
-    problems: dict[str, str] = {}
-    names: list[tuple[str, str]] = []
-    latest = await _now(gateway, namespace) + _AHEAD_MS
-    for page in range(_PAGES):
-        try:
-            members: list[bytes] = await gateway.command(
-                "ZRANGE", namespace.catalog, latest, "-inf", "BYSCORE", "REV", "LIMIT", page * _PAGE, _PAGE
-            )
-        except WrongType as error:
-            problems[namespace.catalog] = f"the catalog of tasks is ignored: key {namespace.catalog}: {error}"
-            break
-        for member in members:
-            name = _member(member)
-            if name is not None:
-                names.append(name)
-            else:
-                problems.setdefault(namespace.catalog, f"members such as {shown_bytes(member)} are ignored")
-        if len(names) >= _ENTRIES or len(members) < _PAGE:
-            break
-    names = names[:_ENTRIES]
-    stored = await gateway.pipeline_each([("GET", namespace.catalog_entry(*name)) for name in names]) if names else []
-    entries: list[list[CatalogTask]] = []
-    for name, data in zip(names, stored, strict=True):
-        if isinstance(data, WrongType):
-            problems[":".join(name)] = f"ignored: {data}"
-        elif isinstance(data, Refused):
-            raise data
-        elif data is not None:
-            tasks, problem = _decode(*name, data)
-            entries.append(tasks)
-            if problem:
-                problems[":".join(name)] = problem
-    for shown, problem in problems.items():
-        report_once(f"catalog of tasks, {shown}: {problem}")
+    registry = _registry(gateway, namespace)
+    problems = registry.problems
+
+    def decode(member: str, data: bytes, _: int) -> list[CatalogTask]:
+        tasks, problem = _decode(*_parts(member), data)
+        if problem:
+            problems[member] = problem
+        return tasks
+
+    entries = await registry.read(decode, until=await _now(gateway, namespace) + _AHEAD_MS, limit=_ENTRIES)
+    report_problems("catalog of tasks", problems)
     return Catalog(entries, problems)
+
+
+def _registry(gateway: Gateway, namespace: Namespace) -> Registry:
+    return Registry(gateway, namespace.catalog, partial(_entry_key, namespace), "string")
 
 
 async def _now(gateway: Gateway, namespace: Namespace) -> int:
     """Return the time of Redis in milliseconds."""
-    seconds, micros = await gateway.command("TIME", node_of=namespace.catalog)
-    return int(seconds) * 1000 + int(micros) // 1000
+    return milliseconds(await gateway.command("TIME", node_of=namespace.catalog))
 
 
-def _member(member: bytes) -> tuple[str, str] | None:
-    """Return the app and version that a member names; None for one that no part of Perdure wrote."""
-    app, colon, version = member.decode("utf-8", "replace").rpartition(":")
-    return (app, version) if colon and is_name(app) and _VERSION.fullmatch(version) else None
+def _parts(member: str) -> tuple[str, str]:
+    """Return the app and version that a member names."""
+    app, _, version = member.rpartition(":")
+    return app, version
 
 
 def _entry_key(namespace: Namespace, member: str) -> str | None:
-    name = _member(member.encode())
-    return None if name is None else namespace.catalog_entry(*name)
+    """Return the key of a member's entry; None for one that no part of Perdure wrote."""
+    app, version = _parts(member)
+    return namespace.catalog_entry(app, version) if is_name(app) and _VERSION.fullmatch(version) else None
 
 
 def _encode(tasks: Sequence[CatalogTask], *, schemas: bool) -> bytes:

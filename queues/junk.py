@@ -13,7 +13,6 @@ from typing import Final, Literal, NamedTuple
 
 from .keys import JUNK_ENTRIES, JUNK_TTL_MS, Partition, SessionPartition, junk_keys
 from .transport.gateway import Gateway
-from .transport.pipelining import Command
 from .transport.scripts import queue_script
 from .wording import listed
 
@@ -30,10 +29,6 @@ _KEPT: Final = 4096
 _SHOWN: Final = 80
 """Most bytes of an item in a text."""
 
-
-_PAGE: Final = 1000
-_MAX_PAGES: Final = 100
-"""Members of an index that are checked at once, and how often one call does so."""
 
 _DIGITS: Final = 14
 """Most digits of a count, which Lua writes exactly."""
@@ -115,39 +110,3 @@ async def set_hash_aside(gateway: Gateway, key: str, field: str, value: bytes) -
             "moved %s, which no part of Perdure wrote (%s: %s), to %s", key, field, shown_bytes(value), kept.value
         )
     return moved
-
-
-async def trim_index(gateway: Gateway, index: str, entry_of: Callable[[str], str | None]) -> int:
-    """Remove members of an index that have no entry. Return their number.
-
-    Such a member was written by another program, or its entry has expired. A process that registers again meanwhile
-    lists itself at its next registration.
-
-    Args:
-        index: key of a sorted set.
-        entry_of: returns the key of a member's entry, None for a member that no part of Perdure writes.
-    """
-    removed, start = 0, 0
-    for _ in range(_MAX_PAGES):
-        members: list[bytes] = await gateway.command("ZRANGE", index, start, start + _PAGE - 1)
-        named = [_entry(member, entry_of) for member in members]
-        checks: list[Command] = [("EXISTS", entry) for entry in named if entry is not None]
-        exist = iter(await gateway.pipeline(checks) if checks else ())
-        gone = [member for member, entry in zip(members, named, strict=True) if entry is None or not next(exist)]
-        foreign = [member for member, entry in zip(members, named, strict=True) if entry is None]
-        if foreign:
-            shown = shown_bytes(foreign[0])
-            report_once(f"members of {index} are removed, which no part of Perdure wrote, such as {shown}")
-        if gone:
-            removed += await gateway.command("ZREM", index, *gone)
-        start += len(members) - len(gone)
-        if len(members) < _PAGE:
-            break
-    return removed
-
-
-def _entry(member: bytes, entry_of: Callable[[str], str | None]) -> str | None:
-    try:
-        return entry_of(member.decode())
-    except UnicodeDecodeError:
-        return None

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from .errors import ServerFull, WrongType
-from .junk import report_once, shown_bytes, split
-from .keys import LEFT_TTL_MS, Namespace
+from .errors import WrongType
+from .keys import Namespace
+from .registry import Registry, report_problems
 from .runtime import RUNTIME
 from .shared_config import SharedConfig, read_seconds
 from .transport.gateway import Gateway
@@ -25,19 +24,11 @@ from .transport.scripts import pairs, queue_script
 from .wording import iso_time
 
 _REGISTER = queue_script("register_worker")
-_READ_WORKERS = queue_script("read_workers")
 
 _MISSED: Final = 2
 """Intervals without a registration after which a worker is presumed dead."""
 
 _DEFAULT_INTERVAL: Final = 5.0
-
-_MEMBERS: Final = 1000
-_PAGES: Final = 30
-"""Members of a registry that are read at once, and how often: other programs may add some."""
-
-_MAX_PROBLEMS: Final = 20
-"""Most entries of other programs that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +102,11 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:
     """Deregister a worker for good."""
-    await deregister(gateway, namespace.workers, namespace.worker(worker_id), worker_id)
+    await _registry(gateway, namespace).withdraw(worker_id)
 
 
-async def deregister(gateway: Gateway, registry: str, entry: str, member: str) -> None:
-    """Remove a process from a registry for good: a registration that arrives late does not list it again.
-
-    entry: key of its hash, which says for an hour that it has left. A full server refuses that.
-    """
-    with suppress(ServerFull):  # the other commands of the pipeline are executed
-        await gateway.pipeline(
-            [("ZREM", registry, member), ("DEL", entry), ("HSET", entry, "left", 1), ("PEXPIRE", entry, LEFT_TTL_MS)]
-        )
+def _registry(gateway: Gateway, namespace: Namespace) -> Registry:
+    return Registry(gateway, namespace.workers, namespace.worker)
 
 
 class Registered(NamedTuple):
@@ -135,44 +119,15 @@ class Registered(NamedTuple):
 async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInfo]:
     """Return the registered workers, the longest running first. Some may be presumed dead."""
     workers, problems = await read_registered(gateway, namespace)
-    for name, problem in problems.items():
-        report_once(f"registry of workers, {name}: {problem}")
+    report_problems("registry of workers", problems)
     return workers
 
 
 async def read_registered(gateway: Gateway, namespace: Namespace) -> Registered:
     """Return the registered workers, and what cannot be read."""
-    found = Registered([], {})
-    ids, foreign = split(await read_members(gateway, namespace.workers, found.problems))
-    for member in foreign[:_MAX_PROBLEMS]:
-        found.problems[shown_bytes(member)] = "ignored: it is the id of no worker"
-    for start in range(0, len(ids), _MEMBERS):
-        some = ids[start : start + _MEMBERS]
-        now, announced = await gateway.run(_READ_WORKERS, [namespace.worker(worker) for worker in some], [])
-        for worker, registered in zip(some, announced, strict=True):
-            if (info := _read(registered, now)) is not None:
-                found.workers.append(info)
-            elif registered and not _has_left(registered) and len(found.problems) < _MAX_PROBLEMS:
-                found.problems[worker] = "ignored: its registration cannot be read"
-            elif registered is None and len(found.problems) < _MAX_PROBLEMS:
-                found.problems[worker] = f"ignored: {namespace.worker(worker)} is of another type"
-    found.workers.sort(key=lambda worker: worker.started)
-    return found
-
-
-async def read_members(gateway: Gateway, registry: str, problems: dict[str, str]) -> list[bytes]:
-    """Return the members of a registry, the latest first, a bounded number. Add a problem if it is of another type."""
-    members: list[bytes] = []
-    for page in range(_PAGES):
-        try:
-            found = await gateway.command("ZRANGE", registry, page * _MEMBERS, (page + 1) * _MEMBERS - 1, "REV")
-        except WrongType as error:
-            problems[registry] = f"ignored: {error}"
-            break
-        members += found
-        if len(found) < _MEMBERS:
-            break
-    return members
+    registry = _registry(gateway, namespace)
+    workers = await registry.read(_decode)
+    return Registered(sorted(workers, key=lambda worker: worker.started), registry.problems)
 
 
 async def present_workers(gateway: Gateway, namespace: Namespace) -> set[str]:
@@ -206,41 +161,26 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes]
 }
 """Encoder and decoder of each field of the hash."""
 
-_WRITTEN_BY_THE_SCRIPT: Final[Mapping[str, Callable[[bytes], Any]]] = {
+_READERS: Final[Mapping[str, Callable[[bytes], Any]]] = {
+    **{name: read for name, (_, read) in _FIELDS.items()},
     "id": bytes.decode,
     "started": int,
     "seen": int,
-    "progress": int,
-}
-_READERS: Final[dict[str, Callable[[bytes], Any]]] = {
-    **{name: read for name, (_, read) in _FIELDS.items()},
-    **_WRITTEN_BY_THE_SCRIPT,
+    "progress": int,  # written by the script
 }
 
 
-def _read(registered: bytes | list[bytes] | None, now: int) -> WorkerInfo | None:
-    """Decode a registration of any version. None if it is missing or cannot be decoded."""
-    if not registered:
-        return None
-    try:
-        known: dict[str, Any]
-        if isinstance(registered, bytes):
-            known = {name: value for name, value in orjson.loads(registered).items() if name in _READERS}
-        else:
-            fields = {name.decode(): value for name, value in pairs(registered).items()}
-            known = {name: read(fields[name]) for name, read in _READERS.items() if name in fields}
-        known["seen"] = max(0.0, (now - known["seen"]) / 1000)
-        if "progress" in known:
-            known["progress"] = max(0.0, (now - known["progress"]) / 1000)
-        known["queues"] = tuple(known["queues"])
-        known["aliases"] = tuple(known.get("aliases", ()))
-        return WorkerInfo(**known)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-        return None
-
-
-def _has_left(registered: bytes | list[bytes]) -> bool:
-    return isinstance(registered, list) and b"left" in registered[::2]
+def _decode(_: str, fields: Mapping[bytes, bytes], now: int) -> WorkerInfo:
+    """Decode a registration of any version."""
+    known: dict[str, Any] = {
+        name: read(fields[name.encode()]) for name, read in _READERS.items() if name.encode() in fields
+    }
+    known["seen"] = max(0.0, (now - known["seen"]) / 1000)
+    if "progress" in known:
+        known["progress"] = max(0.0, (now - known["progress"]) / 1000)
+    known["queues"] = tuple(known["queues"])
+    known["aliases"] = tuple(known.get("aliases", ()))
+    return WorkerInfo(**known)
 
 
 async def deployment_id(gateway: Gateway, namespace: Namespace) -> str:

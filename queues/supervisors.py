@@ -9,11 +9,10 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .errors import Refused
-from .junk import split
 from .keys import Namespace, is_name
-from .presence import deregister, read_members
+from .registry import Registry
 from .transport.gateway import Gateway
-from .transport.scripts import pairs, queue_script
+from .transport.scripts import milliseconds, pairs, queue_script
 from .wording import iso_time
 
 _COUNT = queue_script("count_crash")
@@ -22,9 +21,6 @@ _UNPAUSE = queue_script("unpause_supervisor")
 
 _PAUSE_TTL_MS: Final = 30 * 24 * 3600 * 1000
 """Milliseconds for which a pause is kept after the last registration of its supervisor."""
-
-_MAX_PROBLEMS: Final = 20
-"""Most entries of other programs that are named."""
 
 _DIGITS: Final = 15
 """Most digits of a time in milliseconds."""
@@ -104,7 +100,7 @@ async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo
 
 async def withdraw_supervisor(gateway: Gateway, namespace: Namespace, supervisor_id: str) -> None:
     """Deregister a supervisor for good. Its crashes and its pause are kept."""
-    await deregister(gateway, namespace.supervisors, namespace.supervisor(supervisor_id), supervisor_id)
+    await Registry(gateway, namespace.supervisors, namespace.supervisor).withdraw(supervisor_id)
 
 
 async def count_crash(
@@ -126,7 +122,7 @@ async def resume_supervisor(gateway: Gateway, namespace: Namespace, supervisor: 
 
 async def paused_supervisors(gateway: Gateway, namespace: Namespace) -> list[str]:
     """Return the names of the paused supervisors, running or not."""
-    return [name for name in split(await read_members(gateway, namespace.paused, {})).good if is_name(name)]
+    return [name for name in await Registry(gateway, namespace.paused, namespace.pause).members() if is_name(name)]
 
 
 async def list_supervisors(
@@ -137,18 +133,9 @@ async def list_supervisors(
     problems: gets what another program wrote, by the name of the entry or key.
     """
     problems = {} if problems is None else problems
-    ids = split(await read_members(gateway, namespace.supervisors, problems)).good
-    found = await gateway.pipeline_each([("HGETALL", namespace.supervisor(one)) for one in ids])
-    seconds, micros = await gateway.command("TIME", node_of=namespace.supervisors)
-    now = int(seconds) * 1000 + int(micros) // 1000
-    known = []
-    for supervisor, flat in zip(ids, found, strict=True):
-        if isinstance(flat, Refused) or (flat and b"left" not in flat[::2]):
-            info = None if isinstance(flat, Refused) else _read(pairs(flat), now)
-            if info is not None:
-                known.append(info)
-            elif len(problems) < _MAX_PROBLEMS:
-                problems[supervisor] = f"ignored: {flat if isinstance(flat, Refused) else 'it cannot be read'}"
+    registry = Registry(gateway, namespace.supervisors, namespace.supervisor, problems=problems)
+    known = await registry.read(_decode)
+    now = milliseconds(await gateway.command("TIME", node_of=namespace.supervisors))
     names = {info["name"] for info in known}
     absent = [name for name in await paused_supervisors(gateway, namespace) if name not in names]
     known += [{"id": name, "name": name} for name in absent]
@@ -173,15 +160,8 @@ async def list_supervisors(
     return sorted(supervisors, key=lambda info: (info.seen is None, info.started, info.id))
 
 
-def _read(found: Mapping[bytes, bytes], now: int) -> dict[str, Any] | None:
-    """Decode a registration without fields that only later versions know. None if another program wrote it."""
-    try:
-        return _decoded(found, now)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _decoded(found: Mapping[bytes, bytes], now: int) -> dict[str, Any]:
+def _decode(_: str, found: Mapping[bytes, bytes], now: int) -> dict[str, Any]:
+    """Decode a registration without fields that only later versions know."""
     stored = orjson.loads(found.get(b"told", b"{}"))
     known = {name: value for name, value in stored.items() if name in _REGISTERED}
     known["children"] = tuple(

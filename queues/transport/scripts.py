@@ -70,6 +70,12 @@ def _queue_paths() -> list[Path]:
     return [path for path in sources if path.stem not in preludes]
 
 
+def milliseconds(time: Sequence[bytes]) -> int:
+    """Return the reply of TIME in milliseconds since the epoch."""
+    seconds, micros = time
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     """Return a flat field-value reply as a mapping."""
     return dict(zip(flat[::2], flat[1::2], strict=True))

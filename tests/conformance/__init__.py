@@ -17,7 +17,7 @@ holds for all scripts.
 | `delivery/test_lost_tasks` | put_back, replace_stream |
 | `delivery/test_leases` | raise_count, renew_leases |
 | `delivery/test_quarantine` | clear_quarantined, quarantine, report_crash, take_quarantined |
-| `test_queue_rates` | read_workers, register_worker |
+| `test_queue_rates` | register_worker |
 | `test_resharding` | close_partition, join_group, partition_status, retire_partition, set_route |
 | `delivery/test_hash_scan` | hash_page |
 | `test_results` | cancel, finish |

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import orjson
 import pytest
 from perdure import App, Context, Settings
 from perdure.queues import Gateway, Namespace, Partition, Producer, QueueStats, WorkerInfo, list_queues, list_workers
-from perdure.queues.presence import announce, present_workers, withdraw
+from perdure.queues.presence import announce, withdraw
 from perdure.worker.runtime.maintenance.registration import WINDOW, SettleRate
 
 from tests.support.consumers import needs_server, read, read_one, worker
 from tests.support.workers import bounded, running_worker, wait_until
-
-BEFORE_THE_HASH = {"id", "app", "host", "pid", "version", "queues", "concurrency", "in_flight", "started", "seen"}
-"""Fields that the first version announced."""
 
 INFO = WorkerInfo(
     id="a", app="audit", host="h", pid=7, version="0.1", queues=("default",), concurrency=8, in_flight=3, started=0
@@ -105,30 +102,6 @@ async def test_a_worker_that_left_is_not_counted(
         await withdraw(gateway, namespace, "a")
     (stats,) = await list_queues(gateway, namespace)
     assert stats.rate == 1.0
-
-
-async def test_announcements_of_older_versions_are_read(gateway: Gateway, namespace: Namespace) -> None:
-    """Older workers announced one text with all fields, read with MGET, instead of a hash."""
-    await announce(gateway, namespace, replace(INFO, id="new", rates={"default": 1.0}), ttl=30.0)
-    seconds, _ = await gateway.command("TIME")
-    reported = {name: value for name, value in asdict(INFO).items() if name in BEFORE_THE_HASH}
-    for name, more in (("old", {"rates": {"default": 4.0}}), ("older", {})):
-        announced = reported | {"id": name, "started": 5, "seen": int(seconds) * 1000} | more
-        await gateway.command("SET", namespace.worker(name), orjson.dumps(announced), "PX", 15_000)
-        await gateway.command("ZADD", namespace.workers, int(seconds) * 1000, name)
-    found = {one.id: one for one in await list_workers(gateway, namespace)}
-    assert found.keys() == {"new", "old", "older"}
-    assert (found["old"].rates, found["older"].rates) == ({"default": 4.0}, {})
-    assert (found["old"].queues, found["old"].progress, found["old"].health) == (("default",), None, {})
-    assert not found["old"].presumed_dead
-    assert await present_workers(gateway, namespace) == {"new", "old", "older"}
-
-
-async def test_workers_of_older_versions_read_the_index_without_error(gateway: Gateway, namespace: Namespace) -> None:
-    """They ask for texts, get none in place of the hash, and leave the worker out."""
-    await announce(gateway, namespace, INFO, ttl=30.0)
-    ids = await gateway.command("ZRANGE", namespace.workers, 0, -1)
-    assert await gateway.command("MGET", *(namespace.worker(one.decode()) for one in ids)) == [None]
 
 
 async def test_announcements_of_newer_versions_are_read(gateway: Gateway, namespace: Namespace) -> None:

@@ -108,7 +108,7 @@ def test_the_table_names_a_test_file_for_each_script() -> None:
     assert [name for name, _ in rows if not (Path(__file__).parent / f"{name}.py").is_file()] == []
 
 
-READ_ONLY = {"due", "hash_page", "load_history", "partition_status", "read_inbox", "read_log", "read_workers"}
+READ_ONLY = {"due", "hash_page", "load_history", "partition_status", "read_inbox", "read_log"}
 
 
 def test_each_script_that_writes_has_a_test_of_late_bytes() -> None:
