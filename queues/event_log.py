@@ -22,7 +22,7 @@ from .records import opened_error
 from .security.encryption import TaskCipher, event_field, is_encrypted
 from .transport.clients import is_denied
 from .transport.gateway import Gateway
-from .transport.scripts import pairs, queue_script
+from .transport.scripts import milliseconds, pairs, queue_script
 
 _DISMISS = queue_script("dismiss")
 _READ = queue_script("read_log")
@@ -268,7 +268,7 @@ async def read_log_tail(
     tail = LogTail(
         events=tuple(reversed([*events])),
         number=count_of(number),
-        now=int(time[0]) * 1000 + int(time[1]) // 1000,
+        now=milliseconds(time),
         unread=max(0, count_of(sent) - count_of(used)),
     )
     return await _with_checkpoint(tail, gateway, partition, task_id, names[0]) if checkpoint else tail

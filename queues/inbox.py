@@ -41,7 +41,7 @@ from .keys import Namespace, Partition
 from .records import State
 from .security.encryption import MESSAGE, TaskCipher
 from .transport.gateway import Gateway
-from .transport.scripts import queue_script
+from .transport.scripts import milliseconds, queue_script
 
 _SEND = queue_script("send_message")
 _READ = queue_script("read_inbox")
@@ -310,7 +310,7 @@ async def last_message(gateway: Gateway, partition: Partition, task_id: str) -> 
     """Return the number of the last message to a task, and the time of Redis in milliseconds."""
     inbox = partition.inbox(task_id)
     last, time = await gateway.pipeline([("HGET", inbox, "last"), ("TIME",)], node_of=inbox)
-    return count_of(last), int(time[0]) * 1000 + int(time[1]) // 1000
+    return count_of(last), milliseconds(time)
 
 
 async def forward_messages(

@@ -18,7 +18,7 @@ from .errors import Refused, WrongType
 from .junk import report_once
 from .keys import Namespace
 from .transport.gateway import Gateway
-from .transport.scripts import pairs, queue_script
+from .transport.scripts import milliseconds, pairs, queue_script
 
 _SET = queue_script("set_config")
 
@@ -93,7 +93,7 @@ async def load_config(gateway: Gateway, namespace: Namespace) -> SharedConfig:
     for reply in (found, now):
         if isinstance(reply, Refused):
             raise reply
-    return SharedConfig.decode(pairs(found), int(now[0]) * 1000 + int(now[1]) // 1000)
+    return SharedConfig.decode(pairs(found), milliseconds(now))
 
 
 async def set_config(

@@ -23,7 +23,7 @@ from ..errors import ServerFull
 from ..junk import split
 from ..keys import LEFT_TTL_MS, Namespace, Partition
 from ..transport.gateway import Gateway
-from ..transport.scripts import queue_script
+from ..transport.scripts import milliseconds, queue_script
 from .resharding import PartitionStatus, close_previous, open_again, partition_status, sync_route
 from .route import SINGLE, Generation, Route, spread
 
@@ -52,12 +52,12 @@ async def join_group(gateway: Gateway, namespace: Namespace, queue: str, worker:
 async def leave_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str) -> None:
     """Remove a worker from a queue's members for good: the others take its partitions at their next refresh."""
     key = namespace.sharing(queue)
-    seconds, micros = await gateway.command("TIME", node_of=key)
+    now = milliseconds(await gateway.command("TIME", node_of=key))
     with suppress(ServerFull):  # which refuses the mark; the other commands are executed
         await gateway.pipeline(
             [
                 ("ZREM", key, worker),
-                ("ZADD", key, -(int(seconds) * 1000 + int(micros) // 1000), worker),
+                ("ZADD", key, -now, worker),
                 ("PEXPIRE", key, LEFT_TTL_MS),
             ]
         )

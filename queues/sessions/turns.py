@@ -39,7 +39,7 @@ from ..security.secret_arguments import SecretPaths
 from ..transport.gateway import Gateway
 from ..transport.large_values import LargeValue
 from ..transport.pipelining import Argument
-from ..transport.scripts import queue_script
+from ..transport.scripts import milliseconds, queue_script
 from .errors import SessionFailed, SessionFull, SessionNotFound, SessionOfOtherApp, TurnEarly, TurnRefused
 from .record import (
     CORRECTIONS,
@@ -420,8 +420,7 @@ async def _end(
 async def due_sessions(gateway: Gateway, namespace: Namespace) -> list[SessionAddress]:
     """Return sessions to look at: a turn was claimed some time ago, or a commitment has fallen due."""
     partitions = namespace.session_partitions
-    seconds, fraction = await gateway.command("TIME", node_of=partitions[0].due)
-    now = int(seconds) * 1000 + int(fraction) // 1000
+    now = milliseconds(await gateway.command("TIME", node_of=partitions[0].due))
     pages = await gateway.pipeline(
         [("ZRANGE", one.due, "-inf", now, "BYSCORE", "LIMIT", 0, _PAGE) for one in partitions]
     )
