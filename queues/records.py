@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from .envelope import plain_data, readable_envelope
-from .errors import DecryptionError, LargeValueLost, Refused, UnreadableRecord
+from .errors import DecryptionError, LargeValueLost, QueueError, Refused, UnreadableRecord
 from .junk import count_of, shown_bytes
 from .keys import GROUP, Partition, is_reserved
 from .security.encryption import ERROR, NO_CIPHER, PROGRESS, RESULT, TaskCipher, arguments_field
@@ -86,28 +86,30 @@ class Record:
         secrets: Paths of its secret arguments, as its producer marked them.
         masked: Further paths that are masked for display, since the definition of the task marks them.
         problem: Why the record cannot be read; then only its key and perhaps its state are known.
+        crash: Evidence of the last crash that a supervisor reported.
+        returned: Deliveries of the message that ended without an outcome and without a crash.
     """
 
     id: str
     queue: str
     partition: int
     state: State
-    task: str | None
-    args: bytes | None
-    headers: Mapping[str, str]
-    attempts: int
-    crashes: int
-    replays: int
-    enqueued_at: int | None
-    due_at: int | None
-    finished_at: int | None
-    ran_ms: int | None
-    worker: str | None
-    step: str | None
-    alive_at: int | None
-    result: bytes | None
-    reason: str | None
-    error: Mapping[str, Any] | None
+    task: str | None = None
+    args: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    attempts: int = 0
+    crashes: int = 0
+    replays: int = 0
+    enqueued_at: int | None = None
+    due_at: int | None = None
+    finished_at: int | None = None
+    ran_ms: int | None = None
+    worker: str | None = None
+    step: str | None = None
+    alive_at: int | None = None
+    result: bytes | None = None
+    reason: str | None = None
+    error: Mapping[str, Any] | None = None
     started_at: int | None = None
     step_at: int | None = None
     holder: str | None = None
@@ -126,6 +128,8 @@ class Record:
     key: str | None = None
     tags: Sequence[str] = ()
     app: str | None = None
+    crash: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    returned: int = 0
     cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
@@ -222,12 +226,21 @@ def opened_evidence(cipher: TaskCipher, data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"error": "?", "message": "" if found is None else str(found)}
 
 
+def crash_evidence(data: bytes | None) -> Mapping[str, Any]:
+    """Return the stored evidence of a crash, nothing if it is damaged."""
+    try:
+        found = orjson.loads(data or b"{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 _FIELDS: Final = (
     *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"app", b"at", b"finished"),
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker"),
     *(b"run", b"began", b"alive", b"step", b"step_at"),
     *(b"result", b"reason", b"error", b"waits", b"handed_to"),
-    *(b"progress", b"progress_at", b"unread"),
+    *(b"progress", b"progress_at", b"unread", b"crash", b"returned"),
 )
 """Fields that are read."""
 
@@ -236,108 +249,127 @@ _OF_A_RUN: Final = (b"run", b"began", b"alive", b"step", b"step_at")
 
 
 async def read_record(gateway: Gateway, partition: Partition, task_id: str) -> Record | None:
-    """Return the task's record, or None."""
-    return (await read_records(gateway, partition, [task_id]))[0]
+    """Return the task's record, or None. Raises `UnreadableRecord`."""
+    (row,) = await _read(gateway, partition, [task_id])
+    if row.error is not None:
+        raise row.error
+    return row.record
 
 
-async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequence[str]) -> list[Record | None]:
-    """Return the records of tasks of one partition, in the order of the ids, in two round trips."""
-    raw = await gateway.pipeline([("HMGET", partition.record(task_id), *_FIELDS) for task_id in task_ids])
-    hashes = [{name: value for name, value in zip(_FIELDS, one, strict=True) if value is not None} for one in raw]
-    places = await _read_places(gateway, partition, task_ids, hashes)
-    found: list[Record | None] = []
-    for task_id, fields, place in zip(task_ids, hashes, places, strict=True):
-        try:
-            cipher = gateway.encryptor.of(partition, task_id)
-            found.append(_record(partition, task_id, fields, place, cipher) if fields else None)
-        except ValueError as error:
-            raise UnreadableRecord(partition.record(task_id), str(error)) from None
-    return found
+async def read_tasks(gateway: Gateway, partition: Partition, task_ids: Sequence[str]) -> list[Record | None]:
+    """Return the tasks of one partition, in the order of the ids, in two round trips.
+
+    One that cannot be read is a row with its `problem`, and hides no other task.
+    """
+    rows = await _read(gateway, partition, task_ids)
+    return [
+        row.record if row.error is None else _damaged(partition, task_id, row.fields, row.error)
+        for task_id, row in zip(task_ids, rows, strict=True)
+    ]
+
+
+def _damaged(partition: Partition, task_id: str, fields: Mapping[bytes, bytes], error: QueueError) -> Record:
+    problem = str(error)
+    if not isinstance(error, UnreadableRecord):
+        problem = f"could not read {partition.record(task_id)} and the keys beside it: {problem}"
+    state = fields.get(b"state", b"").decode("utf-8", "replace")
+    known = State(state) if state in set(State) else State.QUEUED
+    return Record(task_id, partition.queue, partition.index, known, problem=problem)
 
 
 @dataclass(slots=True)
-class _Place:
-    """State of a task that other keys hold: its stream entry, its pending entry, its due time, its inbox."""
+class _Row:
+    """What is stored of a task: its record, and its stream entry, pending entry, due time and inbox."""
 
-    fields: Mapping[bytes, bytes] = field(default_factory=dict)
+    fields: Mapping[bytes, bytes]
+    entry: Mapping[bytes, bytes] = field(default_factory=dict)
     holder: str | None = None
     idle: int | None = None
     count: int = 0
     due: int | None = None
     unused: int = 0
+    record: Record | None = None
+    error: QueueError | None = None
+    """Why it cannot be read."""
 
 
 _ENDED: Final = (b"succeeded", b"cancelled")
 
 
-async def _read_places(
-    gateway: Gateway, partition: Partition, task_ids: Sequence[str], hashes: Sequence[Mapping[bytes, bytes]]
-) -> list[_Place]:
-    """Return what other keys hold of each task, in one round trip; nothing of tasks that have ended."""
-    places = [_Place() for _ in hashes]
-    live = [
-        (task_id, fields, place)
-        for task_id, fields, place in zip(task_ids, hashes, places, strict=True)
-        if fields and fields.get(b"state") not in _ENDED
-    ]
-    reads: list[tuple[Command, Callable[[_Place, Any], None], _Place]] = []
-    owners: list[tuple[Command, Callable[[_Place, Any], None], _Place]] = []
-    for task_id, fields, place in live:
-        reads.append((("HMGET", partition.inbox(task_id), "sent", "used"), _set_unused, place))
-        if fields.get(b"state") == b"scheduled":
-            reads.append((("ZSCORE", partition.due, task_id), _set_due, place))
-        for name, stream in ((b"entry", partition.ready), (b"dead", partition.dead)):
-            if (entry := fields.get(name)) is not None:
-                reads.append((("XRANGE", stream, entry, entry), _set_fields, place))
-                if stream == partition.ready:
-                    owners.append((("XPENDING", stream, GROUP, entry, entry, 1), _set_holder, place))
-                break
-    try:
-        replies = await gateway.pipeline([command for command, _, _ in (*reads, *owners)])
-    except Refused as error:
-        if not is_missing_group(error):
-            raise
-        owners = []  # no worker has come yet: no message is pending
-        replies = await gateway.pipeline([command for command, _, _ in reads])
-    for (command, apply, place), reply in zip((*reads, *owners), replies, strict=True):
+async def _read(gateway: Gateway, partition: Partition, task_ids: Sequence[str]) -> list[_Row]:
+    """Return the row of each task. Of one that has ended, only the record is read."""
+    stored = await gateway.pipeline_each([("HMGET", partition.record(task_id), *_FIELDS) for task_id in task_ids])
+    rows = [_Row({}, error=reply) if isinstance(reply, Refused) else _Row(_known(reply)) for reply in stored]
+    reads: list[tuple[_Row, Callable[[_Row, Any], None], Command]] = []
+    for task_id, row in zip(task_ids, rows, strict=True):
+        if row.fields and row.fields.get(b"state") not in _ENDED:
+            reads += [(row, *read) for read in _reads(partition, task_id, row.fields)]
+    replies = await gateway.pipeline_each([command for _, _, command in reads])
+    for (row, apply, command), reply in zip(reads, replies, strict=True):
         try:
-            apply(place, reply)
+            if not isinstance(reply, Refused):
+                apply(row, reply)
+            elif not is_missing_group(reply):  # no worker has come yet: no message is pending
+                row.error = reply
         except ValueError as error:
-            raise UnreadableRecord(str(command[1]), str(error)) from None
-    return places
+            row.error = UnreadableRecord(str(command[1]), str(error))
+    for task_id, row in zip(task_ids, rows, strict=True):
+        try:
+            if row.fields and row.error is None:
+                row.record = _record(partition, task_id, row, gateway.encryptor.of(partition, task_id))
+        except (LookupError, TypeError, ValueError) as error:
+            row.error = UnreadableRecord(partition.record(task_id), str(error))
+    return rows
 
 
-def _set_unused(place: _Place, reply: Sequence[bytes | None]) -> None:
+def _known(values: Sequence[bytes | None]) -> dict[bytes, bytes]:
+    return {name: value for name, value in zip(_FIELDS, values, strict=True) if value is not None}
+
+
+def _reads(
+    partition: Partition, task_id: str, fields: Mapping[bytes, bytes]
+) -> Iterator[tuple[Callable[[_Row, Any], None], Command]]:
+    """Yield the reads of what other keys hold of a task."""
+    yield _set_unused, ("HMGET", partition.inbox(task_id), "sent", "used")
+    if fields.get(b"state") == b"scheduled":
+        yield _set_due, ("ZSCORE", partition.due, task_id)
+    if (entry := fields.get(b"entry")) is not None:
+        yield _set_entry, ("XRANGE", partition.ready, entry, entry)
+        yield _set_holder, ("XPENDING", partition.ready, GROUP, entry, entry, 1)
+    elif (entry := fields.get(b"dead")) is not None:
+        yield _set_entry, ("XRANGE", partition.dead, entry, entry)
+
+
+def _set_unused(row: _Row, reply: Sequence[bytes | None]) -> None:
     sent, used = map(count_of, reply)
-    place.unused = max(0, sent - used)
+    row.unused = max(0, sent - used)
 
 
-def _set_due(place: _Place, score: bytes | None) -> None:
+def _set_due(row: _Row, score: bytes | None) -> None:
     due = math.nan if score is None else float(score)
-    place.due = int(due) if math.isfinite(due) else None
+    row.due = int(due) if math.isfinite(due) else None
 
 
-def _set_fields(place: _Place, entries: Sequence[Any]) -> None:
-    place.fields = pairs(entries[0][1]) if entries else {}
+def _set_entry(row: _Row, entries: Sequence[Any]) -> None:
+    row.entry = pairs(entries[0][1]) if entries else {}
 
 
-def _set_holder(place: _Place, pending: Sequence[Any]) -> None:
+def _set_holder(row: _Row, pending: Sequence[Any]) -> None:
     for _, holder, idle, count in pending:
-        place.holder, place.idle, place.count = holder.decode(), int(idle), int(count)
+        row.holder, row.idle, row.count = holder.decode(), int(idle), int(count)
 
 
-def _record(
-    partition: Partition, task_id: str, fields: Mapping[bytes, bytes], place: _Place, cipher: TaskCipher
-) -> Record:
-    payload = {**fields, **place.fields}
+def _record(partition: Partition, task_id: str, row: _Row, cipher: TaskCipher) -> Record:
+    fields = row.fields
+    payload = {**fields, **row.entry}
     envelope = readable_envelope(payload.get(b"env"))
     state = State(fields.get(b"state", b"queued").decode())
-    owner = None if place.holder is None or is_reserved(place.holder) else place.holder
+    owner = None if row.holder is None or is_reserved(row.holder) else row.holder
     if state is State.QUEUED and owner is not None:
         state = State.RUNNING
     elif state is State.SCHEDULED and b"waits" in fields:
         state = State.WAITING
-    if _number(fields, b"run") not in (None, place.count):  # of a run whose lease has passed
+    if _number(fields, b"run") not in (None, row.count):  # of a run whose lease has passed
         fields = {name: value for name, value in fields.items() if name not in _OF_A_RUN}
     at = _number(fields, b"at")
     if at is None and b"entry" in fields:
@@ -354,7 +386,7 @@ def _record(
         crashes=_number(fields, b"crashes") or 0,
         replays=_number(fields, b"replays") or 0,
         enqueued_at=at,
-        due_at=place.due,
+        due_at=row.due,
         finished_at=_number(fields, b"finished"),
         ran_ms=_number(fields, b"ran"),
         worker=owner or _text(fields, b"worker"),
@@ -367,20 +399,22 @@ def _record(
         else None,
         started_at=_number(fields, b"began"),
         step_at=_number(fields, b"step_at"),
-        holder=place.holder,
-        idle_ms=place.idle,
-        deliveries=place.count,
+        holder=row.holder,
+        idle_ms=row.idle,
+        deliveries=row.count,
         reported=fields.get(b"progress"),
         reported_at=_number(fields, b"progress_at"),
         max_attempts=envelope.options.max_attempts if envelope else None,
         queued_at=int(fields[b"entry"].partition(b"-")[0]) if b"entry" in fields else None,
         waits=_text(fields, b"waits") if state is State.WAITING else None,
         handed_to=_text(fields, b"handed_to"),
-        unused=place.unused or _number(fields, b"unread") or 0,
+        unused=row.unused or _number(fields, b"unread") or 0,
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
         key=envelope.key if envelope else None,
         app=envelope.app if envelope else _text(fields, b"app"),
         tags=envelope.tags if envelope else (),
+        crash=crash_evidence(fields.get(b"crash")),
+        returned=_number(fields, b"returned") or 0,
         cipher=cipher,
     )
 

@@ -7,19 +7,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from ..envelope import DEFAULT_LARGE_LIMIT
 from ..errors import UnreadableCheckpoint, UnreadableRecord, WrongType
 from ..event_log import LOG_BYTES, TaskEvent, opened_events, read_last_events
 from ..junk import shown_bytes
 from ..keys import DATA_FORMAT, GROUP, RESERVED, Partition
 from ..partitions.route import registered_retention
-from ..records import State, number_of
+from ..records import State, crash_evidence, number_of
 from ..security.encryption import PROGRESS, TaskCipher, event_field
 from ..transport.gateway import Gateway
 from ..transport.pipelining import Argument
-from ..transport.scripts import pairs, queue_script
+from ..transport.scripts import milliseconds, pairs, queue_script
 from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
@@ -282,7 +280,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         value or 0 for value in numbers[: len(_NUMBERS)]
     )
     data_format, newer_since, enqueued, alive = numbers[len(_NUMBERS) :]
-    now = int(time[0]) * 1000 + int(time[1]) // 1000
+    now = milliseconds(time)
     # Each earlier delivery of this message ended without an outcome: an outcome would have deleted the message.
     lost = max(0, delivery.count - 1 - returned)
     history = History(
@@ -297,7 +295,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         excused_crashes=excused,
         recent_crashes=recent if now - recent_at <= CRASH_WINDOW_MS else 0,
         enqueued=enqueued,
-        crash=_evidence(crash),
+        crash=crash_evidence(crash),
         latest=opened_events(latest, task_id, gateway.encryptor.of(partition, task_id)),
         handed_from=None if handed_from is None else handed_from.decode(),
         continued=None if continued is None else continued.decode(),
@@ -324,15 +322,6 @@ def _number(name: str, value: bytes | None, broken: list[str]) -> int | None:
     except ValueError:
         broken.append(f"{name} must be a number, got {shown_bytes(value or b'')}")
         return None
-
-
-def _evidence(data: bytes | None) -> Mapping[str, Any]:
-    """Return the stored evidence of a crash, nothing if it is damaged."""
-    try:
-        found = orjson.loads(data) if data else {}
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 _EDIT = queue_script("edit_checkpoint")

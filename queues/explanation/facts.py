@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-import orjson
-
 from ..catalog import Catalog, read_catalog
 from ..delivery.lost_tasks import Place, find_places
 from ..doubts import Doubt, read_doubts
@@ -18,10 +16,11 @@ from ..inbox import InboxMessage, read_inbox
 from ..inspection.views import QueueStats, partition_stats
 from ..keys import Namespace, Partition
 from ..presence import WorkerInfo, list_workers
-from ..records import Record, State, number_of, read_record
+from ..records import Record, State, read_record
 from ..shared_config import load_config
 from ..supervisors import paused_supervisors
 from ..transport.gateway import Gateway
+from ..transport.scripts import milliseconds
 
 T = TypeVar("T")
 
@@ -89,10 +88,10 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
     )
     if record is None:
         return None
-    (crash, returned), cancel, entries, fields, ttl, time = (
+    cancel, entries, fields, ttl, time = (
         unknown if isinstance(reply, Refused) else reply for reply, unknown in zip(task, _UNKNOWN, strict=True)
     )
-    now = int(time[0]) * 1000 + int(time[1]) // 1000
+    now = milliseconds(time)
     steps, doubtful = int(fields), record.reason == "in_doubt"
     if 0 < steps <= _COUNTED:
         names = await gateway.command("HKEYS", partition.steps(task_id))
@@ -108,8 +107,8 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         now,
         opened_events(entries, task_id, record.cipher),
         steps,
-        _evidence(crash),
-        number_of(partition.record(task_id), "returned", returned),
+        record.crash,
+        record.returned,
         bool(cancel),
         now + int(ttl) if int(ttl) > 0 else None,
         config.leases(lease)[1] if config else lease,
@@ -136,16 +135,15 @@ def published_lease(workers: Sequence[WorkerInfo], queue: str) -> float:
     return max([lease for lost, lease in leases if not lost] or [lease for _, lease in leases], default=_LEASE)
 
 
-_UNKNOWN: Final[tuple[Any, ...]] = ((None, None), 0, (), 0, -1, (0, 0))
+_UNKNOWN: Final[tuple[Any, ...]] = (0, (), 0, -1, (b"0", b"0"))
 """Values in place of replies that the server refuses, as to a user who may only enqueue."""
 
 
 def _read_task(gateway: Gateway, partition: Partition, task_id: str) -> Awaitable[list[Any]]:
-    """Read what the record does not say: evidence of a crash, request to cancel, log, steps, TTL, and the time."""
+    """Read what the record does not say: request to cancel, log, steps, TTL, and the time."""
     record = partition.record(task_id)
     return gateway.pipeline_each(
         [
-            ("HMGET", record, "crash", "returned"),
             ("HEXISTS", partition.control(task_id), "cancel"),
             ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _EVENTS),
             ("HLEN", partition.steps(task_id)),
@@ -162,11 +160,3 @@ async def _allowed(read: Awaitable[T]) -> T | None:
         return await read
     except Refused:
         return None
-
-
-def _evidence(data: bytes | None) -> Mapping[str, Any]:
-    try:
-        found = orjson.loads(data or b"{}")
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}

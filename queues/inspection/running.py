@@ -10,36 +10,13 @@ from typing import Final
 from ..envelope import Envelope
 from ..errors import Refused, UnreadableEnvelope
 from ..keys import GROUP, Partition, is_reserved
-from ..records import Record, State
+from ..records import Record, State, read_tasks
 from ..transport.clients import is_missing_group
 from ..transport.gateway import Gateway
 from ..transport.scripts import pairs
-from .damaged import read_each
 
 _PAGE: Final = 1_000
 """Entries of a pending list that are read at once."""
-
-
-async def running_tasks(gateway: Gateway, partitions: Sequence[Partition], most: int) -> list[Record]:
-    """Return running tasks, those with the oldest messages first: at most `most`, of at most `most` per worker."""
-    found = await asyncio.gather(*(_of_partition(gateway, partition, most) for partition in partitions))
-    records = [record for some in found for record in some]
-    return sorted(records, key=lambda record: record.started_at or record.enqueued_at or 0)[:most]
-
-
-async def _of_partition(gateway: Gateway, partition: Partition, most: int) -> list[Record]:
-    try:
-        *_, holders = await gateway.command("XPENDING", partition.ready, GROUP)
-    except Refused as error:
-        if not is_missing_group(error):
-            raise
-        return []  # no worker has come yet
-    workers = [name for name, _ in holders or () if not is_reserved(name.decode("utf-8", "replace"))]
-    pending = await gateway.pipeline(
-        [("XPENDING", partition.ready, GROUP, "-", "+", most, worker) for worker in workers]
-    )
-    found = await _records(gateway, partition, [entry for some in pending for entry, *_ in some])
-    return [record for record in found if record is not None]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,6 +31,13 @@ class PendingEntry:
     @property
     def id(self) -> str:
         return f"{self.at}-{self.number}"
+
+
+async def running_tasks(gateway: Gateway, partitions: Sequence[Partition], limit: int) -> list[Record]:
+    """Return running tasks, those with the oldest messages first: at most `limit`."""
+    entries = await pending_entries(gateway, partitions)
+    records = await read_running(gateway, partitions, entries[: -limit - 1 : -1])
+    return sorted(records, key=lambda record: record.started_at or record.enqueued_at or 0)
 
 
 async def pending_entries(
@@ -113,7 +97,7 @@ async def _records(gateway: Gateway, partition: Partition, entries: Sequence[byt
     messages = await gateway.pipeline([("XRANGE", partition.ready, entry, entry) for entry in entries])
     ids = [_task_id(pairs(message[0][1])) if message else None for message in messages]
     named = [task_id for task_id in ids if task_id is not None]
-    records = iter(await read_each(gateway, partition, named))
+    records = iter(await read_tasks(gateway, partition, named))
     found = [None if task_id is None else next(records) for task_id in ids]
     return [record if record is not None and record.state is State.RUNNING else None for record in found]
 

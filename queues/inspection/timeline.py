@@ -21,10 +21,9 @@ from ..envelope import is_task_id
 from ..errors import Refused
 from ..junk import set_aside, split
 from ..keys import Namespace, Partition
-from ..records import Record, State
+from ..records import Record, State, read_tasks
 from ..transport.gateway import Gateway
 from ..transport.scripts import queue_script
-from .damaged import read_each
 from .running import PendingEntry, pending_entries, read_running
 from .views import list_tasks, queue_partitions
 
@@ -187,7 +186,7 @@ async def _records(gateway: Gateway, namespace: Namespace, positions: Sequence[_
     for position in positions:
         groups.setdefault(namespace.partition(position.queue, position.partition), []).append(position)
     read = await asyncio.gather(
-        *(read_each(gateway, where, [one.id for one in some]) for where, some in groups.items())
+        *(read_tasks(gateway, where, [one.id for one in some]) for where, some in groups.items())
     )
     by_position = {
         position: record

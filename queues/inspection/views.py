@@ -20,13 +20,12 @@ from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
 from ..partitions.resharding import load_routes, read_routes
 from ..partitions.route import Route
 from ..presence import WorkerInfo, list_workers, total_rates
-from ..records import Record, State
+from ..records import Record, State, read_tasks
 from ..transport.clients import is_missing_group
 from ..transport.gateway import Gateway
 from ..transport.large_values import LINKS, linked_object
 from ..transport.pipelining import Command
-from ..transport.scripts import pairs
-from .damaged import read_each
+from ..transport.scripts import milliseconds, pairs
 
 _CONCURRENT: Final = 64
 """Partitions that are read at the same time."""
@@ -176,7 +175,7 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
     held = {consumer[b"name"].decode("utf-8", "backslashreplace"): consumer[b"pending"] for consumer in each}
     waiting = [name for name in (RELEASED, SUSPECTS) if held.pop(name, 0)]
     in_flight = sum(held.values())
-    now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+    now_ms = milliseconds(time)
     oldest = None if refused else await _oldest_waiting(gateway, partition, groups, waiting)
     return QueueStats(
         queue=partition.queue,
@@ -246,7 +245,7 @@ async def list_tasks(
     for pattern, only, node in scans:
         async for keys in _scan(gateway, pattern, node):
             for where, ids in _by_partition({one.record(""): one for one in only}, keys).items():
-                for record in await read_each(gateway, where, ids):
+                for record in await read_tasks(gateway, where, ids):
                     if record is not None and (not states or record.state in states) and task in (None, record.task):
                         yield record
 
@@ -368,7 +367,7 @@ async def _resumable(
     if not live:
         return
     values = await gateway.pipeline_each([("HGET", partition.steps(one), f"s:{saved}") for one in live])
-    for record, value in zip(await read_each(gateway, partition, live), values, strict=True):
+    for record, value in zip(await read_tasks(gateway, partition, live), values, strict=True):
         if record is not None:
             cipher = gateway.encryptor.of(partition, record.id)
             yield record, cipher.decrypt(f"s:{saved}", value) if isinstance(value, bytes) else None

@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, State
-from perdure.queues.inspection.damaged import read_each
 from perdure.queues.keys import junk_keys, stored_type
+from perdure.queues.records import read_tasks
 from perdure.queues.sessions.record import SessionAddress
 
 from tests.support.workers import bounded, partition_of, redis_command, running_worker, wait_until
@@ -169,7 +169,7 @@ async def test_a_key_of_a_task_of_another_type_harms_that_task_only(app: App, na
         await check_works(app)
 
         async def ended() -> bool:
-            (row,) = await read_each(app.producer.gateway, handle.partition, [handle.id])
+            (row,) = await read_tasks(app.producer.gateway, handle.partition, [handle.id])
             return row is not None and row.state in (State.SUCCEEDED, State.DEAD)
 
         await wait_until(ended, "the task has ended")

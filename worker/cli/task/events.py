@@ -14,7 +14,7 @@ from ....queues.event_log import TaskEvent, read_last_events, walk_events
 from ....queues.inspection.views import task_logs
 from ....queues.keys import Partition
 from ....queues.producer import Producer
-from ....queues.records import State, read_records
+from ....queues.records import State, read_tasks
 from ....queues.transport.gateway import Gateway
 from ...journal.parsing import Unreadable, parse_event
 from ..support.connection import connected, find_handle, known_partitions, redis_now
@@ -125,7 +125,7 @@ async def _of_tasks(
     found: list[tuple[Partition, str]] = []
     for partition in dict.fromkeys(partition for partition, _ in places):
         ids = [task_id for where, task_id in places if where == partition]
-        records = [record for record in await read_records(gateway, partition, ids) if record is not None]
+        records = [record for record in await read_tasks(gateway, partition, ids) if record is not None]
         found += [
             (partition, record.id)
             for record in records
