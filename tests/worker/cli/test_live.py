@@ -43,7 +43,7 @@ def test_the_screen_fits_80_columns() -> None:
     assert "1 live worker" in lines
     (running,) = [line for line in lines if ID in line]
     assert running.split()[:2] == ["audit", ID]
-    assert running.endswith("1 min ago")
+    assert running.endswith("90 s ago")
     assert "crawl" in running
 
 
