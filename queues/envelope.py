@@ -284,6 +284,16 @@ def plain_data(data: bytes) -> Any:
     return found
 
 
+def shown_data(stored: bytes | None) -> Any:
+    """Return stored JSON as data for display; as text if it is not JSON, and None if it is missing or empty."""
+    if not stored:
+        return None
+    try:
+        return plain_data(stored)
+    except ValueError:
+        return stored.decode("utf-8", "replace")
+
+
 def check_size(what: str, size: int, limit: int, setting: str = "payload_limit") -> None:
     """Raise `PayloadTooLarge` if a size is over its limit."""
     if size > limit:

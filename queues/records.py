@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from .envelope import plain_data, readable_envelope
+from .envelope import readable_envelope, shown_data
 from .errors import DecryptionError, LargeValueLost, QueueError, Refused, UnreadableRecord
 from .junk import count_of, shown_bytes
 from .keys import GROUP, Partition, is_reserved
@@ -170,7 +170,7 @@ class Record:
             "state": str(self.state),
             "task": self.task,
             "app": self.app,
-            "args": _json_or_text(self.shown_arguments()),
+            "args": shown_data(self.shown_arguments()),
             "headers": dict(self.headers),
             "attempts": self.attempts,
             "crashes": self.crashes,
@@ -215,7 +215,7 @@ def shown_arguments(
 def opened_error(cipher: TaskCipher, data: bytes) -> Any:
     """Return the evidence of an error, or evidence of why it cannot be decrypted."""
     try:
-        return _json_or_text(cipher.decrypt(ERROR, data, plain=True))
+        return shown_data(cipher.decrypt(ERROR, data, plain=True))
     except DecryptionError as error:
         return {"error": type(error).__name__, "message": str(error), "traceback": ""}
 
@@ -438,12 +438,3 @@ def _number(fields: Mapping[bytes, bytes], name: bytes) -> int | None:
 def _text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:
     value = fields.get(name)
     return None if value is None else value.decode("utf-8", "replace")
-
-
-def _json_or_text(data: bytes | None) -> Any:
-    if not data:
-        return None
-    try:
-        return plain_data(data)
-    except ValueError:
-        return data.decode("utf-8", "replace")

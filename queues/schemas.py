@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from .wording import listed
+from .wording import listed, shortened
 
 SCHEMA_BYTES: Final = 16_384
 """Largest schema, as JSON."""
@@ -363,13 +363,12 @@ _PLAIN: Final = re.compile(r"[\w $.-]*")
 
 
 def _name(text: str) -> str:
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    shown = shortened(text, _SHOWN)
     return shown if _PLAIN.fullmatch(shown) else repr(shown)[1:-1]
 
 
 def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+    return shortened(repr(value), _SHOWN)
 
 
 def _refuse(path: _Path, why: str) -> NoReturn:

@@ -87,6 +87,11 @@ def listed(texts: Iterable[str], limit: int, separator: str = ", ", *, total: in
     return separator.join(found[:limit]) + more
 
 
-def short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _MAX_LENGTH else f"{line[: _MAX_LENGTH - 3]}..."
+def short(text: str, limit: int = _MAX_LENGTH) -> str:
+    """Return a text on one line, cut to a length."""
+    return shortened(" ".join(text.split()), limit)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return a text that is cut to a length, and then ends with three dots."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

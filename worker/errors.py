@@ -72,6 +72,7 @@ from ..queues.defaults import MAX_SECONDS
 from ..queues.doubts import failure_text, resolve_command
 from ..queues.durations import Moment, seconds_until
 from ..queues.errors import PerdureError
+from ..queues.wording import shortened
 
 __all__ = [
     "ArtifactDamaged",
@@ -410,8 +411,7 @@ class BadArtifactName(ArtifactError, ValueError):
     """The name of an artifact is not valid."""
 
     def __init__(self, name: object, problem: str) -> None:
-        shown = repr(name) if len(repr(name)) <= 80 else f"{repr(name)[:77]}..."
-        super().__init__(f"artifact name {shown} is not valid: {problem}")
+        super().__init__(f"artifact name {shortened(repr(name), 80)} is not valid: {problem}")
         self.name = name
 
 

@@ -21,6 +21,7 @@ from ...queues.handle import TaskHandle
 from ...queues.keys import DATA_FORMAT, check_name
 from ...queues.producer import Producer
 from ...queues.transport.value_store import Sha256
+from ...queues.wording import shortened
 from ..artifacts.links import ArtifactLink
 from ..artifacts.store import ArtifactStore
 from ..durable.task_workspace import check_saved_link, check_workspace_field
@@ -316,8 +317,7 @@ def _problems_of(number: int) -> Iterator[None]:
             problem = first_problem(error)
         else:
             problem = f"{error.args[0]}: it is missing" if isinstance(error, KeyError) else str(error)
-        shown = problem if len(problem) <= _PROBLEM else f"{problem[:_PROBLEM]}..."
-        raise TransferError(f"line {number}: {shown}") from None
+        raise TransferError(f"line {number}: {shortened(problem, _PROBLEM)}") from None
 
 
 def _take(content: _Content, reader: _ArtifactCheck, line: dict[str, Any]) -> None:

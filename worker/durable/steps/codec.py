@@ -36,6 +36,7 @@ from ....queues.json_form import as_json, encodable, is_exact, is_too_deep
 from ....queues.security.encryption import RESULT_CHUNKS, TaskCipher, step_chunks
 from ....queues.security.redaction import Redaction
 from ....queues.transport.large_values import CutValue, LargeValue, cut, read_large
+from ....queues.wording import shortened
 from ...errors import ResultMismatch, UnserialisableResult, first_problem
 from ...resume_warning import warn_once
 from ..json_types import JsonType, type_name
@@ -343,7 +344,7 @@ def arguments_text(data: bytes, redact: Redaction | None) -> str:
     shown = data[1:-1].decode()
     if redact is not None:
         shown = redact.head(shown, _SHOWN + 1)
-    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
+    return shortened(shown, _SHOWN)
 
 
 def _canonical(ordered: Any) -> bytes:

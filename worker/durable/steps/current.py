@@ -14,6 +14,7 @@ from ....deadletter.policy import Retry
 from ....queues.delivery.checkpoint import Entry, Kind
 from ....queues.durations import Duration, to_seconds
 from ....queues.envelope import check_size
+from ....queues.wording import shortened
 from ...errors import StepDefinitionError, StepOutsideTask
 from ..run import Run
 from .codec import Codec
@@ -303,8 +304,7 @@ def report_progress(run: Run, done: float, total: float | None, note: str) -> No
             raise ValueError("total must be more than 0, or None if it is unknown, got 0")
     if run.redact is not None:
         note = run.redact(note)
-    if len(note) > _NOTE:
-        note = f"{note[: _NOTE - 3]}..."
+    note = shortened(note, _NOTE)
     run.touch()
     run.recorder.report(Entry(Kind.PROGRESS, "", orjson.dumps({"done": done, "total": total, "note": note})))
 

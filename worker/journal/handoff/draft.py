@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from ....queues.doubts import open_doubts, undecided
 from ....queues.event_log import LogTail, TaskEvent
 from ....queues.explanation.sentences import remedy_for
+from ....queues.wording import shortened
 from ...errors import BadSnapshot
 from ..agent_events import Dismissed
 from ..event import Event
@@ -370,18 +371,17 @@ def call_text(name: str, arguments: Mapping[str, Any] | bytes) -> str:
         if not isinstance(found, dict):
             return name
         arguments = found
-    shown = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
-    return f"{name}({shown if len(shown) <= _MAX_LENGTH else f'{shown[: _MAX_LENGTH - 3]}...'})"
+    return f"{name}({shortened(', '.join(f'{key}={_short(value)}' for key, value in arguments.items()), _MAX_LENGTH)})"
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, str) and len(value) > _MAX_VALUE_LENGTH:
-        value = f"{value[: _MAX_VALUE_LENGTH - 3]}..."
+    if isinstance(value, str):
+        value = shortened(value, _MAX_VALUE_LENGTH)
     try:
         text = orjson.dumps(value).decode()
     except TypeError:  # numbers that JSON does not have
         text = repr(value)
-    return text if len(text) <= 2 * _MAX_VALUE_LENGTH else f"{text[: 2 * _MAX_VALUE_LENGTH - 3]}..."
+    return shortened(text, 2 * _MAX_VALUE_LENGTH)
 
 
 def encode_note(digest: str, tool: str, call: str) -> bytes:
