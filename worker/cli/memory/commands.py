@@ -23,7 +23,7 @@ import anyio
 import typer
 from pydantic import ValidationError
 
-from ....queues.wording import duration
+from ....queues.wording import duration, short
 from ...memory.errors import InvalidMemory
 from ...memory.factory import is_postgres, make_store, store_path
 from ...memory.hybrid import HybridStore, Policy
@@ -486,8 +486,7 @@ def _row(memory: Memory, now: float) -> Sequence[str]:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
+    return short(text, _SHOWN)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 
 from ....queues.event_log import TaskEvent
+from ....queues.wording import short
 from .output import timestamp
 
 Data = Mapping[str, Any]
@@ -46,8 +47,7 @@ def _step(event: TaskEvent) -> str:
 def _short(value: Any, longest: int = _MAX_LENGTH) -> str:
     """Return a value on one line, cut to a length."""
     text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
-    text = " ".join(text[: 4 * longest].split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+    return short(text[: 4 * longest], longest)
 
 
 def _fields(data: Data) -> str:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Self
 import orjson
 import typer
 
-from ....queues.envelope import plain_data
 from ....queues.wording import duration
 from .terminal import clean, clean_json
 
@@ -105,16 +104,6 @@ def print_json(data: Any) -> None:
 def print_json_lines(documents: Iterable[Any], file: TextIO | None = None) -> None:
     """Print JSON documents, one per line, on stdout or to a file."""
     typer.echo("\n".join(map(_json, documents)), file=file)
-
-
-def as_data(value: bytes | None) -> Any:
-    """Return a stored JSON value as data, or as text if it is not JSON."""
-    if value is None:
-        return None
-    try:
-        return plain_data(value)
-    except ValueError:
-        return value.decode("utf-8", "replace")
 
 
 def stdout() -> Console:

@@ -17,7 +17,7 @@ from ....queues.inspection.views import resumable_tasks
 from ....queues.presence import list_workers
 from ....queues.producer import Producer
 from ....queues.records import Record, State
-from ....queues.wording import counted, iso_time
+from ....queues.wording import counted, iso_time, short
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
 from ...journal.archive import read_archived_step
@@ -159,13 +159,10 @@ def _warn(past: PastState) -> None:
 
 
 _MAX: Final = 5
-_MAX_LENGTH: Final = 200
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    text = " ".join(text.split())
-    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 3]}..."
+    return short(value if isinstance(value, str) else orjson.dumps(value).decode())
 
 
 def _print_state(past: PastState) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
 
+from ....queues.envelope import shown_data
 from ....queues.errors import TaskOutcome
 from ....queues.handle import TaskHandle
 from ....queues.producer import Producer
@@ -17,7 +18,6 @@ from ..support.events_text import describe_event, progress_text
 from ..support.options import InQueue, TaskId, in_duration
 from ..support.output import (
     AsJson,
-    as_data,
     note,
     print_data,
     print_json,
@@ -155,7 +155,7 @@ async def _print_outcome(handle: TaskHandle[Any]) -> None:
     while (successor := await handle.successor()) is not None:
         handle = successor
     record = await handle.record()
-    outcome = {"id": record.id, "state": record.state, "result": as_data(record.shown_result())}
+    outcome = {"id": record.id, "state": record.state, "result": shown_data(record.shown_result())}
     print_json(outcome | {"reason": record.reason, "error": record.error})
 
 
@@ -173,7 +173,7 @@ async def watch(producer: Producer, task_id: TaskId, *, queue: InQueue = None, j
         async for event in handle.events():
             print_json_lines([event.summary()])
         record = await handle.record()
-        print_json_lines([record.summary() | {"result": as_data(record.shown_result())}])
+        print_json_lines([record.summary() | {"result": shown_data(record.shown_result())}])
     else:
         record = await _watch_on_screen(handle)
     if record.state is not State.SUCCEEDED:

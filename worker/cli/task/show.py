@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ....queues.envelope import shown_data
 from ....queues.errors import DecryptionError, Refused
 from ....queues.explanation.sentences import Explanation
 from ....queues.keys import Partition
@@ -18,7 +19,7 @@ from ..support.connection import connected, find_handle
 from ..support.events_text import progress_text
 from ..support.marked import mask_defined
 from ..support.options import InQueue, TaskId
-from ..support.output import AsJson, ago, as_data, note, print_fields, print_json, print_text, state_text, timestamp
+from ..support.output import AsJson, ago, note, print_fields, print_json, print_text, state_text, timestamp
 from .inbox import shown_due, shown_inbox
 
 Since = Callable[[int | None], str]
@@ -37,7 +38,7 @@ async def show(producer: Producer, task_id: TaskId, *, queue: InQueue = None, js
     links = await _links(producer.gateway, handle.partition, task_id)
     findings = await _findings(producer.gateway, handle.partition, task_id)
     if json:
-        shown = {"result": as_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
+        shown = {"result": shown_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
         shown["incoherent"] = [_describe_finding(one) for one in findings]
         shown["explanation"] = explained.summary()
         print_json(record.summary() | {"crashes": explained.crashes} | shown)
