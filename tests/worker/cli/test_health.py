@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import orjson
 import pytest
 import redis
 from perdure.queues import Gateway, Namespace
@@ -250,19 +249,20 @@ def test_all_workers_of_the_host_must_be_healthy(folder: Path) -> None:
 
 
 def test_a_worker_without_health_reports_is_healthy_while_it_registers(redis_url: str, namespace_name: str) -> None:
-    """Earlier versions registered a text without health."""
+    """A user program may run workers that register no health."""
     namespace = Namespace(namespace_name)
     with redis.Redis.from_url(redis_url) as client:
         now = int(client.time()[0]) * 1000
         reported = {"id": "old", "app": "x", "host": socket.gethostname(), "pid": os.getpid(), "version": "0.0.9"}
-        reported |= {"queues": ["default"], "concurrency": 1, "in_flight": 0, "started": now, "seen": now}
-        client.set(namespace.worker("old"), orjson.dumps(reported), px=15_000)
+        reported |= {"queues": '["default"]', "concurrency": 1, "in_flight": 0, "started": now, "seen": now}
+        client.hset(namespace.worker("old"), mapping=reported)
+        client.expire(namespace.worker("old"), 60)
         client.zadd(namespace.workers, {"old": now})
         client.expire(namespace.workers, 60)
         answer = call("worker", "health", "old")
         assert (answer.code, "version 0.0.9 sends no health report" in answer.out) == (0, True)
         assert "?" in call("worker", "list").out
-        client.set(namespace.worker("old"), orjson.dumps(reported | {"seen": now - 11_000}), px=15_000)
+        client.hset(namespace.worker("old"), "seen", now - 11_000)
         assert call("worker", "health", "old").code == 1
 
 
