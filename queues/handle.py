@@ -30,7 +30,6 @@ from .envelope import DEFAULT_PAYLOAD_LIMIT, is_task_id
 from .errors import (
     DecryptionError,
     HandOffRefused,
-    NotOpen,
     QueueError,
     Refused,
     TaskCancelled,
@@ -56,6 +55,7 @@ from .transport.clients import is_denied
 from .transport.gateway import Gateway
 from .transport.large_values import LargeValue, read_large
 from .transport.scripts import queue_script
+from .transport.threadsafe_calls import blocking
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -472,79 +472,38 @@ class TaskHandle(Generic[R]):
 
     # synchronous calls
 
-    def _sync(self, function: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
-        caller = self._gateway.caller
-        if caller is None:
-            raise NotOpen(f"the connection to {self._gateway.address.shown} is not open")
-        return caller.call(function, f"await handle.{instead}")
+    def _run(self, call: Callable[[TaskHandle[R]], Coroutine[Any, Any, T]], instead: str) -> T:
+        return self._gateway.sync_caller.call(lambda: call(self), f"await handle.{instead}")
 
-    def record_sync(self) -> Record:
-        """See `record`."""
-        return self._sync(self.record, "record()")
-
-    def status_sync(self) -> State:
-        """See `status`."""
-        return self._sync(self.status, "status()")
-
-    def explain_sync(self) -> Explanation:
-        """See `explain`."""
-        return self._sync(self.explain, "explain()")
-
-    def progress_sync(self) -> Progress | None:
-        """See `progress`."""
-        return self._sync(self.progress, "progress()")
-
-    def result_sync(self, timeout: Moment | None = None) -> R:
-        """See `result`."""
-        return self._sync(lambda: self.result(timeout), "result()")
-
-    def successor_sync(self) -> TaskHandle[R] | None:
-        """See `successor`."""
-        return self._sync(self.successor, "successor()")
-
-    def cancel_sync(self) -> State:
-        """See `cancel`."""
-        return self._sync(self.cancel, "cancel()")
-
-    def send_sync(self, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
-        """See `send`."""
-        return self._sync(lambda: self.send(content, sender=sender, message_id=message_id), "send(...)")
-
-    def correct_sync(self, changes: Mapping[str, Any], **options: Any) -> Sent:
-        """See `correct`."""
-        return self._sync(lambda: self.correct(changes, **options), "correct(...)")
-
-    def dismiss_sync(self, event: int) -> None:
-        """See `dismiss`."""
-        self._sync(lambda: self.dismiss(event), "dismiss(...)")
-
-    def doubts_sync(self) -> list[Doubt]:
-        """See `doubts`."""
-        return self._sync(self.doubts, "doubts()")
-
-    def resolve_step_sync(self, step: str, **decision: Any) -> State:
-        """See `resolve_step`."""
-        return self._sync(lambda: self.resolve_step(step, **decision), "resolve_step(...)")
-
-    def pending_messages_sync(self) -> list[InboxMessage]:
-        """See `pending_messages`."""
-        return self._sync(self.pending_messages, "pending_messages()")
+    record_sync = blocking(record, _run)
+    status_sync = blocking(status, _run)
+    explain_sync = blocking(explain, _run)
+    progress_sync = blocking(progress, _run)
+    result_sync = blocking(result, _run)
+    successor_sync = blocking(successor, _run)
+    cancel_sync = blocking(cancel, _run)
+    send_sync = blocking(send, _run)
+    correct_sync = blocking(correct, _run)
+    dismiss_sync = blocking(dismiss, _run)
+    doubts_sync = blocking(doubts, _run)
+    resolve_step_sync = blocking(resolve_step, _run)
+    pending_messages_sync = blocking(pending_messages, _run)
 
     def events_sync(self, *, follow: bool = True, after: str = "0-0") -> Iterator[TaskEvent]:
         """See `events`."""
         events = self.events(follow=follow, after=after)
 
-        async def next_event() -> TaskEvent | None:
+        async def next_event(_: object) -> TaskEvent | None:
             return await anext(events, None)
 
-        async def close() -> None:
+        async def close(_: object) -> None:
             await events.aclose()
 
         try:
-            while (event := self._sync(next_event, "events()")) is not None:
+            while (event := self._run(next_event, "events()")) is not None:
                 yield event
         finally:
-            self._sync(close, "events()")
+            self._run(close, "events()")
 
 
 _CANCEL: Final = queue_script("cancel")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import orjson
 from pydantic import ValidationError
 
 from ..queues.envelope import EnvelopeTemplate, check_size
 from ..queues.handle import TaskHandle
+from ..queues.transport.threadsafe_calls import blocking
 from .agent.agent import Agent, S
 from .agent.state_type import StateType
 from .arguments import Arguments
@@ -19,6 +20,8 @@ from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
 from .durable.middleware import EnqueueCall
 from .errors import InvalidArguments, first_problem
 from .task import Task, hooked_message
+
+T = TypeVar("T")
 
 
 def goal_id(agent: str, key: str | None, arguments: Mapping[str, Any]) -> str:
@@ -50,7 +53,7 @@ class AgentTask(Generic[S]):
         return self.task.arguments
 
     async def enqueue(
-        self, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any
+        self, /, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any
     ) -> TaskHandle[Any]:
         """Enqueue a goal. Once this returns, it is never lost.
 
@@ -105,11 +108,10 @@ class AgentTask(Generic[S]):
             [handle] = await enqueue_once(run, task.name, task_id.encode, enqueue, open_handle, own_ids=True)
         return handle
 
-    def enqueue_sync(self, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any) -> TaskHandle[Any]:
-        """Enqueue a goal from synchronous code, in any thread. See `enqueue` and `App.sync`."""
-        return self.task.app.sync().call(
-            lambda _: self.enqueue(goal, key=key, fresh=fresh, **inputs), f"await {self.name}.enqueue(...)"
-        )
+    def _run(self, call: Callable[[AgentTask[S]], Coroutine[Any, Any, T]], instead: str) -> T:
+        return self.task.app.sync().call(lambda _: call(self), f"await {self.name}.{instead}")
+
+    enqueue_sync = blocking(enqueue, _run)
 
     def task_id(self, goal: str, *, key: str | None = None, **inputs: Any) -> str:
         """Return the task id of a goal, enqueued or not, from the arguments of `enqueue`. Raises `InvalidArguments`."""

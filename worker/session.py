@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from ..queues.durations import Moment, seconds_until
 from ..queues.envelope import new_task_id
-from ..queues.errors import NotOpen, Refused, TaskCancelled, TaskEnded, TaskFailed
+from ..queues.errors import Refused, TaskCancelled, TaskEnded, TaskFailed
 from ..queues.inbox import Sent, check_changes
 from ..queues.inspection.views import checkpoint_fields, find_task
 from ..queues.json_form import encodable
@@ -35,6 +35,7 @@ from ..queues.sessions.record import (
 from ..queues.sessions.removal import forget_session
 from ..queues.sessions.turns import enqueue_turn, send_to_session, store_correction
 from ..queues.transport.backoff import retry_while_unavailable
+from ..queues.transport.threadsafe_calls import blocking
 from .agent.agent import S
 from .agent.resume_notice import NOTE
 from .agent_task import AgentTask
@@ -217,42 +218,22 @@ class Session(Generic[S]):
 
     # synchronous calls
 
-    def _sync(self, function: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
-        return self._agent.task.app.sync().call(lambda _: function(), f"await session.{instead}")
+    def _run(self, call: Callable[[Session[S]], Coroutine[Any, Any, T]], instead: str) -> T:
+        return self._agent.task.app.sync().call(lambda _: call(self), f"await session.{instead}")
 
-    def send_sync(
-        self, text: str, *, sender: str = "", message_id: str | None = None, skip_failed: bool = False
-    ) -> TurnHandle:
-        """See `send`."""
-        return self._sync(
-            lambda: self.send(text, sender=sender, message_id=message_id, skip_failed=skip_failed), "send(...)"
-        )
-
-    def record_sync(self) -> SessionRecord:
-        """See `record`."""
-        return self._sync(self.record, "record()")
-
-    def state_sync(self) -> S:
-        """See `state`."""
-        return self._sync(self.state, "state()")
-
-    def correct_sync(
-        self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None, confirm: bool = False
-    ) -> Sent:
-        """See `correct`."""
-        return self._sync(lambda: self.correct(changes, by=by, message_id=message_id, confirm=confirm), "correct(...)")
+    send_sync = blocking(send, _run)
+    record_sync = blocking(record, _run)
+    state_sync = blocking(state, _run)
+    correct_sync = blocking(correct, _run)
+    forget_sync = blocking(forget, _run)
 
     def history_sync(self, *, after: int = 0) -> list[SessionMessage]:
         """See `history`."""
 
-        async def collect() -> list[SessionMessage]:
+        async def collect(_: object) -> list[SessionMessage]:
             return [message async for message in self.history(after=after)]
 
-        return self._sync(collect, "history()")
-
-    def forget_sync(self) -> bool:
-        """See `forget`."""
-        return self._sync(self.forget, "forget()")
+        return self._run(collect, "history()")
 
 
 class TurnHandle:
@@ -359,18 +340,11 @@ class TurnHandle:
             raise SessionFailed(record.name, record.turn, task_id, reason)
         raise TaskFailed(task_id, reason, dict((task.error if task else None) or {}))
 
-    def result_sync(self, timeout: Moment | None = None) -> Any:
-        """See `result`."""
-        return self._sync(lambda: self.result(timeout), "await turn.result()")
+    def _run(self, call: Callable[[TurnHandle], Coroutine[Any, Any, T]], instead: str) -> T:
+        return self._producer.gateway.sync_caller.call(lambda: call(self), f"await turn.{instead}")
 
-    def notice_sync(self) -> str:
-        """See `notice`."""
-        return self._sync(self.notice, "await turn.notice()")
-
-    def _sync(self, function: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
-        if (caller := self._producer.gateway.caller) is None:
-            raise NotOpen(f"the connection to {self._producer.address.shown} is not open")
-        return caller.call(function, instead)
+    result_sync = blocking(result, _run)
+    notice_sync = blocking(notice, _run)
 
 
 _TRIES: Final = 20

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
 import inspect
-import operator
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from weakref import WeakSet
 
 import anyio
@@ -31,10 +29,9 @@ from ..queues.errors import EventLoopError, NotOpen, Unavailable
 from ..queues.handle import TaskHandle
 from ..queues.producer import Key, Producer
 from ..queues.transport.replication import Replicated
-from ..queues.transport.threadsafe_calls import BackgroundLoop, ThreadsafeCaller
+from ..queues.transport.threadsafe_calls import BackgroundLoop, ThreadsafeCaller, blocking
 from .errors import LifespanError
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 _EXIT_TIMEOUT: Final = 5.0
@@ -45,20 +42,6 @@ _background = BackgroundLoop()
 
 _inherited: list[object] = []
 """State of the parent process. Finalizers must not act on file descriptors and loops that it shares with this one."""
-
-
-def _blocking(
-    method: Callable[Concatenate[Producer, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[SyncProducer, P], R]:
-    """Return the synchronous form of a method of the producer."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    def call(self: SyncProducer, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        wanted: Callable[[Producer], Coroutine[Any, Any, R]] = operator.methodcaller(name, *args, **kwargs)
-        return self.call(wanted, f"await app.producer.{name}(...)")
-
-    return call
 
 
 class SyncProducer:
@@ -94,28 +77,6 @@ class SyncProducer:
     ) -> None:
         self._release()
 
-    enqueue = _blocking(Producer.enqueue)
-    find = _blocking(Producer.find)
-    send_message = _blocking(Producer.send_message)
-
-    def enqueue_many(
-        self,
-        task: str,
-        many: Iterable[Mapping[str, Any]],
-        *,
-        queue: str | None = None,
-        delay: Moment = 0.0,
-        key: Key = None,
-        durability: Replicated | None = None,
-    ) -> list[TaskHandle[Any]]:
-        """Enqueue one task per set of arguments. See `Producer.enqueue_many`."""
-        listed = list(many)  # in this thread: its iterator may use a connection of this thread
-
-        async def enqueue_many(producer: Producer) -> list[TaskHandle[Any]]:
-            return await producer.enqueue_many(task, listed, queue=queue, delay=delay, key=key, durability=durability)
-
-        return self.call(enqueue_many, "await app.producer.enqueue_many(...)")
-
     def call(self, function: Callable[[Producer], Coroutine[Any, Any, R]], instead: str) -> R:
         """Run a coroutine function on the background loop, where the app is open, and return its result.
 
@@ -128,6 +89,28 @@ class SyncProducer:
             return caller.call(lambda: function(self._loops.producer), instead)
         finally:
             self._release()
+
+    def _run(self, call: Callable[[Producer], Coroutine[Any, Any, R]], instead: str) -> R:
+        return self.call(call, f"await app.producer.{instead}")
+
+    enqueue = blocking(Producer.enqueue, _run)
+    find = blocking(Producer.find, _run)
+    send_message = blocking(Producer.send_message, _run)
+    _enqueue_listed = blocking(Producer.enqueue_many, _run)
+
+    def enqueue_many(
+        self,
+        task: str,
+        many: Iterable[Mapping[str, Any]],
+        *,
+        queue: str | None = None,
+        delay: Moment = 0.0,
+        key: Key = None,
+        durability: Replicated | None = None,
+    ) -> list[TaskHandle[Any]]:
+        """Enqueue one task per set of arguments. See `Producer.enqueue_many`."""
+        listed = list(many)  # in this thread, whose connections its iterator may use
+        return self._enqueue_listed(task, listed, queue=queue, delay=delay, key=key, durability=durability)
 
     def _check_thread(self, instead: str) -> None:
         if _background.is_current or self._loops.here() is not None:

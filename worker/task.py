@@ -32,6 +32,7 @@ from ..queues.handle import TaskHandle
 from ..queues.keys import Partition
 from ..queues.producer import Key, Producer, batched, key_of, map_items
 from ..queues.transport.replication import Replicated
+from ..queues.transport.threadsafe_calls import blocking
 from .arguments import CALL_OPTIONS, CALL_WORDS, Arguments, type_hints
 from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
 from .durable.context import Context
@@ -45,6 +46,7 @@ from .sync_producer import SyncProducer
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 Handler = Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
 SyncHandler = Callable[Concatenate[SyncContext, P], R]
@@ -191,7 +193,7 @@ class Task(Generic[P, R]):
         """The decoder of the task's results."""
         return self.result.decode
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue the task. Once this returns, the task is never lost.
 
         Raises `InvalidArguments` before anything is sent, `PayloadTooLarge`, `Unavailable`.
@@ -204,9 +206,10 @@ class Task(Generic[P, R]):
         """Enqueue one task per set of arguments (by name); all are validated before any is sent."""
         return await TaskCall(self, self.template).enqueue_many(many, **unknown)
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
-        """Enqueue the task from synchronous code, in any thread. See `App.sync`."""
-        return TaskCall(self, self.template).enqueue_sync(*args, **kwargs)
+    def _run(self, call: Callable[[Task[P, R]], Coroutine[Any, Any, T]], instead: str) -> T:
+        return self.app.sync().call(lambda _: call(self), f"await {self.name}.{instead}")
+
+    enqueue_sync = blocking(enqueue, _run)
 
     def enqueue_many_sync(self, many: Iterable[Mapping[str, Any]], **unknown: Never) -> list[TaskHandle[R]]:
         """Enqueue one task per set of arguments from synchronous code."""
@@ -281,7 +284,7 @@ class TaskCall(Generic[P, R]):
     limits: Options = _NO_WISH
     tags: Collection[str] = ()
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
         if callable(self.key):
             raise ValueError("key must be a text for one task; a function is for enqueue_many and enqueue_stream")
@@ -332,7 +335,7 @@ class TaskCall(Generic[P, R]):
     def _handle(self, task_id: str, partition: Partition) -> TaskHandle[R]:
         return self.task.app.producer.handle_at(task_id, partition, self.task.decode)
 
-    async def enqueue_many(self, many: Many, **unknown: Never) -> list[TaskHandle[R]]:
+    async def enqueue_many(self, /, many: Many, **unknown: Never) -> list[TaskHandle[R]]:
         """See `Task.enqueue_many`."""
         self._refuse(unknown)
         if (run := enqueuing_run()) is None:
@@ -369,17 +372,15 @@ class TaskCall(Generic[P, R]):
             same=same,
         )
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
-        """See `Task.enqueue_sync`."""
-        task = self.task
-        return task.app.sync().call(lambda _: self.enqueue(*args, **kwargs), f"await {task.name}.enqueue(...)")
+    def _run(self, call: Callable[[TaskCall[P, R]], Coroutine[Any, Any, T]], instead: str) -> T:
+        return self.task.app.sync().call(lambda _: call(self), f"await {self.task.name}.{instead}")
+
+    enqueue_sync = blocking(enqueue, _run)
+    _enqueue_listed = blocking(enqueue_many, _run)
 
     def enqueue_many_sync(self, many: Iterable[Mapping[str, Any]], **unknown: Never) -> list[TaskHandle[R]]:
         """See `Task.enqueue_many_sync`."""
-        task, listed = self.task, list(many)  # in this thread: its iterator may use a connection of this thread
-        return task.app.sync().call(
-            lambda _: self.enqueue_many(listed, **unknown), f"await {task.name}.enqueue_many(...)"
-        )
+        return self._enqueue_listed(list(many), **unknown)  # in this thread, whose connections its iterator may use
 
     def enqueue_stream(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], **unknown: Never

@@ -144,7 +144,14 @@ class Gateway:
         """Names of scripts that this user may not run, and that have a replacement: they are not tried again."""
         self._may_load = True  # until the server says that this user may not load scripts
         self._loading: asyncio.Future[int] | None = None
-        self.caller: ThreadsafeCaller | None = None  # of this gateway's event loop, for synchronous code
+        self._sync_caller: ThreadsafeCaller | None = None
+
+    @property
+    def sync_caller(self) -> ThreadsafeCaller:
+        """The caller of this gateway's event loop for synchronous code. Raises `NotOpen`."""
+        if self._sync_caller is None:
+            raise NotOpen(f"the connection to {self.address.shown} is not open")
+        return self._sync_caller
 
     @property
     def clustered(self) -> bool:
@@ -163,7 +170,7 @@ class Gateway:
 
     async def open(self) -> None:
         """Connect and check the server. Raises `Unavailable`, `Refused` or `BadAddress`."""
-        self.caller = ThreadsafeCaller()
+        self._sync_caller = ThreadsafeCaller()
         try:
             await self._recognised(self._connect())
         except BaseException:

@@ -52,6 +52,9 @@ async def tasks() -> None:
         assert_type(plain.enqueue_many_sync([{"root": "src"}]), list[TaskHandle[list[str]]])
         assert_type(producer.enqueue("plain", {"root": "src"}), TaskHandle[Any])
         assert_type(producer.find("id"), TaskHandle[Any] | None)
+    assert_type(handle.resolve_step_sync("pay", run_again=True), State)
+    assert_type(plain.options(delay=1).enqueue_many_sync([{"root": "src"}]), list[TaskHandle[list[str]]])
+    handle.correct_sync({"city": "Oslo"}, why="moved")  # type: ignore[call-arg]
     plain.enqueue_sync(1)  # type: ignore[arg-type]
     plain.options(delay=1).enqueue_sync(depth=1)  # type: ignore[call-arg]
     await plain.enqueue(1)  # type: ignore[arg-type]

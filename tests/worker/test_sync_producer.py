@@ -419,3 +419,11 @@ def test_an_app_that_is_open_on_another_loop_only_says_so(app: App) -> None:
         producer.find("x")
         with pytest.raises(EventLoopError, match=r"not open on this event loop.*: enter 'async with app:' on this one"):
             run(enqueue)
+
+
+def test_a_synchronous_call_keeps_the_signature_and_the_documentation_of_its_asynchronous_one() -> None:
+    for name, call in inspect.getmembers(TaskHandle, inspect.isfunction):
+        if name.endswith("_sync") and name != "events_sync":
+            asynchronous = getattr(TaskHandle, name.removesuffix("_sync"))
+            assert inspect.signature(call) == inspect.signature(asynchronous)
+            assert call.__doc__ == asynchronous.__doc__
