@@ -18,6 +18,9 @@ if TYPE_CHECKING:
         PayloadTooLarge,
         PerdureError,
         ServerFull,
+        SessionFailed,
+        SessionFull,
+        SessionNotFound,
         StillRunning,
         TaskCancelled,
         TaskEnded,
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from .queues.handle import TaskHandle
     from .queues.producer import Producer
     from .queues.records import State
-    from .queues.sessions.errors import SessionFailed, SessionFull, SessionNotFound
     from .worker.agent.agent import Agent, Plan
     from .worker.agent.coherence.findings import Coherence
     from .worker.agent.context.builder import ContextBuilder
@@ -177,9 +179,9 @@ _HOMES = {
     "RunStopped": ".worker.errors",
     "ServerFull": ".queues.errors",
     "Session": ".worker.session",
-    "SessionFailed": ".queues.sessions.errors",
-    "SessionFull": ".queues.sessions.errors",
-    "SessionNotFound": ".queues.sessions.errors",
+    "SessionFailed": ".queues.errors",
+    "SessionFull": ".queues.errors",
+    "SessionNotFound": ".queues.errors",
     "Settings": ".worker.settings",
     "Settlement": ".worker.durable.middleware",
     "Snooze": ".worker.errors",

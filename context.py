@@ -10,7 +10,7 @@ from .worker.agent.context.compaction import CompactionRequest
 from .worker.agent.context.prompt import Budgets, Prompt, default_counter
 from .worker.agent.context.providers import MALFORMED, from_anthropic, from_openai, to_anthropic, to_openai
 from .worker.agent.tools.toolbox import AgentTools
-from .worker.errors import CompactionFailed, ContextError, ContextTooLarge
+from .worker.errors import ContextError, ContextTooLarge
 from .worker.journal.chat import Message, ToolCall
 from .worker.journal.state import Commitment, Question
 
@@ -19,7 +19,6 @@ __all__ = [
     "AgentTools",
     "Budgets",
     "Commitment",
-    "CompactionFailed",
     "CompactionRequest",
     "ContextBuilder",
     "ContextError",

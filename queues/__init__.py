@@ -30,7 +30,6 @@ layers in pyproject.toml say which module may import which.
 from .catalog import read_catalog
 from .defaults import ConnectionSettings, read_settings
 from .errors import (
-    BadAddress,
     CannotResolve,
     CatalogError,
     ConfigurationError,
@@ -38,7 +37,6 @@ from .errors import (
     EntriesLost,
     HandOffRefused,
     InboxFull,
-    InvalidKey,
     KeyMissing,
     LeaseLost,
     NotEncrypted,
@@ -74,7 +72,6 @@ from .transport.gateway import Gateway
 
 __all__ = [
     "Address",
-    "BadAddress",
     "CannotResolve",
     "CatalogError",
     "ConfigurationError",
@@ -85,7 +82,6 @@ __all__ = [
     "Gateway",
     "HandOffRefused",
     "InboxFull",
-    "InvalidKey",
     "KeyMissing",
     "LeaseLost",
     "Namespace",

@@ -99,7 +99,7 @@ class ConnectionSettings(BaseModel):
 
     @property
     def address(self) -> Address:
-        """The server's address. Raises `BadAddress`."""
+        """The server's address. Raises `ConfigurationError`."""
         address = Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_folder)
         return address if self.redis_url else replace(address, assumed=True)
 
@@ -115,7 +115,7 @@ class ConnectionSettings(BaseModel):
 
     @property
     def encryptor(self) -> Encryptor:
-        """The encryptor of the tasks' data; without keys, data stays plain. Reads the key file. Raises `InvalidKey`."""
+        """The encryptor of the tasks' data; without keys, data stays plain. Raises `ConfigurationError`."""
         file = self.encryption_key_file
         return make_encryptor(
             self.encryption_keys.get_secret_value(),

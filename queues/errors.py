@@ -6,11 +6,9 @@ PerdureError                    every error that Perdure raises on purpose
 │   │   ├── ServerFull          its memory is full: new tasks are refused, outcomes are stored
 │   │   ├── NotOpen             the connection is closed, or was never opened: nothing was sent
 │   │   └── NotReplicated       the write is stored, but too few replicas confirmed it in time
-│   ├── Refused                 Redis refused the client or a command (password, rights, version)
-│   │   ├── UnsafeServer        Perdure refuses the server: it would lose acknowledged tasks
+│   ├── Refused                 Redis refused the client or a command, or would lose acknowledged tasks
 │   │   └── WrongType           a key has a value of another type, which another program has put there
 │   ├── EventLoopError          a connection was used on another event loop than its own
-│   ├── BadAddress              the URL does not name a server that Perdure can use
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
 │   ├── PayloadTooLarge         arguments, result or record exceed the size limit
 │   ├── LargeValueLost          a chunk of a large value is missing or damaged
@@ -18,7 +16,6 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── UnreadableCheckpoint    a task's checkpoint has content that no version has written
 │   ├── UnreadableRecord        a field of a task's record has a value that no version has written
 │   ├── NewerVersionNeeded      a task needs a worker that knows a later data format
-│   ├── InvalidKey              an encryption key cannot be used
 │   ├── DecryptionError         encrypted data cannot be decrypted by this process
 │   │   ├── KeyMissing          it was encrypted with a key that this process does not have
 │   │   ├── TamperedData        it was changed, or belongs to another task, step or kind
@@ -32,13 +29,18 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── CatalogError            a task enqueued by name has no known queue, or other arguments
 │   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
 │   ├── CannotResolve           a person's decision about a step cannot be stored
-│   ├── InboxError              a message to a task cannot be sent or read
-│   │   ├── InboxFull           the task has too many unread messages
-│   │   └── TaskEnded           the task has ended and reads no messages
-│   └── TaskOutcome             an awaited task ended without a result
-│       ├── TaskFailed          it is a dead letter
-│       └── TaskCancelled       it was cancelled
-├── ConfigurationError          a setting or an APP that cannot be used
+│   ├── InboxFull               the task has too many unread messages
+│   ├── TaskEnded               the task has ended and reads no messages
+│   ├── TaskOutcome             an awaited task ended without a result
+│   │   ├── TaskFailed          it is a dead letter
+│   │   └── TaskCancelled       it was cancelled
+│   └── SessionError            a session cannot be used, such as one of another app
+│       ├── SessionNotFound     no message was sent to it, or it was forgotten
+│       ├── SessionFailed       one of its turns is a dead letter
+│       ├── SessionFull         too many messages wait for their turn
+│       ├── TurnRefused         the task of a turn cannot run, since the turn has ended
+│       └── TurnEarly           Redis has lost the claim of a turn, which is claimed again
+├── ConfigurationError          a setting, an address, a key or an APP that cannot be used
 └── ...                         the worker's own errors: see `worker/errors.py`
 """
 
@@ -48,48 +50,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from .wording import listed
-
-__all__ = [
-    "BadAddress",
-    "CannotResolve",
-    "CatalogError",
-    "ConfigurationError",
-    "DecryptionError",
-    "EmbeddedServerError",
-    "EntriesLost",
-    "EventLoopError",
-    "HandOffRefused",
-    "InboxError",
-    "InboxFull",
-    "InvalidKey",
-    "KeyMissing",
-    "LargeValueLost",
-    "LeaseLost",
-    "NewerVersionNeeded",
-    "NoKey",
-    "NotEncrypted",
-    "NotOpen",
-    "NotReplicated",
-    "PayloadTooLarge",
-    "PerdureError",
-    "QueueError",
-    "Refused",
-    "ServerFull",
-    "StillRunning",
-    "TamperedData",
-    "TaskCancelled",
-    "TaskEnded",
-    "TaskExists",
-    "TaskFailed",
-    "TaskNotFound",
-    "TaskOutcome",
-    "Unavailable",
-    "UnreadableCheckpoint",
-    "UnreadableEnvelope",
-    "UnreadableRecord",
-    "UnsafeServer",
-    "WrongType",
-]
 
 
 class PerdureError(Exception):
@@ -101,7 +61,10 @@ class QueueError(PerdureError):
 
 
 class ConfigurationError(PerdureError, ValueError):
-    """A setting is not valid or contradicts another one, or an application cannot be loaded."""
+    """A setting, an address or an encryption key is not valid or contradicts another one, or an APP cannot be loaded.
+
+    Also raised for a setting that needs a package which is not installed, or that differs from the stored one.
+    """
 
 
 class Unavailable(QueueError):
@@ -172,19 +135,14 @@ class NotReplicated(Unavailable):
 
 
 class Refused(QueueError):
-    """Redis refused the client or a command: wrong password, missing rights, version too old."""
+    """Redis refused the client or a command: wrong password, missing rights, version too old.
+
+    Also raised for a server that would lose acknowledged tasks, since it evicts keys or is not durable as required.
+    """
 
 
 class WrongType(Refused):
     """A key has a value of another type, which another program has put there."""
-
-
-class UnsafeServer(Refused):
-    """The server would lose acknowledged tasks: by its eviction policy, or it is not durable as the settings demand."""
-
-
-class BadAddress(QueueError, ValueError):
-    """The URL does not name a server that Perdure can connect to."""
 
 
 class EmbeddedServerError(QueueError):
@@ -238,10 +196,6 @@ class NewerVersionNeeded(QueueError):
         if task is not None:
             cause = f"began with version {needed} of {task!r}, this worker has version {known}: deploy the newer code"
         super().__init__(f"task {task_id} {cause}, then replay the dead letter, which keeps its checkpoint")
-
-
-class InvalidKey(QueueError, ValueError):
-    """An encryption key cannot be used: not 32 bytes in base64, in a file open to all users, or without the package."""
 
 
 class DecryptionError(QueueError):
@@ -365,14 +319,6 @@ class TaskNotFound(QueueError, LookupError):
         self.task_id = task_id
 
 
-class InboxError(QueueError):
-    """Base of the errors of messages to tasks."""
-
-    def __init__(self, task_id: str, message: str) -> None:
-        super().__init__(message)
-        self.task_id = task_id
-
-
 class CannotResolve(QueueError):
     """A decision about a step in doubt cannot be stored; nothing was changed."""
 
@@ -381,27 +327,25 @@ class CannotResolve(QueueError):
         self.task_id, self.step = task_id, step
 
 
-class InboxFull(InboxError):
+class InboxFull(QueueError):
     """The task's inbox is full of unread messages; nothing was sent. `held`: their number; `size`: their bytes."""
 
     def __init__(self, task_id: str, held: int, size: int, *, most: tuple[int, int]) -> None:
         """most: the limits of number and bytes."""
         super().__init__(
-            task_id,
             f"the inbox of task {task_id} is full: {held:,} messages with {size:,} bytes are unread, and it holds "
             f"{most[0]:,} messages and {most[1]:,} bytes; send again after the task has "
             f"read some (ctx.inbox), or remove the oldest (perdure task inbox {task_id} --drop N)",
         )
-        self.held = held
-        self.size = size
+        self.task_id, self.held, self.size = task_id, held, size
 
 
-class TaskEnded(InboxError):
+class TaskEnded(QueueError):
     """The task has ended and reads no messages; nothing was sent. `state` is `succeeded` or `cancelled`."""
 
     def __init__(self, task_id: str, state: str) -> None:
-        super().__init__(task_id, f"task {task_id} reads no more messages: it is {state}")
-        self.state = state
+        super().__init__(f"task {task_id} reads no more messages: it is {state}")
+        self.task_id, self.state = task_id, state
 
 
 class TaskOutcome(QueueError):
@@ -428,3 +372,60 @@ class TaskCancelled(TaskOutcome):
 
     def __init__(self, task_id: str) -> None:
         super().__init__(task_id, f"task {task_id} was cancelled")
+
+
+class SessionError(QueueError):
+    """Base of errors of sessions. Raised itself for a session of another app, and where nothing is to be confirmed."""
+
+
+class SessionNotFound(SessionError, LookupError):
+    """There is no such session: no message was sent to it, it was forgotten, or its retention has passed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no session {name}: no message was sent to it, it was forgotten, or its retention has passed"
+        )
+        self.name = name
+
+
+class SessionFailed(SessionError):
+    """A turn of the session is a dead letter. turn: its number. task_id: its task. reason: that of the dead letter."""
+
+    def __init__(self, name: str, turn: int, task_id: str, reason: str) -> None:
+        super().__init__(
+            f"session {name} stopped at turn {turn}, which failed ({reason}): replay it with 'perdure dlq replay "
+            f"{task_id}', or pass over it with send(..., skip_failed=True) or 'perdure session send --skip-failed'"
+        )
+        self.name, self.turn, self.task_id, self.reason = name, turn, task_id, reason
+
+
+class SessionFull(SessionError):
+    """The session has too many messages that wait for their turn. waiting: their number. size: their bytes."""
+
+    def __init__(self, name: str, waiting: int, size: int, *, most: tuple[int, int]) -> None:
+        """most: the limits of number and bytes."""
+        super().__init__(
+            f"session {name} has {waiting:,} waiting messages with {size:,} bytes, and takes at most {most[0]:,} "
+            f"messages and {most[1]:,} bytes: wait for their turns"
+        )
+        self.name, self.waiting, self.size = name, waiting, size
+
+
+class TurnRefused(SessionError):
+    """The task of a turn cannot run: the turn has ended or was passed over, or its session was forgotten."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(f"task {task_id} was refused: {problem}; nothing was run")
+        self.task_id = task_id
+
+
+class TurnEarly(SessionError):
+    """The turn is not claimed: Redis has lost the claim after its task was stored. It is claimed again.
+
+    Attributes:
+        now: Time in milliseconds of Redis' clock.
+    """
+
+    def __init__(self, turn: str, now: int) -> None:
+        super().__init__(f"turn {turn} is not claimed: Redis has lost the claim, which the turn before it makes again")
+        self.now = now

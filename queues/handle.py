@@ -607,7 +607,7 @@ def _not_found(gateway: Gateway, partition: Partition, task_id: str) -> TaskNotF
 
 async def _end_turn(gateway: Gateway, partition: Partition, task_id: str) -> None:
     """End the turn of a cancelled task. A task of a forgotten session is deleted."""
-    from .sessions.errors import TurnEarly
+    from .errors import TurnEarly
     from .sessions.record import SessionAddress, parse_turn_id
     from .sessions.removal import forget_task
     from .sessions.turns import SessionTurnEnd, end_turn

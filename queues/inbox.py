@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import PydanticSerializationError
 
 from .envelope import DEFAULT_LARGE_LIMIT, DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id, plain_data
-from .errors import DecryptionError, InboxError, InboxFull, NoKey, Refused, TaskEnded, TaskNotFound
+from .errors import DecryptionError, InboxFull, NoKey, Refused, TaskEnded, TaskNotFound
 from .event_log import read_last_events
 from .inspection.views import find_task
 from .json_form import as_json
@@ -341,7 +341,7 @@ async def forward_messages(
                 limit=_ANY_SIZE,
                 kind=message.kind,
             )
-        except InboxError:
+        except (InboxFull, TaskEnded):
             left.append(message)
             full = True
         else:

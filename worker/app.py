@@ -128,7 +128,7 @@ class App:
 
     @property
     def encryptor(self) -> Encryptor:
-        """Encrypts and decrypts data of tasks; keys are read at its first use. Raises `InvalidKey`."""
+        """Encrypts and decrypts data of tasks; keys are read at its first use. Raises `ConfigurationError`."""
         if self._encryptor is None:
             self._encryptor = self.settings.encryptor
         return self._encryptor

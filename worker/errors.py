@@ -25,9 +25,8 @@ PerdureError
 │   ├── StepInDoubt             a risky step was interrupted and its effect is unknown
 │   ├── StepResolvedAsFailed    a person decided that an interrupted risky step failed
 │   └── UnserialisableResult    a result is not JSON, or not of the declared type
-├── ContextError                context of a model
-│   ├── ContextTooLarge         a layer does not fit into its budget
-│   └── CompactionFailed        the summarizer returned no usable summary
+├── ContextError                context of a model; no usable summary
+│   └── ContextTooLarge         a layer does not fit into its budget
 ├── ArtifactError               artifacts
 │   ├── BadArtifactName         the name is not valid
 │   ├── ArtifactTooLarge        the artifact exceeds the size limit
@@ -37,14 +36,11 @@ PerdureError
 ├── WorkspaceError              workspaces of tasks, and shared ones
 │   ├── WorkspaceTooLarge       a file or the whole workspace exceeds a limit
 │   └── FileConflict            a shared file has another version than the caller expected
-├── StateError                  state of an agent; retrying does not help
+├── StateError                  an agent's state cannot be stored or changed, or differs from its log
 │   ├── BadSnapshot             the stored state cannot be read
 │   ├── BadHistory              an event of the log is missing or cannot be read
 │   ├── StateMismatch           the stored state does not fit the agent's class
-│   ├── StateTooLarge           the state exceeds the size limit
-│   ├── StateBusy               a worker has the task, or it has ended
-│   ├── StateUnstorable         a field has no JSON form, or cannot be read back
-│   └── StateDrift              the state differs from its log, or from what a later run reads
+│   └── StateTooLarge           the state exceeds the size limit
 ├── IdentityError               the identity of an agent is too large or cannot be read
 │   └── IdentityConflict        it has another version than the caller expected
 ├── BadHandoff                  a stored handoff document cannot be read
@@ -53,7 +49,6 @@ PerdureError
 │   └── Snooze                  costs no attempt
 ├── LifespanError               the app's lifespan cannot be opened or closed
 ├── TransferError               a task cannot be exported, or a file cannot be imported
-├── SettingsDiffer              a strict worker has other settings than its namespace
 └── ConfigurationError          a setting or an APP is not valid
 
 `RunStopped` is a BaseException: it says that a run ends, and that nothing is wrong.
@@ -73,62 +68,6 @@ from ..queues.doubts import failure_text, resolve_command
 from ..queues.durations import Moment, seconds_until
 from ..queues.errors import PerdureError
 from ..queues.wording import shortened
-
-__all__ = [
-    "ArtifactDamaged",
-    "ArtifactError",
-    "ArtifactMissing",
-    "ArtifactTooLarge",
-    "BadArtifactName",
-    "BadHandoff",
-    "BadHistory",
-    "BadSnapshot",
-    "CompactionFailed",
-    "ContextError",
-    "ContextTooLarge",
-    "CrashLoop",
-    "FileConflict",
-    "IdentityConflict",
-    "IdentityError",
-    "Incoherent",
-    "InvalidArguments",
-    "LifespanError",
-    "OrphanedSteps",
-    "Reschedule",
-    "ResolutionMismatch",
-    "ResultMismatch",
-    "RetryLater",
-    "RunStopped",
-    "SettingsDiffer",
-    "Snooze",
-    "StateBusy",
-    "StateDrift",
-    "StateError",
-    "StateMismatch",
-    "StateTooLarge",
-    "StateUnstorable",
-    "StepDefinitionError",
-    "StepError",
-    "StepExited",
-    "StepInDoubt",
-    "StepMismatch",
-    "StepOutOfOrder",
-    "StepOutsideTask",
-    "StepResolvedAsFailed",
-    "StepStillRunning",
-    "StepTimeout",
-    "StoreUnavailable",
-    "TaskDefinitionError",
-    "TaskError",
-    "TaskIdle",
-    "TaskTimeout",
-    "TransferError",
-    "UnknownTask",
-    "UnserialisableResult",
-    "WorkspaceError",
-    "WorkspaceTooLarge",
-    "WrongApp",
-]
 
 
 class TaskError(PerdureError):
@@ -242,10 +181,6 @@ class Snooze(Reschedule):
 
 class LifespanError(PerdureError):
     """The lifespan of an app could not be opened or closed."""
-
-
-class SettingsDiffer(PerdureError):
-    """A strict worker is given another value than the one that is stored for its namespace."""
 
 
 class TransferError(PerdureError):
@@ -487,7 +422,7 @@ class FileConflict(WorkspaceError):
 
 
 class ContextError(PerdureError):
-    """Base of errors in the context of a model."""
+    """Base of errors in the context of a model. Raised itself if a summarizer returned no usable summary."""
 
 
 class ContextTooLarge(ContextError, ValueError):
@@ -498,19 +433,8 @@ class ContextTooLarge(ContextError, ValueError):
         self.layer, self.tokens, self.budget = layer, tokens, budget
 
 
-class CompactionFailed(ContextError):
-    """The summarizer returned no usable summary. Nothing was replaced.
-
-    first, last: numbers of the first and last event to summarize.
-    """
-
-    def __init__(self, task_id: str, first: int, last: int, problem: str) -> None:
-        super().__init__(f"task {task_id}: events {first} to {last} could not be summarized and were kept: {problem}")
-        self.task_id, self.first, self.last = task_id, first, last
-
-
 class StateError(PerdureError):
-    """Base of errors in the state of an agent. Retrying does not help."""
+    """Error in the state of an agent: it cannot be stored or changed, or differs from its log. Not retried."""
 
 
 class BadSnapshot(StateError):
@@ -553,36 +477,6 @@ class StateTooLarge(StateError):
             f"task compact {task_id}, or raise PERDURE_PAYLOAD_LIMIT of the workers"
         )
         self.size, self.limit, self.largest = size, limit, fields
-
-
-class StateBusy(StateError):
-    """The state of an agent cannot be changed from outside: a worker has the task or may take it, or it has ended."""
-
-    def __init__(self, task_id: str, state: str | None) -> None:
-        """state: of the task; None if there is no such task."""
-        super().__init__(
-            f"the state of task {task_id} could not be changed: the task must be waiting, scheduled or dead, got "
-            f"{state or 'no such task'}"
-        )
-        self.task_id = task_id
-
-
-class StateUnstorable(StateError, TypeError):
-    """A field of an agent's state has no JSON form or a value of the wrong type, or a later run could not read it."""
-
-    def __init__(self, task_id: str, agent: str, problem: str) -> None:
-        super().__init__(f"the state of agent {agent!r}, task {task_id}, cannot be stored: {problem}")
-
-
-class StateDrift(StateError):
-    """The state of an agent differs from the reduction of its event log, or from what a later run reads."""
-
-    def __init__(self, task_id: str, number: int, differences: Sequence[str]) -> None:
-        """number: the first event after which they differ. differences: paths of the differing values."""
-        super().__init__(
-            f"the state of task {task_id} differs from its event log since event {number}: {', '.join(differences)}"
-        )
-        self.number = number
 
 
 class BadHandoff(PerdureError):

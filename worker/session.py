@@ -14,14 +14,13 @@ from pydantic_core import to_json
 
 from ..queues.durations import Moment, seconds_until
 from ..queues.envelope import new_task_id
-from ..queues.errors import Refused, TaskCancelled, TaskEnded, TaskFailed
+from ..queues.errors import Refused, SessionError, SessionFailed, SessionNotFound, TaskCancelled, TaskEnded, TaskFailed
 from ..queues.inbox import Sent, check_changes
 from ..queues.inspection.views import checkpoint_fields, find_task
 from ..queues.json_form import encodable
 from ..queues.producer import Producer
 from ..queues.records import Record, State, read_record
 from ..queues.runtime import RUNTIME
-from ..queues.sessions.errors import SessionError, SessionFailed, SessionIdle, SessionNotFound
 from ..queues.sessions.record import (
     SessionAddress,
     SessionCorrection,
@@ -92,7 +91,7 @@ class Session(Generic[S]):
 
         Raises:
             SessionFailed: An earlier turn is a dead letter; the message was not stored.
-            SessionOfOtherApp: Another app has a session with this agent and id.
+            SessionError: Another app has a session with this agent and id.
             SessionFull: Too many messages wait for their turn.
             InvalidArguments: The inputs of the session are not valid.
             PayloadTooLarge: The message is too large.
@@ -180,7 +179,7 @@ class Session(Generic[S]):
 
         Raises:
             SessionNotFound: There is no such session.
-            SessionIdle: There are no changes, and no turn that a confirmation is for.
+            SessionError: There are no changes, and no turn that a confirmation is for.
             ValueError: The changes are empty or do not fit the state.
             StateMismatch: A value does not fit its field.
             PayloadTooLarge: The corrections that wait are too large.
@@ -386,7 +385,7 @@ async def correct_session(
                 with suppress(TaskEnded):  # after the read
                     return await handle.correct(changes, by=by, message_id=message_id, confirm=confirm)
         elif confirm and not changes:
-            raise SessionIdle(record.name)
+            raise SessionError(f"no turn of session {record.name} is running or stopped: there is nothing to confirm")
         else:
             check_changes(changes)
             check(record)

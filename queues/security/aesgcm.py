@@ -11,7 +11,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ..errors import InvalidKey
+from ..errors import ConfigurationError
 from .keyring import key_id
 
 _NONCE: Final = 12
@@ -45,7 +45,7 @@ class KeyRing:
     def __init__(self, keys: Sequence[bytes]) -> None:
         self.keys = {key_id(key): key for key in keys}
         if len(self.keys) < len(set(keys)):
-            raise InvalidKey("two keys have the same id by chance: generate another one")
+            raise ConfigurationError("two keys have the same id by chance: generate another one")
         self.first = key_id(keys[0])
 
     @property

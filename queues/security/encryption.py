@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from ..errors import InvalidKey, KeyMissing, NotEncrypted, TamperedData
+from ..errors import ConfigurationError, KeyMissing, NotEncrypted, TamperedData
 from ..keys import Partition
 from .keyring import read_key_file, read_keys
 from .secret_arguments import SecretPaths
@@ -101,14 +101,14 @@ class Encryptor:
     __slots__ = ("_ring", "active", "required")
 
     def __init__(self, keys: Sequence[bytes] = (), *, required: bool = False) -> None:
-        """Raises `InvalidKey`.
+        """Raises `ConfigurationError`.
 
         Args:
             keys: 32 bytes each.
             required: refuse data that is not encrypted.
         """
         if required and not keys:
-            raise InvalidKey(
+            raise ConfigurationError(
                 "encryption is required and there is no key: set PERDURE_ENCRYPTION_KEYS or PERDURE_ENCRYPTION_KEY_FILE"
             )
         self.active = bool(keys)
@@ -206,7 +206,9 @@ def _key_ring(keys: tuple[bytes, ...]) -> KeyRing:
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "cryptography":
             raise
-        raise InvalidKey("encryption needs the package cryptography: pip install 'perdure[encryption]'") from None
+        raise ConfigurationError(
+            "encryption needs the package cryptography: pip install 'perdure[encryption]'"
+        ) from None
     return KeyRing(keys)
 
 
@@ -218,9 +220,9 @@ NO_CIPHER: Final = NO_KEYS.of(Partition("", "", 0), "")
 
 
 def make_encryptor(text: str, path: Path | None, *, required: bool = False) -> Encryptor:
-    """Return the encryptor for keys given as text or in a file. Raises `InvalidKey`."""
+    """Return the encryptor for keys given as text or in a file. Raises `ConfigurationError`."""
     if text.strip() and path is not None:
-        raise InvalidKey(
+        raise ConfigurationError(
             "PERDURE_ENCRYPTION_KEYS and PERDURE_ENCRYPTION_KEY_FILE must not both be set: leave one of them out"
         )
     keys = read_key_file(path) if path is not None else read_keys(text, "PERDURE_ENCRYPTION_KEYS")

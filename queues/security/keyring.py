@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from ..errors import InvalidKey
+from ..errors import ConfigurationError
 from ..regular_files import open_regular, read_bounded
 
 _BYTES: Final = 32
@@ -31,7 +31,7 @@ def key_id(key: bytes) -> bytes:
 
 
 def read_keys(text: str, source: str) -> list[bytes]:
-    """Parse keys separated by commas or white space. Raises `InvalidKey`, which names the source, never the text."""
+    """Parse keys separated by commas or white space. Raises `ConfigurationError`, which names the source only."""
     found: list[bytes] = []
     for number, word in enumerate(filter(None, _SEPARATOR.split(text)), 1):
         try:
@@ -39,7 +39,7 @@ def read_keys(text: str, source: str) -> list[bytes]:
         except binascii.Error:
             key = b""
         if len(key) != _BYTES:
-            raise InvalidKey(
+            raise ConfigurationError(
                 f"{source}: key {number} must be {_BYTES} bytes in base64; generate one with 'perdure keys generate'"
             )
         found.append(key)
@@ -47,19 +47,19 @@ def read_keys(text: str, source: str) -> list[bytes]:
 
 
 def read_key_file(path: Path) -> list[bytes]:
-    """Read keys from a file, one per line; a line that begins with # is a comment. Raises `InvalidKey`."""
+    """Read keys from a file, one per line; a line that begins with # is a comment. Raises `ConfigurationError`."""
     source = f"key file {path}"
     try:
         with open_regular(path, limit=_FILE_BYTES) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & (stat.S_IROTH | stat.S_IWOTH):
-                raise InvalidKey(
+                raise ConfigurationError(
                     f"{source} must not be readable or writable by all users (mode {mode:04o}): chmod 600 {path}"
                 )
             text = read_bounded(file, _FILE_BYTES, str(path)).decode("utf-8", "replace")
     except OSError as error:
-        raise InvalidKey(f"could not read {source}: {error.strerror or error}") from None
+        raise ConfigurationError(f"could not read {source}: {error.strerror or error}") from None
     keys = read_keys("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")), source)
     if not keys:
-        raise InvalidKey(f"{source} holds no key; generate one with 'perdure keys generate'")
+        raise ConfigurationError(f"{source} holds no key; generate one with 'perdure keys generate'")
     return keys

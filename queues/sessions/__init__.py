@@ -25,5 +25,4 @@ task is stored, begin and end let the task wait until the turn before it has cla
     record.py       the record of a session, its history, and lists of sessions
     turns.py        the steps of the protocol
     removal.py      removal of a session, with the tasks of its turns or after its retention
-    errors.py       errors
 """

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 
 from ..envelope import plain_data
-from ..errors import DecryptionError, Refused, UnreadableRecord
+from ..errors import DecryptionError, Refused, SessionNotFound, UnreadableRecord
 from ..junk import count_of, split
 from ..keys import SESSION_PARTITIONS, Namespace, Partition, SessionPartition
 from ..records import number_of
@@ -20,7 +20,6 @@ from ..security.encryption import MESSAGE, TaskCipher
 from ..transport.gateway import Gateway
 from ..transport.scripts import pairs
 from ..wording import iso_time
-from .errors import SessionNotFound
 
 _MAX_LENGTH: Final = 256
 """Most characters of a session id."""

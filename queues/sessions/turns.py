@@ -27,7 +27,17 @@ from ..envelope import (
     check_size,
     new_task_id,
 )
-from ..errors import DecryptionError, KeyMissing, NoKey
+from ..errors import (
+    DecryptionError,
+    KeyMissing,
+    NoKey,
+    SessionError,
+    SessionFailed,
+    SessionFull,
+    SessionNotFound,
+    TurnEarly,
+    TurnRefused,
+)
 from ..inspection.views import find_task
 from ..json_form import as_json, encodable
 from ..junk import count_of, report_once, set_aside, split
@@ -40,7 +50,6 @@ from ..transport.gateway import Gateway
 from ..transport.large_values import LargeValue
 from ..transport.pipelining import Argument
 from ..transport.scripts import milliseconds, queue_script
-from .errors import SessionFailed, SessionFull, SessionNotFound, SessionOfOtherApp, TurnEarly, TurnRefused
 from .record import (
     CORRECTIONS,
     NOTE_SENDER,
@@ -115,7 +124,7 @@ async def send_to_session(
 
     Raises:
         SessionFailed: A turn is a dead letter; the message was not stored.
-        SessionOfOtherApp: The session belongs to another app.
+        SessionError: The session belongs to another app.
         SessionFull: Too many messages wait.
         NoKey: The data of the session is encrypted, and this process has no key.
         PayloadTooLarge: The message is too large.
@@ -147,7 +156,11 @@ async def send_to_session(
         )
         if answer == b"app":
             if (owner := rest[0].decode()) not in aliases:
-                raise SessionOfOtherApp(f"{session_id!r} of agent {agent!r}", owner, app or "")
+                raise SessionError(
+                    f"session {session_id!r} of agent {agent!r} belongs to app {owner!r}, not to {app or ''!r}; "
+                    "nothing was stored: give the agent or the session another name, or one of the apps another "
+                    "PERDURE_NAMESPACE"
+                )
             app = owner
             continue
         if answer == b"full":

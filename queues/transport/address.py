@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ..errors import BadAddress
+from ..errors import ConfigurationError
 from ..regular_files import open_regular
 from ..security.urls import shown_url
 
@@ -78,7 +78,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, *, data_dir: Callable[[], Path]) -> Address:
-        """Parse a URL. Raises `BadAddress`.
+        """Parse a URL. Raises `ConfigurationError`.
 
         Args:
             data_dir: returns the directory for `embedded:` without a path; called in that case only.
@@ -86,7 +86,7 @@ class Address:
         text = text.strip()
         scheme, colon, rest = text.partition(":")
         if not colon:
-            raise BadAddress(f"address must be a URL, got {shown_url(text)!r}; known are {_KNOWN}")
+            raise ConfigurationError(f"address must be a URL, got {shown_url(text)!r}; known are {_KNOWN}")
         if scheme == "embedded":
             path = rest.removeprefix("//")
             return cls(directory=(Path(unquote(path)).expanduser() if path else data_dir()).absolute())
@@ -94,20 +94,20 @@ class Address:
             text = f"unix://{rest}"
         address = cls(text)
         if scheme != "unix" and _has_plain_password(text):
-            raise BadAddress(f"{address.shown!r}: write '/', '#', '?', '@' of a password as %2F, %23, %3F, %40")
+            raise ConfigurationError(f"{address.shown!r}: write '/', '#', '?', '@' of a password as %2F, %23, %3F, %40")
         if "#" in text:
-            raise BadAddress(f"{address.shown!r}: write '#' as %23")
+            raise ConfigurationError(f"{address.shown!r}: write '#' as %23")
         for name, value in parse_qsl(_Parts.of(text).query, keep_blank_values=True):
             if "@" in name or ("@" in value and name not in _TEXTS):  # the end of a password
-                raise BadAddress(f"{address.shown!r}: write '?' and '@' of a password as %3F and %40")
+                raise ConfigurationError(f"{address.shown!r}: write '?' and '@' of a password as %3F and %40")
         if scheme in _ONE_SERVER:
             _check_one_server(address)
         elif scheme in (*_CLUSTER, *_SENTINEL):
             _check_several(address)
         elif "@" in text and not rest.startswith("//"):  # the text before the colon may be a user or a password
-            raise BadAddress(f"address must be a URL, got {address.shown!r}; known are {_KNOWN}")
+            raise ConfigurationError(f"address must be a URL, got {address.shown!r}; known are {_KNOWN}")
         else:
-            raise BadAddress(f"unknown scheme {scheme!r} in {address.shown!r}; known are {_KNOWN}")
+            raise ConfigurationError(f"unknown scheme {scheme!r} in {address.shown!r}; known are {_KNOWN}")
         _check_query(address)
         return address
 
@@ -184,17 +184,17 @@ class Address:
         return options | {"host": node.host, "port": node.port}
 
     def check_files(self) -> None:
-        """Check that the files of the query are files that can be read. Raises `BadAddress`."""
+        """Check that the files of the query are files that can be read. Raises `ConfigurationError`."""
         for name in _FILES:
             if (file := self.query.get(name)) is None:
                 continue
             try:
                 open_regular(file, limit=_FILE_BYTES).close()
             except FileNotFoundError:
-                raise BadAddress(f"{self.shown}: the file of {name} does not exist: {file}") from None
+                raise ConfigurationError(f"{self.shown}: the file of {name} does not exist: {file}") from None
             except OSError as error:
                 problem = f"could not read the file of {name}: {file}: {error.strerror}"
-                raise BadAddress(f"{self.shown}: {problem}") from None
+                raise ConfigurationError(f"{self.shown}: {problem}") from None
 
     @property
     def shown(self) -> str:
@@ -337,24 +337,24 @@ def _check_one_server(address: Address) -> None:
     parts = _Parts.of(address.url)
     if address.scheme == "unix":
         if "://" not in address.url and address.url != "unix:":
-            raise BadAddress(f"{address.shown!r}: the path must be absolute: write unix:///path/to.sock")
+            raise ConfigurationError(f"{address.shown!r}: the path must be absolute: write unix:///path/to.sock")
         if not parts.path:
-            raise BadAddress(f"{address.shown!r} names no socket: write unix:///path/to.sock")
+            raise ConfigurationError(f"{address.shown!r} names no socket: write unix:///path/to.sock")
         if parts.hosts:
-            raise BadAddress(f"{address.shown!r}: the path must be absolute: write unix:///path/to.sock")
+            raise ConfigurationError(f"{address.shown!r}: the path must be absolute: write unix:///path/to.sock")
         if "\0" in unquote(parts.path):
-            raise BadAddress(f"{address.shown!r}: the path must not contain a null byte")
+            raise ConfigurationError(f"{address.shown!r}: the path must not contain a null byte")
         return
     if "://" not in address.url:
-        raise BadAddress(f"{address.shown!r} names no host: write {address.scheme}://host:6379")
+        raise ConfigurationError(f"{address.shown!r} names no host: write {address.scheme}://host:6379")
     try:
         if "," not in parts.hosts:
             _ = _one_node(parts.hosts)
             _ = urlsplit(address.url).port
     except ValueError as error:
-        raise BadAddress(f"{address.shown!r}: {error}") from None
+        raise ConfigurationError(f"{address.shown!r}: {error}") from None
     if "," in parts.hosts:
-        raise BadAddress(
+        raise ConfigurationError(
             f"{address.shown!r} names several hosts: write {address.scheme}+cluster:// for a Redis Cluster, "
             f"or {address.scheme}+sentinel://.../service for sentinels"
         )
@@ -365,19 +365,19 @@ def _check_several(address: Address) -> None:
     parts = _Parts.of(address.url)
     example = "host:6379" if address.clustered else "host:26379/service"
     if "://" not in address.url or not parts.hosts:
-        raise BadAddress(f"{address.shown!r} names no host: write {address.scheme}://{example}")
+        raise ConfigurationError(f"{address.shown!r} names no host: write {address.scheme}://{example}")
     try:
         _ = address.nodes
     except ValueError as error:
-        raise BadAddress(f"{address.shown!r}: {error}") from None
+        raise ConfigurationError(f"{address.shown!r}: {error}") from None
     if address.clustered:
         database = address.query.get("db", parts.path.strip("/"))
         if database not in ("", "0"):
-            raise BadAddress(f"{address.shown!r}: a Redis Cluster has database 0 only; leave out {database!r}")
+            raise ConfigurationError(f"{address.shown!r}: a Redis Cluster has database 0 only; leave out {database!r}")
         return
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
-        raise BadAddress(
+        raise ConfigurationError(
             f"{address.shown!r} names no service: write {address.scheme}://host:26379/service, "
             "with the name by which the sentinels monitor the primary"
         )
@@ -387,7 +387,7 @@ def _check_several(address: Address) -> None:
 def _check_number(address: Address, database: str) -> None:
     database = address.query.get("db", database)
     if database and not (database.isascii() and database.isdigit()):
-        raise BadAddress(f"{address.shown!r}: the database must be a number, got {database!r}")
+        raise ConfigurationError(f"{address.shown!r}: the database must be a number, got {database!r}")
 
 
 def _check_query(address: Address) -> None:
@@ -395,20 +395,22 @@ def _check_query(address: Address) -> None:
     names = [name for name, _ in given]
     for name, value in given:
         if name in _PLACES:
-            raise BadAddress(f"{address.shown!r}: {name} cannot be an option; write it before the '?': {_KNOWN}")
+            raise ConfigurationError(
+                f"{address.shown!r}: {name} cannot be an option; write it before the '?': {_KNOWN}"
+            )
         if name not in _PARSERS and name not in _FIXED and name not in _FOR_SENTINELS:
             known = ", ".join(sorted([*_PARSERS, *_FOR_SENTINELS]))
-            raise BadAddress(f"{address.shown!r}: unknown option {name!r}; known are {known}")
+            raise ConfigurationError(f"{address.shown!r}: unknown option {name!r}; known are {known}")
         if names.count(name) > 1:
-            raise BadAddress(f"{address.shown!r}: {name} is given more than once")
+            raise ConfigurationError(f"{address.shown!r}: {name} is given more than once")
         if name.startswith("ssl_") and not address.encrypted:
-            raise BadAddress(f"{address.shown!r}: {name} needs TLS, so the scheme must begin with rediss")
+            raise ConfigurationError(f"{address.shown!r}: {name} needs TLS, so the scheme must begin with rediss")
         if name in _FOR_SENTINELS and address.service is None:
-            raise BadAddress(f"{address.shown!r}: {name} is for redis+sentinel:// and rediss+sentinel:// only")
+            raise ConfigurationError(f"{address.shown!r}: {name} is for redis+sentinel:// and rediss+sentinel:// only")
         if name == "protocol" and value not in ("", "2"):
-            raise BadAddress(f"{address.shown!r}: protocol must be 2 (RESP2), got {value!r}; leave it out")
+            raise ConfigurationError(f"{address.shown!r}: protocol must be 2 (RESP2), got {value!r}; leave it out")
         if value and name in _PARSERS:
             try:
                 _PARSERS[name](value)
             except ValueError as error:
-                raise BadAddress(f"{address.shown!r}: {name} {error}, got {value!r}") from None
+                raise ConfigurationError(f"{address.shown!r}: {name} {error}, got {value!r}") from None

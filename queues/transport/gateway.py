@@ -169,7 +169,7 @@ class Gateway:
         return gateway
 
     async def open(self) -> None:
-        """Connect and check the server. Raises `Unavailable`, `Refused` or `BadAddress`."""
+        """Connect and check the server. Raises `Unavailable`, `Refused` or `ConfigurationError`."""
         self._sync_caller = ThreadsafeCaller()
         try:
             await self._recognised(self._connect())

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError, ResponseError
 
-from ..errors import Refused, UnsafeServer
+from ..errors import Refused
 from ..runtime import RUNTIME
 from .address import Address, Node
 from .pipelining import Command
@@ -239,9 +239,9 @@ def _check(
             f"Perdure needs Redis {_oldest()} or newer, or Valkey"
         )
     if requirements.require_durable and (lacking := [*server.lacking()]):
-        raise UnsafeServer(f"{where} is not durable, and PERDURE_REQUIRE_DURABLE is set: {'; '.join(lacking)}")
+        raise Refused(f"{where} is not durable, and PERDURE_REQUIRE_DURABLE is set: {'; '.join(lacking)}")
     if not requirements.allow_eviction and (server.eviction or "").startswith("allkeys-"):
-        raise UnsafeServer(
+        raise Refused(
             f"{where} deletes tasks when its memory is full (maxmemory-policy {server.eviction}): {_EVICTION}, or "
             "accept the loss with PERDURE_ALLOW_EVICTION=1"
         )

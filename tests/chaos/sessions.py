@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, Unavailable
 from perdure.queues import QueueError
-from perdure.queues.sessions.errors import SessionFailed, SessionFull
+from perdure.queues.errors import SessionFailed, SessionFull
 from perdure.queues.sessions.record import list_sessions
 from pydantic import Field
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perdure.queues import Gateway, Namespace
-from perdure.queues.sessions.errors import SessionOfOtherApp, TurnRefused
+from perdure.queues.errors import SessionError, TurnRefused
 from perdure.queues.sessions.record import SessionAddress, SessionCorrection, TurnId, read_history, read_session
 from perdure.queues.sessions.removal import finish_forgetting, forget_session, forget_task
 from perdure.queues.sessions.turns import (
@@ -90,7 +90,7 @@ class Play:
     async def intrude(self, _: int) -> None:
         """Send a message from an app that the session does not belong to; the message is stored nowhere."""
         if await self.gateway.command("HEXISTS", self.address.session, "born"):
-            with pytest.raises(SessionOfOtherApp):
+            with pytest.raises(SessionError):
                 await send_to_session(self.gateway, self.namespace, "bot", "ada", "other", queue="q", app="other")
 
     async def queued(self) -> list[TurnId]:

@@ -15,7 +15,6 @@ from perdure.deadletter.policy import Reason
 from perdure.queues import State
 from perdure.queues import errors as queue_errors
 from perdure.queues.keys import Namespace, Partition, SessionPartition, junk_keys
-from perdure.queues.sessions import errors as session_errors
 from perdure.worker import errors as worker_errors
 from perdure.worker.cli import commands
 from perdure.worker.journal.event import BUILT_IN
@@ -24,6 +23,7 @@ from perdure.worker.settings import Settings
 
 from tests.project import rights_page
 from tests.project.api_page import PAGE, api_page
+from tests.project.test_error_trees import defined
 from tests.support.paths import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -159,8 +159,9 @@ def test_metrics_page_lists_every_gauge_once(redis_url: str, namespace_name: str
 
 
 def error_classes() -> dict[str, type[BaseException]]:
-    modules = (queue_errors, session_errors, worker_errors, memory_errors)
-    return {name: getattr(module, name) for module in modules for name in module.__all__}
+    return {
+        name: kind for module in (queue_errors, worker_errors, memory_errors) for name, kind in defined(module).items()
+    }
 
 
 def test_errors_page_lists_every_error_once() -> None:

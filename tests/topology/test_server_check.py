@@ -14,7 +14,6 @@ import pytest
 import redis
 from perdure import Producer
 from perdure.queues import Address, Gateway, Refused
-from perdure.queues.errors import UnsafeServer
 from perdure.queues.transport import server_check
 from perdure.queues.transport.pipelining import _Transport
 from perdure.queues.transport.server_check import ServerRequirements
@@ -69,7 +68,7 @@ def messages(log: pytest.LogCaptureFixture, level: int) -> list[str]:
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
 async def test_a_server_that_evicts_any_key_is_refused(serve: Serve, policy: str) -> None:
-    with pytest.raises(UnsafeServer, match=rf"{policy}.*noeviction, or accept the loss with PERDURE_ALLOW_EVICTION=1"):
+    with pytest.raises(Refused, match=rf"{policy}.*noeviction, or accept the loss with PERDURE_ALLOW_EVICTION=1"):
         await connect(serve(*DURABLE, "--maxmemory-policy", policy))
 
 
@@ -175,7 +174,7 @@ async def test_a_server_that_must_be_durable_is_refused(
 ) -> None:
     monkeypatch.setenv("PERDURE_REQUIRE_DURABLE", "1")
     monkeypatch.setenv("PERDURE_ALLOW_EVICTION", "1")
-    with pytest.raises(UnsafeServer, match=f"is not durable, and PERDURE_REQUIRE_DURABLE is set: .*{lacking}"):
+    with pytest.raises(Refused, match=f"is not durable, and PERDURE_REQUIRE_DURABLE is set: .*{lacking}"):
         await Producer(serve(*options)).__aenter__()
 
 
@@ -208,7 +207,7 @@ async def test_an_unknown_answer_does_not_count_as_durable(serve: Serve) -> None
     url = serve(*DURABLE)
     with redis.Redis.from_url(url) as client:
         client.execute_command("ACL", "SETUSER", "default", "-config")
-    with pytest.raises(UnsafeServer, match="appendfsync must be always, got no answer"):
+    with pytest.raises(Refused, match="appendfsync must be always, got no answer"):
         await connect(url, ServerRequirements(require_durable=True))
 
 
@@ -248,7 +247,7 @@ async def test_each_primary_of_a_cluster_is_checked(logged: pytest.LogCaptureFix
         assert all(f"127.0.0.1:{node.port}" in warning for node in cluster.nodes)
         last = cluster.nodes[-1]
         last.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-        with pytest.raises(UnsafeServer, match=rf"primary 127\.0\.0\.1:{last.port}, deletes tasks"):
+        with pytest.raises(Refused, match=rf"primary 127\.0\.0\.1:{last.port}, deletes tasks"):
             await connect(cluster.url())
         last.freeze()
         await connect(cluster.url())  # a primary that does not answer cannot delay every client
@@ -261,6 +260,6 @@ async def test_the_primary_that_sentinels_name_is_checked() -> None:
     policy = ("--maxmemory-policy", "allkeys-lru")
     with (
         private_sentinels(program, replicas=0, sentinels=1, options=policy) as sentinels,
-        pytest.raises(UnsafeServer, match="deletes tasks"),
+        pytest.raises(Refused, match="deletes tasks"),
     ):
         await connect(sentinels.url())

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from perdure.queues import ConfigurationError, InvalidKey, generate_key
+from perdure.queues import ConfigurationError, generate_key
 from perdure.queues.security import encryption
 from perdure.queues.security.encryption import make_encryptor
 from perdure.worker.artifacts.store import open_store
@@ -50,6 +50,6 @@ def test_keys_need_cryptography(remove: Callable[..., None]) -> None:
     key = generate_key()
     remove("cryptography", "perdure.queues.security.aesgcm")
     encryption._key_ring.cache_clear()
-    with pytest.raises(InvalidKey) as raised:
+    with pytest.raises(ConfigurationError) as raised:
         make_encryptor(key, None)
     assert str(raised.value) == "encryption needs the package cryptography: pip install 'perdure[encryption]'"

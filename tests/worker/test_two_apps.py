@@ -17,7 +17,7 @@ from perdure.deadletter.replay import Replay, replay
 from perdure.queues import TaskExists
 from perdure.queues.catalog import Catalog, read_catalog
 from perdure.queues.derived_tasks import read_task_input
-from perdure.queues.sessions.errors import SessionOfOtherApp
+from perdure.queues.errors import SessionError
 from perdure.worker.journal.forks import fork
 
 from tests.support.command_line import Answer, call
@@ -220,7 +220,7 @@ async def test_a_session_keeps_the_app(alpha: App, beta: App) -> None:
         assert [await turn.result(timeout=BOUND) for turn in turns] == ["alpha"] * 5
     record = await session.record()
     assert (record.app, record.summary()["app"]) == ("alpha", "alpha")
-    with pytest.raises(SessionOfOtherApp, match="belongs to app 'alpha', not to 'beta'; nothing was stored"):
+    with pytest.raises(SessionError, match="belongs to app 'alpha', not to 'beta'; nothing was stored"):
         await beta.session(beta.agents["assistant"], "user-42").send("hello")
     assert (await session.record()).sent == 5
 

@@ -19,12 +19,13 @@ from ...queues.event_log import TaskEvent, read_last_events
 from ...queues.json_form import as_json
 from ...queues.transport.backoff import retry_while_unavailable
 from ..durable.run import Run, RunObserver
-from ..errors import BadSnapshot, StateDrift, StateError, StateTooLarge, first_problem
+from ..errors import BadSnapshot, StateError, StateTooLarge, first_problem
 from ..journal.agent_events import Archived, Changed, LogBase, Snapshot, Withdrawn
 from ..journal.archive import ARCHIVED, archived_field, archived_steps, remove_oldest
 from ..journal.event import Event
 from ..journal.event_redaction import redacted
 from ..journal.handoff.document import Handoff
+from ..journal.history import drift
 from ..journal.json_patch import BadPatch, Patch, apply, diff
 from ..journal.parsing import Unreadable, parse_event
 from ..journal.reducer import LOGGED_BY_CALLS, empty_state, reduce
@@ -241,7 +242,7 @@ class LiveState(RunObserver, Generic[S]):
         """Return the log entry of an event that also contains the agent's changes since the last checkpoint.
 
         The entries have the next numbers and must be written at once. A state that is too large archives its older half
-        first, as often as that helps; then the event is not the first entry. Raises `StateTooLarge`, `StateUnstorable`.
+        first, as often as that helps; then the event is not the first entry. Raises `StateTooLarge`, `StateError`.
         """
         while True:
             try:
@@ -275,11 +276,11 @@ class LiveState(RunObserver, Generic[S]):
         return entry
 
     def _check_drift(self) -> None:
-        """Raise `StateDrift` if the state differs from the log, or from what a later run reads of it."""
+        """Raise `StateError` if the state differs from the log, or from what a later run reads of it."""
         places = [str(one["path"]) for one in self._changes(self.logged_state)]
         places = places or [f"/{name}" for name in self.state_type.differing(self.run.id, self.state, self._recalled)]
         if places:
-            raise StateDrift(self.run.id, self.number, places[:10])
+            raise drift(self.run.id, self.number, places)
 
     def archive(self, *, steps: int | None, messages: int | None) -> list[Entry]:
         """Return entries that move closed steps and messages out of the state, but for the latest so many of each.

@@ -439,7 +439,7 @@ class Loop(Generic[S]):
     async def _record(self, key: str, event: Event, *entries: Entry) -> None:
         """Store a record with the state, and drop its inner steps, in one write with a snapshot if one is due.
 
-        Raises `StateTooLarge`, `StateUnstorable`, `LeaseLost`.
+        Raises `StateTooLarge`, `StateError`, `LeaseLost`.
         """
         run, live = self._run, self._live
         workspace = run.workspace

@@ -10,11 +10,11 @@ from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
+from ...queues.errors import TurnEarly, TurnRefused
 from ...queues.inbox import send_correction
 from ...queues.inspection.views import checkpoint_fields, find_task
 from ...queues.keys import Namespace
 from ...queues.records import Record
-from ...queues.sessions.errors import TurnEarly, TurnRefused
 from ...queues.sessions.record import SessionAddress, TurnId, parse_turn_id
 from ...queues.sessions.turns import SessionTurnEnd, begin_turn, end_turn
 from ...queues.transport.backoff import retry_while_unavailable

@@ -26,7 +26,7 @@ from ...queues.json_form import as_json, encodable, is_encodable_otherwise, larg
 from ...queues.security.secret_arguments import has_secret
 from ..durable.json_types import has_computed, has_functions, has_models, is_closed, type_name, unreadable_part
 from ..durable.value_loss import is_same, losses, without_computed
-from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError, first_problem
+from ..errors import StateError, StateMismatch, TaskDefinitionError, first_problem
 from ..journal.state import AgentState, Ephemeral, PlanStep
 from ..resume_warning import warn_once
 from .agent import S
@@ -123,12 +123,12 @@ class StateType(Generic[S]):
     ) -> bytes:
         """Return the stored fields as JSON, all or those in `names`, without recalled results.
 
-        Raises `StateUnstorable`.
+        Raises `StateError`.
         """
         try:
             return self._dump(state, None if names is None else set(names), recalled)
         except (PydanticSerializationError, ValueError, RecursionError) as error:
-            raise StateUnstorable(task_id, self.agent, self._unstorable(state) or str(error)) from None
+            raise self._unstored(task_id, self._unstorable(state) or str(error)) from None
 
     def _dump(self, state: S, names: set[str] | None, recalled: Collection[str] = ()) -> bytes:
         data = self._dump_all(state, names, recalled)
@@ -164,13 +164,13 @@ class StateType(Generic[S]):
             names: the fields that changed.
             recalled: keys of results that are not stored.
 
-        Raises `StateUnstorable` if a field cannot be read.
+        Raises `StateError` if a field cannot be read.
         """
         written, doubtful = {name: stored[name] for name in names}, list[str]()
         for name in names:
             data = orjson.dumps(written[name])
             if _LARGE_NUMBER.search(data) and (number := large_integer(self._dump(state, {name}, recalled))):
-                raise StateUnstorable(task_id, self.agent, _too_large(name, number))
+                raise self._unstored(task_id, _too_large(name, number))
             if not self._is_closed(name) or _REPLACED in data or not _is_exact(getattr(state, name), written[name]):
                 written[name] = self._with_all_numbers(state, name, written[name])
                 doubtful.append(name)
@@ -184,7 +184,7 @@ class StateType(Generic[S]):
             for name, value in (self._reread(task_id, stored | written, changed) if changed else {}).items():
                 if not is_same(value, read[name]):
                     problem = f"field {name!r}: its validators change again what they have returned; let them return it"
-                    raise StateUnstorable(task_id, self.agent, problem)
+                    raise self._unstored(task_id, problem)
             written |= changed
         for name in self._own_models & read.keys():
             for loss in losses(getattr(state, name), read[name]):
@@ -192,7 +192,7 @@ class StateType(Generic[S]):
         return written, read
 
     def _reread(self, task_id: str, stored: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-        """Return fields as a later run reads them from JSON. stored: all fields. Raises `StateUnstorable`."""
+        """Return fields as a later run reads them from JSON. stored: all fields. Raises `StateError`."""
         try:
             if self._has_rules:
                 loaded = self._validate(stored | fields)
@@ -200,17 +200,17 @@ class StateType(Generic[S]):
             return {name: self._read(name, orjson.dumps(value)) for name, value in fields.items()}
         except ValidationError as error:
             problem = f"it could not be read by a later run: {self._misfit(fields) or first_problem(error)}"
-            raise StateUnstorable(task_id, self.agent, problem) from None
+            raise self._unstored(task_id, problem) from None
 
     def parsed(self, task_id: str, state: S, data: bytes) -> dict[str, Any]:
-        """Return dumped fields as JSON data, with all numbers. Raises `StateUnstorable` if one has too many digits."""
+        """Return dumped fields as JSON data, with all numbers. Raises `StateError` if one has too many digits."""
         try:
             fields: dict[str, Any] = orjson.loads(data)
         except ValueError as error:
             for name in self.fields.keys() - self.ephemeral:
                 if (number := large_integer(self._dump(state, {name}))) is not None:
-                    raise StateUnstorable(task_id, self.agent, _too_large(name, number)) from None
-            raise StateUnstorable(task_id, self.agent, str(error)) from None
+                    raise self._unstored(task_id, _too_large(name, number)) from None
+            raise self._unstored(task_id, str(error)) from None
         for name in self._own_models & fields.keys():
             fields[name] = self._with_all_numbers(state, name, fields[name])
         return fields
@@ -235,7 +235,7 @@ class StateType(Generic[S]):
                 setattr(state, name, settled)
 
     def differing(self, task_id: str, state: S, recalled: Collection[str] = ()) -> list[str]:
-        """Return the fields that a later run would read differently. Raises `StateUnstorable`."""
+        """Return the fields that a later run would read differently. Raises `StateError`."""
         stored = self.parsed(task_id, state, self.dump(task_id, state, recalled=recalled))
         _, read = self.read_back(task_id, state, stored, stored.keys(), recalled)
         live = {name: getattr(state, name) for name in read}
@@ -278,6 +278,9 @@ class StateType(Generic[S]):
             if not _is_too_deep(error):
                 raise
         return self.kind.model_validate(known, by_name=True)
+
+    def _unstored(self, task_id: str, problem: str) -> StateError:
+        return StateError(f"the state of agent {self.agent!r}, task {task_id}, cannot be stored: {problem}")
 
     def _unstorable(self, state: S) -> str | None:
         """Return which field cannot be stored, and the remedy; None if each of them can."""

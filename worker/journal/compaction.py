@@ -14,7 +14,7 @@ from ...queues.inspection.views import checkpoint_fields
 from ...queues.keys import Partition
 from ...queues.records import State
 from ...queues.transport.gateway import Gateway
-from ..errors import BadHistory, StateBusy
+from ..errors import BadHistory, StateError
 from .agent_events import Archived
 from .archive import archived_field, remove_oldest
 from .history import state_at
@@ -68,20 +68,20 @@ async def compact_state(
     Raises:
         BadHistory: The log is incomplete, or the task is not an agent.
         KeyError: `context` has no such key.
-        StateBusy: The task is queued, running or has ended, or was changed meanwhile. Nothing was changed.
+        StateError: The task is queued, running or has ended, or was changed meanwhile. Nothing was changed.
         DecryptionError, PayloadTooLarge
     """
     position = await read_position(gateway, partition, task_id)
     state = position.state
     if state is None or state not in (State.SCHEDULED, State.DEAD):
-        raise StateBusy(task_id, None if state is None else state.value)
+        raise _refused(task_id, "no such task" if state is None else state.value)
     past = await state_at(gateway, partition, task_id)
     waits = past.state["waiting_for"]
     waits_for_room = waits is not None and waits.get("what") == COMPACTION
     if past.agent is None and not waits_for_room:
         raise BadHistory(task_id, f"task {task_id} has no state to compact: it is not an agent")
     if past.number != position.events:
-        raise StateBusy(task_id, "changing")
+        raise _refused(task_id, "a task that changes")
     before = past.state
     context = dict(before["context"])
     for key in drop_context:
@@ -113,9 +113,15 @@ async def compact_state(
         wakes=COMPACTION,
     )
     if woken is None:
-        raise StateBusy(task_id, "changing")
+        raise _refused(task_id, "a task that changes")
     return Compaction(_sizes(before), _sizes(after), len(records), messages, state, woken)
 
 
 def _sizes(state: dict[str, Any]) -> dict[str, int]:
     return {name: len(orjson.dumps(value)) for name, value in state.items()}
+
+
+def _refused(task_id: str, found: str) -> StateError:
+    return StateError(
+        f"the state of task {task_id} could not be changed: the task must be waiting, scheduled or dead, got {found}"
+    )

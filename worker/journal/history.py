@@ -6,7 +6,7 @@ The log is read in pages, so a long log costs time but no memory.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from ...queues.inspection.views import checkpoint_fields
 from ...queues.keys import Partition
 from ...queues.transport.gateway import Gateway
 from ...queues.wording import listed
-from ..errors import BadHistory, StateDrift
+from ..errors import BadHistory, StateError
 from .agent_events import Rewound
 from .event import Event
 from .json_patch import BadPatch, diff
@@ -219,7 +219,7 @@ async def check_state(gateway: Gateway, partition: Partition, task_id: str) -> S
     """Compare a task's snapshot with the reduction of its log. Return the snapshot, if there is one.
 
     Raises:
-        StateDrift: They differ; the error names the first event that the snapshot disagrees with.
+        StateError: They differ; the error names the first event that the snapshot disagrees with.
         BadHistory, BadSnapshot
     """
     stored = await read_snapshot(gateway, partition, task_id)
@@ -231,7 +231,14 @@ async def check_state(gateway: Gateway, partition: Partition, task_id: str) -> S
         return stored
     fields = {str(one["path"]).split("/")[1].replace("~1", "/").replace("~0", "~") for one in differences}
     number = await _first_difference(gateway, partition, task_id, stored, fields)
-    raise StateDrift(task_id, number, [str(one["path"]) for one in differences[:10]])
+    raise drift(task_id, number, [str(change["path"]) for change in differences])
+
+
+def drift(task_id: str, number: int, places: Sequence[str]) -> StateError:
+    """Return the error for a state that differs from its log at some places since event `number`."""
+    return StateError(
+        f"the state of task {task_id} differs from its event log since event {number}: {', '.join(places[:10])}"
+    )
 
 
 async def _first_difference(

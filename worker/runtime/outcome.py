@@ -8,9 +8,15 @@ from typing import Final, NamedTuple
 
 from ...deadletter.policy import Bury, Reason, Retry, TryAgain, after_failure, members_of, refused_by
 from ...queues.delivery.settlement import Counters
-from ...queues.errors import LargeValueLost, NotEncrypted, PayloadTooLarge, TamperedData, UnreadableCheckpoint
+from ...queues.errors import (
+    LargeValueLost,
+    NotEncrypted,
+    PayloadTooLarge,
+    TamperedData,
+    TurnRefused,
+    UnreadableCheckpoint,
+)
 from ...queues.records import State
-from ...queues.sessions.errors import TurnRefused
 from ..durable.middleware import Settlement
 from ..durable.run import Run
 from ..durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after

@@ -16,7 +16,6 @@ from perdure.queues import (
     ConnectionSettings,
     DecryptionError,
     Encryptor,
-    InvalidKey,
     KeyMissing,
     NotEncrypted,
     Partition,
@@ -131,7 +130,7 @@ def test_plain_data_is_read_unless_encryption_is_required() -> None:
     with pytest.raises(NotEncrypted, match="PERDURE_ENCRYPTION_REQUIRED is set"):
         strict.decrypt("result", b"[1]")
     assert strict.decrypt("error", b"{}", plain=True) == b"{}"
-    with pytest.raises(InvalidKey, match="there is no key"):
+    with pytest.raises(ConfigurationError, match="there is no key"):
         Encryptor(required=True)
 
 
@@ -148,7 +147,7 @@ def test_keys_are_parsed_in_both_base64_alphabets(keys: list[bytes], between: st
 
 @pytest.mark.parametrize("wrong", ["short", "c2hvcnQ=", base64.b64encode(b"x" * 31).decode(), "not base64 at all!"])
 def test_a_bad_key_is_reported_by_its_position(wrong: str) -> None:
-    with pytest.raises(InvalidKey, match="PERDURE_ENCRYPTION_KEYS: key 2 must be 32 bytes in base64") as caught:
+    with pytest.raises(ConfigurationError, match="PERDURE_ENCRYPTION_KEYS: key 2 must be 32 bytes in base64") as caught:
         make_encryptor(f"{generate_key()},{wrong}", None)
     assert wrong not in str(caught.value)
 
@@ -163,15 +162,17 @@ def test_a_key_file_has_a_key_per_line(tmp_path: Path) -> None:
     assert make_encryptor("", file).active
     for mode in (0o644, 0o602):
         file.chmod(mode)
-        with pytest.raises(InvalidKey, match=rf"readable or writable by all users \(mode 0{mode:o}\): chmod 600"):
+        with pytest.raises(
+            ConfigurationError, match=rf"readable or writable by all users \(mode 0{mode:o}\): chmod 600"
+        ):
             make_encryptor("", file)
     file.chmod(0o600)
     file.write_text("# none yet\n")
-    with pytest.raises(InvalidKey, match="holds no key; generate one"):
+    with pytest.raises(ConfigurationError, match="holds no key; generate one"):
         make_encryptor("", file)
-    with pytest.raises(InvalidKey, match=r"could not read key file .*: No such file"):
+    with pytest.raises(ConfigurationError, match=r"could not read key file .*: No such file"):
         make_encryptor("", tmp_path / "missing")
-    with pytest.raises(InvalidKey, match="not both be set: leave one of them out"):
+    with pytest.raises(ConfigurationError, match="not both be set: leave one of them out"):
         make_encryptor(new, file)
 
 
@@ -198,7 +199,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     monkeypatch.delitem(sys.modules, "perdure.queues.security.aesgcm", raising=False)
-    with pytest.raises(InvalidKey, match=r"pip install 'perdure\[encryption\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'perdure\[encryption\]'"):
         Encryptor([b"only here" + bytes(23)])
 
 
@@ -213,7 +214,7 @@ def test_a_key_file_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
         (Path("/dev/zero"), "it must be a regular file, and is a device"),
         (large, "it has more than 65,536 bytes"),
     ):
-        with pytest.raises(InvalidKey, match=f"could not read key file .*: {problem}"):
+        with pytest.raises(ConfigurationError, match=f"could not read key file .*: {problem}"):
             make_encryptor("", file)
     kept = tmp_path / "keys"
     kept.write_text(generate_key())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perdure.queues import Address, BadAddress, Namespace, QueueError
+from perdure.queues import Address, ConfigurationError, Namespace, QueueError
 from perdure.queues.keys import check_name
 from perdure.queues.transport.address import Node
 from perdure.queues.transport.clients import pipelined_connection, sync_client
@@ -193,13 +193,13 @@ def test_a_relative_directory_is_resolved_at_once(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_an_invalid_address_is_refused_with_the_reason(text: str, why: str) -> None:
-    with pytest.raises(BadAddress, match=why):
+    with pytest.raises(ConfigurationError, match=why):
         parse(text)
 
 
 def test_the_error_is_a_queue_error_and_a_value_error() -> None:
-    assert issubclass(BadAddress, QueueError)
-    assert issubclass(BadAddress, ValueError)
+    assert issubclass(ConfigurationError, QueueError)
+    assert issubclass(ConfigurationError, ValueError)
 
 
 PASSWORDS = st.from_regex(r"S3cret[A-Za-z0-9%._:@-]{0,20}!", fullmatch=True)
@@ -230,7 +230,7 @@ PASSWORDS = st.from_regex(r"S3cret[A-Za-z0-9%._:@-]{0,20}!", fullmatch=True)
     ],
 )
 def test_an_error_about_an_address_shows_no_password(url: str) -> None:
-    with pytest.raises(BadAddress) as caught:
+    with pytest.raises(ConfigurationError) as caught:
         parse(url)
     assert "hunter2" not in str(caught.value) + repr(Address(url)) + str(Address(url))
 
@@ -261,7 +261,7 @@ def test_a_password_is_never_shown(password: str, scheme: str) -> None:
     ],
 )
 def test_a_password_is_not_shown_in_an_error_either(text: str) -> None:
-    with pytest.raises(BadAddress) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         parse(text)
     assert "s3cret" not in str(refused.value)
 
@@ -325,5 +325,5 @@ def test_the_files_of_an_address_are_regular_files(tmp_path: Path) -> None:
         (pipe, "could not read the file of ssl_ca_certs: .*it must be a regular file, and is a pipe"),
         (Path("/dev/zero"), "could not read the file of ssl_ca_certs: .*it must be a regular file, and is a device"),
     ):
-        with pytest.raises(BadAddress, match=problem):
+        with pytest.raises(ConfigurationError, match=problem):
             Address.parse(f"rediss://host?ssl_ca_certs={file}", data_dir=lambda: tmp_path).check_files()

@@ -265,7 +265,7 @@ async def test_an_unstorable_state_is_a_dead_letter_with_the_cause(app: App) -> 
     handle = await app.agent(name="count", retry=AGAIN)(Broken).enqueue("count", words=["one"])
     await work_off(app)
     found = await letter(app, handle)
-    assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.StateUnstorable")
+    assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.StateError")
     assert found.message.endswith("cannot be stored: field 'total' must be int, got 'many'")
 
 
@@ -485,5 +485,5 @@ async def test_check_state_reports_a_state_that_differs_from_its_log(settings: S
             handles[one.name] = handle
         assert await bounded(handles["unchecked"].result())
     found = await letter(app, handles["agents"])
-    assert found.error == "perdure.worker.errors.StateDrift"
+    assert found.error == "perdure.worker.errors.StateError"
     assert "since event 1: /total" in found.message

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskHandle
 from perdure.deadletter.replay import Replay, replay
-from perdure.worker.errors import StateBusy
+from perdure.worker.errors import StateError
 from perdure.worker.journal.compaction import compact_state
 from perdure.worker.journal.history import check_state, state_at
 from pydantic import Field
@@ -204,14 +204,14 @@ async def test_a_dead_letter_can_be_compacted_and_replayed(app: App, collector: 
     await work_off(app)
     assert (await bounded(handle.result()))["archived"] == 2
     assert collector.acts == ["s0", "s1", "s2", "failed", "s3"]
-    with pytest.raises(StateBusy, match="got succeeded"):
+    with pytest.raises(StateError, match="got succeeded"):
         await compact(app, handle)
 
 
 async def test_what_cannot_be_compacted_is_refused_and_left_as_it_was(app: App, collector: type[Collector]) -> None:
     agent = app.agent(name="collect")(collector)
     handle = await agent.enqueue("all", sizes=FULL)
-    with pytest.raises(StateBusy, match="got queued"):
+    with pytest.raises(StateError, match="got queued"):
         await compact(app, handle)
     async with running_worker(app):
         await until_parked(app, handle)

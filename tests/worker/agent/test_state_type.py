@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from perdure import AgentState, PlanStep
 from perdure.worker.agent.state_type import StateType
-from perdure.worker.errors import StateUnstorable
+from perdure.worker.errors import StateError
 from perdure.worker.journal.state import Decision, WaitingFor
 from pydantic import BaseModel, Field
 
@@ -126,5 +126,5 @@ class Odd(AgentState):
 def test_a_field_that_cannot_be_stored_is_named_with_the_remedy(name: str, value: Any, says: str) -> None:
     state = Odd()
     setattr(state, name, value)
-    with pytest.raises(StateUnstorable, match=f"^the state of agent 'odd', task t, cannot be stored: {says}$"):
+    with pytest.raises(StateError, match=f"^the state of agent 'odd', task t, cannot be stored: {says}$"):
         StateType("odd", Odd).dump("t", state)

@@ -14,7 +14,7 @@ import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, ResumeWarning, Retry
 from perdure.deadletter.policy import Reason
 from perdure.worker.agent.state_type import StateType
-from perdure.worker.errors import StateDrift, StateUnstorable, TaskDefinitionError
+from perdure.worker.errors import StateError, TaskDefinitionError
 from perdure.worker.journal.history import check_state, state_at
 from pydantic import (
     AliasChoices,
@@ -239,7 +239,7 @@ async def test_a_difference_without_a_change_of_the_json_is_noticed(app: App) ->
     handle = await app.agent(Twice, name="twice").enqueue("x")
     await work_off(app)
     found = await letter(app, handle)
-    assert found.error.endswith(StateDrift.__name__)
+    assert found.error.endswith(StateError.__name__)
     assert found.message.endswith(": /facts")
 
 
@@ -341,7 +341,7 @@ async def test_a_value_that_cannot_be_read_is_refused_when_it_is_stored(
     await work_off(app)
     found = await letter(app, handle)
     assert found.reason == Reason.NOT_RETRYABLE
-    assert found.error.endswith(StateUnstorable.__name__)
+    assert found.error.endswith(StateError.__name__)
     assert says in found.message
     past = await state_at(app.producer.gateway, handle.partition, handle.id)
     assert past.state["held"] is None, "the log can be read"
@@ -360,7 +360,7 @@ async def test_an_input_that_cannot_be_read_is_refused_before_the_agent_plans(ap
 
     handle = await app.agent(Early, name="early").enqueue("x")
     await work_off(app)
-    assert (await letter(app, handle)).error.endswith(StateUnstorable.__name__)
+    assert (await letter(app, handle)).error.endswith(StateError.__name__)
 
 
 @pytest.mark.parametrize("digits", [25, 4_500])

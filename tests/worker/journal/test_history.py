@@ -12,7 +12,7 @@ from perdure import Agent, AgentState, App, Context, Ephemeral, PlanStep, Retry,
 from perdure.queues import TaskEvent, TaskExists, set_partitions
 from perdure.queues.inspection.views import checkpoint_fields
 from perdure.queues.transport.large_results import recorded_results
-from perdure.worker.errors import BadHistory, StateDrift
+from perdure.worker.errors import BadHistory, StateError
 from perdure.worker.journal import forks
 from perdure.worker.journal.agent_events import Changed
 from perdure.worker.journal.forks import BadEdit, fork
@@ -150,15 +150,14 @@ async def test_state_drift_names_the_first_event_that_differs(app: App) -> None:
     found = [await state_at(*place(app, handle), number) for number in range(stored.number + 1)]
     second = next(one.number for one in found if len(one.state["discoveries"]) == 2)
     await tamper(app, handle, discoveries=found[second - 1].state["discoveries"])
-    with pytest.raises(StateDrift, match=rf"task {handle.id} .* since event {second}: /discoveries") as drift:
+    with pytest.raises(StateError, match=rf"task {handle.id} .* since event {second}: /discoveries"):
         await check_state(*place(app, handle))
-    assert drift.value.number == second
     await tamper(app, handle, discoveries=stored.state["discoveries"], mood="never so")
-    with pytest.raises(StateDrift, match=rf"since event {stored.number}: /mood"):
+    with pytest.raises(StateError, match=rf"since event {stored.number}: /mood"):
         await check_state(*place(app, handle))
     await tamper(app, handle, discoveries=stored.state["discoveries"], mood=stored.state.get("mood"), goal="")
     first = next(one.number for one in found if one.state["goal"])
-    with pytest.raises(StateDrift, match=rf"since event {first}: /goal"):
+    with pytest.raises(StateError, match=rf"since event {first}: /goal"):
         await check_state(*place(app, handle))
 
 

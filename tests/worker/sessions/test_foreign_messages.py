@@ -8,11 +8,10 @@ from typing import Any
 import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Settings, TaskFailed
-from perdure.queues.errors import NoKey
+from perdure.queues.errors import NoKey, SessionFull
 from perdure.queues.security.encryption import MESSAGE, Encryptor
 from perdure.queues.security.keyring import generate_key
 from perdure.queues.sessions import turns
-from perdure.queues.sessions.errors import SessionFull
 from perdure.queues.sessions.record import SessionAddress, TurnId
 from perdure.queues.sessions.turns import check_session
 from perdure.worker.session import Session

@@ -24,8 +24,7 @@ from perdure import (
 )
 from perdure.context import Commitment
 from perdure.deadletter.replay import Replay, replay
-from perdure.queues.errors import ConfigurationError
-from perdure.queues.sessions.errors import SessionFailed, SessionIdle, SessionNotFound
+from perdure.queues.errors import ConfigurationError, SessionError, SessionFailed, SessionNotFound
 from perdure.queues.sessions.record import SessionAddress, SessionCorrection, SessionMessage, parse_turn_id
 from perdure.queues.sessions.removal import forget_idle_sessions, forget_task
 from perdure.queues.sessions.turns import SessionTurnEnd, check_session, due_sessions, end_turn, store_correction
@@ -239,7 +238,7 @@ async def test_the_state_is_corrected_in_a_turn_that_stopped(app: App) -> None:
         Assistant.broken = False
         await replay_turn(app, turn)
         assert await turn.result(30) == "bob (none) said 1 things in 2 messages"
-        with pytest.raises(SessionIdle, match="no turn of session 'a' of agent 'assistant' is running"):
+        with pytest.raises(SessionError, match="no turn of session 'a' of agent 'assistant' is running"):
             await session.correct({}, confirm=True)
     assert (await session.state()).user == "bob"
     assert "The state was corrected by `carl`" in (await session.state()).messages[1].content

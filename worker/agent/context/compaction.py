@@ -22,7 +22,7 @@ from ....queues.delivery.checkpoint import Entry, Kind
 from ...durable.run import Run
 from ...durable.steps.calls import call_in_step
 from ...durable.steps.codec import is_async
-from ...errors import CompactionFailed
+from ...errors import ContextError
 from ...journal.agent_events import Compacted
 from ...journal.chat import Message
 from ...journal.quoting import quoted_line, quoted_name
@@ -99,7 +99,7 @@ async def compact(
         budget: tokens of the summary.
         pinned: tokens of what the user said, which stays.
         retry: how often and how far apart the summarizer is called.
-        on_failure: if no summary is usable, raise `CompactionFailed`, or use a digest: the start of each message, as
+        on_failure: if no summary is usable, raise `ContextError`, or use a digest: the start of each message, as
             many of the latest as fit the budget.
         tools: names of the ready-made tools that the model has.
     """
@@ -213,7 +213,9 @@ async def _summary(
         if not problem:
             return str(found).strip()
     if on_failure == "error":
-        raise CompactionFailed(run.id, request.first, request.last, problem)
+        raise ContextError(
+            f"task {run.id}: events {request.first} to {request.last} could not be summarized and were kept: {problem}"
+        )
     logger.bind(task=run.envelope.task, id=run.id).warning(
         "compaction used a digest of events {} to {}: {}", request.first, request.last, problem
     )

@@ -16,10 +16,8 @@ from contextlib import contextmanager
 import typer
 
 from ....queues.errors import (
-    BadAddress,
     CatalogError,
     ConfigurationError,
-    InvalidKey,
     PerdureError,
     Refused,
     TaskFailed,
@@ -45,7 +43,7 @@ _REMEDIES: tuple[tuple[type[PerdureError], str, str], ...] = (
 )
 """Error class, text that its message must contain, and remedy."""
 
-_MISUSES = (BadAddress, CatalogError, InvalidKey, ConfigurationError)
+_MISUSES = (CatalogError, ConfigurationError)
 
 
 @contextmanager
