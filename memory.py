@@ -1,7 +1,6 @@
 """Long-term memory: what is stored and found, the embedder protocol, and the errors of the store."""
 
-from .worker.memory.embedders import Embedder, HashingEmbedder
-from .worker.memory.errors import (
+from .worker.errors import (
     EmbedderFailed,
     EmbedderMismatch,
     InvalidMemory,
@@ -12,6 +11,7 @@ from .worker.memory.errors import (
     NotAMemoryStore,
     VectorsUnavailable,
 )
+from .worker.memory.embedders import Embedder, HashingEmbedder
 from .worker.memory.memory import FoundMemory, Memory, MemoryLink, NewMemory, RelatedMemory
 
 __all__ = [

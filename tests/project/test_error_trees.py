@@ -9,7 +9,6 @@ import pytest
 from perdure import PerdureError
 from perdure.queues import errors as queue_errors
 from perdure.worker import errors as worker_errors
-from perdure.worker.memory import errors as memory_errors
 
 _LINE = re.compile(r"^([ │├└─]*)([A-Z]\w+) {2,}\S")
 
@@ -35,7 +34,7 @@ def defined(module: ModuleType) -> dict[str, type[PerdureError]]:
     return {name: value for name, value in found.items() if isinstance(value, type) and issubclass(value, PerdureError)}
 
 
-@pytest.mark.parametrize("module", [queue_errors, worker_errors, memory_errors])
+@pytest.mark.parametrize("module", [queue_errors, worker_errors])
 def test_the_drawing_is_the_tree(module: ModuleType) -> None:
     classes, parents = defined(module), drawn(module)
     actual = {name: kind.__bases__[0].__name__ for name, kind in classes.items() if kind is not PerdureError}

@@ -18,7 +18,6 @@ from perdure.queues.keys import Namespace, Partition, SessionPartition, junk_key
 from perdure.worker import errors as worker_errors
 from perdure.worker.cli import commands
 from perdure.worker.journal.event import BUILT_IN
-from perdure.worker.memory import errors as memory_errors
 from perdure.worker.settings import Settings
 
 from tests.project import rights_page
@@ -159,9 +158,7 @@ def test_metrics_page_lists_every_gauge_once(redis_url: str, namespace_name: str
 
 
 def error_classes() -> dict[str, type[BaseException]]:
-    return {
-        name: kind for module in (queue_errors, worker_errors, memory_errors) for name, kind in defined(module).items()
-    }
+    return {name: kind for module in (queue_errors, worker_errors) for name, kind in defined(module).items()}
 
 
 def test_errors_page_lists_every_error_once() -> None:

@@ -11,7 +11,6 @@ The package knows nothing of steps, events and agents; `ctx.memory` is in worker
     embedders.py      Embedder protocol, calls of embedders, HashingEmbedder
     text.py           normal form of a text, words of a query
     factory.py        settings to a store; the one store of a process
-    errors.py         error tree
 
 Writes carry idempotency keys, since a step that is cut off runs again. The vectors of a store belong to one embedder;
 `reembed` changes it while the store stays in use.
@@ -20,7 +19,7 @@ Writes carry idempotency keys, since a step that is cut off runs again. The vect
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .errors import (
+from ..errors import (
     EmbedderFailed,
     EmbedderMismatch,
     InvalidMemory,

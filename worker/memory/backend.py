@@ -18,8 +18,8 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import anyio
 
+from ..errors import EmbedderMismatch
 from .embedders import Vector
-from .errors import EmbedderMismatch
 from .memory import Memory, MemoryLink, Relation, linked, merged
 
 P = ParamSpec("P")

@@ -25,7 +25,7 @@ import anyio.to_thread
 
 from ...deadletter.error_text import error_text
 from ...queues.errors import ConfigurationError
-from .errors import EmbedderFailed
+from ..errors import EmbedderFailed
 from .text import UNRELATED, content_words, words
 
 Vector = list[float]

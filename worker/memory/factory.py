@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ...queues.errors import ConfigurationError
+from ..errors import MemoryStoreUnavailable
 from ..log import logger
 from ..settings import POSTGRES, Settings
-from .errors import MemoryStoreUnavailable
 
 if TYPE_CHECKING:
     from .hybrid import HybridStore

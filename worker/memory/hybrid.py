@@ -18,9 +18,9 @@ from typing import Final, Literal, Self
 from uuid_utils import uuid7
 
 from ...queues.errors import ConfigurationError
+from ..errors import MemoryStoreUnavailable
 from .backend import EmbedderIdentity, Near, SqlBackend, Where
 from .embedders import Embedder, Vector, embed
-from .errors import MemoryStoreUnavailable
 from .memory import MAX_TEXT_LENGTH, FoundMemory, Memory, NewMemory, RelatedMemory, strength
 from .text import UNRELATED, content_words, digest, has_words, normal
 

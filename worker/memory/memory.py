@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
-from ..errors import first_problem
-from .errors import InvalidMemory
+from ..errors import InvalidMemory, first_problem
 
 MAX_TEXT_LENGTH = 32_768
 """Largest length of a memory in characters. Store longer texts as artifacts and remember where they are."""

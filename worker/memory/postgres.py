@@ -16,14 +16,14 @@ from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from .backend import Dialect, SqlBackend, Transaction
-from .errors import (
+from ..errors import (
     MemoryStoreDamaged,
     MemoryStoreMissing,
     MemoryStoreUnavailable,
     NotAMemoryStore,
     VectorsUnavailable,
 )
+from .backend import Dialect, SqlBackend, Transaction
 
 R = TypeVar("R")
 Connection = AsyncConnection[tuple[Any, ...]]

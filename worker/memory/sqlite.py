@@ -19,8 +19,8 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
+from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreMissing, MemoryStoreUnavailable, NotAMemoryStore
 from .backend import COLUMNS, Dialect, SqlBackend, Transaction, memory_of
-from .errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreMissing, MemoryStoreUnavailable, NotAMemoryStore
 from .memory import Memory
 from .sqlite_driver import Database, open_database
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreUnavailable, NotAMemoryStore, VectorsUnavailable
 from .backend import Transaction
-from .errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreUnavailable, NotAMemoryStore, VectorsUnavailable
 
 R = TypeVar("R")
 

@@ -24,7 +24,7 @@ import typer
 from pydantic import ValidationError
 
 from ....queues.wording import duration, short
-from ...memory.errors import InvalidMemory
+from ...errors import InvalidMemory
 from ...memory.factory import is_postgres, make_store, store_path
 from ...memory.hybrid import HybridStore, Policy
 from ...memory.memory import RELATIONS, FoundMemory, Memory, NewMemory, new_memory, strength

@@ -16,7 +16,7 @@ import typer
 
 from ....queues.private_files import replaced_file
 from ...artifacts.store import artifact_store
-from ...memory.errors import MemoryStoreMissing
+from ...errors import MemoryStoreMissing
 from ...memory.factory import make_store
 from ...memory.hybrid import HybridStore
 from ...settings import Settings
