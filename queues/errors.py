@@ -63,7 +63,7 @@ class QueueError(PerdureError):
 class ConfigurationError(PerdureError, ValueError):
     """A setting, an address or an encryption key is not valid or contradicts another one, or an APP cannot be loaded.
 
-    Also raised for a setting that needs a package which is not installed, or that differs from the stored one.
+    Also raised for a setting that needs a package which is not installed.
     """
 
 

@@ -58,6 +58,7 @@ PerdureError
 │   └── Snooze                  costs no attempt
 ├── LifespanError               the app's lifespan cannot be opened or closed
 ├── TransferError               a task cannot be exported, or a file cannot be imported
+├── SettingsDiffer              a strict worker has other settings than its namespace
 └── ConfigurationError          a setting, an address, a key or an APP is not valid: see `queues/errors.py`
 
 `RunStopped` is a BaseException: it says that a run ends, and that nothing is wrong.
@@ -190,6 +191,10 @@ class Snooze(Reschedule):
 
 class LifespanError(PerdureError):
     """The lifespan of an app could not be opened or closed."""
+
+
+class SettingsDiffer(PerdureError):
+    """A strict worker's setting differs from the stored one."""
 
 
 class TransferError(PerdureError):

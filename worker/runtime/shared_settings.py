@@ -9,6 +9,7 @@ from ...queues.errors import ConfigurationError
 from ...queues.keys import check_name
 from ...queues.shared_config import SHARED, SharedConfig, SharedName
 from ..app import App
+from ..errors import SettingsDiffer
 from ..log import logger
 from ..settings import Settings
 
@@ -29,11 +30,11 @@ class SharedSettings:
         self.dead_letter_ttl = own.dead_letter_ttl
 
     def check(self, config: SharedConfig) -> None:
-        """Raise `ConfigurationError` if the worker is strict and has set one of the stored values otherwise."""
+        """Raise `SettingsDiffer` if the worker is strict and has set one of the stored values otherwise."""
         if self._own.strict:
             for name in self._differing(config):
                 stored, own = config.stored[name], getattr(self._own, name)
-                raise ConfigurationError(
+                raise SettingsDiffer(
                     f"{name} must be the stored {stored:.15g} s, got {own:.15g} s: unset PERDURE_{name.upper()} or the "
                     f"argument, or change it for all workers with 'perdure config set {name}'"
                 )

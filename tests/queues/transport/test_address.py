@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perdure.queues import Address, ConfigurationError, Namespace, QueueError
+from perdure.queues import Address, ConfigurationError, Namespace, PerdureError
 from perdure.queues.keys import check_name
 from perdure.queues.transport.address import Node
 from perdure.queues.transport.clients import pipelined_connection, sync_client
@@ -197,8 +197,8 @@ def test_an_invalid_address_is_refused_with_the_reason(text: str, why: str) -> N
         parse(text)
 
 
-def test_the_error_is_a_queue_error_and_a_value_error() -> None:
-    assert issubclass(ConfigurationError, QueueError)
+def test_the_error_is_a_perdure_error_and_a_value_error() -> None:
+    assert issubclass(ConfigurationError, PerdureError)
     assert issubclass(ConfigurationError, ValueError)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from perdure import App, Context, Settings, Worker
 from perdure.deadletter.letters import count_letters
-from perdure.queues.errors import ConfigurationError
 from perdure.queues.shared_config import set_config
+from perdure.worker.errors import SettingsDiffer
 from perdure.worker.log import logger
 from perdure.worker.runtime.shared_settings import WorkerTimings
 from perdure.worker.settings import load_settings
@@ -69,7 +69,7 @@ async def test_a_strict_worker_starts_only_with_the_stored_settings(settings: Se
     for given, name in (({"lease": 60}, "lease"), ({"lease": 30, "result_ttl": 60}, "result_ttl")):
         app = app_of(settings, strict=True, **given)
         app.task(idle)
-        with pytest.raises(ConfigurationError, match=f"{name} must be the stored"):
+        with pytest.raises(SettingsDiffer, match=f"{name} must be the stored"):
             await Worker(app).__aenter__()
     for given in ({}, {"lease": 30, "dead_letter_ttl": 60}):
         app = app_of(settings, strict=True, **given)

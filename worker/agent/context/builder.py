@@ -179,7 +179,7 @@ class ContextBuilder:
             inbox: messages that arrived in the meantime and are not in `state.messages`.
             in_flight: work that continues elsewhere, such as child tasks.
 
-        Raises `ContextTooLarge`, `ContextError`, `StepOutsideTask`, `LeaseLost`.
+        Raises `ContextError`, `StepOutsideTask`, `LeaseLost`.
         """
         run = _run_of(ctx)
         await repair(run, state)
