@@ -20,6 +20,7 @@ from ..queues.keys import Namespace, Partition
 from ..queues.runtime import RUNTIME
 from ..queues.security.encryption import arguments_field
 from ..queues.security.secret_arguments import contains_mask, restore_masked
+from ..queues.step_failures import drop_failures
 from ..queues.transport.gateway import Gateway
 from ..queues.transport.large_values import read_arguments
 from ..queues.transport.scripts import load_script, pairs
@@ -36,11 +37,13 @@ class Replay:
 
     Attributes:
         fresh: Start without the checkpoint.
+        rerun_failed: Drop the recorded failures of steps, so that these steps are called again.
         args: JSON object that replaces the arguments. Asterisks in the place of a secret keep the stored one.
         rate: Largest number of replays per second.
     """
 
     fresh: bool = False
+    rerun_failed: bool = False
     args: bytes | None = None
     rate: float | None = None
 
@@ -52,11 +55,16 @@ class Replay:
 async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
     """Put a dead letter back on its queue, counters at zero. Return False if it was replayed or purged before.
 
+    Failures are dropped in an act before the replay: if this process dies in between, the dead letter stays without them.
+
     Raises:
-        DecryptionError: New arguments must be encrypted, or have masked values, and the key is missing.
+        DecryptionError: New arguments must be encrypted, or have masked values, or step records must be read, and the
+            key is missing.
         UnreadableEnvelope: New arguments are given for a task of a newer version.
     """
     partition = letter.partition
+    if how.rerun_failed and not (how.fresh or letter.raw) and not await drop_failures(gateway, partition, letter.id):
+        return False
     args = b"" if how.args is None else await _edited(gateway, letter, how.args)
     keys = [
         partition.dead,

@@ -66,8 +66,8 @@ PerdureError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -339,6 +339,47 @@ class StepResolvedAsFailed(StepError):
     def __init__(self, step: str, text: str) -> None:
         super().__init__(failure_text(step, text))
         self.step, self.text = step, text
+
+
+class RecordedFailure(Exception):
+    """Failure of a step that is raised again from its record: the handler of an earlier run has continued after it.
+
+    It is also an instance of the original class, if that is imported, or of the first of its base classes that is. Its
+    text, its `args` and the attributes that are JSON data are those of the original; any other attribute raises
+    AttributeError. It is no `PerdureError`, so that `except` clauses catch it as they have caught the original.
+    """
+
+    _perdure_step: str
+    _perdure_text: str
+    _perdure_repr: str | None
+    _perdure_lost: Collection[str]
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Call nothing of the original class."""
+
+    def __str__(self) -> str:
+        return self._perdure_text
+
+    def __repr__(self) -> str:
+        shown = self._perdure_repr
+        return f"{type(self).__name__}({self._perdure_text!r})" if shown is None else shown
+
+    def __getattribute__(self, name: str) -> Any:
+        own = object.__getattribute__(self, "__dict__")
+        if name in own.get("_perdure_lost", ()):
+            raise AttributeError(_not_stored(type(self).__name__, own["_perdure_step"], name))
+        return object.__getattribute__(self, name)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        step = object.__getattribute__(self, "__dict__").get("_perdure_step", "")
+        raise AttributeError(_not_stored(type(self).__name__, step, name))
+
+
+def _not_stored(error: str, step: str, name: str) -> str:
+    return (
+        f"{error!r} has no attribute {name!r}: it is raised from the record of step {step!r}, which has its text and "
+        "the attributes that are JSON data; let the step return what the handler needs of others"
+    )
 
 
 class UnserialisableResult(StepError, TypeError):

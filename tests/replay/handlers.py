@@ -12,8 +12,8 @@ import anyio
 from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Snooze, SyncContext, current_step
 from perdure.worker.task import Task
 
-from .journal import Journal
-from .rehearsal import Build, Handler
+from tests.replay.journal import Journal
+from tests.replay.rehearsal import Build, Handler
 
 HANDLERS: dict[str, Handler] = {}
 
@@ -844,7 +844,7 @@ def nested_steps_that_are_recorded(app: App, world: Journal) -> Task[Any, Any]:
     return work
 
 
-@handler(expects="verified")
+@handler(expects="verified", beyond=["verify"])
 def risky_step_that_fails(app: App, world: Journal) -> Task[Any, Any]:
     """The failure of a risky step that is handled leaves no doubt."""
 

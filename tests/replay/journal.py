@@ -14,6 +14,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from perdure import Context
+from perdure.queues.inbox import Sent
 from perdure.worker.durable.run import Run
 from perdure.worker.durable.step_caller import StepCaller
 
@@ -97,8 +98,7 @@ class Observer:
             raise
         finally:
             _CALL.reset(token)
-        shown = repr(getattr(value, "content", value))  # the ids of messages differ
-        write(end=label, task=place, within=nested, value=shown)
+        write(end=label, task=place, within=nested, value=_outcome(value))
         self._count(place, nested)
         return value
 
@@ -127,7 +127,7 @@ class Observer:
     def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(caller: Any, *args: Any, **kwargs: Any) -> Any:
-            shown = [_shown(arg) for arg in (*args, *kwargs.values())]
+            shown = [_shown(arg) for arg in (*args, *kwargs.values()) if arg != caller._run.id]
             what = f"{method.__name__}({', '.join(shown)})"
             return self.observe(caller._run, what, method(caller, *args, **kwargs))
 
@@ -136,6 +136,13 @@ class Observer:
 
 STEPS: Final = ("step(", "tool(", "ask(", "send(")
 """Calls whose result is confirmed before they return."""
+
+
+def _outcome(value: Any) -> str:
+    """Return a result as text, without the ids and times of messages."""
+    if isinstance(value, list):
+        return str([_outcome(one) for one in value])
+    return "sent" if isinstance(value, Sent) else repr(getattr(value, "content", value))
 
 
 def _shown(value: object) -> str:

@@ -29,7 +29,7 @@ from perdure.worker.durable.middleware import CallNext
 from perdure.worker.log import logger
 from redis.exceptions import ConnectionError as ConnectionLost
 
-from .journal import MUTED, STEPS, AttemptFailed, Journal, Observer
+from tests.replay.journal import MUTED, STEPS, AttemptFailed, Journal, Observer
 
 Build = Callable[[App, Journal], Any]
 
@@ -91,6 +91,7 @@ class Handler:
             in flight. Only what the handler has continued from must stay, and `allowed` holds.
         retried: Whether the task has more than one attempt.
         agent: Whether it is an agent, whose finished steps are not called again.
+        beyond: External calls that a retry adds.
         allowed: Checks the external calls of any rehearsal; returns what is wrong, or an empty text.
         expects: Its result.
     """
@@ -102,6 +103,7 @@ class Handler:
     flaky: bool = False
     retried: bool = True
     agent: bool = False
+    beyond: Sequence[str] = ()
     allowed: Callable[[Counter[str]], str] = lambda effects: ""
     expects: Any = None
 
@@ -384,7 +386,8 @@ def problems(handler: Handler, undisturbed: Seen, seen: Seen, disturbance: Distu
             found.append(f"its tasks saw {seen.beside()}, undisturbed {undisturbed.beside()}")
         for name in seen.effects | undisturbed.effects:
             more = seen.effects[name] - undisturbed.effects[name]
-            if not 0 <= more <= again[name]:
+            less = 0 if disturbance is None or disturbance.when != "attempt" else -undisturbed.effects[name]
+            if name not in handler.beyond and not less <= more <= again[name]:
                 found.append(f"{name}: {seen.effects[name]} calls, undisturbed {undisturbed.effects[name]}")
     for number in range(len(seen.runs) - 1):
         found += _contradictions(seen.runs[number], seen.runs[number + 1 :])

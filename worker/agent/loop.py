@@ -43,6 +43,7 @@ from ..durable.run import Run, RunObserver
 from ..durable.steps.codec import arguments_text, codec_of, fingerprint
 from ..durable.steps.current import AlreadyDone, StepCall
 from ..durable.steps.execution import decided_result
+from ..durable.steps.failures import drop_failures, forget_failures, hold_failures
 from ..durable.steps.keys import changed_scope, forget_steps
 from ..durable.steps.matching import reload_records
 from ..durable.steps.variables import contained
@@ -351,6 +352,7 @@ class Loop(Generic[S]):
     async def _undo(self) -> None:
         """Prepare for another call of a method that messages have cut off: its recorded inner steps stay."""
         self._live.rollback()
+        await forget_failures(self._run)
         await reload_records(self._run)
 
     async def _start(self, step: PlanStep, attempt: int, decided: Resolution | None) -> None:
@@ -398,6 +400,7 @@ class Loop(Generic[S]):
         live, run = self._live, self._run
         await run.check_stopped()
         live.rollback()
+        hold_failures(run, f"{key}/")
         event = StepFailed(step=key, attempt=attempt, error=type(error).__name__, message=error_text(error)[:2000])
         event_entries = live.checkpoint(event)
         await run.recorder.put(*event_entries, *live.snapshot(), wait=False)
@@ -409,7 +412,7 @@ class Loop(Generic[S]):
             raise error
         if all(step.key != key for step in plan.steps):
             self._named(key).status = StepStatus.FAILED
-        dropped = forget_steps([key, *self._parts(key)], run.history)
+        dropped = [*drop_failures(run, f"{key}/"), *forget_steps([key, *self._parts(key)], run.history)]
         await self._record(
             REPLAN, Planned(steps=planned_steps("replan", plan.steps), why=plan.why, again=True), *dropped
         )

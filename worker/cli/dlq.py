@@ -195,6 +195,9 @@ async def replay(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard the checkpoint: start again with the first step.")
     ] = False,
+    rerun_failed: Annotated[
+        bool, typer.Option("--rerun-failed", help="Call the steps again that failed or were cut off.")
+    ] = False,
     edit_args: Annotated[
         str | None, typer.Option(metavar="JSON", help="Replace the arguments by this JSON object.")
     ] = None,
@@ -206,12 +209,14 @@ async def replay(
     """Put dead letters back on their queues, and print the ids.
 
     Use it after you have fixed the cause. Attempts and crashes are counted
-    from zero. Recorded steps do not run again, except with --fresh. With
-    --edit-args, the recorded answers of persons are printed as warnings.
+    from zero. Recorded steps do not run again, except with --fresh. Nor do
+    steps whose failure the handler has caught and continued after, except
+    with --rerun-failed. With --edit-args, the recorded answers of persons are
+    printed as warnings.
 
     Example: perdure dlq replay --all --reason timeout --rate 5/s
     """
-    how = Replay(fresh=fresh, args=_new_arguments(producer, edit_args), rate=rate)
+    how = Replay(fresh=fresh, rerun_failed=rerun_failed, args=_new_arguments(producer, edit_args), rate=rate)
     selected = await select(producer, wanted, ids or (), every)
     damaged: list[str] = []
     selected = Selection(_undamaged(selected.letters, damaged), selected.count)

@@ -62,6 +62,7 @@ class Run(HandlerTask):
         workspace: the `Workspace` of the task, None if nothing has used it.
         retry: the policy of the task, None until its handler is called.
         identity: the `IdentityVersion` of the agent, None for tasks without one.
+        failures: failures of steps from which nothing has followed yet, by key (`steps/failures.py`); None without any.
     """
 
     __slots__ = (
@@ -85,6 +86,7 @@ class Run(HandlerTask):
         "ended_in",
         "envelope",
         "events",
+        "failures",
         "gateway",
         "history",
         "id",
@@ -149,6 +151,7 @@ class Run(HandlerTask):
         self.workspace: Any = None
         self.identity: Any = None
         self.retry: Retry | None = None
+        self.failures: dict[str, Any] | None = None
         self._observers: tuple[RunObserver, ...] = ()
         self._used_messages: set[int] | None = None
         self._recorder: CheckpointWriter | None = None

@@ -112,6 +112,20 @@ class StepResolved(Event):
     failed: str = ""
 
 
+@built_in
+class FailuresDropped(Event):
+    """Removal of the recorded failures of steps by an operator, so that these steps are called again.
+
+    Attributes:
+        steps: Their keys, at most 20.
+        count: How many there are.
+    """
+
+    type: Literal["failures_dropped"] = "failures_dropped"
+    steps: tuple[str, ...] = ()
+    count: Count = 0
+
+
 # waits and messages
 
 

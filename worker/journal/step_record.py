@@ -3,7 +3,7 @@
 A record has two lines. The first is a JSON object about the call, the second is the result as JSON, which has no line
 breaks. The object is `{"h": HASH, "a": TEXT}`, or `{}` for records that are not compared with their call: those of
 plans, artifacts and summaries. The record of a result that is read back as another type than was written begins with
-`"m"`: the place, and the two types.
+`"m"`: the place, and the two types. That of a failure begins with `"f"`: see `failure_record.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from ...queues.step_failures import FAILURE_HEAD
+
 VERSION: Final = "#version"
 """Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
 
@@ -21,6 +23,9 @@ QUESTIONS: Final = "#question"
 
 MISREAD: Final = b"!"
 """Begins what `StepRecord.result_of` returns for a result that is read back as another type: the whole record."""
+
+FAILURE: Final = b"?"
+"""Begins what `StepRecord.result_of` returns for a failure: the whole record."""
 
 _MISREAD_HEAD: Final = b'{"m":'
 
@@ -56,15 +61,15 @@ class StepRecord(NamedTuple):
     def result_of(data: bytes, digest: str) -> bytes | None:
         """Return the result in a stored record if the call had these arguments, else None. Cheaper than `decode`.
 
-        The record of a misread result is returned as a whole, after `MISREAD`.
+        The record of a misread result is returned as a whole, after `MISREAD`, that of a failure after `FAILURE`.
 
         digest: "" for a record that is not compared with its call.
         """
         head = f'{{"h":"{digest}"'.encode() if digest else b"{}\n"
         if data.startswith(head):
             return data.partition(b"\n")[2]
-        misread = data.startswith(_MISREAD_HEAD) and StepRecord.decode(data).digest == digest
-        return MISREAD + data if misread else None
+        mark = MISREAD if data.startswith(_MISREAD_HEAD) else FAILURE if data.startswith(FAILURE_HEAD) else None
+        return mark + data if mark is not None and StepRecord.decode(data).digest == digest else None
 
     @classmethod
     def decode(cls, data: bytes) -> StepRecord:

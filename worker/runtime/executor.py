@@ -26,6 +26,7 @@ from ..durable.context import Context
 from ..durable.handler_task import is_closing
 from ..durable.middleware import Middleware, build_chain
 from ..durable.run import Run, RunObserver
+from ..durable.steps.failures import forget_failures
 from ..durable.steps.threads import Threads
 from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..log import logger
@@ -214,6 +215,8 @@ class Executor:
         outcome: Outcome | None = None
         try:
             if task is not None and stop is not None and stop is not StopReason.LOST:
+                if STOP_RULES[stop].act == "fail":
+                    await forget_failures(run)
                 await run.flush()
                 outcome = outcome_of_stop(run, task, stop, self._settings)
                 execution = Execution(run, self._resources)

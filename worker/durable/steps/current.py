@@ -18,6 +18,7 @@ from ....queues.wording import shortened
 from ...errors import StepDefinitionError, StepOutsideTask
 from ..run import Run
 from .codec import Codec
+from .failures import handle_failures
 
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
 CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
@@ -30,8 +31,9 @@ FORGOTTEN: Final = "#forgotten"
 class Step:
     """The running step, as its function sees it: `current_step()`.
 
-    remembered: number of writes to the long-term memory in this try. enqueued: number of equal calls that have enqueued
-    tasks in this try, by their hash. records_nested: whether steps within are recorded.
+    note: entry which says that the tool call is in flight. remembered: number of writes to the long-term memory in this
+    try. enqueued: number of equal calls that have enqueued tasks in this try, by their hash. records_nested: whether
+    steps within are recorded.
     """
 
     __slots__ = (
@@ -41,19 +43,22 @@ class Step:
         "attempt",
         "enqueued",
         "key",
+        "note",
         "records_nested",
         "remembered",
         "scope",
         "tool",
     )
 
-    def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
+    def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None, tries: int = 0) -> None:
+        """tries: that have ended."""
         self._run = run
         self._replicated = replicated
         self.tool = tool
         self.key = key
         self.scope = run.keys.scope
-        self.attempt = 1
+        self.attempt = tries + 1
+        self.note: Entry | None = None
         self.remembered = 0
         self.enqueued: dict[str, int] | None = None
         self.records_nested = False
@@ -146,10 +151,14 @@ class StepCall:
 async def check_call(run: Run, name: Any, *, own: bool = False, within: bool = False) -> None:
     """Check a call of the context, see `check_place`; one of a stopped run is refused.
 
+    A call that is not a step handles the failures before it; a step does so once it is known to be recorded.
+
     Raises `StepOutsideTask`, `CancelledError`, `LeaseLost`.
     """
     check_place(run, name, own=own, within=within)
     await run.check_stopped()
+    if own and run.failures:
+        await handle_failures(run)
 
 
 def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False) -> None:

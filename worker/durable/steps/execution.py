@@ -35,10 +35,11 @@ from ...errors import (
     StepResolvedAsFailed,
     UnserialisableResult,
 )
+from ...journal.failure_record import is_unhandled
 from ...journal.handoff.draft import is_note
 from ...journal.history import gap_before
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
-from ...journal.step_record import MISREAD, StepRecord
+from ...journal.step_record import FAILURE, MISREAD, StepRecord
 from ...log import log_wait, logger
 from ..handler_task import GENERATOR_EXIT, is_closing
 from ..run import Run
@@ -55,12 +56,13 @@ from .codec import (
     store_step_result,
 )
 from .current import CURRENT_RUN, CURRENT_STEP, AlreadyDone, Step, StepCall, StepOptions, check_call, check_name
+from .failures import drop_failures, handle_failures, kept_entries, meet_failure, note_cut_off, note_failure
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
 from .matching import check_order, match_step
 from .tool_calls import LoggedCall
 from .variables import set_back
 
-_MARKS: Final = (REFERENCE, MISREAD)
+_MARKS: Final = (REFERENCE, MISREAD, FAILURE)
 """First bytes of recorded results that are no JSON."""
 
 
@@ -88,11 +90,12 @@ async def run_step(
         run.checked_name = name
     called = fn.__func__ if isinstance(fn, MethodType) else fn  # each access to a method makes a new object
     function, codec = run.codec
-    if called is not function:
-        codec = _codec(run, name, fn, called)
+    codec = codec if called is function else _codec(run, name, fn, called)
     outer, history = CURRENT_STEP.get(), run.history
     if outer is not None and not (outer.records_nested or options.risky or options.nested == "record"):
         return await _run_within(outer, name, run, fn, args, kwargs, options)
+    if run.failures:
+        await handle_failures(run)
     constants = constants_of(run) if run.constants is None else run.constants
     arguments = fingerprint(args, kwargs, constants)
     if outer is not None or options.step_id is not None:
@@ -103,7 +106,10 @@ async def run_step(
         if run.around_step is None and keys is None:
             run.active = RUNTIME.monotonic()
             key, result = known
-            return codec.decode_record(key, result) if result[:1] not in _MARKS else await _read(run, codec, *known)
+            if result[:1] not in _MARKS:
+                return codec.decode_record(key, result)
+            if result[:1] != FAILURE:
+                return await _read(run, codec, key, result)
         match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, arguments[0], constants), options, outer)
@@ -112,12 +118,19 @@ async def run_step(
     if run.around_step is None:
         return await _perform(run, match, codec, fn, args, kwargs, options, arguments, tool)
     call = StepCall(name, match[0], None if tool is None else tool.name, recorded=match[1] is not None)
+    return await _hooked(
+        run, call, partial(_perform, run, match, codec, fn, args, kwargs, options, arguments, tool, call)
+    )
+
+
+async def _hooked(run: Run, call: StepCall, perform: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the result of a step, within the hooks of the middleware."""
+    if run.around_step is None:
+        return await perform()
     try:
-        return await run.around_step(
-            call, partial(_perform, run, match, codec, fn, args, kwargs, options, arguments, tool, call)
-        )
+        return await run.around_step(call, perform)
     except _EXITS as error:  # of a hook
-        raise _as_failure(match[0], error) from error
+        raise _as_failure(call.key, error) from error
 
 
 async def _perform(
@@ -134,18 +147,16 @@ async def _perform(
 ) -> Any:
     """Return the result of a matched step, within the hooks. arguments: digest and JSON. call: seen by the hooks."""
     key, result, former = match
-    if result is not None:
+    if result is not None and result[:1] != FAILURE:
         run.touch()
         return await _read(run, codec, key, result)
     digest, shown = arguments[0], arguments_text(arguments[1], run.redact)
-    if former is not None:
-        await _allow_mismatch(run, key, former, shown, options)
-        await run.history.read_unfinished(key)
+    tries = 0 if result is None and former is None else await _meet_record(run, match, shown, options)
     outer = CURRENT_STEP.get()
     if run.stopping and outer is None:
         await run.boundary()
     replicated = options.durability == "replicated"
-    step = Step(run, key, replicated=replicated, tool=None if tool is None else tool.name)
+    step = Step(run, key, replicated=replicated, tool=None if tool is None else tool.name, tries=tries)
     step.records_nested = options.nested == "record"
     decided = _decision(run, key, args, kwargs, arguments, shown) if run.history.intents else None
     token = CURRENT_STEP.set(step)
@@ -153,7 +164,7 @@ async def _perform(
         try:
             run.step_began(key, digest)
             if tool is not None and options.intent and not options.risky and decided is None:
-                await run.recorder.put(*tool.note(run, key, digest), wait=False)
+                await run.recorder.put(*_note(run, step, tool, digest), wait=False)
             value = await (
                 _call_with_retries(step, run, fn, args, kwargs, options, digest, shown, replicated=replicated)
                 if decided is None
@@ -180,6 +191,9 @@ async def _perform(
         stored = options.durability != "async" and (files is None or not files.cut_off)
         await run.recorder.put(*entries, wait=stored, replicated=replicated, progress=True)
         run.step_recorded(stored=stored)
+    except asyncio.CancelledError:  # also while the record is written
+        note_cut_off(run, key, digest, shown)
+        raise
     finally:
         run.step_ended(key)
     if workspace is not None and files is not None and files.problem is not None:
@@ -333,6 +347,25 @@ async def _match(run: Run, name: str, digests: tuple[str, ...], options: StepOpt
     return match
 
 
+def _note(run: Run, step: Step, tool: LoggedCall, digest: str) -> tuple[Entry, Entry]:
+    """Return the entries which say that a tool call is in flight."""
+    step.note, counts = tool.note(run, step.key, digest)
+    return step.note, counts
+
+
+async def _meet_record(run: Run, match: Match, shown: str, options: StepOptions) -> int:
+    """Return how many tries of a step have ended that is called although it has a record.
+
+    Raises its recorded failure, and `StepMismatch`.
+    """
+    key, result, former = match
+    tries = 0 if result is None else await meet_failure(run, key, result[1:])
+    if former is not None and not is_unhandled(former):
+        await _allow_mismatch(run, key, former, shown, options)
+    await run.history.read_unfinished(key)
+    return tries
+
+
 async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:
     """Check that a step may run again although it was recorded with other arguments. Raises `StepMismatch`.
 
@@ -357,6 +390,8 @@ async def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options
 def _entries(run: Run, step: Step, record: bytes, result: bytes, tool: LoggedCall | None) -> tuple[Entry, ...]:
     """Return the checkpoint entries of a finished step, which drop the steps within. Raises `PayloadTooLarge`."""
     parts: list[Entry] = []
+    if run.failures:
+        run.failures.pop(step.key, None)
     if step.records_nested:
         parts = forget_steps(run.keys.under(f"{step.key}/", run.history), run.history)
     if tool is None:
@@ -418,13 +453,23 @@ async def _call_with_retries(
         except Exception as error:
             if isinstance(error, TypeError):
                 _check_call(called or step.key, fn, args, kwargs, error)
-            retry = options.retry
-            again = retry is not None and step.attempt < retry.max_attempts and not run.stopped and retry.allows(error)
-            await _log_failure(step, run, error, noted=not again and options.intent and not options.risky)
-            if retry is None or not again:
+            if not await _try_again(step, run, options, error, digest, shown):
                 raise
-            await anyio.sleep(backoff(retry, step.attempt))
-            _begin_next_try(step, run)
+
+
+async def _try_again(step: Step, run: Run, options: StepOptions, error: Exception, digest: str, shown: str) -> bool:
+    """Log and store that a try failed, and wait for the next one. Return whether there is one."""
+    retry = options.retry
+    again = retry is not None and step.attempt < retry.max_attempts and not run.stopped and retry.allows(error)
+    noted = options.intent and not options.risky
+    stored = await _log_failure(step, run, error, digest, shown, again=again, noted=noted)
+    if retry is None or not again:
+        return False
+    await anyio.sleep(backoff(retry, step.attempt))
+    if stored:
+        await run.flush()  # a try counts in later runs before the next one starts
+    _begin_next_try(step, run)
+    return True
 
 
 def _begin_next_try(step: Step, run: Run) -> None:
@@ -473,18 +518,33 @@ def _check_call(key: str, fn: Callable[..., Any], args: Any, kwargs: Any, error:
         ) from error
 
 
-async def _log_failure(step: Step, run: Run, error: Exception, *, noted: bool) -> None:
-    """Log that a try failed, with the next write and before the outcome. noted: delete the note of a tool call."""
+async def _log_failure(
+    step: Step, run: Run, error: Exception, digest: str, shown: str, *, again: bool, noted: bool
+) -> bool:
+    """Log and store that a try failed, with the next write and before the outcome. Return whether the try is stored.
+
+    Args:
+        digest, shown: hash and text of the arguments.
+        again: another try follows.
+        noted: the note of a tool call is deleted after the last one.
+    """
     if run.closed or CURRENT_STEP.get() is not step:  # a part of another step
-        return
-    if noted and step.tool is not None:
-        await run.recorder.put(Entry(Kind.INTENT, step.key, b""), wait=False)
-    if isinstance(error, Reschedule):
-        return
-    what = Evidence.brief(error, run.redact)
-    failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)
-    with suppress(PayloadTooLarge):
-        await run.recorder.put(run.next_entry(failed), wait=False)
+        return False
+    kept = kept_entries(run, step.key, step.note if again else None)
+    entries = note_failure(run, step.key, error, digest, shown, step.attempt, again=again, kept=kept)
+    stored = bool(entries)
+    if not stored and noted and not again and step.tool is not None:
+        entries = [Entry(Kind.INTENT, step.key, b"")]
+    if again and step.records_nested:
+        entries += drop_failures(run, f"{step.key}/")
+    if not isinstance(error, Reschedule):
+        what = Evidence.brief(error, run.redact)
+        failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)
+        with suppress(PayloadTooLarge):
+            entries.append(run.next_entry(failed))
+    if entries:
+        await run.recorder.put(*entries, wait=False)
+    return stored
 
 
 async def _resolve_doubt(

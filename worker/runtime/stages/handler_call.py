@@ -18,6 +18,7 @@ from ...durable.middleware import Middleware, build_chain
 from ...durable.run import Run
 from ...durable.steps.codec import store_task_result
 from ...durable.steps.current import CURRENT_RUN, FORGOTTEN, StepCall
+from ...durable.steps.failures import forget_failures
 from ...durable.steps.step_thread import StepThread
 from ...durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after
 from ...durable.task_workspace import restore_workspace
@@ -110,6 +111,8 @@ class HandlerCall:
                 if orphaned is not None and task.on_orphan == "fail":
                     remedy = "give them their former names, or replay the task with --fresh"
                     result, error = None, OrphanedSteps(f"{orphaned}; {remedy}")
+            if result is None and (stop is None or STOP_RULES[stop].act == "fail"):
+                await forget_failures(run)
             if run.has_written:
                 await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
             if run.stop_reason is not None:
