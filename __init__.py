@@ -101,6 +101,7 @@ __all__ = [
     "Plan",
     "PlanStep",
     "Producer",
+    "RecordedFailure",
     "ResumeWarning",
     "Resumption",
     "Retry",

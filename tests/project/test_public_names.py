@@ -46,6 +46,7 @@ NAMES = {
     "Plan",
     "PlanStep",
     "Producer",
+    "RecordedFailure",
     "ResumeWarning",
     "Resumption",
     "Retry",

@@ -48,6 +48,7 @@ def forks() -> Iterator[Forks]:
 
 
 def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, write: int) -> None:
+    import tests.replay.ends  # noqa: F401 - it adds handlers
     from tests.replay.handlers import HANDLERS
 
     settings = Settings(redis_url=url, namespace=namespace, lease=30.0)
@@ -58,7 +59,7 @@ def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, writ
 
 
 def _main() -> None:
-    import tests.replay.handlers  # noqa: F401 - before the first fork
+    import tests.replay.ends  # noqa: F401 - before the first fork
 
     for line in sys.stdin:
         child = os.fork()

@@ -57,6 +57,9 @@ _WRITES: Final = frozenset(
 
 _Submit = Callable[[PipelinedConnection, Command], "asyncio.Future[Any]"]
 
+_TASK: Final = "-task"
+"""End of the id of the rehearsed task."""
+
 When = Literal["before", "after", "late", "reply", "attempt", "kill"]
 
 
@@ -90,6 +93,8 @@ class Handler:
         flaky: Its steps do not end in the same way each time, so a stopped task may go another way from a step that was
             in flight. Only what the handler has continued from must stay, and `allowed` holds.
         retried: Whether the task has more than one attempt.
+        enqueues: Whether it enqueues tasks, which are run to their end.
+        undoes: Whether it forgets steps, so that a later attempt runs them again.
         agent: Whether it is an agent, whose finished steps are not called again.
         beyond: External calls that a retry adds.
         allowed: Checks the external calls of any rehearsal; returns what is wrong, or an empty text.
@@ -102,6 +107,8 @@ class Handler:
     answers: Sequence[tuple[str, Any]] = ()
     flaky: bool = False
     retried: bool = True
+    enqueues: bool = False
+    undoes: bool = False
     agent: bool = False
     beyond: Sequence[str] = ()
     allowed: Callable[[Counter[str]], str] = lambda effects: ""
@@ -237,6 +244,8 @@ class _FailAttempt(Middleware):
         self._observer = observer
 
     async def run(self, ctx: Context, call_next: CallNext) -> Any:
+        if not ctx.task_id.endswith(_TASK):  # one that the task has enqueued
+            return await call_next()
         self._observer.begin_run()
         try:
             return await call_next()
@@ -261,7 +270,7 @@ class Rehearsal:
         self.journal = Journal(folder / f"{name}.journal")
         self.settings = settings
         self.name = name
-        self._task_id = f"{name}-task"
+        self._task_id = f"{name}{_TASK}"
         self._sent = 0
         self._stuck = ""
         self._partition: Partition = Namespace(settings.namespace).partition(name)
@@ -292,6 +301,9 @@ class Rehearsal:
                             client.execute_command(*process.held)
                     stop = None
                 Process(None).run(lambda: self.end_wait(observer))
+            if self.handler.enqueues:
+                self._expire_leases(client)
+                Process(None).run(lambda: self.work(observer))
             result = self._stuck or self._result(client)
         return Seen(result, self._effects(), self._runs(), writes, observer.calls)
 
@@ -389,7 +401,7 @@ def problems(handler: Handler, undisturbed: Seen, seen: Seen, disturbance: Distu
             less = 0 if disturbance is None or disturbance.when != "attempt" else -undisturbed.effects[name]
             if name not in handler.beyond and not less <= more <= again[name]:
                 found.append(f"{name}: {seen.effects[name]} calls, undisturbed {undisturbed.effects[name]}")
-    for number in range(len(seen.runs) - 1):
+    for number in range(0 if handler.undoes else len(seen.runs) - 1):
         found += _contradictions(seen.runs[number], seen.runs[number + 1 :])
     if problem := handler.allowed(seen.effects):
         found.append(problem)

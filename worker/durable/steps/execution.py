@@ -106,10 +106,9 @@ async def run_step(
         if run.around_step is None and keys is None:
             run.active = RUNTIME.monotonic()
             key, result = known
-            if result[:1] not in _MARKS:
-                return codec.decode_record(key, result)
-            if result[:1] != FAILURE:
-                return await _read(run, codec, key, result)
+            mark = result[:1]
+            if mark != FAILURE:
+                return codec.decode_record(key, result) if mark not in _MARKS else await _read(run, codec, key, result)
         match = (*known, None)
     else:
         match = await _match(run, name, digests_of(args, kwargs, arguments[0], constants), options, outer)
