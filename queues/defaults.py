@@ -29,6 +29,9 @@ from .transport.server_check import ServerRequirements
 MAX_SECONDS: Final = 1e10
 """Upper limit of a duration in seconds (three centuries); a script would fail halfway on one that Redis cannot count"""
 
+MAX_TURNS: Final = 10_000
+"""Most turns in the history of a session; up to some 100 more, since Redis trims whole nodes of a stream."""
+
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
 
 import anyio
 from pydantic import GetCoreSchemaHandler, TypeAdapter
@@ -38,8 +38,6 @@ from .errors import (
     Unavailable,
 )
 from .event_log import TaskEvent, dismiss_finding, read_events, walk_events
-from .explanation import explain_task
-from .explanation.sentences import Explanation
 from .inbox import InboxMessage, Sent, read_inbox, send_correction, send_message
 from .inspection.views import find_task
 from .junk import report_once, shown_bytes
@@ -56,6 +54,9 @@ from .transport.gateway import Gateway
 from .transport.large_values import LargeValue, read_large
 from .transport.scripts import queue_script
 from .transport.threadsafe_calls import blocking
+
+if TYPE_CHECKING:
+    from .explanation.sentences import Explanation
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -193,6 +194,8 @@ class TaskHandle(Generic[R]):
 
     async def explain(self) -> Explanation:
         """Return why the task is in its state, and what happens next. Raises `TaskNotFound`."""
+        from .explanation import explain_task
+
         explained = await explain_task(self._gateway, self.partition, self.id)
         if explained is None:
             raise TaskNotFound(self.id, self._where)

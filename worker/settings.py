@@ -10,11 +10,10 @@ from pydantic_core import from_json
 
 from ..deadletter.burial import DEFAULT_RETENTION
 from ..deadletter.policy import Retry
-from ..queues.defaults import ConnectionSettings, Seconds, check_no_url, read_settings
+from ..queues.defaults import MAX_TURNS, ConnectionSettings, Seconds, check_no_url, read_settings
 from ..queues.envelope import DEFAULT_LARGE_LIMIT, DEFAULT_PAYLOAD_LIMIT
 from ..queues.errors import ConfigurationError
 from ..queues.security.urls import has_credentials
-from ..queues.sessions.turns import MAX_TURNS
 
 POSTGRES = ("postgresql://", "postgres://")
 """Beginnings of the URL of a memory store in PostgreSQL."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 import orjson
 
+from ..defaults import MAX_TURNS
 from ..derived_tasks import MAX_HAND_OFFS
 from ..enqueueing import BatchEnqueuer
 from ..envelope import (
@@ -41,7 +42,7 @@ from ..errors import (
 from ..inspection.views import find_task
 from ..json_form import as_json, encodable
 from ..junk import count_of, report_once, set_aside, split
-from ..keys import Namespace, check_name
+from ..keys import Namespace, Partition, check_name
 from ..partitions.router import PartitionRouter
 from ..records import Record, State, read_record
 from ..security.encryption import MESSAGE, RESULT, TaskCipher, arguments_field, inputs_field, is_encrypted
@@ -63,7 +64,9 @@ from .record import (
     decode_corrections,
     decode_message,
     is_digest,
+    parse_turn_id,
 )
+from .removal import forget_task, is_forgotten
 
 _SEND = queue_script("session_send")
 _BEGIN = queue_script("session_begin")
@@ -78,9 +81,6 @@ WAITING_BYTES: Final = DEFAULT_LARGE_LIMIT
 
 MAX_IDS: Final = 100
 """Message ids that a session remembers, those of its last messages."""
-
-MAX_TURNS: Final = 10_000
-"""Most turns in the history of a session; up to some 100 more, since Redis trims whole nodes of a stream."""
 
 _TURN_TTL: Final = 86_400.0
 """Seconds for which the record of a turn's task is kept. The session has its message, answer and state."""
@@ -531,3 +531,41 @@ async def store_correction(
     (answer,) = await gateway.run(_CORRECT, keys, args)
     found: Literal["stored", "turn", "changed", "missing"] = answer.decode()
     return found
+
+
+class SessionTask:
+    """The task of a turn, for its worker: what becomes of the turn if the task ends without an answer.
+
+    number: of the turn.
+    """
+
+    def __init__(self, gateway: Gateway, partition: Partition, task_id: str, turn: TurnId) -> None:
+        self._gateway = gateway
+        self._partition = partition
+        self._task_id = task_id
+        self._turn = turn
+        self._address = SessionAddress.at(Namespace(partition.namespace), turn.digest)
+        self.number = turn.number
+
+    @classmethod
+    def of(cls, gateway: Gateway, partition: Partition, task_id: str) -> Self | None:
+        """Return the task with this id; None if the id is not of a turn."""
+        turn = parse_turn_id(task_id)
+        return None if turn is None else cls(gateway, partition, task_id, turn)
+
+    async def forget_if_removed(self) -> None:
+        """Delete the task of a forgotten session."""
+        if await is_forgotten(self._gateway, self._address, self._turn):
+            await forget_task(self._gateway, self._partition, self._task_id)
+
+    async def refuse(self, problem: str) -> None:
+        """End the turn without an answer: the next one runs."""
+        await self._end(refused_end(problem))
+
+    async def end(self, outcome: Literal["cancelled", "failed"], value: bytes) -> None:
+        """End the turn as failed or cancelled; delete the task if there is no such turn."""
+        await self._end(SessionTurnEnd(outcome, value))
+
+    async def _end(self, end: SessionTurnEnd) -> None:
+        if not await end_turn(self._gateway, self._address, self._turn, end):
+            await forget_task(self._gateway, self._partition, self._task_id)

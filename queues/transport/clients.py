@@ -31,7 +31,6 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from ..embedded.files import FULL_DISK, full_disk
 from ..errors import Refused, ServerFull, Unavailable, WrongType
 from ..runtime import RUNTIME
 from .address import Address, Node
@@ -179,6 +178,8 @@ def translated(shown: str, command: Command | None = None) -> Iterator[None]:
 
 
 def _cannot_serve(shown: str, error: RedisError) -> Unavailable:
+    from ..embedded.files import FULL_DISK
+
     if any(sign in str(error) for sign in FULL_DISK):
         return Unavailable(
             f"the disk of Redis at {shown} is full ({str(error).rstrip('.')})",
@@ -198,6 +199,8 @@ def _unreachable(shown: str, reason: str) -> Unavailable:
     embedded = shown.removeprefix("embedded:")
     if embedded == shown:
         return Unavailable(f"cannot reach Redis at {shown}: {reason}", START_REMEDY)
+    from ..embedded.files import full_disk
+
     if (full := full_disk(Path(embedded))) is not None:
         return Unavailable(f"cannot reach Redis at {shown}: {full}", "free space there: then it continues")
     return Unavailable(f"cannot reach Redis at {shown}: {reason}", f"see its log, {embedded}/redis.log")

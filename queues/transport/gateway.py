@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 import anyio.to_thread
@@ -36,7 +36,6 @@ from redis.asyncio.client import PubSub
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
-from ..embedded.server import EmbeddedServer
 from ..errors import NotOpen, NotReplicated, QueueError, Refused, ServerFull, Unavailable, WrongType
 from ..keys import JUNK_ENTRIES, JUNK_TTL_MS, junk_keys, stored_type
 from ..runtime import RUNTIME
@@ -63,6 +62,9 @@ from .scripts import Script, queue_script, queue_scripts
 from .server_check import DEFAULT_REQUIREMENTS, ServerRequirements, check_servers, recognise
 from .threadsafe_calls import ThreadsafeCaller
 from .value_store import ValueStore
+
+if TYPE_CHECKING:
+    from ..embedded.server import EmbeddedServer
 
 _SET_KEY_ASIDE: Final = queue_script("set_key_aside")
 _logger = logging.getLogger(__name__)
@@ -132,7 +134,7 @@ class Gateway:
         self.encryptor = encryptor
         self.requirements = requirements
         self.patience = patience
-        self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
+        self._embedded = None if address.directory is None else _embedded_server(address.directory)
         self._client: redis.asyncio.Redis | None = None
         self._connection: CommandConnection | None = None
         self._cluster: ClusterConnection | None = None
@@ -601,3 +603,9 @@ async def _connected(pubsub: PubSub) -> PubSub:
         await pubsub.aclose()
         raise
     return pubsub
+
+
+def _embedded_server(directory: Path) -> EmbeddedServer:
+    from ..embedded.server import EmbeddedServer  # not needed if there is a URL
+
+    return EmbeddedServer(directory)
