@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from .worker.identity import Identity
     from .worker.journal.event import Event
     from .worker.journal.handoff.document import Handoff
-    from .worker.journal.parsing import register_event
+    from .worker.journal.registration import register_event
     from .worker.journal.resumption import Resumption
     from .worker.journal.state import AgentState, Artifact, Ephemeral, PlanStep
     from .worker.log import configure_logging, use_stdlib_logging
@@ -212,7 +212,7 @@ _HOMES = {
     "configure_logging": ".worker.log",
     "current_context": ".worker.durable.context",
     "current_step": ".worker.durable.steps.current",
-    "register_event": ".worker.journal.parsing",
+    "register_event": ".worker.journal.registration",
     "use_stdlib_logging": ".worker.log",
 }
 

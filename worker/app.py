@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Final, Never, Protocol, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Never, Protocol, Self, TypeAlias, overload
 
 from ..deadletter.policy import Retry
 from ..queues.durations import Duration
@@ -13,25 +14,23 @@ from ..queues.errors import ConfigurationError
 from ..queues.keys import check_name
 from ..queues.producer import Producer
 from ..queues.security.encryption import Encryptor
-from ..queues.sessions.record import check_session_id
-from .agent.agent import Agent, S
-from .agent.coherence.findings import Coherence
-from .agent.handler import make_handler
-from .agent.incoming import OnMessage
-from .agent.resume_notice import OnResume
-from .agent.state_type import StateType
-from .agent_task import AgentTask
-from .artifacts.store import keep_large_values
 from .durable.middleware import Chain, Middleware, build_chain, enqueue_innermost
-from .durable.shared_workspace import SharedWorkspace
 from .durable.steps.current import Durability
-from .journal.state import AgentState
 from .log import logger
+from .on_demand import keep_large_values
 from .registry import Registry
-from .session import Session
 from .settings import Settings, check_settings, load_settings
 from .sync_producer import NO_LIFESPAN, AppLoops, OpenedApp, SyncProducer, open_lifespan
 from .task import Handler, OnOrphan, P, R, SyncHandler, Task, refuse_unknown
+
+if TYPE_CHECKING:
+    from .agent.agent import Agent, S
+    from .agent.coherence.findings import Coherence
+    from .agent.incoming import OnMessage
+    from .agent.resume_notice import OnResume
+    from .agent_task import AgentTask
+    from .durable.shared_workspace import SharedWorkspace
+    from .session import Session
 
 _MONTH: Final = 30 * 86_400.0
 """Seconds for which the result of an agent is kept by default."""
@@ -148,6 +147,8 @@ class App:
 
     def shared_workspace(self, name: str, *, by: str = "") -> SharedWorkspace:
         """Return files that several tasks and programs change, while the app is open. by: writer that they name."""
+        from .durable.shared_workspace import SharedWorkspace
+
         return SharedWorkspace(self.producer.gateway, self.settings, name, by=by)
 
     @property
@@ -271,6 +272,12 @@ class App:
         refuse_unknown(App.task, unknown)
         queue = self._queue(queue)
 
+        around = None
+        if coherence is not None:
+            from .agent.coherence.monitor import watched
+
+            around = partial(watched, coherence=coherence)
+
         def register(function: Any) -> Task[Any, Any]:
             return self.tasks.add(
                 function,
@@ -284,7 +291,7 @@ class App:
                 on_orphan=on_orphan,
                 version=version,
                 strict_order=strict_order,
-                coherence=coherence,
+                around=around,
                 on_end=on_end,
             )
 
@@ -355,6 +362,11 @@ class App:
             on_resume: "ask" lets it wait after a crash, a failure or a replay until a person confirms that it may
                 continue, for at most `Agent.resume_timeout`.
         """
+        from .agent.handler import make_handler
+        from .agent.state_type import StateType
+        from .agent_task import AgentTask
+        from .journal.state import AgentState
+
         refuse_unknown(App.agent, unknown)
         queue = self._queue(queue)
 
@@ -379,6 +391,7 @@ class App:
                 idle_timeout=idle_timeout,
                 durability=durability,
                 result_ttl=result_ttl,
+                on_orphan=None,
                 version=version,
                 call_options=(),
             )
@@ -399,6 +412,10 @@ class App:
             ConfigurationError: the class is not registered with this app, or under several names.
             ValueError: the id is not 1 to 256 printable characters.
         """
+        from ..queues.sessions.record import check_session_id
+        from .agent_task import AgentTask
+        from .session import Session
+
         found = [agent] if isinstance(agent, AgentTask) else [one for one in self.agents.values() if one.kind is agent]
         if len(found) != 1:
             what = "is not registered" if not found else f"is registered as {', '.join(one.name for one in found)}"

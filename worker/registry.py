@@ -14,14 +14,12 @@ from ..queues.catalog import AppEntry, CatalogTask
 from ..queues.defaults import MAX_SECONDS
 from ..queues.durations import Duration, to_seconds
 from ..queues.envelope import Envelope, EnvelopeTemplate
-from .agent.coherence.findings import Coherence, check_coherence
-from .agent.coherence.monitor import watched
 from .arguments import CALL_OPTIONS, Arguments, type_hints
 from .durable.json_types import type_problem
 from .durable.steps.codec import Codec
 from .durable.steps.current import Durability
 from .errors import TaskDefinitionError
-from .task import OnOrphan, Task, TaskOwner, as_async, check_cleanup, check_options
+from .task import Handler, OnOrphan, Task, TaskOwner, as_async, check_cleanup, check_options
 
 
 class Registry(Mapping[str, Task[Any, Any]]):
@@ -65,22 +63,24 @@ class Registry(Mapping[str, Task[Any, Any]]):
         idle_timeout: Duration | None,
         durability: Durability,
         result_ttl: Duration | None,
-        on_orphan: OnOrphan = "warn",
+        on_orphan: OnOrphan | None = "warn",
         version: int = 1,
         strict_order: bool = False,
-        coherence: Coherence | None = None,
+        around: Callable[[str, Handler[..., Any]], Handler[..., Any]] | None = None,
         on_end: object = None,
         call_options: Collection[str] = CALL_OPTIONS,
     ) -> Task[Any, Any]:
-        """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
+        """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task.
+
+        around: returns another handler in place of it, given the name of the task and the async function.
+        """
         name = name or getattr(handler, "__name__", "")
         if not name or name == "<lambda>":
             raise TaskDefinitionError(f"{handler!r} must have a name: pass name=...")
         function = as_async(name, handler)
-        check_options(name, retry=retry, durability=durability, on_orphan=on_orphan, strict_order=strict_order)
+        orphans = "warn" if on_orphan is None else on_orphan
+        check_options(name, retry=retry, durability=durability, on_orphan=orphans, strict_order=strict_order)
         check_cleanup(name, on_end, self._app)
-        if coherence is not None:
-            check_coherence(f"task {name!r}", coherence)
         if name in self._tasks:
             raise TaskDefinitionError(f"task name must be unique, got {name!r} twice: pass name=... to one task")
         if type(version) is not int or version < 1:
@@ -106,7 +106,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             raise TaskDefinitionError(f"task {name!r}: its result cannot be read back from JSON: {result.problem}")
         task = Task(
             name=name,
-            handler=function if coherence is None else watched(function, coherence),
+            handler=function if around is None else around(name, function),
             queue=queue,
             retry=retry,
             timeout=times["timeout"],

@@ -156,8 +156,8 @@ class TaskOwner(Protocol):
 class Task(Generic[P, R]):
     """A registered handler.
 
-    timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code. on_end: the task
-    that cleans up after it.
+    timeout, idle_timeout, result_ttl: seconds, None for the worker's setting. version: of its code. on_orphan: None for
+    an agent, whose plan decides which steps it asks for. on_end: the task that cleans up after it.
     """
 
     name: str
@@ -168,7 +168,7 @@ class Task(Generic[P, R]):
     idle_timeout: float | None
     durability: Durability
     result_ttl: float | None
-    on_orphan: OnOrphan
+    on_orphan: OnOrphan | None
     version: int
     strict_order: bool
     on_end: Task[Any, Any] | None

@@ -31,7 +31,7 @@ from perdure.context import Commitment
 from perdure.queues import Gateway, Namespace, Refused
 from perdure.queues.sessions.record import list_sessions
 from perdure.queues.transport.gateway import GatewayTimings
-from perdure.worker.runtime.maintenance.janitor import SessionSweeper
+from perdure.worker.agent.session_sweeper import SessionSweeper
 
 from tests.conftest import ON_SERVERS
 from tests.support.acl import create_user

@@ -27,16 +27,16 @@ from ...queues.inbox import CORRECTION, InboxMessage, last_message
 from ...queues.pubsub import TaskNotifications
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.wording import shown_time
-from ..durable.messaging import InboxOwner, consumed, next_entries, report_unreadable, unread_messages
+from ..durable.messaging import InboxOwner, consumed, next_entries, report_unreadable, unread_messages, used_messages
 from ..durable.run import Run
 from ..errors import StateMismatch
 from ..journal.agent_events import Corrected, CorrectionRefused, MessageAdded
 from ..journal.chat import FROM_INBOX, Message
 from ..journal.event import Event
-from ..journal.handoff.draft import is_note
 from ..journal.history import CannotCorrect, corrected
 from ..journal.json_patch import diff
 from ..journal.quoting import quoted_block, quoted_name
+from ..journal.tool_notes import is_note
 from ..log import log_wait, logger
 from .live_state import LiveState
 
@@ -143,7 +143,7 @@ class Incoming(InboxOwner):
         run = self._run
 
         async def read() -> list[InboxMessage]:
-            used = run.used_messages
+            used = used_messages(run)
             found = [message async for message in unread_messages(run, broken=True) if not message.kind]
             return [message for message in found if message.number not in used]
 
@@ -181,7 +181,7 @@ class Incoming(InboxOwner):
                     return []
                 longest //= 4
                 continue
-            run.used_messages.add(message.number)
+            used_messages(run).add(message.number)
             return entries
 
     # interruption
@@ -288,7 +288,7 @@ class Corrections:
 
         async def read() -> list[InboxMessage]:
             found = [message async for message in unread_messages(run) if message.kind == CORRECTION]
-            return [message for message in found if message.number not in run.used_messages]
+            return [message for message in found if message.number not in used_messages(run)]
 
         found = await retry_while_unavailable(read, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
         if not found:
@@ -308,7 +308,7 @@ class Corrections:
 
     async def _apply(self, message: InboxMessage, also: Callable[[], Sequence[Entry]]) -> None:
         run, number = self._live.run, message.number
-        run.used_messages.add(number)
+        used_messages(run).add(number)
         entries = [Entry(Kind.CONSUMED, str(number), b"")]
         wanted = message.content if isinstance(message.content, dict) else {}
         try:

@@ -31,9 +31,9 @@ from ..journal.parsing import Unreadable, parse_event
 from ..journal.reducer import LOGGED_BY_CALLS, empty_state, reduce
 from ..journal.resumption import After
 from ..journal.run_events import Started
-from ..journal.snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
+from ..journal.snapshot import BLOB, StoredState, decode_snapshot, encode_snapshot
 from ..journal.state import AgentState, Decision, Discovery, PlanStep
-from ..journal.step_record import StepRecord
+from ..journal.step_record import SNAPSHOT, StepRecord
 from ..log import log_wait, logger
 from .agent import S
 from .background import in_background

@@ -445,7 +445,7 @@ class Loop(Generic[S]):
         Raises `StateTooLarge`, `StateError`, `LeaseLost`.
         """
         run, live = self._run, self._live
-        workspace = run.workspace
+        workspace = run.files
         files = None if workspace is None else await workspace.find_step_change()
         parts = self._parts(key)
         event_entries = [*live.withdraw(), *live.checkpoint(event)]
@@ -453,7 +453,7 @@ class Loop(Generic[S]):
             event_entries += live.archive_due()
         dropped = forget_steps([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
         run.keys.restart(f"{key}/")  # a long run forgets the names of the steps inside
-        saved = [] if workspace is None else workspace.entries(files, key)
+        saved = [] if workspace is None or files is None else workspace.entries(files, key)
         snapshot = live.snapshot(more=len(parts))
         stored = (*event_entries, *saved, *entries, *dropped, *snapshot)
         await run.recorder.put(*stored, wait=True, replicated=self._replicated, progress=True)
@@ -611,7 +611,7 @@ class ChosenIdentity:
             number = int(former)
             kept = await self._load(number) if number else IdentityVersion(identity=self._declared)
             if kept is not None:
-                run.identity = kept
+                run.extras.put(kept)
                 return
         await self._adopt(self._newer)
 
@@ -622,7 +622,8 @@ class ChosenIdentity:
 
     async def _adopt(self, found: IdentityVersion) -> None:
         run, self._newer = self._run, None
-        run.identity, former = found, run.history.saved.get(IDENTITY)
+        run.extras.put(found)
+        former = run.history.saved.get(IDENTITY)
         if former is None or int(former) != found.version:
             run.history.saved[IDENTITY] = version = b"%d" % found.version
             event = IdentityRead(

@@ -22,13 +22,14 @@ from ...queues.transport.gateway import Gateway
 from ...queues.wording import shown_time
 from ..durable.run import Run
 from ..durable.steps.codec import codec_of
-from ..durable.task_workspace import WORKSPACE, restore_workspace, workspace_link
+from ..durable.task_workspace import restore_workspace, workspace_link
 from ..errors import Snooze, StateError
 from ..journal.chat import Message
 from ..journal.history import state_at
 from ..journal.quoting import quoted_line, quoted_name
 from ..journal.snapshot import decode_snapshot, encode_snapshot
 from ..journal.state import Commitment
+from ..journal.step_record import WORKSPACE
 from ..log import log_wait, logger
 from .agent import Agent, S
 from .state_type import StateType

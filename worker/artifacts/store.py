@@ -339,11 +339,9 @@ async def artifact_store(gateway: Gateway, settings: Settings) -> ArtifactStore:
     return store
 
 
-def keep_large_values(gateway: Gateway, settings: Settings) -> Gateway:
-    """Let a gateway store the largest values in the artifact store, if every worker reaches that; return it."""
-    if settings.shared_artifacts:
-        gateway.value_store = _LargeValues(gateway, settings)
-    return gateway
+def store_large_values(gateway: Gateway, settings: Settings) -> None:
+    """Let a gateway store the largest values in the artifact store, which every worker must reach."""
+    gateway.value_store = _LargeValues(gateway, settings)
 
 
 class _LargeValues:

@@ -3,6 +3,7 @@
     run.py                one run: lifecycle, event log
     handler_task.py       the asyncio task of a handler, and its cancellation
     stop_reasons.py       why a run stops, and what follows
+    extras.py             objects of optional parts, of a run or a worker
     json_types.py         what a type's JSON is read back as
     value_loss.py         warnings about values that JSON changes
     middleware.py         hooks around enqueue, run, step and settle
@@ -10,6 +11,8 @@
     steps/                ctx.step: run once, record, return from the record
     step_caller.py        step, tool, inbox and ask of a context and of its options
     checkpoint_writer.py  the one writer of a run's checkpoint
+    event_calls.py        events that are logged once; steps that a run did not ask for
+    step_files.py         the files of a step, as its record sees them
     messaging.py          ctx.inbox, ask, send
     task_artifacts.py     ctx.artifacts
     task_workspace.py     ctx.workspace

@@ -1,42 +1,32 @@
-"""The context of a running task: the first argument of its handler."""
+"""The context of a running task: the first argument of its handler.
+
+What many tasks never use (memories, artifacts, workspaces, the state of agents) is imported when it is called.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Never, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 from ...deadletter.policy import Retry
 from ...queues.defaults import unknown_option
-from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.durations import Duration
-from ...queues.event_log import find_event
 from ...queues.handle import TaskHandle
 from ...queues.inbox import Sent
-from ...queues.json_form import encodable
-from ...queues.transport.backoff import retry_while_unavailable
 from ..errors import StepDefinitionError, StepOutsideTask
-from ..identity import IdentityVersion
-from ..journal.agent_events import Decided, Discovered, MessageAdded
 from ..journal.chat import Message, Role, ToolCall
 from ..journal.event import Event
-from ..journal.event_redaction import redacted
-from ..journal.parsing import parse_event
 from ..journal.resumption import Resumption
-from ..journal.run_events import Orphaned
-from ..journal.step_record import StepRecord
-from ..log import log_wait, logger
+from ..log import logger
 from .attempt_end import forget
 from .continuation import Receiver, continue_as
 from .ended_task import EndedTask, read_ended_task
+from .event_calls import log_once
 from .messaging import send
-from .recall import RecalledStep, recall_step
-from .resume_info import ResumeInfo
 from .run import Run
 from .saga import Saga
-from .shared_workspace import SharedWorkspace
 from .step_caller import StepCaller
 from .steps.current import (
     CURRENT_RUN,
@@ -45,22 +35,25 @@ from .steps.current import (
     STEP_WORDS,
     Durability,
     StepOptions,
-    check_call,
     check_name,
     report_progress,
     step_here,
     step_timeout,
 )
-from .steps.matching import digest_of, match_call, read_recorded_steps
 from .steps.threads import CURRENT_SESSION
 from .steps.tool_calls import CallReasons
 from .stop_reasons import Stop
-from .task_artifacts import Artifacts
-from .task_memory import TaskMemory
-from .task_workspace import Workspace, workspace_of
 
 if TYPE_CHECKING:
     from loguru import Logger
+
+    from ..identity import IdentityVersion
+    from .recall import RecalledStep
+    from .resume_info import ResumeInfo
+    from .shared_workspace import SharedWorkspace
+    from .task_artifacts import Artifacts
+    from .task_memory import TaskMemory
+    from .task_workspace import Workspace
 
 
 def _no_resources() -> None:
@@ -132,8 +125,9 @@ class TaskInfo:
     @property
     def identity(self) -> IdentityVersion | None:
         """The identity of the agent; it changes between two steps of the plan only. None for tasks without one."""
-        found: IdentityVersion | None = self._run.identity
-        return found
+        from ..identity import IdentityVersion
+
+        return self._run.extras.get(IdentityVersion)
 
     @property
     def log(self) -> Logger:
@@ -159,6 +153,8 @@ class Context(TaskInfo, StepCaller):
 
     def resume_info(self) -> ResumeInfo:
         """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""
+        from .resume_info import ResumeInfo
+
         return ResumeInfo(self._run)
 
     async def recall_step(self, key: str) -> RecalledStep | None:
@@ -168,25 +164,35 @@ class Context(TaskInfo, StepCaller):
 
         Raises `DecryptionError`.
         """
+        from .recall import recall_step
+
         return await recall_step(self._run, key)
 
     @property
     def memory(self) -> TaskMemory:
         """Long-term memories, which outlive the task."""
+        from .task_memory import TaskMemory
+
         return TaskMemory(self._run, self._options.durability)
 
     @property
     def workspace(self) -> Workspace:
         """A folder whose files are saved with each step and restored with the task."""
+        from .task_workspace import workspace_of
+
         return workspace_of(self._run)
 
     def shared_workspace(self, name: str) -> SharedWorkspace:
         """Return files that several tasks change, with compare-and-set."""
+        from .shared_workspace import SharedWorkspace
+
         return SharedWorkspace(self._run.gateway, self._run.settings, name, by=self._run.id, run=self._run)
 
     @property
     def artifacts(self) -> Artifacts:
         """Files and other bytes that the task produces, stored outside Redis."""
+        from .task_artifacts import Artifacts
+
         return Artifacts(self._run, self._options.durability)
 
     def options(
@@ -273,10 +279,14 @@ class Context(TaskInfo, StepCaller):
 
     async def decide(self, choice: str, *, reasoning: str = "", alternatives: Sequence[str] = ()) -> None:
         """Record a choice, the reason, and the alternatives. Recorded once, like a step."""
+        from ..journal.agent_events import Decided
+
         await log_once(self._run, Decided(choice=choice, reasoning=reasoning, alternatives=tuple(alternatives)))
 
     async def discover(self, fact: str, *, source: str = "") -> None:
         """Record a fact and its source. Recorded once."""
+        from ..journal.agent_events import Discovered
+
         await log_once(self._run, Discovered(fact=fact, source=source))
 
     async def add_message(
@@ -298,6 +308,8 @@ class Context(TaskInfo, StepCaller):
             reasoning: of an assistant, the blocks that its provider returned. The result of a tool has the reasoning
                 that was given to `ctx.options(call=..., reasoning=...)`.
         """
+        from ..journal.agent_events import MessageAdded
+
         if role == "tool" and tool_call_id is not None and not reasoning:
             reasoning = CallReasons.take(self._run, tool_call_id)
         message = Message(
@@ -378,7 +390,10 @@ class Context(TaskInfo, StepCaller):
             HandOffRefused: the task was continued too often.
             PayloadTooLarge, LeaseLost: see there.
         """
-        await continue_as(self._run, to, why=why, queue=queue, message=message, arguments=arguments)
+        from ..journal.handoff.draft import handoff_of
+
+        given: dict[str, Any] = {"why": why, "queue": queue, "message": message, "arguments": arguments}
+        await continue_as(self._run, to, **given, draft=handoff_of)
 
     # messages, see docs/how-to/messages.md
 
@@ -402,11 +417,10 @@ def current_context() -> Context:
     In the thread of a handler that is a plain function, use `SyncContext.current()`.
     """
     run = CURRENT_RUN.get()
-    if run is None or run.context is None:
+    if run is None or not isinstance(ctx := run.context, Context):
         raise StepOutsideTask("no task is running here: current_context() is for what a task's handler calls")
     if CURRENT_SESSION.get() is not None and not _in_event_loop():
         raise StepOutsideTask("current_context() has async methods: use SyncContext.current() in a plain function")
-    ctx: Context = run.context
     return ctx
 
 
@@ -416,65 +430,3 @@ def _in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-_MAX_ORPHANS: Final = 20
-"""Keys of an `orphaned` event."""
-
-
-E = TypeVar("E", bound=Event)
-
-
-async def log_once(run: Run, event: E) -> tuple[int, E]:
-    """Log an event unless an earlier run has logged it.
-
-    Events of one type are matched by their content, then by order: see `match_call`. The event is stored with the next
-    write, and always before the outcome.
-
-    Returns:
-        Number of the event, and the event as it is in the log: an earlier run may have logged another content.
-
-    Raises `StepOutsideTask`, `LeaseLost`.
-    """
-    await check_call(run, f"#{event.type}", own=True)
-    name = f"#{event.type}"
-    if event.step is None and (outer := run.keys.within) is not None:
-        event = event.model_copy(update={"step": outer})
-    if not run.history.records:
-        key, entry = run.keys.next(name), run.next_entry(event)
-    else:
-        content = event if run.redact is None else redacted(event, run.redact)
-        key, recorded, former = await match_call(run, name, digest_of(content.to_json()))
-        if former is not None:
-            recorded = StepRecord.decode(former).result
-        if recorded is not None:
-            run.replayed(int(recorded))
-            return int(recorded), encodable(event) if former is None else await _logged(run, int(recorded), event)
-        entry = run.next_entry(event)
-    record = StepRecord(entry.value, digest_of(entry.log)).encode()
-    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), entry, wait=False)
-    return int(entry.value), encodable(event)
-
-
-async def _logged(run: Run, number: int, event: E) -> E:
-    """Return the event that the log has under a number; the given one if it has left the log."""
-    await run.flush()  # a former call of this run may have logged it
-    read = partial(find_event, run.gateway, run.delivery.partition, run.id, number)
-    found = await retry_while_unavailable(read, on_wait=log_wait(f"the log of task {run.id}", run.touch))
-    typed = None if found is None else parse_event(found)
-    return typed if isinstance(typed, type(event)) else event
-
-
-async def log_orphans(run: Run) -> str | None:
-    """Log the recorded steps that the run has not asked for, and return a text if there are any. Raises `LeaseLost`."""
-    orphans = run.keys.unasked(await read_recorded_steps(run))
-    if not orphans:
-        return None
-    some = ", ".join(map(repr, orphans[:3]))
-    problem = (
-        f"the handler did not ask for {len(orphans)} of its recorded steps, such as {some}: "
-        "they were renamed or removed, or called with other arguments"
-    )
-    logger.bind(task=run.envelope.task, id=run.id).warning("{}", problem)
-    await run.log_event(Orphaned(steps=tuple(orphans[:_MAX_ORPHANS]), count=len(orphans)))
-    return problem

@@ -8,7 +8,7 @@ id in the plan, then this task is settled with that id.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NoReturn, Protocol
 
@@ -23,8 +23,7 @@ from ...queues.inspection.views import find_task
 from ...queues.keys import Namespace, check_name
 from ...queues.security.secret_arguments import SecretPaths
 from ...queues.transport.large_values import read_arguments
-from ..journal.handoff.document import HANDOFF, RECEIVED
-from ..journal.handoff.draft import handoff_of
+from ..journal.handoff.document import HANDOFF, RECEIVED, Handoff
 from ..journal.run_events import HandedOff
 from .run import Run
 from .steps.codec import read_step_result, store_step_result
@@ -63,8 +62,12 @@ async def continue_as(
     queue: str | None,
     message: str,
     arguments: Mapping[str, Any] | None,
+    draft: Callable[..., Handoff],
 ) -> NoReturn:
-    """Store the decision that another task continues the work, and end the run. See `Context.continue_as`."""
+    """Store the decision that another task continues the work, and end the run. See `Context.continue_as`.
+
+    draft: returns the handoff document of a task from the tail of its log, see `handoff_of`.
+    """
     await check_call(run, "#continue_as", own=True)
     if to is None and queue is None:
         raise ValueError("continue_as needs to= (the successor's task or agent), queue= or both")
@@ -83,7 +86,7 @@ async def continue_as(
     event = HandedOff(why=why, to=task_id, steps=run.history.records + run.steps_recorded)
     tail = await read_log_tail(run.gateway, run.delivery.partition, run.id)
     event_entry = run.next_entry(event)
-    handoff = handoff_of(
+    handoff = draft(
         tail, task=own.task, session=run.id, why="hand_off", detail=_shown(run, why), to=task_id,
         message=_shown(run, message), number=run.events,
     )  # fmt: skip
@@ -141,7 +144,7 @@ async def complete_successor(run: Run, successor: Successor) -> Successor:
 def _app(run: Run, to: Receiver | str | None) -> str | None:
     """Return the app of the successor: that of a registered task; None for a name that this app does not have."""
     if to is None or isinstance(to, str):
-        return run.envelope.app if to is None or to == run.envelope.task or to in run.app_tasks else None
+        return run.envelope.app if to is None or to == run.envelope.task or to in run.host.tasks else None
     owner = getattr(getattr(to, "task", to), "app", None)  # an agent has its app through its task
     return run.envelope.app if owner is None else str(owner.name)
 

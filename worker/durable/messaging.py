@@ -44,6 +44,15 @@ _INBOX: Final = "#inbox"
 _SEND: Final = "#send"
 
 
+class UsedMessages(set[int]):
+    """Numbers of the inbox messages that a run has read."""
+
+
+def used_messages(run: Run) -> UsedMessages:
+    """Return the numbers of the inbox messages that this run has read."""
+    return run.extras.of(UsedMessages, UsedMessages)
+
+
 class InboxOwner(RunObserver):
     """Base of an observer that reads the inbox on its own, until the handler does (`ctx.inbox`, `ctx.ask`)."""
 
@@ -245,7 +254,7 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
     A message belongs to this read from the moment it is seen, although nothing is stored yet: a concurrent read of the
     same run does not return it.
     """
-    used = run.used_messages
+    used = used_messages(run)
     found: list[InboxMessage] = []
     size = 0
     try:

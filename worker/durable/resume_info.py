@@ -7,6 +7,7 @@ from typing import Any
 
 from ...queues.event_log import walk_events
 from ...queues.inbox import InboxMessage
+from ..journal import agent_events as _agent_events  # noqa: F401 - the log may have them
 from ..journal.event import Event
 from ..journal.handoff.document import Handoff
 from ..journal.parsing import parse_event

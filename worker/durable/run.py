@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import anyio
@@ -21,15 +21,15 @@ from ...queues.transport.gateway import Gateway
 from ..errors import RunStopped, TaskIdle, TaskTimeout
 from ..journal.event import Event
 from ..journal.event_redaction import redacted
-from ..journal.handoff.draft import call_text
 from ..journal.resumption import Resumption
 from ..journal.step_record import VERSION
-from ..memory.factory import LazyMemoryStore
+from ..journal.tool_notes import call_text
 from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
+from .extras import Extras, Host
 from .handler_task import HandlerTask
+from .step_files import StepFiles
 from .steps.keys import StepKeys, StrictStepKeys
-from .steps.threads import Threads
 from .stop_reasons import STOP_RULES, ParkReason, Stop, StopReason, counters_after
 
 Observer = TypeVar("Observer")
@@ -59,22 +59,21 @@ class Run(HandlerTask):
         codec, checked_name: the last step's function with its codec, and its name: a loop calls the same for all steps.
         constants: the `Constants` in arguments of its steps, None before `constants_of`.
         context: the `Context` of the handler and its middleware while the handler runs, else None.
-        workspace: the `Workspace` of the task, None if nothing has used it.
         retry: the policy of the task, None until its handler is called.
-        identity: the `IdentityVersion` of the agent, None for tasks without one.
         failures: failures of steps from which nothing has followed yet, by key (`steps/failures.py`); None without any.
+        files: the files that are saved with its steps, None if nothing has used the workspace.
+        host: what the runs of a worker share.
     """
 
     __slots__ = (
+        "_extras",
         "_leaving",
         "_leaving_itself",
         "_marks",
         "_new_version",
         "_observers",
         "_recorder",
-        "_used_messages",
         "active",
-        "app_tasks",
         "around_step",
         "checked_name",
         "closed",
@@ -87,12 +86,12 @@ class Run(HandlerTask):
         "envelope",
         "events",
         "failures",
+        "files",
         "gateway",
         "history",
+        "host",
         "id",
-        "identity",
         "keys",
-        "memory",
         "payload_limit",
         "redact",
         "resumption",
@@ -104,7 +103,6 @@ class Run(HandlerTask):
         "stop_reason",
         "threads",
         "version",
-        "workspace",
     )
 
     def __init__(
@@ -114,11 +112,8 @@ class Run(HandlerTask):
         envelope: Envelope,
         history: History,
         *,
-        payload_limit: int,
-        threads: Threads,
-        memory: LazyMemoryStore | None = None,
+        host: Host,
         settings: Settings,
-        app_tasks: Container[str] = (),
     ) -> None:
         super().__init__()
         self.gateway = gateway
@@ -126,11 +121,10 @@ class Run(HandlerTask):
         self.envelope = envelope
         self.id = envelope.id
         self.history = history
-        self.payload_limit = payload_limit
-        self.threads = threads
-        self.memory = memory
+        self.host = host
+        self.threads = host.threads
         self.settings = settings
-        self.app_tasks = app_tasks
+        self.payload_limit = settings.payload_limit
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None
@@ -147,13 +141,12 @@ class Run(HandlerTask):
         self.codec: tuple[object, Any] = _NO_STEP
         self.constants: Any = None
         self.checked_name: str | None = None
-        self.context: Any = None
-        self.workspace: Any = None
-        self.identity: Any = None
+        self.context: object | None = None
+        self.files: StepFiles | None = None
+        self._extras: Extras | None = None
         self.retry: Retry | None = None
         self.failures: dict[str, Any] | None = None
         self._observers: tuple[RunObserver, ...] = ()
-        self._used_messages: set[int] | None = None
         self._recorder: CheckpointWriter | None = None
         self._leaving: tuple[StopReason, StopDetail] = _SHUTDOWN
         self._marks: tuple[str, ...] = ()
@@ -161,11 +154,11 @@ class Run(HandlerTask):
         """Whether the handler's own task makes the call that ends the run."""
 
     @property
-    def used_messages(self) -> set[int]:
-        """Numbers of the inbox messages that this run has read."""
-        if self._used_messages is None:
-            self._used_messages = set()
-        return self._used_messages
+    def extras(self) -> Extras:
+        """Objects of this run that the core does not know."""
+        if self._extras is None:
+            self._extras = Extras()
+        return self._extras
 
     # what the run starts from
 
@@ -506,6 +499,17 @@ class RunObserver:
 
     async def on_boundary(self) -> None:
         """An agent is between two steps of its plan. May stop the run."""
+
+
+class RunChecks(RunObserver):
+    """Base class of an observer that checks the work of a run."""
+
+    __slots__ = ()
+
+    @property
+    def failed(self) -> Sequence[str]:
+        """Names of the checks that have failed, each once."""
+        return ()
 
 
 def goal_of(run: Run) -> str:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
-from ...queues.errors import ConfigurationError
-from ..errors import StepOutsideTask
+from ...queues.errors import ConfigurationError, NotOpen
+from ..errors import MemoryStoreUnavailable, StepOutsideTask
 from ..journal.event_redaction import redacted
+from ..memory.factory import LazyMemoryStore
 from ..memory.memory import FoundMemory, Memory, MemoryLink, NewMemory, new_memory
 from .run import Run
 from .steps.current import CURRENT_RUN, DEFAULT_OPTIONS, Durability, Step, current_step
@@ -119,9 +120,7 @@ class TaskMemory:
 
     async def store(self) -> HybridStore:
         """Return the open store, for calls that are not steps. Raises `MemoryStoreError`, `ConfigurationError`."""
-        if self._run.memory is None:
-            raise ConfigurationError("this run has no memory store: only a worker opens one")
-        return await self._run.memory.get()
+        return await _store_of(self._run).get()
 
     async def _do(self, name: str, act: Callable[..., Any], *args: Any) -> Any:
         if _step_of(self._run) is not None:
@@ -194,6 +193,24 @@ def _key(run: Run, what: str, number: int) -> str:
     return f"{run.id}@{at}:{what}" if number == 1 else f"{run.id}@{at}:{what}:{number}"
 
 
+def memory_store(run: Run) -> LazyMemoryStore | None:
+    """Return the memory store that the runs of a worker share; None without a worker.
+
+    Raises `MemoryStoreUnavailable` after the worker has ended.
+    """
+    extras = run.host.extras
+    try:
+        return None if extras is None else extras.of(LazyMemoryStore, lambda: LazyMemoryStore(run.settings))
+    except NotOpen as error:
+        raise MemoryStoreUnavailable("of this worker", f"it is closed: {error}") from None
+
+
+def _store_of(run: Run) -> LazyMemoryStore:
+    if (store := memory_store(run)) is None:
+        raise ConfigurationError("this run has no memory store: only a worker opens one")
+    return store
+
+
 async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
     """Store the findings of an agent at its end. Repeated after a crash, it stores nothing twice.
 
@@ -205,14 +222,13 @@ async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
         memory = new_memory(one) if isinstance(one, str) else one
         if not isinstance(memory, NewMemory):
             raise TypeError(f"remember must return texts or NewMemory, got {one!r}")
-        if run.memory is None:
-            raise ConfigurationError("this run has no memory store: only a worker opens one")
+        store = _store_of(run)
         if not memory.source:
             memory = memory.model_copy(update={"source": _source(run)})
         if run.redact is not None:
             memory = redacted(memory, run.redact)
         key = _key(run, "remember", number)
-        stored = await (await run.memory.get()).add(memory, owner=run.envelope.task, key=key)
+        stored = await (await store.get()).add(memory, owner=run.envelope.task, key=key)
         await cite_memories(run, [stored])
         run.touch()
 

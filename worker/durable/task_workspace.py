@@ -21,7 +21,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Final, NoReturn, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -37,27 +37,24 @@ from ...queues.runtime import RUNTIME
 from ...queues.sessions.record import session_data
 from ...queues.transport.backoff import Backoff, retry_while_unavailable
 from ...queues.transport.gateway import Gateway
-from ...queues.transport.value_store import Sha256
 from ...queues.wording import listed
 from ..artifacts.store import ArtifactStore, artifact_store
 from ..errors import ArtifactTooLarge, RunStopped, StoreUnavailable, WorkspaceError, WorkspaceTooLarge, first_problem
 from ..journal.agent_events import WorkspaceSaved, saved_link
 from ..journal.run_events import Waited, WaitStarted
 from ..journal.snapshot import decode_snapshot
-from ..journal.step_record import UNSAVED
+from ..journal.step_record import UNSAVED, WORKSPACE
 from ..log import log_wait, logger
 from ..settings import Settings
 from ..workspace.folders import check_folder_name, keep_folder, make_folder, remove_folder, take_folder
 from ..workspace.scan import Limits, Manifest, SavedFile, Scanner, decode_manifest, encode_manifest
 from .run import Run
+from .step_files import Change, Found, WorkspaceLink
 from .steps.calls import add_folder
 from .stop_reasons import ParkReason
 
 WORKSPACE_ROOM: Final = "workspace"
 """Kind of the wait of a task whose files exceed a limit."""
-
-WORKSPACE: Final = "#workspace"
-"""Checkpoint key of the manifest of a task's workspace."""
 
 _AT_ONCE: Final = 8
 """Files that are saved or restored at the same time."""
@@ -73,18 +70,6 @@ _LATEST: Final = 60.0
 """Seconds after which a task whose files exceed a limit looks whether it was raised: first, and at most."""
 
 T = TypeVar("T")
-
-
-class WorkspaceLink(BaseModel):
-    """Link of a task to its manifest. hash, size: of the manifest. files, bytes: of the workspace."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    v: int = 1
-    hash: Sha256
-    size: Annotated[int, Field(ge=0)]
-    files: Annotated[int, Field(ge=0)] = 0
-    bytes: Annotated[int, Field(ge=0)] = 0
 
 
 class _Mark(BaseModel):
@@ -104,33 +89,6 @@ class _Mark(BaseModel):
     step: str | None
     why: str
     tries: Annotated[int, Field(ge=0)] | None = None
-
-
-class Change(NamedTuple):
-    """Files that were saved since the last change."""
-
-    link: WorkspaceLink
-    changed: tuple[str, ...]
-    removed: tuple[str, ...]
-
-
-class Found(NamedTuple):
-    """Outcome of a scan whose changed files were saved, or could not be.
-
-    Attributes:
-        number: Order of the scans; 0 without a folder.
-        change: None if nothing has changed.
-        problem: Why the files could not be saved; `CancelledError` if the run was stopped meanwhile.
-    """
-
-    number: int
-    change: Change | None = None
-    problem: BaseException | None = None
-
-    @property
-    def cut_off(self) -> bool:
-        """Whether the run was stopped."""
-        return isinstance(self.problem, (RunStopped, asyncio.CancelledError))
 
 
 class Workspace:
@@ -433,10 +391,10 @@ class FolderOnly(Workspace):
 
 def workspace_of(run: Run) -> Workspace:
     """Return the workspace of a run, made at its first use."""
-    if run.workspace is None:
-        run.workspace = Workspace(run, run.settings)
-    workspace: Workspace = run.workspace
-    return workspace
+    files = run.files
+    if not isinstance(files, Workspace):
+        files = run.files = Workspace(run, run.settings)
+    return files
 
 
 async def restore_workspace(run: Run, inherited: bytes | None = None) -> None:

@@ -8,13 +8,15 @@ The package knows no handlers and no runtime: it reads and computes, and the run
     compaction.py       compaction of a state by an operator
     agent_events.py     events of an agent's work: plan, decisions, tools, conversation, state
     chat.py             messages of a conversation
-    parsing.py          log entries to events; application event types
+    parsing.py          log entries to events
+    registration.py     application event types
     event_redaction.py  secrets out of events
     state.py            AgentState
     reducer.py          state = reduce(events), pure
     json_patch.py       diff and apply JSON Patches (RFC 6902)
     snapshot.py         stored form of a state
     step_record.py      stored form of a step record
+    tool_notes.py       notes and counts of tool calls
     history.py          the state at any event; check of a snapshot against the log
     forks.py            a new task from a point in another one's log
     quoting.py          foreign text as one line or one block, for prompts and Markdown

@@ -58,26 +58,6 @@ class Discovered(Event):
 
 
 @built_in
-class ToolCalled(Event):
-    """Call of a tool and its result.
-
-    Attributes:
-        step: Key of the step record.
-        call: Id under which the model requested the call.
-        clipped: Size of the result in bytes if it was too large for the log, which then has its beginning.
-    """
-
-    type: Literal["tool_called"] = "tool_called"
-    tool: str
-    arguments: dict[str, Any] = Field(default={})
-    result: Any = None
-    reasoning: str = ""
-    call: str | None = None
-    attempt: int = 1
-    clipped: int | None = None
-
-
-@built_in
 class MessageAdded(Event):
     """Message added to the conversation."""
 

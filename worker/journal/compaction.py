@@ -19,7 +19,8 @@ from .agent_events import Archived
 from .archive import archived_field, remove_oldest
 from .history import state_at
 from .json_patch import diff
-from .snapshot import BLOB, SNAPSHOT, encode_snapshot
+from .snapshot import BLOB, encode_snapshot
+from .step_record import SNAPSHOT
 
 COMPACTION: Final = "compaction"
 """The wait of a task whose state is too large, as its record and its log name it."""

@@ -24,6 +24,13 @@ BUILT_IN: Final[dict[str, type[Event]]] = {}
 """Perdure's own event types by name: those of `run_events.py` and `agent_events.py`."""
 
 
+LOG_BASE: Final = "log_base"
+"""Type of the event that has the whole state, with which a log may start."""
+
+RECORDED: Final = ("step_completed", "tool_called")
+"""Types of events that carry the key of their step record."""
+
+
 class Event(BaseModel):
     """Base of all events. For an application's type, subclass it with a `type` and decorate it with `register_event`.
 

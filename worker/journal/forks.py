@@ -28,13 +28,14 @@ from ...queues.transport.large_results import recorded_results
 from ..errors import BadHistory, first_problem
 from .agent_events import saved_link
 from .archive import archived_field, archived_steps, retired_fields
-from .history import LOG_BASE, RECORDED, PastState
+from .event import LOG_BASE, RECORDED
+from .history import PastState
 from .json_patch import BadPatch, apply, diff
 from .reducer import State, empty_state
 from .run_events import Forked
-from .snapshot import SNAPSHOT, encode_snapshot
+from .snapshot import encode_snapshot
 from .state import AgentState
-from .step_record import QUESTIONS, UNSAVED, VERSION, StepRecord
+from .step_record import QUESTIONS, SNAPSHOT, UNSAVED, VERSION, StepRecord
 
 Point = int | str | None
 """Number of an event, id of a log entry or key of a step; None for the end of the log."""

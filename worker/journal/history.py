@@ -17,18 +17,13 @@ from ...queues.transport.gateway import Gateway
 from ...queues.wording import listed
 from ..errors import BadHistory, StateError
 from .agent_events import Rewound
-from .event import Event
+from .event import LOG_BASE, Event
 from .json_patch import BadPatch, diff
 from .parsing import Unreadable, parse_event
 from .reducer import State, empty_state, reduce
 from .run_events import Started
-from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot
-
-LOG_BASE: Final = "log_base"
-"""Type of the event that has the whole state, with which a log may start."""
-
-RECORDED: Final = ("step_completed", "tool_called")
-"""Types of events that carry the key of their step record."""
+from .snapshot import BLOB, StoredState, decode_snapshot
+from .step_record import SNAPSHOT
 
 
 @dataclass(slots=True)
@@ -186,25 +181,6 @@ async def state_at(
     if at is not None and past.number > at:
         raise BadHistory(task_id, f"event {at} is missing from the log of task {task_id}: lost by Redis or deleted")
     return past
-
-
-async def gap_before(gateway: Gateway, partition: Partition, task_id: str, step: str) -> tuple[int, int] | None:
-    """Return the numbers of the first and the last event that are missing before the record of a step, if any are."""
-    gap: tuple[int, int] | None = None
-    found: tuple[int, int] | None = None
-    last = 0
-    async for event in walk_events(gateway, partition, task_id):
-        if event.restarts:
-            gap = None
-        if event.type == LOG_BASE:
-            gap, last = None, (event.number or 0) - 1
-        if event.number is not None:
-            if event.number > last + 1:
-                gap = (last + 1 if gap is None else gap[0], event.number - 1)
-            last = event.number
-        if event.step == step and event.type in RECORDED:
-            found = gap
-    return found
 
 
 async def read_snapshot(gateway: Gateway, partition: Partition, task_id: str) -> StoredState | None:

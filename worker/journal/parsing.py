@@ -1,4 +1,4 @@
-"""Parsing of log entries into events, and registration of application event types.
+"""Parsing of log entries into events.
 
 An entry that cannot be read does not hide the others: an event of a later version, of an unknown type or with broken
 data becomes `Unreadable`, which names the task, the entry and the problem.
@@ -7,17 +7,14 @@ data becomes `Unreadable`, which names the task, the entry and the problem.
 from __future__ import annotations
 
 from collections import ChainMap
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from ...queues.event_log import TaskEvent
 from ..errors import first_problem
-from . import agent_events as _agent_events  # noqa: F401 - it registers its types
 from . import run_events as _run_events  # noqa: F401 - it registers its types
 from .event import BUILT_IN, Event
-
-E = TypeVar("E", bound=Event)
 
 
 class Foreign(Event):
@@ -51,40 +48,10 @@ class Unreadable(Event):
         return f"{place} of the log of task {self.task_id}, {self.type!r}, cannot be read: {self.problem}"
 
 
-_known: Final = ChainMap[str, type[Event]]({}, BUILT_IN)
-"""Event types by name: those of the application, then those of Perdure."""
+KNOWN: Final = ChainMap[str, type[Event]]({}, BUILT_IN)
+"""Event types by name: those of the application, then those of Perdure whose module is imported.
 
-
-def register_event(kind: type[E]) -> type[E]:
-    """Register an application's event type, so that logs with it can be read; a class decorator.
-
-        @register_event
-        class Priced(Event):
-            type: Literal["priced"] = "priced"
-            amount: float
-
-    Raises `ValueError` if the class has no type name that it alone uses, and `pydantic.errors.PydanticUserError` if a
-    field has no schema.
-    """
-    name = _name_of(kind)
-    known = _known.get(name)
-    if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(f"event type {name!r} is already registered: {known.__module__}.{known.__qualname__}")
-    kind.model_rebuild(raise_errors=True)
-    _known[name] = kind
-    return kind
-
-
-def _name_of(kind: type[Event]) -> str:
-    declared = kind.model_fields["type"]
-    names = get_args(declared.annotation) if get_origin(declared.annotation) is Literal else ()
-    if len(names) != 1 or not isinstance(names[0], str) or declared.default != names[0]:
-        raise ValueError(f'{kind.__name__} must define its type: type: Literal["..."] = "..."')
-    if not names[0] or "#" in names[0] or not names[0].isprintable():
-        raise ValueError(f"type of {kind.__name__} must be printable characters without '#', got {names[0]!r}")
-    if kind.version < 1:
-        raise ValueError(f"version of {kind.__name__} must be an integer of 1 or more, got {kind.version!r}")
-    return names[0]
+A reader of whole logs imports `agent_events.py`, as `registration.py` does."""
 
 
 def parse_event(found: TaskEvent) -> Event:
@@ -94,7 +61,7 @@ def parse_event(found: TaskEvent) -> Event:
         data = {"v": 1, **(found.data or {}), "type": found.type}
         if found.step is not None:
             data["step"] = found.step
-        kind = _known.get(found.type)
+        kind = KNOWN.get(found.type)
         try:
             return Foreign.model_validate(data | {"data": found.data}) if kind is None else kind.model_validate(data)
         except ValidationError as error:
@@ -115,7 +82,7 @@ def _obstacle(found: TaskEvent) -> str | None:
     data: Any = {} if found.data is None else found.data
     if not isinstance(data, dict):
         return f"its data must be a JSON object, got {type(data).__name__}"
-    kind = _known.get(found.type)
+    kind = KNOWN.get(found.type)
     if kind is None:
         return None if data.get("own") is True else f"unknown event type {found.type!r}: a later version wrote it"
     version = data.get("v", 1)

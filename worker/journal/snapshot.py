@@ -17,9 +17,6 @@ import orjson
 from ..errors import BadSnapshot
 from .reducer import empty_state
 
-SNAPSHOT: Final = "#state"
-"""Checkpoint key of the snapshot."""
-
 SNAPSHOT_VERSION: Final = 1
 """Format version that this code writes, and the latest that it reads."""
 

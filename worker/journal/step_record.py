@@ -21,6 +21,12 @@ VERSION: Final = "#version"
 QUESTIONS: Final = "#question"
 """Name of the records of questions, whose results are the messages that answered them."""
 
+SNAPSHOT: Final = "#state"
+"""Checkpoint key of the snapshot of an agent's state."""
+
+WORKSPACE: Final = "#workspace"
+"""Checkpoint key of the manifest of a task's workspace."""
+
 MISREAD: Final = b"!"
 """Begins what `StepRecord.result_of` returns for a result that is read back as another type: the whole record."""
 

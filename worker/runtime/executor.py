@@ -23,6 +23,7 @@ from ...queues.runtime import RUNTIME
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
 from ..durable.context import Context
+from ..durable.extras import Extras, Host
 from ..durable.handler_task import is_closing
 from ..durable.middleware import Middleware, build_chain
 from ..durable.run import Run, RunObserver
@@ -30,7 +31,6 @@ from ..durable.steps.failures import forget_failures
 from ..durable.steps.threads import Threads
 from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..log import logger
-from ..memory.factory import LazyMemoryStore
 from ..registry import Registry
 from ..settings import Settings
 from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, RunSettlement, Success, settlement_of
@@ -94,7 +94,8 @@ class Executor:
         self._webhooks = webhooks if webhooks is not None and webhooks.wanted else None
         self._resources = resources
         self.threads = Threads(threads, slots.leak)
-        self.memory = LazyMemoryStore(settings)
+        self.extras = Extras()
+        self._host = Host(self.threads, registry, self.extras)
         self._settler = Settler(gateway, registry, shared)
         if settings.log_tasks:
             middleware = [TaskLog(), *middleware]
@@ -171,11 +172,8 @@ class Executor:
             delivery,
             envelope,
             History(),
-            payload_limit=self._settings.payload_limit,
-            threads=self.threads,
-            memory=self.memory,
+            host=self._host,
             settings=self._settings,
-            app_tasks=self._registry,
         )
         self._hold(run)
         if self._on_progress is not None:

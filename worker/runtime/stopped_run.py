@@ -19,19 +19,15 @@ from ...deadletter.policy import Reason
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.errors import EntriesLost, LeaseLost, NotEncrypted, QueueError, TamperedData
 from ...queues.event_log import LogTail, read_log_tail
-from ...queues.keys import Namespace
 from ...queues.runtime import RUNTIME
-from ...queues.sessions.record import SessionAddress, parse_turn_id
-from ...queues.sessions.removal import forget_task, is_forgotten
-from ...queues.sessions.turns import SessionTurnEnd, end_turn, refused_end
 from ...queues.transport.gateway import Gateway
 from ..durable.context import Context
 from ..durable.middleware import CallNext, Middleware, Settlement
 from ..durable.run import Run, goal_of
 from ..durable.stop_reasons import STOP_RULES
 from ..journal.handoff.document import HANDOFF, AwaitedAnswer, Handoff, Why
-from ..journal.handoff.draft import burial_notes, handoff_of
 from ..log import logger
+from ..on_demand import burial_notes, draft_handoff, session_task
 from .outcome import Burial, Cancelled, Outcome, Park, Rerun, RunSettlement
 
 
@@ -67,7 +63,7 @@ async def store_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff
     partition = run.delivery.partition
     try:
         tail = await read_log_tail(gateway, partition, run.id)
-        handoff = handoff_of(
+        handoff = draft_handoff(
             tail,
             task=run.envelope.task,
             session=run.id,
@@ -114,9 +110,7 @@ def _remedy(run: Run, outcome: Outcome, tail: LogTail) -> Iterable[str]:
         return ()
     evidence = Evidence.of(outcome.error, run.redact)
     step = run.history.crash.get("step") if outcome.reason is Reason.CRASH_LOOP else None
-    return burial_notes(
-        tail.events, run.id, outcome.reason, evidence.error, evidence.message, step=step, intents=tail.intents
-    )
+    return burial_notes(tail, run.id, outcome.reason, evidence.error, evidence.message, step=step)
 
 
 def _has_history(run: Run) -> bool:
@@ -138,30 +132,24 @@ class SessionMiddleware(Middleware):
         self._gateway = gateway
 
     async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
-        if (
-            not isinstance(settlement, RunSettlement)
-            or not isinstance(settlement.outcome, Burial | Cancelled)
-            or not settlement.run.id.startswith("turn-")
-            or (turn := parse_turn_id(settlement.run.id)) is None
-        ):
+        turn = None
+        if isinstance(settlement, RunSettlement) and isinstance(settlement.outcome, Burial | Cancelled):
+            turn = session_task(self._gateway, settlement.run.delivery.partition, settlement.run.id)
+        if turn is None or not isinstance(settlement, RunSettlement):
             await call_next()
             return
-        run = settlement.run
-        address = SessionAddress.at(Namespace(run.delivery.partition.namespace), turn.digest)
         with suppress(QueueError):  # then the outcome is stored first
-            if await is_forgotten(self._gateway, address, turn):
-                await forget_task(self._gateway, run.delivery.partition, run.id)
+            await turn.forget_if_removed()
         await call_next()
-        match settlement.outcome:  # that was stored: a caller may have cancelled the task meanwhile
-            case Burial(error=NotEncrypted() | TamperedData() as error) if error.of_arguments:
-                end = refused_end(str(error))  # no replay could run it
-            case Burial(reason=reason):
-                end = SessionTurnEnd("failed", str(reason).encode())
-            case _:
-                end = SessionTurnEnd("cancelled", b"cancelled")
+        run = settlement.run
         try:
-            if not await end_turn(self._gateway, address, turn, end):
-                await forget_task(self._gateway, run.delivery.partition, run.id)
+            match settlement.outcome:  # that was stored: a caller may have cancelled the task meanwhile
+                case Burial(error=NotEncrypted() | TamperedData() as error) if error.of_arguments:
+                    await turn.refuse(str(error))  # no replay could run it
+                case Burial(reason=reason):
+                    await turn.end("failed", str(reason).encode())
+                case _:
+                    await turn.end("cancelled", b"cancelled")
         except QueueError as error:
             logger.bind(task=run.envelope.task, id=run.id).warning(
                 "could not end turn {} of its session: {}; a worker does so within a minute", turn.number, error

@@ -23,11 +23,11 @@ from ...queues.partitions.assignment import PartitionAssignment
 from ...queues.runtime import RUNTIME
 from ...queues.shared_config import SharedConfig, load_config
 from ..app import App
-from ..artifacts.store import keep_large_values
 from ..durable.run import Run
 from ..durable.stop_reasons import StopReason
 from ..log import logger
 from ..loop_errors import keep_running
+from ..on_demand import keep_large_values, load_drafts, session_chores
 from .burst import Burst
 from .executor import Executor
 from .health.deadlines import RunDeadlines
@@ -150,12 +150,13 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         """Connect, check the server, load scripts, join consumer groups, register, and start the lease heartbeat."""
+        load_drafts()
         self._watchdog.start()
         self._stack.push_async_callback(asyncio.to_thread, self._watchdog.stop)
         try:
             await self._gateway.open()
             self._stack.push_async_callback(self._gateway.close)
-            self._stack.push_async_callback(self._executor.memory.close)
+            self._stack.push_async_callback(self._executor.extras.close)
             await self._stack.enter_async_context(self.app)
             await self._join()
         except BaseException:
@@ -283,8 +284,14 @@ class Worker:
                 self._consumer,
                 dead_letter_ttl=lambda: self._shared.dead_letter_ttl,
                 worker=self.id,
-                session_ttl=self.settings.session_ttl if self.app.agents else None,
-                waking={name for name, agent in self.app.agents.items() if agent.kind.wake_when_due},
+                chores=session_chores(
+                    self._gateway,
+                    self._namespace,
+                    self.app.agents,
+                    ttl=self.settings.session_ttl,
+                    worker=self.id,
+                    lock_ttl=self.timings.clean_lock,
+                ),
                 interval=self.timings.clean_interval,
                 lock_ttl=self.timings.clean_lock,
             )

@@ -22,6 +22,7 @@ from ...queues.records import State
 from ...queues.transport.gateway import Gateway
 from ..durable.checkpoint_writer import CheckpointWriter
 from ..durable.context import Context
+from ..durable.extras import Host
 from ..durable.run import Run, RunObserver
 from ..durable.step_caller import StepCaller
 from ..durable.steps.current import CURRENT_RUN, StepCall, StepOptions, check_place
@@ -142,11 +143,11 @@ class UnitContext(Context):
     @property
     def workspace(self) -> Workspace:
         """A folder whose files are not saved, removed with the context."""
-        if self._run.workspace is None:
-            self._run.workspace = FolderOnly(self._run, self._run.settings)
-            weakref.finalize(self, remove_folder, self._run.workspace.path)
-        folder: Workspace = self._run.workspace
-        return folder
+        files = self._run.files
+        if not isinstance(files, Workspace):
+            files = self._run.files = FolderOnly(self._run, self._run.settings)
+            weakref.finalize(self, remove_folder, files.path)
+        return files
 
 
 def make_context(
@@ -187,8 +188,7 @@ def make_context(
         Delivery(Namespace("unit-test").partition(queue), b"0-1", "unit-test", 1, {}),
         envelope,
         History(counters=Counters(attempts=attempt - 1, crashes=crashes)),
-        payload_limit=settings.payload_limit,
-        threads=Threads(_THREADS),
+        host=Host(Threads(_THREADS)),
         settings=settings,
     )
     run.version = version

@@ -14,17 +14,15 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ..durable.step_files import FOLDER_PREFIX, folder_name
 from ..errors import WorkspaceError
 
 with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
     import fcntl
-
-FOLDER_PREFIX: Final = "perdure-workspaces-"
 
 _LOCK: Final = ".lock"
 
@@ -33,6 +31,8 @@ _UNSAVED: Final = ".unsaved"
 
 _KEPT_SECONDS: Final = 30 * 86_400
 """Time for which a folder with a mark is kept, from its mark on."""
+
+_RUN_FOLDER: Final = re.compile(r"(?!\.)[A-Za-z0-9._-]{0,60}-[a-z0-9_]{8}")
 
 _processes: dict[tuple[Path, int], tuple[Path, int]] = {}
 """Folder and lock of this process by place; a forked child has a folder of its own."""
@@ -48,25 +48,11 @@ def make_folder(place: Path, task_id: str) -> Path:
     Raises `WorkspaceError`.
     """
     try:
-        return Path(tempfile.mkdtemp(prefix=f"{_name(task_id)}-", dir=_own_folder(place)))
+        return Path(tempfile.mkdtemp(prefix=f"{folder_name(task_id)}-", dir=_own_folder(place)))
     except OSError as error:
         raise WorkspaceError(
             f"could not create a workspace in {str(place)!r}: {error}; set PERDURE_WORKSPACES to another folder"
         ) from error
-
-
-def _name(task_id: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", task_id)[:60].lstrip(".")
-
-
-_RUN_FOLDER: Final = re.compile(r"(?!\.)[A-Za-z0-9._-]{0,60}-[a-z0-9_]{8}")
-_FOLDER = re.compile(rf"{FOLDER_PREFIX}[a-z0-9_]{{1,16}}/([A-Za-z0-9._-]{{0,60}})-[a-z0-9_]{{8}}(?!-[a-z0-9_]{{8}})")
-
-
-def folder_end(text: str, start: int, task_ids: Iterable[str]) -> int:
-    """Return where the path of a run's folder of one of these tasks ends, from the name in its place; -1 for others."""
-    found = _FOLDER.match(text, start)
-    return -1 if found is None or found[1] not in map(_name, task_ids) else found.end()
 
 
 def remove_folder(folder: Path) -> None:

@@ -18,8 +18,9 @@ from perdure.worker.errors import StateError
 from perdure.worker.journal.event import Event
 from perdure.worker.journal.history import check_state, state_at
 from perdure.worker.journal.json_patch import BadPatch
-from perdure.worker.journal.parsing import parse_event, register_event
+from perdure.worker.journal.parsing import parse_event
 from perdure.worker.journal.reducer import empty_state, reduce
+from perdure.worker.journal.registration import register_event
 from perdure.worker.journal.run_events import Notified
 from perdure.worker.journal.snapshot import encode_snapshot
 from perdure.worker.journal.state import KEPT

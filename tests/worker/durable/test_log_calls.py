@@ -24,7 +24,8 @@ from perdure.context import ToolCall
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.worker.journal.event import Event
-from perdure.worker.journal.parsing import Unreadable, parse_event, register_event
+from perdure.worker.journal.parsing import Unreadable, parse_event
+from perdure.worker.journal.registration import register_event
 from perdure.worker.journal.run_events import AttemptFailed, Buried, Replayed, StepCompleted
 from pydantic import BaseModel, SecretStr
 

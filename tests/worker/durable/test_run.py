@@ -12,6 +12,7 @@ from perdure.queues import Address, Gateway, Namespace
 from perdure.queues.delivery.checkpoint import History
 from perdure.queues.delivery.leases import Delivery
 from perdure.queues.envelope import Envelope
+from perdure.worker.durable.extras import Host
 from perdure.worker.durable.run import Run, RunObserver
 from perdure.worker.durable.steps.threads import Threads
 from perdure.worker.durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
@@ -23,9 +24,8 @@ BOUND = 30.0
 def make_run() -> Run:
     delivery = Delivery(Namespace("ns").partition("default"), b"1-1", "a", 1, {})
     envelope = Envelope(id="x", task="t")
-    threads = Threads(1)
     gateway = Gateway(Address("redis://nowhere"))
-    return Run(gateway, delivery, envelope, History(), payload_limit=1, threads=threads, settings=Settings())
+    return Run(gateway, delivery, envelope, History(), host=Host(Threads(1)), settings=Settings())
 
 
 async def perform(run: Run, handler: Any) -> str:

@@ -33,8 +33,8 @@ from perdure.testing import make_context
 from perdure.worker.durable.context import TaskInfo
 from perdure.worker.durable.middleware import CallNext
 from perdure.worker.durable.step_caller import StepCaller
+from perdure.worker.durable.sync.blocking import Blocking
 from perdure.worker.durable.sync.context import SyncStepCaller
-from perdure.worker.durable.sync.parts import Blocking
 from perdure.worker.durable.task_memory import TaskMemory
 from perdure.worker.durable.task_workspace import Workspace
 from perdure.worker.errors import StepOutsideTask, TaskDefinitionError

@@ -187,7 +187,9 @@ async def test_the_store_is_opened_on_first_use_and_closed_with_the_worker(app: 
     async with running_worker(app) as worker:
         assert await bounded((await student.enqueue(False)).result()) is False
         assert await bounded((await student.enqueue(True)).result()) is True
-        store = await worker._executor.memory.get()
+        stores = worker._executor.extras.get(LazyMemoryStore)
+        assert stores is not None
+        store = await stores.get()
     with pytest.raises(RuntimeError, match="is not open"):
         await store.list()
 

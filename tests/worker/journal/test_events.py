@@ -20,15 +20,23 @@ from perdure.worker.journal.agent_events import (
     MessageAdded,
     Planned,
     PlannedStep,
-    ToolCalled,
 )
 from perdure.worker.journal.chat import Message
 from perdure.worker.journal.event import BUILT_IN, Event
 from perdure.worker.journal.event_redaction import redacted
 from perdure.worker.journal.json_patch import BadPatch, apply, diff
-from perdure.worker.journal.parsing import Foreign, Unreadable, parse_event, register_event
+from perdure.worker.journal.parsing import Foreign, Unreadable, parse_event
 from perdure.worker.journal.reducer import empty_state, reduce
-from perdure.worker.journal.run_events import Received, Started, StepCompleted, StepFailed, StepStarted, WaitStarted
+from perdure.worker.journal.registration import register_event
+from perdure.worker.journal.run_events import (
+    Received,
+    Started,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
+    ToolCalled,
+    WaitStarted,
+)
 from perdure.worker.journal.state import KEPT, AgentState
 from pydantic import model_validator
 

@@ -165,7 +165,7 @@ async def test_the_task_of_a_forgotten_turn_that_is_stored_late_leaves_nothing(
         await handle.cancel()
     else:
         if ends == "cut off":
-            monkeypatch.setattr("perdure.worker.runtime.stopped_run.end_turn", cut_off)
+            monkeypatch.setattr("perdure.queues.sessions.turns.end_turn", cut_off)
         await work_off(app)
     assert await stored(app) == []
 

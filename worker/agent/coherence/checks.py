@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from ....queues.runtime import RUNTIME
-from ...journal.agent_events import MessageAdded, ToolCalled
+from ...journal.agent_events import MessageAdded
 from ...journal.event import Event
+from ...journal.run_events import ToolCalled
 from ...log import logger
 from .findings import Coherence, Finding, check_name
 

@@ -24,7 +24,7 @@ from ....queues.inbox import last_message
 from ....queues.runtime import RUNTIME
 from ....queues.transport.backoff import retry_while_unavailable
 from ...durable.context import Context
-from ...durable.run import Run, RunObserver, goal_of
+from ...durable.run import Run, RunChecks, goal_of
 from ...durable.steps.current import CURRENT_RUN
 from ...durable.stop_reasons import ParkReason
 from ...errors import Incoherent
@@ -46,6 +46,7 @@ from .findings import (
     StoredFinding,
     StoredFindings,
     StoredVerdict,
+    check_coherence,
     key_of,
 )
 
@@ -62,7 +63,7 @@ _BY_PERSONS: Final = ("replayed", "forked")
 """Types of events by which a person lets the task continue."""
 
 
-class CoherenceMonitor(RunObserver):
+class CoherenceMonitor(RunChecks):
     """Checks of one run. They read the reduction of the event log, never the state that the agent is changing."""
 
     def __init__(
@@ -98,6 +99,11 @@ class CoherenceMonitor(RunObserver):
     def findings(self) -> Sequence[StoredFinding]:
         """Return the findings that hold. May be called from any thread."""
         return self._stored.findings
+
+    @property
+    def failed(self) -> Sequence[str]:
+        """Names of the checks that have failed, each once."""
+        return tuple(dict.fromkeys(finding.check for finding in self.findings))
 
     async def open(self) -> None:
         """Load recent calls and findings of earlier runs."""
@@ -351,8 +357,12 @@ class _FunctionMonitor(CoherenceMonitor):
         self.request_check()
 
 
-def watched(handler: Handler, coherence: Coherence) -> Handler:
-    """Return a handler that is checked while it runs as a task. Called as a plain function it is not."""
+def watched(name: str, handler: Handler, *, coherence: Coherence) -> Handler:
+    """Return a handler that is checked while it runs as a task. Called as a plain function it is not.
+
+    Raises `TaskDefinitionError`.
+    """
+    check_coherence(f"task {name!r}", coherence)
 
     @functools.wraps(handler)
     async def checked(ctx: Context, /, *args: Any, **kwargs: Any) -> Any:

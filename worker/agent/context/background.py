@@ -16,7 +16,7 @@ import orjson
 from ....deadletter.error_text import error_text
 from ....queues.delivery.checkpoint import Entry, Kind
 from ...durable.run import Run
-from ...durable.task_memory import cite_memories
+from ...durable.task_memory import cite_memories, memory_store
 from ...journal.quoting import quoted_line, quoted_name
 from ...log import logger
 from ...memory.memory import RELATIONS
@@ -82,7 +82,7 @@ def _digest(goal: str) -> str:
 def has_memory(run: Run, memory: SearchesMemory | Recall | bool) -> bool:
     """Return whether there is anything to search."""
     if isinstance(memory, bool):
-        return memory and run.memory is not None and run.memory.exists()
+        return memory and (store := memory_store(run)) is not None and store.exists()
     return True
 
 
@@ -111,9 +111,10 @@ async def search(
 
 async def _search(run: Run, memory: SearchesMemory | Recall | bool, query: str, limit: int) -> Iterable[Any]:
     if isinstance(memory, bool):
-        if run.memory is None or not run.memory.exists():
+        store = memory_store(run)
+        if store is None or not store.exists():
             return ()
-        return await (await run.memory.get()).search(query, owner=run.envelope.task, limit=limit)
+        return await (await store.get()).search(query, owner=run.envelope.task, limit=limit)
     return await (memory(query, limit) if callable(memory) else memory.search(query, limit=limit))
 
 

@@ -21,7 +21,7 @@ from ....queues.keys import Partition
 from ....queues.presence import list_workers
 from ....queues.producer import Producer
 from ....queues.security.urls import has_credentials
-from ...artifacts.store import keep_large_values
+from ...on_demand import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
 from .options import Delay, with_options

@@ -16,6 +16,7 @@ from ....queues.keys import Partition
 from ....queues.producer import Producer
 from ....queues.records import State, read_tasks
 from ....queues.transport.gateway import Gateway
+from ...journal import agent_events as _agent_events  # noqa: F401 - the log may have them
 from ...journal.parsing import Unreadable, parse_event
 from ..support.connection import connected, find_handle, known_partitions, redis_now
 from ..support.errors import Misuse

@@ -25,10 +25,11 @@ from ...journal.forks import BadEdit, Point
 from ...journal.forks import fork as fork_task
 from ...journal.handoff.budget import HANDOFF_TOKENS, fitted, fitted_text
 from ...journal.handoff.document import HANDOFF, RECEIVED, Handoff, Why
-from ...journal.handoff.draft import burial_notes, call_text, handoff_of
+from ...journal.handoff.draft import burial_notes, handoff_of
 from ...journal.history import PastState, check_state, state_at
 from ...journal.json_patch import diff
 from ...journal.step_record import VERSION
+from ...journal.tool_notes import call_text
 from ..support.connection import connected, find_handle
 from ..support.errors import Failed, Misuse
 from ..support.marked import mask_defined

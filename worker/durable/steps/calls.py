@@ -24,8 +24,8 @@ import orjson
 from ....queues.runtime import RUNTIME
 from ...errors import StepStillRunning, StepTimeout
 from ...resume_warning import warn_once
-from ...workspace.folders import FOLDER_PREFIX, folder_end
 from ..run import Run
+from ..step_files import FOLDER_PREFIX, folder_end
 from .codec import fingerprint, is_async
 from .current import AlreadyDone, Step, step_here
 from .step_thread import StepThread

@@ -36,10 +36,9 @@ from ...errors import (
     UnserialisableResult,
 )
 from ...journal.failure_record import is_unhandled
-from ...journal.handoff.draft import is_note
-from ...journal.history import gap_before
 from ...journal.run_events import StepFailed, StepOutdated, StepStarted
 from ...journal.step_record import FAILURE, MISREAD, StepRecord
+from ...journal.tool_notes import is_note
 from ...log import log_wait, logger
 from ..handler_task import GENERATOR_EXIT, is_closing
 from ..run import Run
@@ -58,7 +57,7 @@ from .codec import (
 from .current import CURRENT_RUN, CURRENT_STEP, AlreadyDone, Step, StepCall, StepOptions, check_call, check_name
 from .failures import drop_failures, handle_failures, kept_entries, meet_failure, note_cut_off, note_failure
 from .keys import Match, StrictStepKeys, changed_scope, forget_steps
-from .matching import check_order, match_step
+from .matching import check_order, gap_before, match_step
 from .tool_calls import LoggedCall
 from .variables import set_back
 
@@ -180,10 +179,10 @@ async def _perform(
         data, record, value, misfit = _exact_record(run, codec, value, digest, shown) or await _record(
             run, codec, key, value, (digest, shown)
         )
-        workspace = run.workspace
+        workspace = run.files
         files = None if workspace is None else await workspace.find_step_change()
         entries = _entries(run, step, record, data, tool)
-        if workspace is not None:
+        if workspace is not None and files is not None:
             entries = (*entries, *workspace.entries(files, key))
         if outer is not None:  # for the next try of the outer step
             run.history.done[key] = entries[0].value

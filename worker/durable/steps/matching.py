@@ -9,9 +9,11 @@ from functools import partial
 
 from ....queues.delivery.checkpoint import load_history, recorded_steps
 from ....queues.event_log import walk_events
+from ....queues.keys import Partition
 from ....queues.transport.backoff import retry_while_unavailable
+from ....queues.transport.gateway import Gateway
 from ...errors import StepOutOfOrder
-from ...journal.history import RECORDED
+from ...journal.event import LOG_BASE, RECORDED
 from ...log import log_wait
 from ..run import Run
 from .keys import Match, StrictStepKeys
@@ -102,3 +104,22 @@ async def _recorded_first(run: Run, steps: Sequence[str]) -> str:
         if event.type in RECORDED and event.step is not None and event.step in steps:
             return event.step
     return steps[0]
+
+
+async def gap_before(gateway: Gateway, partition: Partition, task_id: str, step: str) -> tuple[int, int] | None:
+    """Return the numbers of the first and the last event that are missing before the record of a step, if any are."""
+    gap: tuple[int, int] | None = None
+    found: tuple[int, int] | None = None
+    last = 0
+    async for event in walk_events(gateway, partition, task_id):
+        if event.restarts:
+            gap = None
+        if event.type == LOG_BASE:
+            gap, last = None, (event.number or 0) - 1
+        if event.number is not None:
+            if event.number > last + 1:
+                gap = (last + 1 if gap is None else gap[0], event.number - 1)
+            last = event.number
+        if event.step == step and event.type in RECORDED:
+            found = gap
+    return found

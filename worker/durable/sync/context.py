@@ -7,15 +7,18 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Token
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from ...errors import TaskDefinitionError
 from ..context import Context, TaskInfo
 from ..saga import Saga
 from ..step_caller import StepCaller
 from ..steps.current import check_name
-from .parts import Blocking, SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace, blocking
+from .blocking import Blocking, blocking
 from .session import ThreadSession, call_in_loop, current_session
+
+if TYPE_CHECKING:
+    from .parts import SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,24 +117,34 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     @property
     def memory(self) -> SyncMemory:
         """Long-term memories, which outlive the task."""
+        from .parts import SyncMemory
+
         return SyncMemory(self._wrapped.memory)
 
     @property
     def artifacts(self) -> SyncArtifacts:
         """Files and other bytes that the task produces, stored outside Redis."""
+        from .parts import SyncArtifacts
+
         return SyncArtifacts(self._wrapped.artifacts)
 
     @property
     def workspace(self) -> SyncWorkspace:
         """A folder whose files are saved with each step and restored with the task."""
+        from .parts import SyncWorkspace
+
         return SyncWorkspace(self._wrapped.workspace)
 
     def shared_workspace(self, name: str) -> SyncSharedWorkspace:
         """Return files that several tasks change, with compare-and-set."""
+        from .parts import SyncSharedWorkspace
+
         return SyncSharedWorkspace(self._wrapped.shared_workspace(name))
 
     def resume_info(self) -> SyncResumeInfo:
         """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""
+        from .parts import SyncResumeInfo
+
         return SyncResumeInfo(self._wrapped.resume_info())
 
     @contextmanager

@@ -23,6 +23,9 @@ HANDOFF: Final = "#handoff"
 RECEIVED: Final = "#received"
 """Checkpoint key of the handoff document of the task that this one continues."""
 
+REMEDY: Final = "to continue: "
+"""Beginning of what an operator can do about a dead letter, in `Handoff.attention`."""
+
 Why = Literal["shutdown", "waiting", "budget", "burial", "hand_off", "crash", "failure", "asked", "finished"]
 """Reason why a run stopped. asked: it did not, a person asked for the document. crash, failure: drafted later."""
 

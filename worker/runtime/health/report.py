@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ....queues.runtime import RUNTIME
+from ...durable.run import RunChecks
 
 if TYPE_CHECKING:  # a supervisor reads reports only
     from ...settings import Settings
@@ -215,16 +216,14 @@ class Health:
         )
 
     def _incoherent_runs(self) -> Iterator[IncoherentRun]:
-        from ...agent.coherence.monitor import CoherenceMonitor
-
         confused = 0
         for run in self._executor.runs:
-            monitor = run.observer(CoherenceMonitor)
-            if monitor is None or not (findings := monitor.findings):
+            checks = run.observer(RunChecks)
+            if checks is None or not (failed := checks.failed):
                 continue
             if (confused := confused + 1) > _MAX_INCOHERENT:
                 return
-            yield IncoherentRun(run.id, run.envelope.task, tuple(dict.fromkeys(one.check for one in findings)))
+            yield IncoherentRun(run.id, run.envelope.task, tuple(failed))
 
     def _alive(self) -> Level:
         contact = self._contact

@@ -6,7 +6,7 @@ It also moves values of another type out of the way, so that producers without t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -17,18 +17,14 @@ from ....queues.delivery.consumer import Consumer
 from ....queues.delivery.due_set import promote_due, wake_version
 from ....queues.delivery.fleet_locks import acquire_fleet_locks
 from ....queues.delivery.lost_tasks import put_back_lost
-from ....queues.errors import QueueError
 from ....queues.inspection.timeline import trim_timeline
 from ....queues.keys import Namespace, Partition
 from ....queues.partitions.assignment import PartitionAssignment
 from ....queues.partitions.resharding import retire_generation
 from ....queues.partitions.route import Route
 from ....queues.presence import present_workers
-from ....queues.sessions.removal import finish_forgetting, forget_idle_sessions
-from ....queues.sessions.turns import check_session, due_sessions
 from ....queues.transport.backoff import jittered
 from ....queues.transport.gateway import Gateway
-from ...agent.session_turn import lost_end
 from ...log import logger
 from ...loop_errors import LoopErrors
 from ..shared_settings import WorkerTimings
@@ -56,14 +52,17 @@ class Janitor:
         *,
         dead_letter_ttl: Callable[[], float],
         worker: str,
-        session_ttl: float | None = None,
-        waking: Container[str] = (),
+        chores: Mapping[str, Callable[[], Awaitable[object]]] | None = None,
         idle_consumer: float = IDLE_CONSUMER,
         interval: float = WorkerTimings.clean_interval,
         lock_ttl: float = WorkerTimings.clean_lock,
     ) -> None:
-        """dead_letter_ttl: returns seconds. worker: its id. session_ttl: None
-        without agents. waking: names of agents with `wake_when_due`. Times are in seconds.
+        """Create the duty; `run` runs it. Times are in seconds.
+
+        Args:
+            dead_letter_ttl: returns seconds.
+            worker: id of the worker.
+            chores: what else it does in each round, by name.
         """
         self._gateway = gateway
         self._namespace = namespace
@@ -71,11 +70,7 @@ class Janitor:
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
         self._worker = worker
-        self._sessions = (
-            None
-            if session_ttl is None
-            else SessionSweeper(gateway, namespace, ttl=session_ttl, worker=worker, lock_ttl=lock_ttl, waking=waking)
-        )
+        self._chores = dict(chores or {})
         self._errors = LoopErrors("clean up")
         self._idle_consumer = idle_consumer
         self._interval = interval
@@ -89,8 +84,8 @@ class Janitor:
     async def clean(self) -> None:
         """Load scripts that the server has lost, and clean up the partitions whose lock this worker gets."""
         await self._errors.attempt(self._gateway.load_scripts, "scripts")  # producers may not load them
-        if self._sessions is not None:
-            await self._errors.attempt(self._sessions.sweep, "sessions")
+        for name, chore in self._chores.items():
+            await self._errors.attempt(chore, name)
         locks = {partition: partition.clean_lock for partition in self._assignment.known}
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
         mine = [partition for partition, wait in waits.items() if not wait]
@@ -119,56 +114,6 @@ class Janitor:
             if await retire_generation(self._gateway, self._namespace, queue, route, generation):
                 logger.info("retired partitions {} of queue {}", list(generation.indexes), queue)
                 return  # the route has changed; the next round continues
-
-
-class SessionSweeper:
-    """Part of the janitor of a worker that has agents. One worker looks at the sessions of the fleet."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        namespace: Namespace,
-        *,
-        ttl: float,
-        worker: str,
-        lock_ttl: float,
-        waking: Container[str] = (),
-    ) -> None:
-        """Create a sweeper.
-
-        Args:
-            ttl: seconds for which a session without a message is kept.
-            worker: id of the worker.
-            lock_ttl: seconds.
-            waking: names of agents with `wake_when_due`. If Redis has lost the end of a turn of another agent, its
-                commitments come up after its next turn only.
-        """
-        self._gateway = gateway
-        self._namespace = namespace
-        self._ttl = ttl
-        self._worker = worker
-        self._lock_ttl = lock_ttl
-        self._errors = LoopErrors("look at session")
-        self._lost_end = partial(lost_end, gateway, namespace, waking)
-
-    async def sweep(self) -> None:
-        """Store lost tasks of claimed turns, start turns of commitments that fell due, delete sessions."""
-        locks = {"sessions": self._namespace.session_lock}
-        waits = await acquire_fleet_locks(self._gateway, locks, self._worker, self._lock_ttl)
-        if waits["sessions"]:
-            return
-        shared = [key for group in self._namespace.session_partitions for key in group.shared_keys]
-        await self._errors.attempt(partial(self._gateway.set_keys_aside, shared), "keys")
-        for address in await due_sessions(self._gateway, self._namespace):
-            try:
-                await check_session(self._gateway, address, self._lost_end)
-            except QueueError as error:  # such as a missing key; the other sessions must not wait for this one
-                logger.warning("could not look at session {}: {}", address.digest, error)
-            except Exception as error:  # noqa: BLE001 - as above: fields that another program wrote
-                self._errors.note(error, address.digest)
-        await self._errors.attempt(partial(finish_forgetting, self._gateway, self._namespace), "forgotten sessions")
-        if forgotten := await forget_idle_sessions(self._gateway, self._namespace, self._ttl):
-            logger.info("deleted {} sessions that were idle for {:g} s", forgotten, self._ttl)
 
 
 _SOON: Final = 1.0

@@ -10,9 +10,9 @@ from typing import Any
 from ....deadletter.policy import members_of
 from ....queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
 from ....queues.transport.gateway import Gateway
-from ...agent.live_state import LiveState
-from ...durable.context import Context, log_orphans
+from ...durable.context import Context
 from ...durable.continuation import successor_of
+from ...durable.event_calls import log_orphans
 from ...durable.handler_task import GENERATOR_EXIT, is_closing
 from ...durable.middleware import Middleware, build_chain
 from ...durable.run import Run
@@ -21,9 +21,10 @@ from ...durable.steps.current import CURRENT_RUN, FORGOTTEN, StepCall
 from ...durable.steps.failures import forget_failures
 from ...durable.steps.step_thread import StepThread
 from ...durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after
-from ...durable.task_workspace import restore_workspace
 from ...errors import OrphanedSteps, StepTimeout, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
+from ...journal.step_record import UNSAVED, WORKSPACE
 from ...log import logger
+from ...on_demand import restore_workspace
 from ...settings import Settings
 from ...task import Task
 from ..outcome import Cancelled, Outcome, Park, Release, Rerun, Success, after_error
@@ -79,8 +80,8 @@ class HandlerCall:
             CURRENT_RUN.reset(token)
             if limit is not None:
                 limit.cancel()
-            if run.workspace is not None:
-                await run.workspace.close(keep=result is None and run.stop_reason is not StopReason.CANCELLED)
+            if run.files is not None:
+                await run.files.close(keep=result is None and run.stop_reason is not StopReason.CANCELLED)
         if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
             await run.drain_cancellation()
         return await self._classify(execution, stop, result, error)
@@ -106,8 +107,8 @@ class HandlerCall:
         if run.stop_reason is not None:
             _check_lost(run)
         if result is not None or stop is not StopReason.CANCELLED:
-            if result is not None and run.history.records and run.observer(LiveState) is None:
-                orphaned = await log_orphans(run)  # the records of an agent are those of its plan
+            if result is not None and run.history.records and task.on_orphan is not None:
+                orphaned = await log_orphans(run)
                 if orphaned is not None and task.on_orphan == "fail":
                     remedy = "give them their former names, or replay the task with --fresh"
                     result, error = None, OrphanedSteps(f"{orphaned}; {remedy}")
@@ -134,8 +135,10 @@ class HandlerCall:
 
 async def _restore(run: Run) -> None:
     """Read what the handler needs at once of a checkpoint, and restore its files."""
-    await run.history.read_unfinished(FORGOTTEN)
-    await restore_workspace(run)
+    saved = run.history.saved
+    await run.history.read_unfinished(WORKSPACE, UNSAVED, FORGOTTEN)
+    if WORKSPACE in saved or UNSAVED in saved:
+        await restore_workspace(run)
 
 
 def _check_lost(run: Run) -> None:
@@ -242,7 +245,7 @@ def _unseen(run: Run, outcome: Rerun | Park, call: StepThread) -> bool:
 
     Files that the function wrote late are not saved, so the result of a task with a workspace does not count.
     """
-    if run.workspace is not None or isinstance(outcome, Park):
+    if run.files is not None or isinstance(outcome, Park):
         return False
     if outcome.stop is StopReason.TIMED_OUT:
         return call.step in run.ended_in

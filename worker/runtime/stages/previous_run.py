@@ -25,13 +25,13 @@ from ...durable.ended_task import ON_END
 from ...durable.run import Run, goal_of
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
-from ...journal.handoff.document import HANDOFF, RECEIVED, Handoff, Why
-from ...journal.handoff.draft import REMEDY, TOOLS, handoff_of, open_calls
+from ...journal.handoff.document import HANDOFF, RECEIVED, REMEDY, Handoff, Why
 from ...journal.resumption import Resumption
 from ...journal.run_events import Resumed
-from ...journal.snapshot import SNAPSHOT
-from ...journal.step_record import VERSION
+from ...journal.step_record import SNAPSHOT, VERSION
+from ...journal.tool_notes import TOOLS, open_calls
 from ...log import LineLimit, log_wait, logger
+from ...on_demand import draft_handoff
 from ..outcome import Cancelled, Outcome
 from .execution import Execution
 
@@ -63,7 +63,7 @@ class LoadHistory:
         if not run.history.cancel:
             return None
         cleans_up = run.envelope.on_end or ON_END in run.history.saved
-        if cleans_up and run.envelope.task not in run.app_tasks:
+        if cleans_up and run.envelope.task not in run.host.tasks:
             return None  # it returns to the queue, for a worker that can enqueue its clean-up task
         return Cancelled(run.history.counters)
 
@@ -198,7 +198,7 @@ async def _draft_handoff(gateway: Gateway, run: Run, why: Why, at: int | None) -
             await history.read_unfinished(*started, *open_calls(history.saved.get(TOOLS)))
     except (DecryptionError, UnreadableCheckpoint):
         return None  # the handler raises it again
-    handoff = handoff_of(
+    handoff = draft_handoff(
         replace(tail, done=history.done, intents=history.intents, saved=history.saved),
         task=run.envelope.task,
         session=run.id,

@@ -1,0 +1,67 @@
+"""Objects of parts of the package that many tasks do not use, and what the runs of a worker share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from ...queues.errors import NotOpen
+from .steps.threads import Threads
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+class Extras:
+    """Objects by their class: of one run, or of all runs of a worker. The core does not know the classes."""
+
+    __slots__ = ("_closed", "_found")
+
+    def __init__(self) -> None:
+        self._found: dict[type, Any] = {}
+        self._closed = False
+
+    def get(self, kind: type[T]) -> T | None:
+        """Return the object of a class; None if there is none."""
+        found: T | None = self._found.get(kind)
+        return found
+
+    def put(self, value: object) -> None:
+        """Add an object, in place of another one of its class."""
+        self._found[type(value)] = value
+
+    def of(self, kind: type[T], make: Callable[[], T]) -> T:
+        """Return the object of a class, made at its first use. Raises `NotOpen` after `close`."""
+        found: T | None = self._found.get(kind)
+        if found is None:
+            if self._closed:
+                raise NotOpen("the worker has ended")
+            found = self._found[kind] = make()
+        return found
+
+    async def close(self) -> None:
+        """Close the objects that can be closed."""
+        self._closed = True
+        for value in self._found.values():
+            if isinstance(value, _Closable):
+                await value.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the runs of a worker share.
+
+    Attributes:
+        threads: threads of synchronous steps and handlers.
+        tasks: names of the app's tasks.
+        extras: objects that the runs share; None without a worker, in unit tests.
+    """
+
+    threads: Threads
+    tasks: Container[str] = ()
+    extras: Extras | None = None
