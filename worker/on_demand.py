@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..queues.envelope import TURN_PREFIX
 from ..queues.event_log import LogTail
 from ..queues.keys import Namespace, Partition
 from ..queues.transport.gateway import Gateway
@@ -61,7 +62,7 @@ def keep_large_values(gateway: Gateway, settings: Settings) -> Gateway:
 
 def session_task(gateway: Gateway, partition: Partition, task_id: str) -> SessionTask | None:
     """Return the task of a turn of a session; None for the id of any other task."""
-    if not task_id.startswith("turn-"):
+    if not task_id.startswith(TURN_PREFIX):
         return None
     from ..queues.sessions.turns import SessionTask
 

@@ -61,6 +61,7 @@ class LeaseHeartbeat:
     `on_cancel`.
 
     Args:
+        socket: Returns the unix socket of an embedded server, None for any other.
         on_error: Called with the error of a renewal that failed, and with None after the next one that succeeded.
         should_renew: Called before each renewal. While it returns False, nothing is renewed, and other workers claim
             the deliveries after the lease.
@@ -72,7 +73,7 @@ class LeaseHeartbeat:
     def __init__(
         self,
         address: Address,
-        socket: Path | None,
+        socket: Callable[[], Path | None],
         worker: str,
         leases: Leases[Any],
         lease: float,
@@ -155,7 +156,7 @@ class LeaseHeartbeat:
                         connection = None
                     if connection is None:
                         interval = self._interval
-                        connection = _open_connection(self._address, self._socket, interval)
+                        connection = _open_connection(self._address, self._socket(), interval)
                     paused = not self._should_renew()
                     if paused:
                         self._renewed = RUNTIME.monotonic()

@@ -225,7 +225,7 @@ class RecordingHeartbeat:
         self.leases = Leases()
         self.lost: list[Delivery] = []
         self.troubles: list[QueueError | None] = []
-        self._beat = LeaseHeartbeat(gateway.address, None, "w", self.leases, 0.6, self.troubles.append)
+        self._beat = LeaseHeartbeat(gateway.address, lambda: None, "w", self.leases, 0.6, self.troubles.append)
 
     def hold(self, delivery: Delivery) -> None:
         self.leases.hold(Held(delivery, "id", lost=lambda: self.lost.append(delivery)))

@@ -85,7 +85,7 @@ async def test_all_connections_find_the_new_primary(
     leases, lost, troubles = Leases(), list[str](), list[QueueError | None]()
     delivery = Delivery(partition, entry, "w", 1, {})
     leases.hold(Held(delivery, "id", lost=lambda: lost.append("lost")))
-    heartbeat = LeaseHeartbeat(gateway.address, None, "w", leases, 0.6, troubles.append)
+    heartbeat = LeaseHeartbeat(gateway.address, lambda: None, "w", leases, 0.6, troubles.append)
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
         handle = await producer.enqueue("t", queue="another")
         await gateway.command("WAIT", 2, 5000)

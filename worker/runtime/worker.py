@@ -122,9 +122,60 @@ class Worker:
             on_check=self._send_alive,
             describe_current=self._executor.describe_current,
         )
-        self._contact = RedisContact(self._gateway, self._namespace, self._leases, lambda: self._shared.renewal_lease)
+        self._clock = ClockMonitor(lambda: self._shared.claim_lease)
+        self._heartbeat = LeaseHeartbeat(
+            self.settings.address,
+            lambda: self._gateway.socket,
+            self.id,
+            self._leases,
+            self._shared.renewal_lease,
+            self._on_renewal,
+            lambda: self._watchdog.should_renew() and not self._contact.cut_off,
+            self._clock.observe,
+            self._idle_key,
+        )
+        self._contact = RedisContact(
+            self._gateway, self._namespace, self._leases, self._heartbeat, lambda: self._shared.renewal_lease
+        )
+        self._reader = read_partitions(self._gateway, self.id)
+        self._consumer = Consumer(
+            self._gateway, self._reader, [], self.id, self._shared.claim_lease, self._leases, self._clock.observe
+        )
+        self._reclaim = ReclaimSchedule([], self._shared.claim_lease, self.timings.sweep_interval)
+        self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch, lambda: self._shared.result_ttl)
+        shares = self._partitions == "share" and not self._gate.dedicated
+        self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
+        self._assignment_watcher = AssignmentWatcher(
+            self._gateway, self._assignment, self._consumer, self._set_partitions, app.tasks.versions
+        )
+        self._deadlines = RunDeadlines(
+            self._executor,
+            self._slots,
+            app.tasks,
+            self.settings,
+            on_due=self._promoter.wake,
+            on_degraded=self._ask_for_replacement,
+        )
         self._health = Health(
-            self.id, self.settings, self._watchdog, self._executor, self._slots, self._gate, self._contact
+            self.id,
+            self.settings,
+            self._watchdog,
+            self._executor,
+            self._slots,
+            self._gate,
+            self._contact,
+            self._heartbeat,
+            self._deadlines,
+        )
+        self._registration = Registration(
+            self._gateway,
+            self._namespace,
+            describe(self.id, app.name, app.aliases, self.queues, concurrency, self.settings),
+            self._slots,
+            self._executor.settled,
+            self._health,
+            self._apply_config,
+            app.tasks.entry(app.name),
         )
         self._stop, self._stop_now = anyio.Event(), anyio.Event()
         self._stack, self._joined = AsyncExitStack(), False
@@ -168,53 +219,10 @@ class Worker:
     async def _join(self) -> None:
         config = await load_config(self._gateway, self._namespace)
         self._shared.check(config)
-        self._shared.apply(config)
-        reading = read_partitions(self._gateway, self.id)
-        self._stack.push_async_callback(reading.close)
-        clock = self._clock = ClockMonitor(lambda: self._shared.claim_lease)
-        self._consumer = Consumer(
-            self._gateway, reading, [], self.id, self._shared.claim_lease, self._leases, clock.observe
-        )
-        shares = self._partitions == "share" and not self._gate.dedicated
-        self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
-        self._reclaim = ReclaimSchedule([], self._shared.claim_lease, self.timings.sweep_interval)
-        self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch, lambda: self._shared.result_ttl)
-        self._assignment_watcher = AssignmentWatcher(
-            self._gateway, self._assignment, self._consumer, self._set_partitions, self.app.tasks.versions
-        )
-        self._deadlines = RunDeadlines(
-            self._executor,
-            self._slots,
-            self.app.tasks,
-            self.settings,
-            on_due=self._promoter.wake,
-            on_degraded=self._ask_for_replacement,
-        )
+        self._apply_config(config)
+        self._stack.push_async_callback(self._reader.close)
         await self._gateway.load_scripts()
         await self._assignment_watcher.refresh()
-        self._health.deadlines = self._deadlines
-        self._registration = Registration(
-            self._gateway,
-            self._namespace,
-            describe(self.id, self.app.name, self.app.aliases, self.queues, self.concurrency, self.settings),
-            self._slots,
-            self._executor.settled,
-            self._health,
-            self._apply_config,
-            self.app.tasks.entry(self.app.name),
-        )
-        self._heartbeat = LeaseHeartbeat(
-            self.settings.address,
-            self._gateway.socket,
-            self.id,
-            self._leases,
-            self._shared.renewal_lease,
-            self._on_renewal,
-            lambda: self._watchdog.should_renew() and not self._contact.cut_off,
-            clock.observe,
-            self._contact.idle_key,
-        )
-        self._contact.heartbeat = self._heartbeat
         await self._registration.announce()
         if self._reports:
             await self._registration.warn_of_other_apps()
@@ -276,7 +284,7 @@ class Worker:
                 on_route_changed=self._assignment_watcher.wake,
                 give_back=self._give_back,
             )
-            self._health.intake = intake
+            self._health.watch(intake)
             janitor = Janitor(
                 self._gateway,
                 self._namespace,
@@ -390,6 +398,10 @@ class Worker:
                 return False
             return True
         return False
+
+    def _idle_key(self) -> str | None:
+        """Called in the heartbeat's thread."""
+        return self._contact.idle_key()
 
     def _on_renewal(self, trouble: QueueError | None) -> None:
         """Called in the heartbeat's thread."""

@@ -252,7 +252,7 @@ def begin(
     on_trouble: Callable[[QueueError | None], None] = lambda error: None,
     address: Address | None = None,
 ) -> LeaseHeartbeat:
-    beat = LeaseHeartbeat(address or gateway.address, None, "a", leases, LEASE, on_trouble)
+    beat = LeaseHeartbeat(address or gateway.address, lambda: None, "a", leases, LEASE, on_trouble)
     beats.append(beat)
     beat.start()
     return beat

@@ -294,7 +294,7 @@ async def test_the_beat_renews_again(scene: Scene, way: str) -> None:
     handle = await scene.job.enqueue()
     delivery = await read_one(await worker(scene.direct, partition, leases=leases))
     leases.hold(Held(delivery, handle.id))
-    beat = LeaseHeartbeat(scene.app.producer.address, None, "a", leases, 0.6, troubles.append)
+    beat = LeaseHeartbeat(scene.app.producer.address, lambda: None, "a", leases, 0.6, troubles.append)
     await age(scene.direct, delivery)
     beat.start()
     try:

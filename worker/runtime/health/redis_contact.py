@@ -28,9 +28,17 @@ _SHORTEST: Final = 3.0
 class RedisContact:
     """The contacts of one worker. `run` checks that of the event loop; the others may be called from any thread."""
 
-    def __init__(self, gateway: Gateway, namespace: Namespace, leases: Leases[Any], lease: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        namespace: Namespace,
+        leases: Leases[Any],
+        heartbeat: LeaseHeartbeat,
+        lease: Callable[[], float],
+    ) -> None:
         """lease: returns the lease in seconds."""
         self._gateway = gateway
+        self._heartbeat = heartbeat
         self._leases = leases
         self._lease = lease
         self._idle_key = namespace.queues
@@ -39,7 +47,6 @@ class RedisContact:
         self._reported = False
         self.error = ""
         """The last error of the event loop's connection; empty while it works."""
-        self.heartbeat: LeaseHeartbeat | None = None
 
     async def run(self) -> None:
         """Read a key once per third of the lease."""
@@ -91,15 +98,13 @@ class RedisContact:
     @property
     def cut_off(self) -> bool:
         """Whether only the thread that renews leases has reached Redis for two leases."""
-        return self._alone(self._failing_since, None if self.heartbeat is None else self.heartbeat.reached)
+        return self._alone(self._failing_since, self._heartbeat.reached)
 
     @property
     def renewal_stopped(self) -> bool:
         """Whether leases have not been renewed for two leases, although the event loop reached Redis."""
-        if self.heartbeat is None:
-            return False
-        failing_since = RUNTIME.monotonic() - self.heartbeat.overdue
-        return self.heartbeat.ended or self._alone(failing_since, self._reached)
+        failing_since = RUNTIME.monotonic() - self._heartbeat.overdue
+        return self._heartbeat.ended or self._alone(failing_since, self._reached)
 
     def _alone(self, failing_since: float | None, reached: tuple[float, float] | None) -> bool:
         """Return whether the other one is known to have reached Redis throughout the limit, after this one failed."""

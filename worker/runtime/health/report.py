@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ....queues.runtime import RUNTIME
-from ...durable.run import RunChecks
 
 if TYPE_CHECKING:  # a supervisor reads reports only
+    from ....queues.delivery.heartbeat import LeaseHeartbeat
     from ...settings import Settings
     from ..executor import Executor
     from ..intake import Intake
@@ -159,11 +159,15 @@ class Health:
         slots: Slots,
         gate: QuarantineGate,
         contact: RedisContact,
+        heartbeat: LeaseHeartbeat,
+        deadlines: RunDeadlines,
         *,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._worker = worker
         self._contact = contact
+        self._heartbeat = heartbeat
+        self._deadlines = deadlines
         self._settings = settings
         self._watchdog = watchdog
         self._executor = executor
@@ -175,12 +179,14 @@ class Health:
         self._renewal_error = ""
         self._settled = 0
         self._progressed: float | None = None
-        self.deadlines: RunDeadlines | None = None
-        self.intake: Intake | None = None
-        """The intake loop; None before the worker runs."""
+        self._intake: Intake | None = None
         self.stopping = False
 
     # inputs
+
+    def watch(self, intake: Intake) -> None:
+        """Report about this intake loop from now on: the worker runs."""
+        self._intake = intake
 
     def read_succeeded(self) -> None:
         """Record that Redis answered."""
@@ -216,6 +222,8 @@ class Health:
         )
 
     def _incoherent_runs(self) -> Iterator[IncoherentRun]:
+        from ...durable.run import RunChecks
+
         confused = 0
         for run in self._executor.runs:
             checks = run.observer(RunChecks)
@@ -241,8 +249,8 @@ class Health:
         return Level(ALIVE, True, "the event loop answers")
 
     def _renewal_text(self) -> str:
-        heartbeat = self._contact.heartbeat
-        if heartbeat is None or heartbeat.ended:
+        heartbeat = self._heartbeat
+        if heartbeat.ended:
             return "the thread that renews leases has ended"
         return f"no lease has been renewed for {heartbeat.overdue:.1f} s {self._renewal_error}".rstrip()
 
@@ -250,8 +258,8 @@ class Health:
         remedy = f"check that Redis at {self._settings.address.shown} answers; the worker reconnects by itself"
         if self._renewal_error:
             return Level(CONNECTED, False, f"leases cannot be renewed: {self._renewal_error}", remedy)
-        heartbeat = self._contact.heartbeat
-        if heartbeat is not None and (heartbeat.ended or heartbeat.overdue > self._contact.lease):
+        heartbeat = self._heartbeat
+        if heartbeat.ended or heartbeat.overdue > self._contact.lease:
             return Level(CONNECTED, False, self._renewal_text(), "look at the log for the error")
         if for_redis:
             return Level(CONNECTED, True, "Redis answers")
@@ -266,7 +274,7 @@ class Health:
         return Level(CONNECTED, True, f"Redis answered {silent:.1f} s ago")
 
     def _consuming(self) -> Level:
-        intake = self.intake
+        intake = self._intake
         if intake is None or self.stopping:
             said = "the worker is stopping" if self.stopping else "the worker does not read yet"
             return Level(CONSUMING, False, said)
@@ -282,11 +290,11 @@ class Health:
         return Level(CONSUMING, True, "reading messages")
 
     def _progress(self) -> Level:
-        guard, busy = self.deadlines, self._slots.busy
-        if guard is not None and guard.degraded is not None:
+        guard, busy = self._deadlines, self._slots.busy
+        if guard.degraded is not None:
             return Level(PROGRESS, False, guard.degraded, "restart this worker")
         runs = self._executor.runs
-        if guard is not None and not self._slots.free and runs and all(guard.is_stuck(run) for run in runs):
+        if not self._slots.free and runs and all(guard.is_stuck(run) for run in runs):
             return Level(
                 PROGRESS,
                 False,
