@@ -1,7 +1,7 @@
 -- include: fence, payload, retention, on_end
 -- Settle a delivery by turning the task into a dead letter.
--- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline, then the
---       record of its clean-up task if it has one
+-- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline, record of the
+--       clean-up task if it has one
 -- ARGV  fence (4), last entry (see gap), task id, task name, reason, evidence (JSON), attempts, crashes, retention in
 --       milliseconds, the same rounded up to one that is registered, '1' if the message is not an envelope and its raw
 --       fields are kept (the first 500: Lua cannot pass more than some thousand values to one command), id, envelope and

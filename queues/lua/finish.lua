@@ -7,8 +7,9 @@
 --       envelope and arguments of the clean-up task if it has one, then names and values of what the record gets: the
 --       time of the enqueue, unless it has that, the successor, and the clean-up task
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
--- Atomic: stores the outcome, acknowledges and deletes the message, sets the retention, and enqueues the clean-up task. If the task succeeds, field
--- `unread` is the number of messages that no run has read, unless a successor gets them: after this, none is accepted.
+-- Atomic: stores the outcome, acknowledges and deletes the message, sets the retention, and enqueues the clean-up task.
+-- If the task succeeds, field `unread` is the number of messages that no run has read, unless a successor gets them:
+-- after this, none is accepted.
 local function unread(inbox)
   local used, sent = inbox_counts(inbox, 1000)
   local found = 0
@@ -28,10 +29,10 @@ end
 local kept = redis.call('EXISTS', KEYS[3], KEYS[4]) > 0
 local left = kept and ARGV[6] == 'succeeded' and redis.call('HEXISTS', KEYS[2], 'handed_to') == 0 and unread(KEYS[3])
 begin_outcome(KEYS[1], KEYS[2])
-local now, cleanup = now_ms(), KEYS[9]
+local now = now_ms()
 register_retention(KEYS[5], ARGV[12], now)
 redis.call('HSET', KEYS[2], 'state', ARGV[6], 'result', ARGV[7], 'attempts', ARGV[8], 'crashes', ARGV[9],
-  'ran', ARGV[10], 'finished', now, 'worker', ARGV[2], 'settled', fence_text(), unpack(ARGV, cleanup and 16 or 13))
+  'ran', ARGV[10], 'finished', now, 'worker', ARGV[2], 'settled', fence_text(), unpack(ARGV, #KEYS > 8 and 16 or 13))
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[11])
@@ -43,11 +44,12 @@ if kept then
   redis.call('DEL', KEYS[4])
   redis.call('PEXPIRE', KEYS[3], ARGV[11])
 end
-for i = 7, math.min(#KEYS, 8) do
-  redis.call('PEXPIRE', KEYS[i], ARGV[11])
-end
-if cleanup then
-  enqueue_cleanup(KEYS[1], KEYS[6], cleanup, ARGV[13], ARGV[14], ARGV[15])
+for i = 7, #KEYS do
+  if i > 8 then
+    enqueue_cleanup(KEYS[1], KEYS[6], KEYS[i], ARGV[13], ARGV[14], ARGV[15])
+  else
+    redis.call('PEXPIRE', KEYS[i], ARGV[11])
+  end
 end
 redis.call('PUBLISH', KEYS[2], ARGV[6])
 return 1

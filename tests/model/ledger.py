@@ -14,6 +14,7 @@ from typing import NamedTuple
 import orjson
 from perdure.queues import Namespace, Partition
 from perdure.queues.delivery.leases import RELEASED_IDLE_MS, Delivery, RunStatus
+from perdure.queues.envelope import TaskMessage
 from perdure.queues.junk import JUNK_TTL
 from perdure.queues.keys import JUNK_ENTRIES, RELEASED, SUSPECTS, is_reserved
 
@@ -507,6 +508,7 @@ class Ledger:
         ttl: int,
         checkpoint: bool,
         last: int = 0,
+        cleanup: TaskMessage | None = None,
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
@@ -526,8 +528,20 @@ class Ledger:
         self.held.expire(ttl, record, inbox, *((steps, log) if checkpoint else ()))
         self._keep_timeline()
         self.held.delete(control)
+        self._clean_up(task, cleanup)
         self.tell(task, state)
         return True
+
+    def _clean_up(self, task: str, cleanup: TaskMessage | None) -> None:
+        """Enqueue the clean-up task of a task that ends, unless its id is another program's."""
+        if cleanup is None:
+            return
+        self.held.put(self.at.record(task), {"cleanup": cleanup.id})
+        if not self.held.exists(self.at.record(cleanup.id)):
+            payload: Hash = {"env": cleanup.envelope, "args": cleanup.arguments}
+            entry = self.held.add(self.at.ready, ((b"env", cleanup.envelope), (b"args", cleanup.arguments)))
+            self.held.put(self.at.record(cleanup.id), {"state": "queued", "entry": entry, **payload})
+            self._list(cleanup.id, by_producer=True)
 
     def _settle(self, delivery: Delivery, task: str) -> None:
         record = self.at.record(task)
@@ -550,7 +564,8 @@ class Ledger:
         if self._gap(task, last) is not None:
             return False
         record = self.at.record(task)
-        self._defer(delivery, task, 0 if self.held.exists(self.at.control(task)) else delay, counts)
+        at_once = event != "returned" and self.held.exists(self.at.control(task))
+        self._defer(delivery, task, 0 if at_once else delay, counts)
         self.held.put(record, {"error": data})
         self.held.drop(record, "waits", "wakes")
         self.note_event(task, event, data)
@@ -687,6 +702,7 @@ class Ledger:
         raw: bool,
         last: int = 0,
         changes: Mapping[str, bytes] = NO_CHANGES,
+        cleanup: TaskMessage | None = None,
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
@@ -720,6 +736,7 @@ class Ledger:
         self.held.put_new(inbox, "sent", b"0")
         self.held.expire(retention, record, steps, log, inbox)
         self.held.delete(control)
+        self._clean_up(task, cleanup)
         self.tell(task, "dead")
         self._end_attempt(task, changes, retention)
         return True
@@ -803,6 +820,12 @@ class Ledger:
             self.pending.pop(entry, None)
             self.ready.remove(entry)
             self.held.put_new(record, "at", _time_of(entry))
+        if b"on_end" in (self.held.get(record, "env") or b"") or self.held.get(steps, "s:#on_end") is not None:
+            self.held.put(control, {"cancel": "1"})
+            self.held.put(record, {"state": "scheduled", "due": self._schedule(task, 0)})
+            self.held.drop(record, "entry", "waits", "wakes")
+            self.nudge("due")
+            return "scheduled"
         self._register_retention(retention)
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
         self.held.drop(record, "entry", "due", "waits", "wakes")

@@ -144,6 +144,9 @@ numbers = st.integers(0, 3)
 aheads = st.sampled_from([0, 0, 0, 1])
 """By how many entries a run is ahead of the record: Redis has lost them."""
 
+followings = st.sampled_from([0, 0, 1, 2])
+"""By how many places a clean-up task follows its task in the list of tasks; 0 for none."""
+
 few = st.sampled_from([0, 0, 1, 2])
 """Number of chunks of the arguments of a task."""
 
@@ -290,10 +293,18 @@ class Queues(RuleBasedStateMachine):
         for task in some:
             self.number += 1
             reported = {"from": "here"} if headers else {}
-            envelope = Envelope(id=task, task="t", headers=reported).encode()
+            cleans_up = headers and self.number % 2 == 0
+            envelope = Envelope(id=task, task="t", headers=reported, on_end=cleans_up).encode()
             names = None if headers else ("t", "")
             found.append(TaskMessage(task, envelope, orjson.dumps({"n": self.number}), None, True, names=names))
         return found
+
+    def cleanup(self, task: str, following: int) -> TaskMessage | None:
+        """Return the clean-up task of a task: one of the others, which may be stored already; None for 0."""
+        if not following:
+            return None
+        other = TASKS[(TASKS.index(task) + following) % len(TASKS)]
+        return TaskMessage(other, Envelope(id=other, task="t").encode(), b'{"n":0}', None, True)
 
     def join(self, name: str) -> Consumer:
         """Return the consumer of the worker, which joins the stream at its first use."""
@@ -693,6 +704,7 @@ class Queues(RuleBasedStateMachine):
         counters=st.tuples(numbers, numbers),
         ttl=lifetimes,
         ahead=aheads,
+        following=followings,
     )
     def finish(
         self,
@@ -702,19 +714,22 @@ class Queues(RuleBasedStateMachine):
         counters: tuple[int, int],
         ttl: int,
         ahead: int,
+        following: int,
     ) -> None:
         delivery, task = self.pick(which, standing)
         if task not in TASKS:
             return
+        cleanup = self.cleanup(task, following)
         written = delivery.fence in self.written
         state, result, act = ("succeeded", b"[1]", None) if success else ("cancelled", b"null", cancelled)
         last = self.last_entry(task) + ahead if success else 0
         for _ in range(2):
             expected = self.ledger.finish(
-                delivery, task, state, result, counters, 1500, ttl, written or delivery.has_history, last
-            )
+                delivery, task, state, result, counters, 1500, ttl, written or delivery.has_history or bool(cleanup),
+                last, cleanup,
+            )  # fmt: skip
             counts = Counters(*counters)
-            rest: dict[str, Any] = {"ran": 1.5, "ttl": ttl / 1000, "written": written}
+            rest: dict[str, Any] = {"ran": 1.5, "ttl": ttl / 1000, "written": written, "cleanup": cleanup}
             if act is None:
                 ended = succeed(self.ground.gateway, delivery, task, result, counts, **rest, entries=last)
             else:
@@ -848,16 +863,17 @@ class Queues(RuleBasedStateMachine):
     ) -> None:
         data: dict[str, object] = {"error": "ValueError"}
         last = self.last_entry(task) + ahead
+        event = "returned" if counters[2] else "attempt_failed"
         for _ in range(2):
             encoded = orjson.dumps(data)
-            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", encoded, last, changed)
+            expected = self.ledger.retry(delivery, task, delay, counters, event, encoded, last, changed)
             act = reschedule(
                 self.ground.gateway,
                 delivery,
                 task,
                 Counters(*counters),
                 delay=delay / 1000,
-                event="attempt_failed",
+                event=event,
                 data=data,
                 entries=last,
                 changes=list(chain.from_iterable(changed.items())),
@@ -887,6 +903,7 @@ class Queues(RuleBasedStateMachine):
         kept=lifetimes,
         ahead=aheads,
         changed=changes,
+        following=followings,
     )
     def bury(
         self,
@@ -897,14 +914,26 @@ class Queues(RuleBasedStateMachine):
         kept: int,
         ahead: int = 0,
         changed: Mapping[str, bytes] = NO_CHANGES,
+        following: int = 0,
     ) -> None:
         delivery, task = self.pick(which, standing)
         raw = raw or task not in TASKS
+        cleanup = None if raw else self.cleanup(task, following)
         reason = Reason.UNREADABLE if raw else Reason.TIMEOUT
         last = 0 if raw else self.last_entry(task) + ahead
         for _ in range(2):
             expected = self.ledger.bury(
-                delivery, task, "t", reason, orjson.dumps(EVIDENCE.fields()), counters, kept, raw, last, changed
+                delivery,
+                task,
+                "t",
+                reason,
+                orjson.dumps(EVIDENCE.fields()),
+                counters,
+                kept,
+                raw,
+                last,
+                changed,
+                cleanup,
             )
             act = bury(
                 self.ground.gateway,
@@ -917,6 +946,7 @@ class Queues(RuleBasedStateMachine):
                 retention=kept / 1000,
                 entries=last,
                 changes=list(chain.from_iterable(changed.items())),
+                cleanup=cleanup,
             )
             self.same(self.ground.accepted(act), expected)
         if not self.ledger.owned(delivery):  # else its cancellation was requested
