@@ -55,7 +55,7 @@ class Replay:
 async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
     """Put a dead letter back on its queue, counters at zero. Return False if it was replayed or purged before.
 
-    Failures are dropped in an act before the replay: if this process dies in between, the dead letter has lost them.
+    Failures are dropped in an act before the replay: if this process dies in between, the letter stays without them.
 
     Raises:
         DecryptionError: New arguments must be encrypted, or have masked values, or step records must be read, and the

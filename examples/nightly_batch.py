@@ -45,8 +45,7 @@ def list_files(folder: str) -> list[str]:
 def read_file(path: str) -> tuple[int, int] | None:
     """Return the number of lines, and of those with an error; None if it cannot be read.
 
-    The last error is caught here, inside the step: so it is recorded that the file is left out. A handler that catches
-    the error of a step would try again after a crash, and might take another path.
+    The last error is caught here, inside the step: so it is recorded as a result that the file is left out.
     """
     time.sleep(float(os.environ.get("SECONDS_PER_FILE", "0")))  # a slow disk
     try:

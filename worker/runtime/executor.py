@@ -213,7 +213,7 @@ class Executor:
         outcome: Outcome | None = None
         try:
             if task is not None and stop is not None and stop is not StopReason.LOST:
-                if STOP_RULES[stop].act == "fail":
+                if run.failures and STOP_RULES[stop].act == "fail":
                     await forget_failures(run)
                 await run.flush()
                 outcome = outcome_of_stop(run, task, stop, self._settings)

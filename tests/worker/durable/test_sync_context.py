@@ -153,7 +153,7 @@ async def test_a_step_with_a_time_out_runs_in_a_thread_of_its_own(app: App) -> N
     await work_off(app)
     assert await bounded(handle.result()) == ["1", "late"]
     assert len(set(threads)) == 3 or threads[1] == threads[2] != threads[0]
-    assert set(await recorded_steps(app, handle)) == {"d:after", "d:slow"}
+    assert set(await recorded_steps(app, handle)) == {"d:outer/slow", "d:after", "d:slow"}
 
 
 async def test_steps_see_the_context_variables_of_the_thread(app: App) -> None:
@@ -248,7 +248,7 @@ async def test_a_step_left_in_a_scope_by_its_time_out_does_not_change_later_name
     handle = await job.enqueue()
     await work_off(app)
     await bounded(handle.result())
-    assert set(await recorded_steps(app, handle)) == {"d:after"}
+    assert set(await recorded_steps(app, handle)) == {"d:slow", "d:after"}
 
 
 async def test_more_handlers_than_step_threads_do_not_block_each_other(

@@ -219,7 +219,7 @@ def _dropped(run: Run, key: str) -> list[Entry]:
 
 
 async def forget_failures(run: Run) -> None:
-    """Drop the failures that are not handled, with the next write: an attempt ends, and the next one calls the steps.
+    """Drop the failures that are not handled, with the next write: an attempt ends, and a next one calls the steps.
 
     If the worker dies between that write and the outcome, the attempt is resumed, and calls each of these steps once
     more. So of a step with several tries, all but the last one stay counted; they count for this message only.

@@ -112,7 +112,7 @@ class HandlerCall:
                 if orphaned is not None and task.on_orphan == "fail":
                     remedy = "give them their former names, or replay the task with --fresh"
                     result, error = None, OrphanedSteps(f"{orphaned}; {remedy}")
-            if result is None and (stop is None or STOP_RULES[stop].act == "fail"):
+            if run.failures and (result is not None or stop is None or STOP_RULES[stop].act == "fail"):
                 await forget_failures(run)
             if run.has_written:
                 await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
