@@ -5,6 +5,7 @@
 | `producer`, `enqueueing` | enqueue by name; batches, idempotent storing |
 | `derived_tasks` | successors and forks |
 | `doubts` | risky steps that were cut off, and decisions about them |
+| `step_failures` | recorded failures of steps: how they show, and their removal |
 | `handle` | status, result, events and cancellation of a task |
 | `inbox` | messages to tasks |
 | `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |

@@ -17,6 +17,7 @@ The package knows no handlers and no runtime: it reads and computes, and the run
     snapshot.py         stored form of a state
     step_record.py      stored form of a step record
     tool_notes.py       notes and counts of tool calls
+    failure_record.py   stored form of the failure of a step
     history.py          the state at any event; check of a snapshot against the log
     forks.py            a new task from a point in another one's log
     quoting.py          foreign text as one line or one block, for prompts and Markdown

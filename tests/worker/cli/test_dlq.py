@@ -202,6 +202,37 @@ def test_replay_puts_a_task_back_with_its_checkpoint(crew: Crew) -> None:
     assert call("task", "result", task_id).out == "1\n"  # the recorded step, not a new one
 
 
+async def retried(ctx: Context) -> int:
+    try:
+        return await ctx.step("flaky", flaky)
+    except ConnectionError:
+        await ctx.step("note", lambda: 0)
+        raise
+
+
+tries: list[str] = []
+
+
+async def flaky() -> int:
+    tries.append("flaky")
+    if len(tries) == 1:
+        raise ConnectionError("flaky")
+    return len(tries)
+
+
+def test_rerun_failed_calls_the_steps_that_failed(crew: Crew) -> None:
+    tries.clear()
+    crew._handler = retried
+    [task_id] = bury(crew, 1)
+    call("dlq", "replay", task_id)
+    crew.work()
+    assert (tries, state(task_id)) == (["flaky"], "dead")
+    assert call("dlq", "replay", task_id, "--rerun-failed").out == f"{task_id}\n"
+    crew.work()
+    assert call("task", "result", task_id).out == "2\n"
+    assert "of 1 steps: flaky" in call("task", "events", task_id).out
+
+
 def test_fresh_replays_without_the_checkpoint(crew: Crew) -> None:
     [task_id] = bury(crew, 1)
     call("dlq", "replay", task_id, "--fresh")

@@ -173,6 +173,7 @@ _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "planned": _planned,
     "forked": _forked,
     "step_resolved": _resolved,
+    "failures_dropped": lambda data: f"of {data.get('count', 0)} steps: {', '.join(map(str, data.get('steps', ())))}",
     "compacted": _compacted,
     "progress": progress_text,
 }

@@ -2,6 +2,8 @@
 
     execution.py  run_step: match a call to its record, or run it and record its result
     current.py    Step and current_step: the running step, as its function sees it
+    failures.py   failures of steps as history: what is stored of them, and when
+    recorded_errors.py  errors as data, and errors that are made from it
     keys.py       keys of steps, and the records that calls are matched to
     matching.py   match a call to its record: of a step, and of what logs, sends or reads
     tool_calls.py  calls of tools, logged with their step

@@ -13,14 +13,18 @@ from perdure import (
     AgentState,
     App,
     Context,
+    Middleware,
     PlanStep,
     RecordedFailure,
     Retry,
     Settings,
     Snooze,
+    StepCall,
 )
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import State, Unavailable
+from perdure.queues.security.keyring import generate_key
+from perdure.worker.durable.middleware import CallNext
 from perdure.worker.errors import StepDefinitionError
 from perdure.worker.journal.failure_record import FailureRecord, FailureState, is_failure
 from pydantic import SecretStr
@@ -274,3 +278,154 @@ async def test_a_step_that_is_cut_off_while_its_record_is_written_is_cut_off_in_
         assert await bounded(handle.result()) == "timed out"
     assert runs == ["timed out", "timed out"]
     assert calls["slow"] == 1
+
+
+async def test_an_act_that_a_message_has_cut_off_calls_its_step_again(app: App) -> None:
+    """The message cut the step off, and not `act`: it has not continued."""
+    begun = asyncio.Event()
+
+    async def slow() -> str:
+        calls["slow"] += 1
+        begun.set()
+        if calls["slow"] == 1:
+            await asyncio.sleep(3600)
+        return "slow"
+
+    class Listener(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="wait", title="wait")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            await ctx.step("first", work, "first")
+            found = await ctx.step("slow", slow)
+            return await ctx.step("last", work, found)
+
+        async def finish(self, ctx: Context, state: AgentState) -> str:
+            return str(state.results["wait"])
+
+    agent: Any = app.agent(name="listener", on_message="interrupt")(Listener)
+    async with running_worker(app):
+        handle = await agent.enqueue("wait")
+        await bounded(begun.wait())
+        await handle.send("stop that", sender="ada")
+        assert await bounded(handle.result()) == "slow"
+    assert calls == {"first": 1, "slow": 3}  # the last step is given "slow", and counts for it
+
+
+async def test_a_failure_is_encrypted_under_its_place(settings: Settings) -> None:
+    keys = SecretStr(generate_key())
+    app = App("sealed", settings=settings.model_copy(update={"encryption_keys": keys}))
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def pay(ctx: Context) -> str:
+        try:
+            return await ctx.step("A", fail, "confidential")
+        except ConnectionError as error:
+            await ctx.step("B", work, "B")
+            if ctx.attempt == 1:
+                raise
+            return str(error)
+
+    calls.clear()
+    async with app:
+        handle = await pay.enqueue()
+        await work_off(app)
+        assert await handle.result() == "confidential is down"
+        record = (await recorded_steps(app, handle))["d:A"]
+        assert b"confidential" not in record
+        cipher = app.producer.gateway.encryptor.of(handle.partition, handle.id)
+        assert FailureRecord.decode(cipher.decrypt("d:A", record)).text == "confidential is down"
+    assert calls["confidential"] == 1
+
+
+async def test_failures_of_a_large_checkpoint_are_raised_again(app: App) -> None:
+    count = 1_200
+
+    async def item(number: int) -> int:
+        calls["item"] += 1
+        if number % 100 == 0:
+            raise ValueError(number)
+        return number
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def batch(ctx: Context) -> int:
+        done = 0
+        for number in range(count):
+            try:
+                done += await ctx.options(durability="async").step("item", item, number)
+            except ValueError:
+                done -= 1
+        await ctx.step("report", work, "report")
+        if ctx.attempt == 1:
+            raise ConnectionResetError
+        return done
+
+    handle = await batch.enqueue()
+    await work_off(app)
+    assert await handle.result() == sum(number or -1 if number % 100 else -1 for number in range(count))
+    assert calls["item"] == count
+
+
+async def test_a_time_out_of_the_task_drops_the_failure_that_it_has_not_handled(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.0), timeout=0.2)
+    async def job(ctx: Context) -> str:
+        try:
+            return await ctx.step("A", fail if ctx.attempt == 1 else work, "A")
+        except ConnectionError:
+            await asyncio.sleep(3600)
+            raise
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await handle.result() == "A"
+
+
+async def test_a_failure_that_a_cancelled_step_raises_is_not_recorded(app: App) -> None:
+    """A stop of the run ended the step: its error says nothing about what the step does."""
+
+    async def stubborn() -> str:
+        calls["stubborn"] += 1
+        try:
+            if calls["stubborn"] == 1:
+                await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise ConnectionError("cleaned up") from None
+        return "done"
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0), timeout=0.2)
+    async def job(ctx: Context) -> str:
+        return await ctx.step("stubborn", stubborn)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await handle.result() == "done"
+
+
+async def test_a_hook_meets_the_failure_again(settings: Settings) -> None:
+    class Watch(Middleware):
+        async def step(self, ctx: Context, step: StepCall, call_next: CallNext) -> Any:
+            try:
+                return await call_next()
+            except ConnectionError as error:
+                seen.append((step.name, step.recorded, str(error)))
+                raise
+
+    seen: list[tuple[str, bool, str]] = []
+    calls.clear()
+    async with App("hooked", settings=settings, middleware=[Watch()]) as app:
+
+        @app.task(retry=Retry(max_attempts=2, base=0.0))
+        async def pay(ctx: Context) -> str:
+            try:
+                return await ctx.step("A", fail, "A")
+            except ConnectionError:
+                await ctx.step("B", work, "B")
+            if ctx.attempt == 1:
+                raise ConnectionResetError
+            return "done"
+
+        handle = await pay.enqueue()
+        await work_off(app)
+        assert await handle.result() == "done"
+    assert seen == [("A", False, "A is down"), ("A", True, "A is down")]
+    assert calls["A"] == 1
