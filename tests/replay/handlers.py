@@ -558,6 +558,31 @@ def branches_that_handle_their_failures(app: App, world: Journal) -> Task[Any, A
     return work
 
 
+@handler(flaky=True)
+def gather_within_branches(app: App, world: Journal) -> Task[Any, Any]:
+    """A branch continues after the failure of a step that it awaits in another asyncio task."""
+
+    async def fetch(name: str) -> str:
+        if world.call(f"fetch {name}") == 1 and name.endswith("1"):
+            raise ServiceDown(name, 500)
+        return name
+
+    async def note(found: list[str]) -> str:
+        world.call(f"note {found}")
+        return ", ".join(found)
+
+    @app.task(retry=RETRY)
+    async def work(ctx: Context) -> list[str]:
+        async def branch(name: str) -> str:
+            steps = [ctx.step(f"fetch {name}", fetch, f"{name}{number}") for number in (1, 2)]
+            found = [str(one) for one in await asyncio.gather(*steps, return_exceptions=True)]
+            return await ctx.step(f"note {name}", note, found)
+
+        return list(await asyncio.gather(branch("a"), branch("b")))
+
+    return work
+
+
 @handler(expects="fast")
 def race_whose_loser_is_cut_off(app: App, world: Journal) -> Task[Any, Any]:
     async def fast() -> str:

@@ -79,9 +79,16 @@ class Observer:
         self._numbers[what] = number = self._numbers.get(what, 0) + 1
         return what if number == 1 else f"{what} #{number}"
 
-    async def observe(self, run: Run, what: str, call: Coroutine[Any, Any, Any]) -> Any:
-        task = asyncio.current_task()
-        place = 0 if task is run.task else self._tasks.setdefault(task, len(self._tasks) + 1)
+    def _place(self, run: Run) -> int:
+        """Return the number of the running asyncio task; 0 for the handler's own."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return 0
+        return 0 if task is run.task else self._tasks.setdefault(task, len(self._tasks) + 1)
+
+    async def observe(self, run: Run, what: str, call: Coroutine[Any, Any, Any], caller: int) -> Any:
+        place = self._place(run)
         label, nested = self._label(what), _CALL.get()
         token = _CALL.set(label)
         write = self._journal.write
@@ -89,16 +96,16 @@ class Observer:
             write(begin=label, task=place, within=nested)
             value = await call
         except Exception as error:
-            write(end=label, task=place, within=nested, raised=f"{type(error).__name__}: {error}")
+            write(end=label, task=place, by=caller, within=nested, raised=f"{type(error).__name__}: {error}")
             self._count(place, nested)
             raise
         except asyncio.CancelledError:
             if not run.stopped:
-                write(end=label, task=place, within=nested, raised="cut off")
+                write(end=label, task=place, by=caller, within=nested, raised="cut off")
             raise
         finally:
             _CALL.reset(token)
-        write(end=label, task=place, within=nested, value=_outcome(value))
+        write(end=label, task=place, by=caller, within=nested, value=_outcome(value))
         self._count(place, nested)
         return value
 
@@ -129,7 +136,7 @@ class Observer:
         def call(caller: Any, *args: Any, **kwargs: Any) -> Any:
             shown = [_shown(arg) for arg in (*args, *kwargs.values()) if arg != caller._run.id]
             what = f"{method.__name__}({', '.join(shown)})"
-            return self.observe(caller._run, what, method(caller, *args, **kwargs))
+            return self.observe(caller._run, what, method(caller, *args, **kwargs), self._place(caller._run))
 
         return call
 

@@ -448,8 +448,8 @@ def _binding(lines: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _has_continued(line: dict[str, Any], after: list[dict[str, Any]]) -> bool:
-    """Return whether a later call of the same asyncio task, or of the handler's own, has acted."""
-    begun = {one["begin"] for one in after if "begin" in one and one["task"] in (0, line["task"])}
+    """Return whether a later call of an asyncio task that received the outcome, or of the handler's, has acted."""
+    begun = {one["begin"] for one in after if "begin" in one and one["task"] in (0, line["task"], line["by"])}
     return any(
         (one.get("effect") and one["call"] in begun) or (one.get("end") in begun and "value" in one) for one in after
     )

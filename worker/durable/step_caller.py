@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
@@ -50,7 +51,7 @@ class StepCaller:
         options = self._options
         if options.reasoning or options.call is not None:
             raise StepDefinitionError(f"reasoning and call must be used with tool(), got step {name!r}")
-        return run_step(self._run, name, fn, args, kwargs, options)
+        return run_step(self._run, name, fn, args, kwargs, options, None, _caller())
 
     @overload
     def tool(
@@ -63,7 +64,8 @@ class StepCaller:
         options = self._options
         if options.reasoning and options.call is not None:
             CallReasons.add(self._run, options.call, options.reasoning)
-        return run_step(self._run, name, fn, args, kwargs, options, LoggedCall(name, fn, args, kwargs, options))
+        tool = LoggedCall(name, fn, args, kwargs, options)
+        return run_step(self._run, name, fn, args, kwargs, options, tool, _caller())
 
     # messages, see docs/how-to/messages.md
 
@@ -111,3 +113,11 @@ class StepCaller:
             StepMismatch: another question was answered here.
         """
         return await ask(self._run, who, question, wait=wait, key=key, options=self._options)
+
+
+def _caller() -> asyncio.Task[Any] | None:
+    """Return the asyncio task that makes a call, which may start another one to await it, as `asyncio.gather` does."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs: the call is refused when it is awaited
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -41,6 +42,7 @@ class Step:
         "_replicated",
         "_run",
         "attempt",
+        "caller",
         "enqueued",
         "key",
         "note",
@@ -50,11 +52,21 @@ class Step:
         "tool",
     )
 
-    def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None, tries: int = 0) -> None:
+    def __init__(
+        self,
+        run: Run,
+        key: str,
+        *,
+        replicated: bool,
+        tool: str | None = None,
+        tries: int = 0,
+        caller: asyncio.Task[Any] | None = None,
+    ) -> None:
         """tries: that have ended."""
         self._run = run
         self._replicated = replicated
         self.tool = tool
+        self.caller = caller
         self.key = key
         self.scope = run.keys.scope
         self.attempt = tries + 1

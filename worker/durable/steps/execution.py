@@ -74,6 +74,7 @@ async def run_step(
     options: StepOptions,
     tool: LoggedCall | None = None,
     keys: list[str] | None = None,
+    caller: asyncio.Task[Any] | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
@@ -81,6 +82,7 @@ async def run_step(
         run, name, fn, args, kwargs, options: the step.
         tool: the call, if the step is a tool call, which has an event of its own; else the event is `step_completed`.
         keys: gets the key of the step.
+        caller: the asyncio task that made the call, if another one may await it.
     """
     if CURRENT_RUN.get() is not run or run.stopped:
         await check_call(run, name, within=True)
@@ -114,10 +116,10 @@ async def run_step(
     if keys is not None:
         keys.append(match[0])
     if run.around_step is None:
-        return await _perform(run, match, codec, fn, args, kwargs, options, arguments, tool)
+        return await _perform(run, match, codec, fn, args, kwargs, options, arguments, tool, caller)
     call = StepCall(name, match[0], None if tool is None else tool.name, recorded=match[1] is not None)
     return await _hooked(
-        run, call, partial(_perform, run, match, codec, fn, args, kwargs, options, arguments, tool, call)
+        run, call, partial(_perform, run, match, codec, fn, args, kwargs, options, arguments, tool, caller, call)
     )
 
 
@@ -141,6 +143,7 @@ async def _perform(
     options: StepOptions,
     arguments: tuple[str, bytes],
     tool: LoggedCall | None,
+    caller: asyncio.Task[Any] | None,
     call: StepCall | None = None,
 ) -> Any:
     """Return the result of a matched step, within the hooks. arguments: digest and JSON. call: seen by the hooks."""
@@ -149,12 +152,12 @@ async def _perform(
         run.touch()
         return await _read(run, codec, key, result)
     digest, shown = arguments[0], arguments_text(arguments[1], run.redact)
-    tries = 0 if result is None and former is None else await _meet_record(run, match, shown, options)
+    tries = 0 if result is None and former is None else await _meet_record(run, match, shown, options, caller)
     outer = CURRENT_STEP.get()
     if run.stopping and outer is None:
         await run.boundary()
     replicated = options.durability == "replicated"
-    step = Step(run, key, replicated=replicated, tool=None if tool is None else tool.name, tries=tries)
+    step = Step(run, key, replicated=replicated, tool=None if tool is None else tool.name, tries=tries, caller=caller)
     step.records_nested = options.nested == "record"
     decided = _decision(run, key, args, kwargs, arguments, shown) if run.history.intents else None
     token = CURRENT_STEP.set(step)
@@ -190,7 +193,7 @@ async def _perform(
         await run.recorder.put(*entries, wait=stored, replicated=replicated, progress=True)
         run.step_recorded(stored=stored)
     except asyncio.CancelledError:  # also while the record is written
-        note_cut_off(run, key, digest, shown)
+        note_cut_off(run, key, digest, shown, caller)
         raise
     finally:
         run.step_ended(key)
@@ -351,13 +354,15 @@ def _note(run: Run, step: Step, tool: LoggedCall, digest: str) -> tuple[Entry, E
     return step.note, counts
 
 
-async def _meet_record(run: Run, match: Match, shown: str, options: StepOptions) -> int:
+async def _meet_record(
+    run: Run, match: Match, shown: str, options: StepOptions, caller: asyncio.Task[Any] | None
+) -> int:
     """Return how many tries of a step have ended that is called although it has a record.
 
     Raises its recorded failure, and `StepMismatch`.
     """
     key, result, former = match
-    tries = 0 if result is None else await meet_failure(run, key, result[1:])
+    tries = 0 if result is None else await meet_failure(run, key, result[1:], caller)
     if former is not None and not is_unhandled(former):
         await _allow_mismatch(run, key, former, shown, options)
     await run.history.read_unfinished(key)
@@ -529,7 +534,7 @@ async def _log_failure(
     if run.closed or CURRENT_STEP.get() is not step:  # a part of another step
         return False
     kept = kept_entries(run, step.key, step.note if again else None)
-    entries = note_failure(run, step.key, error, digest, shown, step.attempt, again=again, kept=kept)
+    entries = note_failure(run, step.key, error, (digest, shown), step.attempt, step.caller, again=again, kept=kept)
     stored = bool(entries)
     if not stored and noted and not again and step.tool is not None:
         entries = [Entry(Kind.INTENT, step.key, b"")]

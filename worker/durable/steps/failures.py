@@ -1,6 +1,6 @@
 """Failures of steps as history: what of them is stored, and when.
 
-The last failure of a step is stored when it happens, with its event, and counts for nothing yet. It is handled once the
+The last failure of a step is stored when it happens, with its event, and counts for nothing yet. It is handled once an
 asyncio task that received it, or the handler's own, makes another recorded call: that is stored, and confirmed, before
 the call starts, since what the handler does from there on may follow from the failure. A resumed run raises it again.
 
@@ -76,29 +76,38 @@ class ReceivedFailure:
 
     Attributes:
         record: The failure; CUT_OFF for a step that was cut off.
-        task: The asyncio task that received it.
+        tasks: The asyncio tasks that received it: the one that ran the step, and the one that called it.
         stored: Whether it is in the checkpoint, or will be with the next write.
         handled: Whether it was put into the checkpoint as handled.
         held: Whether no call handles it: a method of an agent has failed with it.
     """
 
-    __slots__ = ("handled", "held", "record", "stored", "task")
+    __slots__ = ("handled", "held", "record", "stored", "tasks")
 
-    def __init__(self, record: FailureRecord, *, stored: bool) -> None:
+    def __init__(self, record: FailureRecord, caller: asyncio.Task[Any] | None, *, stored: bool) -> None:
         self.record = record
-        self.task = asyncio.current_task()
+        self.tasks = (asyncio.current_task(), caller)
         self.stored = stored
         self.handled = self.held = False
 
 
 def note_failure(
-    run: Run, key: str, error: Exception, digest: str, shown: str, tries: int, *, again: bool, kept: Sequence[Entry]
+    run: Run,
+    key: str,
+    error: Exception,
+    call: tuple[str, str],
+    tries: int,
+    caller: asyncio.Task[Any] | None,
+    *,
+    again: bool,
+    kept: Sequence[Entry],
 ) -> list[Entry]:
     """Return the entries that store a failed try, to be put with its event; none for an error that is no failure.
 
     Args:
-        digest, shown: Hash and text of the arguments.
+        call: Hash and text of the arguments.
         tries: Tries that have ended.
+        caller: The asyncio task that called the step.
         again: Whether another one follows.
         kept: Entries that store again what the record of a step deletes, and this one must not.
     """
@@ -106,19 +115,19 @@ def note_failure(
         return []
     message = run.delivery.entry.decode()
     if again:
-        record = FailureRecord(FailureState.OPEN, tries, digest, shown, message=message)
+        record = FailureRecord(FailureState.OPEN, tries, *call, message=message)
     else:
         text, described = describe(error, run.payload_limit)
-        record = FailureRecord(FailureState.FAILED, tries, digest, shown, text, described, message)
-    _received(run)[key] = ReceivedFailure(record, stored=True)
+        record = FailureRecord(FailureState.FAILED, tries, *call, text, described, message)
+    _received(run)[key] = ReceivedFailure(record, caller, stored=True)
     return [Entry(Kind.DONE_WITH_EVENT, key, record.encode()), *kept]
 
 
-def note_cut_off(run: Run, key: str, digest: str, shown: str) -> None:
+def note_cut_off(run: Run, key: str, digest: str, shown: str, caller: asyncio.Task[Any] | None) -> None:
     """Note that the caller of a step has cancelled it, and not the run."""
     if not run.stopped:
         record = FailureRecord(FailureState.CUT_OFF, 0, digest, shown)
-        _received(run)[key] = ReceivedFailure(record, stored=False)
+        _received(run)[key] = ReceivedFailure(record, caller, stored=False)
 
 
 def _received(run: Run) -> dict[str, Any]:
@@ -137,7 +146,7 @@ async def handle_failures(run: Run) -> None:
     found = {
         key: failure
         for key, failure in (run.failures or {}).items()
-        if (task is run.task or task is failure.task)
+        if (task is run.task or task in failure.tasks)
         and not failure.held
         and failure.record.state is not FailureState.OPEN
     }
@@ -240,7 +249,7 @@ async def forget_failures(run: Run) -> None:
         await run.recorder.put(*entries, wait=False)
 
 
-async def meet_failure(run: Run, key: str, data: bytes) -> int:
+async def meet_failure(run: Run, key: str, data: bytes, caller: asyncio.Task[Any] | None) -> int:
     """Raise the recorded failure of a step again. Return how many tries have ended if it is called again.
 
     It is if others follow, or if the failure has ended an earlier attempt. A step that was cut off is not called: the
@@ -251,7 +260,7 @@ async def meet_failure(run: Run, key: str, data: bytes) -> int:
     if record.state in (FailureState.OPEN, FailureState.FAILED):
         if record.message != run.delivery.entry.decode():
             return 0
-        _received(run)[key] = ReceivedFailure(record, stored=True)
+        _received(run)[key] = ReceivedFailure(record, caller, stored=True)
     if record.state is FailureState.OPEN:
         return record.tries
     if record.state is FailureState.CUT_OFF:
