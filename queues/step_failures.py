@@ -31,7 +31,9 @@ _NO_WAIT: Final = "#"
 
 
 async def drop_failures(gateway: Gateway, partition: Partition, task_id: str) -> bool:
-    """Drop the failures from the checkpoint of a dead letter, in one act, with an event. Return False if it is none.
+    """Drop the failures from the checkpoint of a dead letter, in one act, with an event.
+
+    Return False if the task is no dead letter any more.
 
     Raises `DecryptionError`.
     """

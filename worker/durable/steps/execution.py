@@ -73,8 +73,8 @@ async def run_step(
     kwargs: dict[str, Any],
     options: StepOptions,
     tool: LoggedCall | None = None,
-    keys: list[str] | None = None,
     caller: asyncio.Task[Any] | None = None,
+    keys: list[str] | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 

@@ -31,7 +31,14 @@ _MAX_MEMBERS: Final = 100
 def describe(error: BaseException, limit: int) -> tuple[str, dict[str, Any]]:
     """Return the text of an error, and what else of it is stored. limit: the payload limit in bytes."""
     text = _bounded(error_text(error), limit // _SHARE)
-    return text, _described(error, limit // _SHARE)
+    try:
+        return text, _described(error, limit // _SHARE)
+    except BaseException:  # noqa: BLE001 - methods of the error may do anything, as `error_text` knows
+        return text, {"classes": _classes(error), "args": None, "attributes": {}, "lost": []}
+
+
+def _classes(error: BaseException) -> list[list[str]]:
+    return [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__[:-1]]
 
 
 def _bounded(text: str, most: int) -> str:
@@ -43,8 +50,7 @@ def _bounded(text: str, most: int) -> str:
 
 
 def _described(error: BaseException, most: int) -> dict[str, Any]:
-    kind = type(error)
-    found: dict[str, Any] = {"classes": [[one.__module__, one.__qualname__] for one in kind.__mro__[:-1]]}
+    found: dict[str, Any] = {"classes": _classes(error)}
     if isinstance(error, BaseExceptionGroup):
         members = error.exceptions[:_MAX_MEMBERS]
         share = most // (len(members) + 1)
@@ -70,7 +76,7 @@ def _described(error: BaseException, most: int) -> dict[str, Any]:
 def _repr_of(error: BaseException) -> str:
     try:
         return repr(error)
-    except Exception:  # noqa: BLE001 - of a foreign class
+    except BaseException:  # noqa: BLE001 - of a foreign class
         return f"{type(error).__name__}()"
 
 

@@ -165,12 +165,12 @@ def test_half_of_a_surrogate_pair_does_not_prevent_the_record() -> None:
     assert "?" in str(recorded(ValueError("\ud83d")))
 
 
-def test_a_broken_str_does_not_prevent_the_record() -> None:
+def test_a_broken_str_or_repr_does_not_prevent_the_record() -> None:
     class BrokenError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
 
         def __repr__(self) -> str:
-            raise RuntimeError
+            raise SystemExit
 
     assert "no message" in str(recorded(BrokenError()))
