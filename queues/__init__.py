@@ -9,7 +9,7 @@
 | `handle` | status, result, events and cancellation of a task |
 | `inbox` | messages to tasks |
 | `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |
-| `registry` | members with an entry that expires, tolerant of foreign bytes |
+| `member_registry` | members with an entry that expires, tolerant of foreign bytes |
 | `presence`, `supervisors`, `catalog` | registries of workers, supervisors and the tasks of apps |
 | `pubsub` | notifications that wake waiters |
 | `envelope`, `keys`, `errors` | wire format; key names; error tree |

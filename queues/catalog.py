@@ -19,8 +19,8 @@ import orjson
 from .defaults import nearest
 from .errors import CatalogError
 from .keys import Namespace, check_name, is_name
+from .member_registry import AHEAD_MS, MemberRegistry, report_problems
 from .presence import WorkerInfo
-from .registry import Registry, report_problems
 from .schemas import UnusableSchema, check_schema, find_problems
 from .transport.gateway import Gateway
 from .transport.scripts import milliseconds
@@ -34,9 +34,6 @@ CATALOG_REFRESH: Final = 6 * 3600.0
 
 _ENTRIES: Final = 100
 """Most entries of a namespace; the oldest are dropped."""
-
-_AHEAD_MS: Final = 86_400_000
-"""Milliseconds after the clock of Redis beyond which a start is not a worker's."""
 
 _VERSION = re.compile(r"[0-9a-f]{12}")
 
@@ -171,7 +168,8 @@ async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry,
     an entry, and then the oldest ones.
     """
     index, member = namespace.catalog, f"{entry.app}:{entry.version}"
-    latest = await _now(gateway, namespace) + _AHEAD_MS
+    registry = _registry(gateway, namespace)
+    latest = await registry.latest()
     *_, listed = await gateway.pipeline(
         [
             ("SET", namespace.catalog_entry(entry.app, entry.version), entry.data, "EX", KEPT),
@@ -182,13 +180,13 @@ async def publish_entry(gateway: Gateway, namespace: Namespace, entry: AppEntry,
         ]
     )
     if listed > _ENTRIES:
-        await _registry(gateway, namespace).trim()
+        await registry.trim()
         await gateway.command("ZREMRANGEBYRANK", index, 0, -_ENTRIES - 1)
 
 
 async def is_listed(gateway: Gateway, namespace: Namespace, entry: AppEntry) -> bool:
     """Return whether a reader finds an entry: it is stored, and there are not too many others."""
-    score, stored, listed, (seconds, _) = await gateway.pipeline(
+    score, stored, listed, time = await gateway.pipeline(
         [
             ("ZSCORE", namespace.catalog, f"{entry.app}:{entry.version}"),
             ("TYPE", namespace.catalog_entry(entry.app, entry.version)),
@@ -197,7 +195,7 @@ async def is_listed(gateway: Gateway, namespace: Namespace, entry: AppEntry) -> 
         ],
         node_of=namespace.catalog,
     )
-    in_time = score is not None and float(score) <= int(seconds) * 1000 + _AHEAD_MS
+    in_time = score is not None and float(score) <= milliseconds(time) + AHEAD_MS
     return in_time and stored == b"string" and listed <= _ENTRIES
 
 
@@ -216,18 +214,13 @@ async def read_catalog(gateway: Gateway, namespace: Namespace) -> Catalog:
             problems[member] = problem
         return tasks
 
-    entries = await registry.read(decode, until=await _now(gateway, namespace) + _AHEAD_MS, limit=_ENTRIES)
+    entries = await registry.read(decode, limit=_ENTRIES)
     report_problems("catalog of tasks", problems)
     return Catalog(entries, problems)
 
 
-def _registry(gateway: Gateway, namespace: Namespace) -> Registry:
-    return Registry(gateway, namespace.catalog, partial(_entry_key, namespace), "string")
-
-
-async def _now(gateway: Gateway, namespace: Namespace) -> int:
-    """Return the time of Redis in milliseconds."""
-    return milliseconds(await gateway.command("TIME", node_of=namespace.catalog))
+def _registry(gateway: Gateway, namespace: Namespace) -> MemberRegistry:
+    return MemberRegistry(gateway, namespace.catalog, partial(_entry_key, namespace), "string")
 
 
 def _parts(member: str) -> tuple[str, str]:

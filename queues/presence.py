@@ -15,7 +15,7 @@ import orjson
 
 from .errors import WrongType
 from .keys import Namespace
-from .registry import Registry, report_problems
+from .member_registry import MemberRegistry, report_problems
 from .runtime import RUNTIME
 from .shared_config import SharedConfig, read_seconds
 from .transport.gateway import Gateway
@@ -105,8 +105,8 @@ async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> No
     await _registry(gateway, namespace).withdraw(worker_id)
 
 
-def _registry(gateway: Gateway, namespace: Namespace) -> Registry:
-    return Registry(gateway, namespace.workers, namespace.worker)
+def _registry(gateway: Gateway, namespace: Namespace) -> MemberRegistry:
+    return MemberRegistry(gateway, namespace.workers, namespace.worker)
 
 
 class Registered(NamedTuple):

@@ -279,7 +279,7 @@ def _damaged(partition: Partition, task_id: str, fields: Mapping[bytes, bytes], 
 
 @dataclass(slots=True)
 class _Row:
-    """What is stored of a task: its record, and its stream entry, pending entry, due time and inbox."""
+    """Stored state of a task: its record, and its stream entry, pending entry, due time and inbox."""
 
     fields: Mapping[bytes, bytes]
     entry: Mapping[bytes, bytes] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import orjson
 
 from .errors import Refused
 from .keys import Namespace, is_name
-from .registry import Registry
+from .member_registry import MemberRegistry
 from .transport.gateway import Gateway
 from .transport.scripts import milliseconds, pairs, queue_script
 from .wording import iso_time
@@ -100,7 +100,7 @@ async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo
 
 async def withdraw_supervisor(gateway: Gateway, namespace: Namespace, supervisor_id: str) -> None:
     """Deregister a supervisor for good. Its crashes and its pause are kept."""
-    await Registry(gateway, namespace.supervisors, namespace.supervisor).withdraw(supervisor_id)
+    await MemberRegistry(gateway, namespace.supervisors, namespace.supervisor).withdraw(supervisor_id)
 
 
 async def count_crash(
@@ -122,7 +122,8 @@ async def resume_supervisor(gateway: Gateway, namespace: Namespace, supervisor: 
 
 async def paused_supervisors(gateway: Gateway, namespace: Namespace) -> list[str]:
     """Return the names of the paused supervisors, running or not."""
-    return [name for name in await Registry(gateway, namespace.paused, namespace.pause).members() if is_name(name)]
+    names = await MemberRegistry(gateway, namespace.paused, namespace.pause).members(until="+inf")
+    return [name for name in names if is_name(name)]
 
 
 async def list_supervisors(
@@ -133,7 +134,7 @@ async def list_supervisors(
     problems: gets what another program wrote, by the name of the entry or key.
     """
     problems = {} if problems is None else problems
-    registry = Registry(gateway, namespace.supervisors, namespace.supervisor, problems=problems)
+    registry = MemberRegistry(gateway, namespace.supervisors, namespace.supervisor, problems=problems)
     known = await registry.read(_decode)
     now = milliseconds(await gateway.command("TIME", node_of=namespace.supervisors))
     names = {info["name"] for info in known}

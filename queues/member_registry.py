@@ -23,6 +23,9 @@ _PAGE: Final = 1000
 _PAGES: Final = 30
 """Members that are read at once, and how often."""
 
+AHEAD_MS: Final = 86_400_000
+"""Milliseconds after the clock of Redis beyond which a registration is not one of Perdure."""
+
 _TRIMMED_PAGES: Final = 100
 """Pages of members that one call trims."""
 
@@ -30,7 +33,7 @@ _MAX_PROBLEMS: Final = 20
 """Most entries of other programs that are named."""
 
 
-class Registry:
+class MemberRegistry:
     """A registry, and the problems of the reads so far by the name of the member or key.
 
     Args:
@@ -52,8 +55,9 @@ class Registry:
         self._entry_of = entry_of
         self._read = "HGETALL" if kind == "hash" else "GET"
 
-    async def members(self, *, until: Argument = "+inf", limit: int = _PAGE * _PAGES) -> list[str]:
-        """Return the members, the latest first. until: latest time of a registration."""
+    async def members(self, *, until: Argument | None = None, limit: int = _PAGE * _PAGES) -> list[str]:
+        """Return the members, the latest first. until: latest time of a registration; None for `latest`."""
+        until = await self.latest() if until is None else until
         found: list[str] = []
         for start in range(0, _PAGE * _PAGES, _PAGE):
             read = ("ZRANGE", self._index, until, "-inf", "BYSCORE", "REV", "LIMIT", start, _PAGE)
@@ -70,9 +74,11 @@ class Registry:
                 break
         return found[:limit]
 
-    async def read(
-        self, decode: Callable[[str, Any, int], T], *, until: Argument = "+inf", limit: int = _PAGE * _PAGES
-    ) -> list[T]:
+    async def latest(self) -> int:
+        """Return the time in milliseconds after which nothing is registered: later members are of other programs."""
+        return milliseconds(await self._gateway.command("TIME", node_of=self._index)) + AHEAD_MS
+
+    async def read(self, decode: Callable[[str, Any, int], T], *, limit: int = _PAGE * _PAGES) -> list[T]:
         """Return the entries of the members, the latest first, without those that have expired or been withdrawn.
 
         Args:
@@ -80,7 +86,7 @@ class Registry:
                 program causes is a problem of this member.
         """
         found: list[T] = []
-        members = await self.members(until=until, limit=limit)
+        members = await self.members(limit=limit)
         for start in range(0, len(members), _PAGE):
             some = members[start : start + _PAGE]
             reads: list[Command] = [(self._read, str(self._entry_of(member))) for member in some]
@@ -142,7 +148,7 @@ class Registry:
         return bool(member) and self._entry_of(member) is not None
 
     def _entry(self, reply: Any) -> Any:
-        """Return the stored entry, None if there is none. Raises the error of a refused read."""
+        """Return the stored entry, or None. Raises the error of a refused read."""
         if isinstance(reply, Refused):
             raise reply
         if not isinstance(reply, list):
