@@ -18,6 +18,7 @@ from .agent.state_type import StateType
 from .arguments import Arguments
 from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
 from .durable.middleware import EnqueueCall
+from .durable.sync.session import call_in_loop, in_handler_thread
 from .errors import InvalidArguments, first_problem
 from .task import Task, hooked_message
 
@@ -109,6 +110,8 @@ class AgentTask(Generic[S]):
         return handle
 
     def _run(self, call: Callable[[AgentTask[S]], Coroutine[Any, Any, T]], instead: str) -> T:
+        if in_handler_thread():
+            return call_in_loop(partial(call, self))
         return self.task.app.sync().call(lambda _: call(self), f"await {self.name}.{instead}")
 
     enqueue_sync = blocking(enqueue, _run)

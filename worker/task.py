@@ -41,6 +41,7 @@ from .durable.run import Run
 from .durable.steps.codec import Codec
 from .durable.steps.current import Durability
 from .durable.sync.context import SyncContext, call_in_thread
+from .durable.sync.session import call_in_loop, in_handler_thread
 from .errors import InvalidArguments, TaskDefinitionError
 from .sync_producer import SyncProducer
 
@@ -207,6 +208,8 @@ class Task(Generic[P, R]):
         return await TaskCall(self, self.template).enqueue_many(many, **unknown)
 
     def _run(self, call: Callable[[Task[P, R]], Coroutine[Any, Any, T]], instead: str) -> T:
+        if in_handler_thread():
+            return call_in_loop(partial(call, self))
         return self.app.sync().call(lambda _: call(self), f"await {self.name}.{instead}")
 
     enqueue_sync = blocking(enqueue, _run)
@@ -373,6 +376,8 @@ class TaskCall(Generic[P, R]):
         )
 
     def _run(self, call: Callable[[TaskCall[P, R]], Coroutine[Any, Any, T]], instead: str) -> T:
+        if in_handler_thread():
+            return call_in_loop(partial(call, self))
         return self.task.app.sync().call(lambda _: call(self), f"await {self.task.name}.{instead}")
 
     enqueue_sync = blocking(enqueue, _run)

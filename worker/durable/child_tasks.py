@@ -52,9 +52,14 @@ class Opener(Protocol[R]):
 
 
 def enqueuing_run() -> Run | None:
-    """Return the run whose handler enqueues a task here; None outside of tasks, and where a run is being stopped."""
+    """Return the run whose handler enqueues a task here; None outside of tasks, and where a run is being stopped.
+
+    A thread that a handler has started itself may call from another event loop, where nothing can be recorded.
+    """
     run = CURRENT_RUN.get()
-    return None if run is None or run.closed or run.stopped else run
+    if run is None or run.closed or run.stopped:
+        return None
+    return run if CURRENT_STEP.get() is not None or run.runs_here else None
 
 
 async def enqueue_once(

@@ -154,6 +154,11 @@ class Run(HandlerTask):
         """Whether the handler's own task makes the call that ends the run."""
 
     @property
+    def runs_here(self) -> bool:
+        """Whether the caller runs in the event loop of the run."""
+        return asyncio.get_running_loop() is self._loop
+
+    @property
     def extras(self) -> Extras:
         """Objects of this run that the core does not know."""
         if self._extras is None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, Snooze, TaskHandle
+from perdure import App, Context, Retry, Snooze, SyncContext, TaskHandle
 from perdure.queues import TaskExists
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.settings import Settings
@@ -231,6 +231,59 @@ async def test_ids_of_the_caller_hold_over_attempts(app: App) -> None:
         await work_off(app)
         assert await bounded(running.result()) == 3
         assert sorted(ran) == ["four", "one", "three", "two"]
+
+
+async def test_a_plain_function_gets_its_tasks_again(app: App) -> None:
+    ids: list[list[str]] = []
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        return number
+
+    def start(number: int) -> str:
+        return child.enqueue_sync(number).id
+
+    @app.task
+    def parent(ctx: SyncContext) -> int:
+        one, two = child.enqueue_sync(1), child.enqueue_many_sync([{"number": 2}])[0]
+        ids.append([one.id, two.id, ctx.step("start", start, 3)])
+        if len(ids) == 1:
+            ctx.step("lose the worker", lose_worker, app, running)
+        return len(ids)
+
+    async with app:
+        running = await parent.enqueue()
+        await work_off(app)
+        await work_off(app)
+        assert await bounded(running.result()) == 2
+        assert ids[0] == ids[1]
+        assert len(set(ids[0])) == 3
+
+
+async def test_threads_of_steps_and_handlers_enqueue_tasks(app: App) -> None:
+    """The steps of an async handler run in threads, and a handler may start threads of its own."""
+    ids: list[str] = []
+
+    @app.task
+    async def child(ctx: Context, number: int) -> int:
+        return number
+
+    def start(number: int) -> str:
+        ids.append(child.enqueue_sync(number).id)
+        if len(ids) == 1:
+            raise ConnectionError("after it was enqueued")
+        return ids[-1]
+
+    @app.task(retry=AT_ONCE)
+    async def parent(ctx: Context) -> str:
+        await asyncio.to_thread(child.enqueue_sync, 1)
+        return await ctx.step("start", start, 2)
+
+    async with app:
+        running = await parent.enqueue()
+        await work_off(app)
+        assert await bounded(running.result()) == ids[-1]
+        assert len(set(ids)) == 2
 
 
 async def test_wrong_ids_are_refused_before_anything_is_stored(app: App) -> None:

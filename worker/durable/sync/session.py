@@ -205,6 +205,11 @@ def current_session() -> ThreadSession[Any]:
     return session
 
 
+def in_handler_thread() -> bool:
+    """Return whether this is the thread of a handler that is a plain function."""
+    return getattr(_LOCAL, "session", None) is not None
+
+
 def call_in_loop(function: Callable[[], Awaitable[T]]) -> T:
     """Await what the function returns, from the thread of a handler."""
     return current_session().await_in_loop(function)
