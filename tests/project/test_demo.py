@@ -136,7 +136,7 @@ def test_a_killed_demo_leaves_no_worker_and_no_server(demo: DemoCall) -> None:
     for line in process.stderr:
         if line.startswith("perdure: killed worker"):
             break
-    assert len(demo.processes()) > 2
+    assert len(demo.processes()) > 1  # the demo itself is one
     process.kill()
     process.communicate(timeout=30)
     deadline = time.monotonic() + 30

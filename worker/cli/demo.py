@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from subprocess import PIPE
 from typing import Annotated, Any, Final, NamedTuple, ParamSpec, TypeVar
@@ -178,11 +178,11 @@ async def _completed_steps(handle: TaskHandle[Any]) -> list[str]:
 @app.task(queue=app.name, retry=Retry(max_attempts=1, max_crashes=MAX_KILLS))
 async def report(ctx: Context, root: str, limit: int) -> Artifact:
     """Report on the files of a folder, with one step per file."""
-    files = await ctx.step("list", _logged, list_files, root, limit)
-    rows = [await ctx.step("describe", _logged, _describe_slowly, root, path) for path in files]
+    files = await ctx.step("list", _logged(list_files), root, limit)
+    rows = [await ctx.step("describe", _logged(_describe_slowly), root, path) for path in files]
 
     async def save() -> Artifact:
-        return await _logged(ctx.artifacts.save, "report.txt", render(root, rows))
+        return await _logged(ctx.artifacts.save)("report.txt", render(root, rows))
 
     return await ctx.step("save", save)
 
@@ -191,8 +191,8 @@ async def report(ctx: Context, root: str, limit: int) -> Artifact:
 async def publish(ctx: Context, text: Artifact, site: str) -> None:
     """Copy a report to a folder, beside its checksum. Fails while the folder does not exist."""
     path = await ctx.artifacts.path(text)
-    checksum = await ctx.step("checksum", _logged, _checksum, path)
-    await ctx.step("publish", _logged, _publish, path, Path(site), checksum)
+    checksum = await ctx.step("checksum", _logged(_checksum), path)
+    await ctx.step("publish", _logged(_publish), path, Path(site), checksum)
 
 
 def _describe_slowly(root: str, path: str) -> str:
@@ -247,12 +247,18 @@ class StepRun(NamedTuple):
     step: str
 
 
-def _logged(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Write the line of the current step, and run it. One write to a file opened for appending: lines never mix."""
-    task, _, step = current_step().idempotency_key.partition(":")
-    with Path(os.environ[_JOURNAL]).open("ab", buffering=0) as file:
-        file.write(orjson.dumps([time.monotonic(), os.getpid(), task, step]) + b"\n")
-    return work(*args, **kwargs)
+def _logged(work: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that writes the line of the current step into the journal, and then does the work."""
+
+    @wraps(work)
+    def log_and_work(*args: P.args, **kwargs: P.kwargs) -> R:
+        task, _, step = current_step().idempotency_key.partition(":")
+        # One write to a file that is opened for appending: the lines of several processes never mix.
+        with Path(os.environ[_JOURNAL]).open("ab", buffering=0) as file:
+            file.write(orjson.dumps([time.monotonic(), os.getpid(), task, step]) + b"\n")
+        return work(*args, **kwargs)
+
+    return log_and_work
 
 
 def read_step_runs(path: Path, task: str) -> list[StepRun]:
