@@ -22,7 +22,7 @@ import anyio.to_thread
 from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreMissing, MemoryStoreUnavailable, NotAMemoryStore
 from .backend import COLUMNS, Dialect, SqlBackend, Transaction, memory_of
 from .memory import Memory
-from .sqlite_driver import Database, open_database
+from .sqlite_driver import Database
 
 R = TypeVar("R")
 
@@ -143,7 +143,7 @@ class SqliteBackend(SqlBackend):
 def open_store_file(path: Path, wait: float, *, create: bool) -> Database:
     """Open a store; turn an empty or missing file into one. Files of other applications are not changed."""
     _prepare(path, create=create)
-    database = open_database(path, wait)
+    database = Database(path, wait)
     try:
         if database.run("PRAGMA application_id") != [(_APPLICATION,)] and not _blank(database):
             raise NotAMemoryStore(str(path), "is a database, but not a memory store")
@@ -236,7 +236,7 @@ class Salvage:
                         shutil.copy(part, f"{copy}{suffix}")
             except OSError as error:
                 raise MemoryStoreUnavailable(str(self._path), f"could not be copied: {error.strerror}") from error
-            database = open_database(copy, 0)
+            database = Database(copy, 0)
             try:
                 yield from self._read(database)
             finally:

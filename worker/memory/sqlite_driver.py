@@ -25,71 +25,55 @@ _BUSY, _LOCKED, _CORRUPT, _FOREIGN = 5, 6, 11, 26
 _PROBLEMS: Final = {8: "it is read-only", 10: "its disk failed", 13: "its disk is full", 14: "could not be opened"}
 
 
-class Driver(Protocol):
+class Connection(Protocol):
     """Connection of either library."""
 
-    vectors: bool
-    """Whether the vector functions are available."""
-
-    def run(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]: ...
+    def execute(self, sql: str, values: Any, /) -> Any: ...
     def close(self) -> None: ...
 
 
-class _Apsw:
-    def __init__(self, path: Path, wait: float) -> None:
-        import apsw  # of the extra `vectors`
+def _connect_by_apsw(path: Path, wait: float) -> tuple[Connection, bool]:
+    """Return a connection, and whether the vector functions are available."""
+    import apsw  # of the extra `vectors`
 
-        self._connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-        self._connection.set_busy_timeout(round(wait * 1000))
-        self.vectors = find_spec("sqlite_vec") is not None
-        if self.vectors:
-            import sqlite_vec  # type: ignore[import-untyped]  # has no type information
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection.set_busy_timeout(round(wait * 1000))
+    if find_spec("sqlite_vec") is None:
+        return connection, False
+    import sqlite_vec  # type: ignore[import-untyped]  # has no type information
 
-            self._connection.enable_load_extension(True)
-            self._connection.load_extension(sqlite_vec.loadable_path())
-            self._connection.enable_load_extension(False)
-
-    def run(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql, values).fetchall()
-
-    def close(self) -> None:
-        self._connection.close()
+    connection.enable_load_extension(True)
+    connection.load_extension(sqlite_vec.loadable_path())
+    connection.enable_load_extension(False)
+    return connection, True
 
 
-class _Standard:
-    vectors = False
-
-    def __init__(self, path: Path, wait: float) -> None:
-        self._connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=rw",
-            uri=True,
-            timeout=wait,
-            isolation_level=None,
-            check_same_thread=False,  # `SqliteBackend` uses one thread at a time
-        )
-
-    def run(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql, values).fetchall()
-
-    def close(self) -> None:
-        self._connection.close()
+def _connect_by_sqlite3(path: Path, wait: float) -> Connection:
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=wait,
+        isolation_level=None,
+        check_same_thread=False,  # `SqliteBackend` uses one thread at a time
+    )
 
 
 class Database:
     """Open SQLite file. Its errors are translated to those of the memory store."""
 
-    def __init__(self, path: Path, driver: Driver, wait: float) -> None:
+    def __init__(self, path: Path, wait: float) -> None:
+        """Open an existing file. wait: seconds to wait for its lock."""
         self.path = path
-        self._driver = driver
         self._wait = wait
-
-    @property
-    def vectors(self) -> bool:
-        return self._driver.vectors
+        with _translated_errors(path, wait):
+            if find_spec("apsw") is None:
+                self._connection, self._vectors = _connect_by_sqlite3(path, wait), False
+            else:
+                self._connection, self._vectors = _connect_by_apsw(path, wait)
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with _translated_errors(self.path, self._wait):
-            return self._driver.run(sql, values)
+            return list(self._connection.execute(sql, values))
 
     def follow(self, transaction: Transaction[R]) -> R:
         """Run the statements of a transaction; return its result."""
@@ -111,7 +95,7 @@ class Database:
         except BaseException:
             with _translated_errors(self.path, self._wait):
                 try:
-                    self._driver.run("ROLLBACK", ())
+                    self._connection.execute("ROLLBACK", ())
                 except Exception as error:  # SQLite has already rolled back after some errors
                     if "no transaction" not in str(error):
                         raise
@@ -119,18 +103,11 @@ class Database:
 
     def need_vectors(self) -> None:
         """Raise `VectorsUnavailable` if the vector functions are missing."""
-        if not self.vectors:
+        if not self._vectors:
             raise VectorsUnavailable(str(self.path), f"it needs the packages apsw and sqlite-vec: {_INSTALL}")
 
     def close(self) -> None:
-        self._driver.close()
-
-
-def open_database(path: Path, wait: float) -> Database:
-    """Open an existing file. wait: seconds to wait for its lock."""
-    with _translated_errors(path, wait):
-        driver: Driver = _Apsw(path, wait) if find_spec("apsw") is not None else _Standard(path, wait)
-    return Database(path, driver, wait)
+        self._connection.close()
 
 
 @contextmanager

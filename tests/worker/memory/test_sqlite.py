@@ -27,7 +27,7 @@ from perdure.worker.memory import (
     sqlite_driver,
 )
 from perdure.worker.memory.backend import EmbedderIdentity
-from perdure.worker.memory.sqlite_driver import Database, open_database
+from perdure.worker.memory.sqlite_driver import Database
 
 from tests.support.memory_stores import Angles, Numbers, remember
 
@@ -81,7 +81,7 @@ async def test_the_file_and_its_folder_are_private(path: Path) -> None:
 async def test_a_locked_file_can_be_read_and_says_why_it_cannot_be_written(path: Path) -> None:
     await filled(path, 1)
     async with store_at(path, wait=0.05) as store:
-        other = open_database(path, 1)
+        other = Database(path, 1)
         other.run("BEGIN IMMEDIATE")
         assert len(await store.search("memory")) == 1
         with pytest.raises(MemoryStoreUnavailable, match=r"another process has held its lock for 0\.05 s") as refused:
@@ -200,7 +200,7 @@ async def test_without_the_extra_only_words_are_searched(path: Path, monkeypatch
         await remember(store, "the DEPLOY failed!")
         assert [found.memory.id for found in await store.search("deploys")] == [one.id]
         assert await store.touch([one.id], key="k") == 1
-        other = open_database(path, 1)
+        other = Database(path, 1)
         other.run("BEGIN IMMEDIATE")
         with pytest.raises(MemoryStoreUnavailable, match="held its lock"):
             await remember(store, "x")
@@ -233,7 +233,7 @@ async def test_forgotten_memories_leave_no_rows(path: Path) -> None:
     async with HybridStore(SqliteBackend(path), Numbers()) as store:
         memory = await store.add(new_memory("1 secret"), key="t:s")
         await store.forget([memory.id])
-        database = open_database(path, 1)
+        database = Database(path, 1)
         for table in ("memories", "keys", "vectors"):
             assert database.run(f"SELECT count(*) FROM {table}") == [(0,)], table
         assert database.run("SELECT count(*) FROM words WHERE words MATCH 'secret'") == [(0,)]
@@ -244,7 +244,7 @@ async def test_forgotten_memories_leave_no_rows(path: Path) -> None:
 async def test_a_damaged_vector_is_ignored_and_replaced_by_reembedding(path: Path, damaged: bytes | str) -> None:
     async with HybridStore(SqliteBackend(path), Numbers()) as store:
         await remember(store, "1 damaged", "2 whole")
-        database = open_database(path, 1)
+        database = Database(path, 1)
         database.run("UPDATE vectors SET embedding = ? WHERE number = 1", damaged)
         database.close()
         assert [found.memory.text for found in await store.search("2")] == ["2 whole"]
@@ -294,7 +294,7 @@ async def test_opening_waits_for_another_process_that_creates_the_file(
 ) -> None:
     path.parent.mkdir()
     empty(path)
-    first = open_database(path, 1)
+    first = Database(path, 1)
     first.run("BEGIN IMMEDIATE")
     waits = threading.Event()
 
