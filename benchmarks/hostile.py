@@ -12,7 +12,7 @@ from typing import Any, Final
 from perdure.queues.defaults import nearest
 from perdure.queues.json_form import large_integer
 from perdure.queues.security.redaction import Redaction
-from perdure.worker.agent.coherence.checks import normal_form
+from perdure.worker.agent.coherence.checks import Call
 from perdure.worker.agent.context.conversation import completed, turns_of, turns_within
 from perdure.worker.agent.context.prompt import Estimate, cut
 from perdure.worker.journal.archive import remove_oldest
@@ -46,7 +46,7 @@ TEXTS: Final[Mapping[str, Callable[[str], object]]] = {
     "digest of a memory": digest,
     "words of a query": content_words,
     "has_words": lambda text: has_words(text, ["b"]),
-    "normal form of a call": normal_form,
+    "sentence of an agent": Call.said,
     "redaction": _redacted,
     "large_integer": lambda text: large_integer(f'"{text}"'.encode()),
     "cut": lambda text: cut(text, 100, Estimate()),

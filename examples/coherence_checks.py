@@ -81,7 +81,6 @@ def does_not_wait(view: View) -> str | None:
 CHECKS = (reworded, going_in_circles, changed_goal, contradictory_plan, long_conversation, does_not_wait)
 
 
-@app.agent
 class Searcher(Agent[AgentState]):
     """Alternates between two searches, as a model does that forgets what it has tried."""
 
@@ -99,9 +98,12 @@ class Searcher(Agent[AgentState]):
         return "paid"
 
 
+searcher = app.agent(Searcher)
+
+
 async def main() -> None:
     async with app:
-        handle = await Searcher.enqueue("pay the invoice")
+        handle = await searcher.enqueue("pay the invoice")
         try:
             print(await handle.result(timeout=120))
         except TaskFailed as error:

@@ -351,11 +351,11 @@ PLAN: dict[str, Any] = {"plan": [{"key": "a", "status": "done"}, {"key": "b", "s
         ("contradictory_plan", {"current": "z"}, [], "the current step 'z' is not in the plan"),
         ("long_conversation", {"messages": [{"content": "word " * 110_000}]}, [], "about 137,500 tokens"),
         ("long_conversation", {"messages": [{"content": "word " * 100_000}]}, [], ""),
-        ("does_not_wait", {"waiting_for": {}}, [WaitStarted(), StepCompleted(key="a"), StepCompleted(key="b")], ""),
+        ("does_not_wait", {"waiting_for": {}}, [WaitStarted(), StepCompleted(step="a"), StepCompleted(step="b")], ""),
         (
             "does_not_wait",
             {"waiting_for": {"what": "message"}},
-            [StepCompleted(key="a"), WaitStarted(), StepCompleted(key="b"), StepCompleted(key="c")],
+            [StepCompleted(step="a"), WaitStarted(), StepCompleted(step="b"), StepCompleted(step="c")],
             "2 steps were done while it waits",
         ),
     ],
