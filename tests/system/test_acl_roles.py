@@ -29,6 +29,7 @@ from perdure import (
 )
 from perdure.context import Commitment
 from perdure.queues import Gateway, Namespace, Refused
+from perdure.queues.catalog import read_catalog
 from perdure.queues.sessions.record import list_sessions
 from perdure.queues.transport.gateway import GatewayTimings
 from perdure.worker.agent.session_sweeper import SessionSweeper
@@ -345,7 +346,7 @@ async def test_a_request_that_cannot_be_answered_keeps_no_other_waiting(users: d
 
 
 async def is_published(app: App) -> bool:
-    return bool((await app.producer.catalog()).tasks)
+    return bool((await read_catalog(app.producer.gateway, app.producer.namespace)).tasks)
 
 
 async def is_running(handle: TaskHandle[Any]) -> bool:

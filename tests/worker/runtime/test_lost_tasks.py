@@ -159,6 +159,7 @@ async def test_a_run_whose_message_was_deleted_settles(
     assert story.runs[1] == (1 if outcome == "succeeds" else 2)
 
 
+@pytest.mark.app(lease=0.4)
 async def test_a_run_whose_message_was_deleted_is_cancelled(app: App, story: Story) -> None:
     handle = await app.tasks["held"].enqueue(number=1)
     async with running_worker(app):

@@ -398,6 +398,7 @@ async def test_a_worker_reloads_lost_scripts(patient: App) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.app(lease=0.4)
 async def test_a_worker_recreates_the_groups_of_deleted_streams(app: App) -> None:
     """A read or a claim fails first; the worker creates the groups again in both cases."""
     done = asyncio.Event()
