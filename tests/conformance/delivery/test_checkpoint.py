@@ -65,6 +65,19 @@ async def test_a_completed_step_removes_its_intent_and_progress(gateway: Gateway
     assert (history.done, history.intents, history.saved) == ({"mail": b"3"}, {"other": b"2"}, {"other": b"2"})
 
 
+@pytest.mark.parametrize("kind", [Kind.DONE_WITH_EVENT, Kind.DROP])
+async def test_an_intent_and_progress_that_follow_in_one_act_stay(
+    gateway: Gateway, delivery: Delivery, kind: Kind
+) -> None:
+    """A failure of a step is recorded, and dropped, without the doubt and the progress of the step."""
+    kept = [Entry(Kind.INTENT, "mail", b"1"), Entry(Kind.SAVED, "mail", b"2")]
+    await add_entries(gateway, delivery, "x", kept)
+    await add_entries(gateway, delivery, "x", [Entry(kind, "mail", b""), *kept])
+    history = await load_history(gateway, await take_over(gateway, delivery), "x")
+    assert (history.intents, history.saved) == ({"mail": b"1"}, {"mail": b"2"})
+    assert history.done == ({"mail": b""} if kind is Kind.DONE_WITH_EVENT else {})
+
+
 async def test_a_dropped_step_is_removed_and_others_stay(gateway: Gateway, delivery: Delivery) -> None:
     parts = [done("read/a"), Entry(Kind.INTENT, "read/b", b"1"), Entry(Kind.SAVED, "read/c", b"2"), done("read")]
     await add_entries(gateway, delivery, "x", parts)

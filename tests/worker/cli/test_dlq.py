@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,10 @@ class Crew:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._handler = fail
+        self._handler: Callable[..., Any] = fail
 
-    def mend(self) -> None:
-        self._handler = mended
+    def mend(self, handler: Callable[..., Any] = mended) -> None:
+        self._handler = handler
 
     def work(self) -> None:
         anyio.run(self.run)
@@ -222,7 +222,7 @@ async def flaky() -> int:
 
 def test_rerun_failed_calls_the_steps_that_failed(crew: Crew) -> None:
     tries.clear()
-    crew._handler = retried
+    crew.mend(retried)
     [task_id] = bury(crew, 1)
     call("dlq", "replay", task_id)
     crew.work()
