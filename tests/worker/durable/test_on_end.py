@@ -1,4 +1,4 @@
-"""Clean-up tasks (`@app.task(on_end=...)`): enqueued in the act that ends a task, whoever ends it."""
+"""Clean-up tasks (`@app.task(on_end=...)`): enqueued in the act that ends a task, however it ends."""
 
 from __future__ import annotations
 
