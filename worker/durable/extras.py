@@ -1,4 +1,4 @@
-"""Objects of parts of the package that many tasks do not use, and what the runs of a worker share."""
+"""Objects of parts of the package that many tasks do not use, by their class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Extras:
         self._closed = False
 
     def get(self, kind: type[T]) -> T | None:
-        """Return the object of a class; None if there is none."""
+        """Return the object of a class, or None."""
         found: T | None = self._found.get(kind)
         return found
 
@@ -54,7 +54,7 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the runs of a worker share.
+    """Objects that the runs of a worker share.
 
     Attributes:
         threads: threads of synchronous steps and handlers.
