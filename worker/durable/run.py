@@ -286,6 +286,7 @@ class Run(HandlerTask):
         self.closed = self.stopped = True
         recorder, self._recorder = self._recorder, None  # they refer to each other: no cycle outlives the run
         self._observers, self.around_step, self.codec, self.context = (), None, _NO_STEP, None
+        self.failures = None
         return recorder
 
     # stopping it

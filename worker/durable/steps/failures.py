@@ -178,7 +178,9 @@ def _handled(run: Run, key: str, failure: ReceivedFailure) -> list[Entry]:
     if record.state is FailureState.FAILED:
         record = replace(record, state=FailureState.HANDLED, message="")
     parts = forget_steps(run.keys.under(f"{key}/", history), history)
-    history.done[key] = data = record.encode()
+    data = record.encode()
+    if any(key.startswith(f"{outer}/") for outer in run.steps_in_flight):  # for the next try of the outer step
+        history.done[key] = data
     intent = history.intents.get(key)
     kept = []
     if intent is not None and record.state is FailureState.CUT_OFF:

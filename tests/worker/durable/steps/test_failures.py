@@ -66,7 +66,10 @@ async def test_a_handled_failure_stays_and_another_is_dropped_with_the_attempt(a
             return await ctx.step("A", fail, "A")
         except ConnectionError as error:
             assert isinstance(error, RecordedFailure) == (ctx.attempt > 1)
-        return await ctx.step("B", fail, "B")
+        try:
+            return await ctx.step("B", fail, "B")
+        finally:
+            assert ctx.resumed == (ctx.attempt > 1)
 
     handle = await pay.enqueue()
     await letter_of(app, handle)
