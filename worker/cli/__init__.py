@@ -16,14 +16,14 @@
     config.py               config set, unset, show
     server.py               server start, stop, status, prepare
     lazy.py                 import of a command when it is called
-    bench/, demo.py         perdure bench, perdure demo
-    support/                options, connection, output and errors that commands share
+    bench.py, demo.py       perdure bench, perdure demo
+    support/                the runner of the commands, and options, connection, output and errors that they share
 
 This module imports nothing but typer, so `perdure --help` and completion stay fast; a command is imported when it is
-called. To add a command: write an async function with `@connected` in its module, and add a `LazyCommand` to `COMMANDS`
-or to the table in task/commands.py.
+called. A command is a function that returns its output: rows, a document or lines. support/runner.py prints it, and
+makes the options `--json`, `--wide` and `--watch` by the type of the result.
 
-Every command that prints data has `--json`. Ids go to stdout, messages to stderr. Exit codes are in support/errors.py.
+Ids go to stdout, messages to stderr. Exit codes are in support/errors.py.
 Help texts are imperative sentences with a full stop: what the command does, when to use it, and an example that works.
 """
 
@@ -56,7 +56,7 @@ COMMANDS = (
     LazyCommand("keys", ".encryption_keys:app", "Generate encryption keys, and list those in use."),
     LazyCommand("config", ".config:app", "Store the settings that all workers must share."),
     LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server, or prepare another."),
-    LazyCommand("bench", ".bench.command:bench", "Measure Perdure on your server."),
+    LazyCommand("bench", ".bench:bench", "Measure Perdure on your server."),
 )
 
 # The base class of typer's usage errors, which typer itself does not export.

@@ -9,32 +9,33 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
-import anyio
 import anyio.to_thread
 import typer
 
 from ...queues.inspection.views import linked_objects
 from ...queues.producer import Producer
 from ...queues.wording import duration
+from ..artifacts.backend import StoredObject
 from ..artifacts.links import ArtifactLink, all_links, orphans, task_links
 from ..artifacts.store import ArtifactStore, artifact_store
 from ..durable.shared_workspace import shared_hashes
 from ..durable.task_workspace import workspace_hashes
 from ..settings import load_settings
-from .support.connection import ConnectionOptions, connected, find_handle, with_connection_options
+from .support.connection import ConnectionOptions, TaskOptions, connected, where
 from .support.errors import Failed, Misuse
-from .support.options import InQueue, TaskId, in_duration
-from .support.output import AsJson, Bar, CleanStdout, note, print_data, print_json, print_json_lines, print_table
+from .support.options import DryRun, in_duration
+from .support.output import AsJson, Bar, CleanStdout, Column, note
+from .support.runner import Listing, Output, command
 
 _UNITS: Final = (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000))
 
 STDOUT: Final = "-"
 
 
-@with_connection_options
-def artifact(
+@command
+async def artifact(
     place: ConnectionOptions,
-    task_id: TaskId,
+    task: TaskOptions,
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Name of the artifact. Default: list all.")
     ] = None,
@@ -48,9 +49,8 @@ def artifact(
             help="Path of the file; - for stdout. Default: a file with the artifact's name in this folder.",
         ),
     ] = None,
-    queue: InQueue = None,
     json: AsJson = False,
-) -> None:
+) -> Output | None:
     """List the artifacts of a task, or fetch one of them.
 
     The hash is checked before anything is written: the file is replaced
@@ -62,33 +62,42 @@ def artifact(
         raise Misuse("--output needs a NAME, as 'perdure task artifact ID' lists them")
     if name is not None and json:
         raise Misuse("--json is for the list: use --output - to print an artifact")
-    anyio.run(_run, place, task_id, queue, name, output, json)
-
-
-async def _run(
-    place: ConnectionOptions, task_id: str, queue: str | None, name: str | None, output: str | None, json: bool
-) -> None:
     async with place.producer() as producer:
-        handle = await find_handle(producer, task_id, queue)
+        handle = await task.find(producer)
         damaged: list[str] = []
-        links = await task_links(producer.gateway, handle.partition, task_id, damaged)
+        links = await task_links(producer.gateway, handle.partition, handle.id, damaged)
         note_damaged(damaged)
         if name is None:
-            _list_of_task(task_id, links, json=json)
-            return
+            empty = f"task {handle.id} has no artifacts"
+            return Listing(_COLUMNS, links, empty=empty, data=list(map(describe_link, links)))
         link = next((link for link in links if link.name == name), None)
         if link is None:
             names = ", ".join(repr(link.name) for link in links) or "none"
-            raise Failed(f"task {task_id} has no artifact {name!r}; its artifacts: {names}")
+            raise Failed(f"task {handle.id} has no artifact {name!r}; its artifacts: {names}")
         store = await artifact_store(producer.gateway, load_settings(**place.overrides()))
-        what = f"artifact {name!r} of task {task_id}"
+        what = f"artifact {name!r} of task {handle.id}"
         if output == STDOUT:
             await _print(store, what, link)
-            return
+            return None
         to = _target(link.name, output)
         await store.fetch(what, link.hash, link.size, to)
-    print_data(str(to))
-    note(f"{what}: {size_text(link.size)}, SHA-256 {link.hash}")
+    return Output(None, str(to), notes=[f"{what}: {size_text(link.size)}, SHA-256 {link.hash}"])
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in the largest unit that gives at least one."""
+    for unit, length in _UNITS:
+        if size >= length:
+            return f"{size / length:.1f} {unit}"
+    return f"{size} B"
+
+
+_COLUMNS: Final[Sequence[Column[ArtifactLink]]] = (
+    Column("name", lambda link: link.name),
+    Column("size", lambda link: size_text(link.size), right=True),
+    Column("media type", lambda link: link.media_type),
+    Column("sha-256", lambda link: link.hash, least=12, fold=True),
+)
 
 
 _SHOWN_DAMAGED: Final = 10
@@ -100,18 +109,6 @@ def note_damaged(damaged: Sequence[str]) -> None:
         note(problem)
     if len(damaged) > _SHOWN_DAMAGED:
         note(f"and {len(damaged) - _SHOWN_DAMAGED} more links that cannot be read")
-
-
-def _list_of_task(task_id: str, links: list[ArtifactLink], *, json: bool) -> None:
-    if json:
-        print_json([describe_link(link) for link in links])
-    elif links:
-        print_table(
-            ("name", "size#", "media type", "sha-256"),
-            [(link.name, size_text(link.size), link.media_type, link.hash) for link in links],
-        )
-    else:
-        note(f"task {task_id} has no artifacts")
 
 
 def _target(name: str, output: str | None) -> Path:
@@ -151,14 +148,6 @@ def describe_link(link: ArtifactLink) -> dict[str, object]:
     return {"name": link.name, "size": link.size, "media_type": link.media_type, "hash": link.hash}
 
 
-def size_text(size: int) -> str:
-    """Return a number of bytes in the largest unit that gives at least one."""
-    for unit, length in _UNITS:
-        if size >= length:
-            return f"{size / length:.1f} {unit}"
-    return f"{size} B"
-
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
@@ -173,51 +162,47 @@ async def list_(
     producer: Producer,
     *,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N artifacts.")] = 1000,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """List the artifacts of all tasks, in no particular order.
 
     With --json: one object per line.
 
     Example: perdure artifacts list
     """
-    rows: list[tuple[str, str, str, str, str]] = []
-    seen: set[tuple[str, str]] = set()
+    found: dict[tuple[str, str], tuple[str, ArtifactLink]] = {}
     damaged: list[str] = []
     async for partition, task_id, links in all_links(producer.gateway, producer.namespace, damaged):
-        for link in links:
-            if len(seen) == limit or (task_id, link.name) in seen:  # SCAN may find a task twice
-                continue
-            seen.add((task_id, link.name))
-            if json:
-                print_json_lines([{"task": task_id, "queue": partition.queue, **describe_link(link)}])
-            else:
-                rows.append((task_id, link.name, size_text(link.size), link.media_type, link.hash))
-        if len(seen) == limit:
+        for link in links[: limit - len(found)]:
+            found[task_id, link.name] = (partition.queue, link)  # SCAN may find a task twice
+        if len(found) == limit:
             break
     note_damaged(list(dict.fromkeys(damaged)))
-    if rows:
-        print_table(("task", "name", "size#", "media type", "sha-256"), rows)
-    elif not seen:
-        note(f"no artifacts of tasks of namespace {producer.namespace.name!r} on {producer.address.shown}")
-    if len(seen) == limit:
-        note(f"there may be more than {limit} artifacts: raise --limit to see them")
+    return Listing(
+        [Column("task", lambda row: row[0]), *(_of_link(column) for column in _COLUMNS)],
+        [(task_id, link) for (task_id, _), (_, link) in found.items()],
+        empty=f"no artifacts of tasks {where(producer)}",
+        data=[{"task": task, "queue": queue, **describe_link(link)} for (task, _), (queue, link) in found.items()],
+        notes=[f"there may be more than {limit} artifacts: raise --limit to see them" if len(found) == limit else None],
+        lines=True,
+    )
+
+
+def _of_link(column: Column[ArtifactLink]) -> Column[tuple[str, ArtifactLink]]:
+    cell = column.cell
+    return Column(column.name, lambda row: cell(row[1]), right=column.right, least=column.least, fold=column.fold)
 
 
 @app.command()
-@with_connection_options
-def gc(
+@command
+async def gc(
     place: ConnectionOptions,
     *,
     grace: Annotated[
         float,
         in_duration("Keep artifacts that were saved within this time: 24h, 30m, 7d, or seconds.", default="24h"),
     ] = 86_400.0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
-    ] = False,
-    json: AsJson = False,
-) -> None:
+    dry_run: DryRun = False,
+) -> AsyncIterator[Output]:
     """Delete artifacts that no task links, and print their hashes.
 
     A run that dies between saving and linking leaves such artifacts, and so
@@ -226,26 +211,31 @@ def gc(
 
     Example: perdure artifacts gc --dry-run
     """
-    anyio.run(_collect, place, grace, dry_run, json)
-
-
-async def _collect(place: ConnectionOptions, grace: float, dry_run: bool, json: bool) -> None:
-    found: list[dict[str, object]] = []
-    count = size = 0
+    found: list[StoredObject] = []
     async with place.producer() as producer:
         store = await artifact_store(producer.gateway, load_settings(**place.overrides()))
         with Bar("tasks checked") as bar:
             async for orphan in orphans(store, lambda: _linked(producer, store, bar), grace=grace):
                 if dry_run or await store.remove(orphan.hash, grace):
-                    count, size = count + 1, size + orphan.size
-                    if json:
-                        found.append({"hash": orphan.hash, "size": orphan.size, "modified": orphan.modified})
-                    else:
-                        print_data(orphan.hash)
+                    found.append(orphan)
+                    yield Output((), orphan.hash, lines=True)
         drafts = 0 if dry_run else await store.remove_stale_uploads(grace)
-    if json:
-        print_json({"dry_run": dry_run, "store": store.shown, "count": count, "size": size, "orphans": found})
-    _summarize(store, count, size, drafts, grace, dry_run=dry_run)
+    size = sum(orphan.size for orphan in found)
+    done = "would delete" if dry_run else "deleted"
+    rest = f", and {drafts} incomplete uploads" if drafts else ""
+    yield Output(
+        {
+            "dry_run": dry_run,
+            "store": store.shown,
+            "count": len(found),
+            "size": size,
+            "orphans": [{"hash": one.hash, "size": one.size, "modified": one.modified} for one in found],
+        },
+        notes=[
+            f"{done} {len(found)} unlinked artifacts ({size_text(size)}) in {store.shown}{rest}",
+            f"all of them were saved more than {duration(grace)} ago" if found and dry_run else None,
+        ],
+    )
 
 
 async def _linked(producer: Producer, store: ArtifactStore, bar: Bar) -> AsyncIterator[str]:
@@ -260,11 +250,3 @@ async def _linked(producer: Producer, store: ArtifactStore, bar: Bar) -> AsyncIt
         yield digest
     async for digest in linked_objects(producer.gateway, producer.namespace):
         yield digest
-
-
-def _summarize(store: ArtifactStore, count: int, size: int, drafts: int, grace: float, *, dry_run: bool) -> None:
-    done = "would delete" if dry_run else "deleted"
-    rest = f", and {drafts} incomplete uploads" if drafts else ""
-    note(f"{done} {count} unlinked artifacts ({size_text(size)}) in {store.shown}{rest}")
-    if count and dry_run:
-        note(f"all of them were saved more than {duration(grace)} ago")

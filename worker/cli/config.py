@@ -15,8 +15,9 @@ from ...queues.wording import duration
 from ..settings import Settings, load_settings
 from .support.connection import connected
 from .support.errors import Failed
-from .support.options import read_duration
-from .support.output import AsJson, note, print_json, print_table
+from .support.options import parser, read_duration
+from .support.output import note, table
+from .support.runner import Output
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -26,9 +27,10 @@ _REGISTRATIONS: Final = 6
 _NAMES: Final[Mapping[str, SharedName]] = {name: name for name in SHARED}
 
 
+@parser
 def _read_name(text: str) -> str:
     if text not in _NAMES:
-        raise typer.BadParameter(f"must be one of {', '.join(SHARED)}; got {text!r}")
+        raise ValueError(f"must be one of {', '.join(SHARED)}; got {text!r}")
     return text
 
 
@@ -60,9 +62,7 @@ async def set_(
         float,
         typer.Argument(metavar="DURATION", parser=read_duration, help="Such as 30, 30s or 12h.", show_default=False),
     ],
-    *,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Store a setting for all workers of the namespace.
 
     A worker that starts uses it in place of its own, and logs a warning if
@@ -75,12 +75,12 @@ async def set_(
     """
     load_settings(**{name: value})
     await _store(producer, _NAMES[name], value)
-    await _show(producer, json=json)
+    return await _settings(producer)
 
 
 @app.command()
 @connected
-async def unset(producer: Producer, name: NameArgument, *, json: AsJson = False) -> None:
+async def unset(producer: Producer, name: NameArgument) -> Output:
     """Remove a stored setting: each worker uses its own again.
 
     Make sure first that all workers are given the same value.
@@ -89,12 +89,12 @@ async def unset(producer: Producer, name: NameArgument, *, json: AsJson = False)
     """
     if not await _store(producer, _NAMES[name], None):
         raise Failed(f"{name} is not stored in namespace {producer.namespace.name!r}")
-    await _show(producer, json=json)
+    return await _settings(producer)
 
 
 @app.command()
 @connected
-async def show(producer: Producer, *, json: AsJson = False) -> None:
+async def show(producer: Producer) -> Output:
     """Show the stored settings beside those of this environment.
 
     Workers use the stored value; without one, each uses its own: from its
@@ -102,7 +102,7 @@ async def show(producer: Producer, *, json: AsJson = False) -> None:
 
     Example: perdure config show
     """
-    await _show(producer, json=json)
+    return await _settings(producer)
 
 
 async def _store(producer: Producer, name: SharedName, value: float | None) -> bool:
@@ -112,25 +112,23 @@ async def _store(producer: Producer, name: SharedName, value: float | None) -> b
     return await set_config(producer.gateway, producer.namespace, name, value, change=change)
 
 
-async def _show(producer: Producer, *, json: bool) -> None:
+async def _settings(producer: Producer) -> Output:
     stored, own = await load_config(producer.gateway, producer.namespace), load_settings()
     for name, value in stored.ignored.items():
         note(
             f"the stored {name} is ignored: it must be a time, got {shown_bytes(value)}; "
             f"remove it with 'perdure config unset {name}'"
         )
-    if json:
-        print_json({name: _summary(name, stored, own) for name in SHARED})
-        return
-    print_table(
-        ("setting", "stored#", "this environment#"),
-        [
-            (name, f"{stored.stored[name]:.15g} s" if name in stored.stored else "-", f"{getattr(own, name):.15g} s")
-            for name in SHARED
-        ],
+    rows = [
+        (name, f"{stored.stored[name]:.15g} s" if name in stored.stored else "-", f"{getattr(own, name):.15g} s")
+        for name in SHARED
+    ]
+    changing = f"the lease is being changed: complete in {duration(stored.changing)}" if stored.changing else None
+    return Output(
+        {name: _summary(name, stored, own) for name in SHARED},
+        table(("setting", "stored#", "this environment#"), rows),
+        notes=[changing],
     )
-    if stored.changing:
-        note(f"the lease is being changed: complete in {duration(stored.changing)}")
 
 
 def _summary(name: SharedName, stored: SharedConfig, own: Settings) -> dict[str, Any]:

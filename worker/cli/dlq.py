@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import sys
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Final
 
 import orjson
 import typer
@@ -25,80 +23,59 @@ from ...queues.producer import Producer
 from ...queues.transport.large_results import scan_fields
 from ...queues.wording import short
 from ..journal.step_record import QUESTIONS, StepRecord
-from .support.connection import connected, known_partitions, redis_now
-from .support.errors import Failed, Misuse
-from .support.live import Watch, check_watch, show_live
-from .support.marked import mask_defined
+from .support.connection import connected, known_partitions, mask_defined, redis_now, where
+from .support.errors import Failed, Misuse, misuse_of
 from .support.options import (
     AppOption,
+    Assured,
     OutputFile,
     PointInTime,
     QueueOption,
-    ReasonOption,
     TaskId,
     TaskIds,
     TaskNameOption,
+    confirm_deletion,
     open_output,
+    parser,
     read_object,
     read_time,
-    with_options,
 )
-from .support.output import (
-    AsJson,
-    Bar,
-    Column,
-    Wide,
-    ago,
-    confirm,
-    list_table,
-    note,
-    print_data,
-    print_fields,
-    print_json,
-    print_json_lines,
-    print_list,
-    print_text,
-    timestamp,
-)
+from .support.output import Bar, Column, Time, note, print_json_lines
+from .support.runner import LiveListing, OptionGroup, Output, line
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
-P = ParamSpec("P")
-
-_OPTIONS = {
-    "queue": QueueOption,
-    "reason": ReasonOption,
-    "task": TaskNameOption,
-    "app": AppOption,
-    "since": Annotated[
-        PointInTime | None,
-        typer.Option(metavar="TIME", parser=read_time, help="Only those that died since then: 2h ago, or an ISO time."),
-    ],
-    "until": Annotated[
-        PointInTime | None, typer.Option(metavar="TIME", parser=read_time, help="Only those that died until then.")
-    ],
-    "error": Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only those with this text in their reason or error.")
-    ],
-    "key": Annotated[str | None, typer.Option(metavar="KEY", help="Only those with this ordering key.")],
-    "tag": Annotated[list[str] | None, typer.Option(metavar="TAG", help="Only those with this tag. Repeatable.")],
-}
+@parser
+def read_reason(text: str) -> Reason:
+    """Parse a reason; names of earlier versions are accepted."""
+    try:
+        return Reason(text)
+    except ValueError:
+        raise ValueError(f"must be one of {', '.join(map(repr, map(str, Reason)))}; got {text!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class LetterOptions:
-    """The options of one call; None for each that is not given."""
+class LetterOptions(OptionGroup):
+    """Options that select dead letters."""
 
-    queue: str | None
-    reason: Reason | None
-    task: str | None
-    app: str | None
-    since: PointInTime | None
-    until: PointInTime | None
-    error: str | None
-    key: str | None
-    tag: Sequence[str] | None
+    queue: QueueOption = None
+    reason: Annotated[
+        Reason | None,
+        typer.Option(metavar=f"[{'|'.join(Reason)}]", parser=read_reason, help="Only dead letters with this reason."),
+    ] = None
+    task: TaskNameOption = None
+    app: AppOption = None
+    since: Annotated[
+        PointInTime | None,
+        typer.Option(metavar="TIME", parser=read_time, help="Only those that died since then: 2h ago, or an ISO time."),
+    ] = None
+    until: Annotated[
+        PointInTime | None, typer.Option(metavar="TIME", parser=read_time, help="Only those that died until then.")
+    ] = None
+    error: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only those with this text in their reason or error.")
+    ] = None
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Only those with this ordering key.")] = None
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Only those with this tag. Repeatable.")] = None
 
     async def filter(self, producer: Producer) -> Filter:
         """Return the filter, which the queue is no part of."""
@@ -113,18 +90,6 @@ class LetterOptions:
             tags=tuple(self.tag or ()),
             app=self.app,
         )
-
-
-def selecting(
-    command: Callable[Concatenate[Producer, LetterOptions, P], Coroutine[Any, Any, None]],
-) -> Callable[..., Coroutine[Any, Any, None]]:
-    """Add the options to an async command, which receives them after the producer. Stands within `connected`."""
-
-    @functools.wraps(command)
-    def called(wanted: LetterOptions, producer: Producer, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return command(producer, wanted, *args, **kwargs)
-
-    return with_options(called, _OPTIONS, LetterOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +124,7 @@ async def _find(producer: Producer, partitions: Sequence[Partition], ids: Sequen
     found = {task_id: await find_letter(producer.gateway, partitions, task_id) for task_id in ids}
     missing = [task_id for task_id, letter in found.items() if letter is None]
     if missing:
-        where = f"namespace {producer.namespace.name!r} on {producer.address.shown}"
-        raise Failed(f"no dead letter {', '.join(missing)} in {where}: nothing was changed")
+        raise Failed(f"no dead letter {', '.join(missing)} {where(producer)}: nothing was changed")
     return [letter for letter in found.values() if letter is not None]
 
 
@@ -169,20 +133,125 @@ async def _each(letters: Sequence[DeadLetter]) -> AsyncIterator[DeadLetter]:
         yield letter
 
 
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def dlq() -> None:
+    """List, show, replay, purge and export dead letters.
+
+    A dead letter is a task that was given up. It keeps its reason, error and
+    checkpoint.
+    """
+
+
+@app.command("list")
+@connected
+async def list_(
+    producer: Producer,
+    wanted: LetterOptions,
+    *,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N dead letters.")] = 100,
+) -> LiveListing:
+    """List dead letters, the newest first.
+
+    Example: perdure dlq list --reason crash_loop
+    """
+    partitions = await known_partitions(producer, wanted.queue)
+    masked = await mask_defined(producer)
+    found: list[DeadLetter] = []
+    more = None
+    async for letter in list_letters(producer.gateway, partitions, await wanted.filter(producer)):
+        if len(found) == limit:
+            more = f"more than {limit} dead letters match: raise --limit to see them"
+            break
+        found.append(masked(letter))
+    return LiveListing(_COLUMNS, found, empty=f"no matching dead letters {where(producer)}", notes=[more])
+
+
+_COLUMNS: Final[Sequence[Column[DeadLetter]]] = (
+    Column("id", lambda letter: letter.id, least=36, fold=True),
+    Column("task", lambda letter: letter.task, least=8),
+    Column("app", lambda letter: letter.app or "", wide=True),
+    Column("reason", lambda letter: letter.reason, least=8),
+    Column("queue", lambda letter: letter.partition.queue, wide=True),
+    Column("died", lambda letter: Time(letter.died_at)),
+    Column("attempts", lambda letter: letter.attempts, right=True, wide=True),
+    Column("crashes", lambda letter: letter.crashes, right=True, wide=True),
+    Column("error", lambda letter: f"{letter.error.rpartition('.')[2]}: {letter.message}", least=8),
+)
+
+
+@app.command()
+@connected
+async def show(producer: Producer, task_id: TaskId) -> Output:
+    """Show a dead letter: its reason, error, arguments and recorded steps.
+
+    Example: perdure dlq show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
+    """
+    letter = await find_letter(producer.gateway, await known_partitions(producer, None), task_id)
+    if letter is None:
+        raise Failed(f"no dead letter {task_id} {where(producer)}")
+    letter = (await mask_defined(producer))(letter)
+    steps, doubts = await _recorded(producer, letter)
+    if letter.reason == DAMAGED:
+        remedy = f"another program has written or changed it; run: perdure dlq purge {letter.id}"
+    else:
+        remedy = remedy_for(letter.reason, letter.id, letter.error, letter.app, doubts)
+    summary, arguments = letter.summary(), letter.shown_arguments()
+    return Output(
+        summary | {"steps": steps, "remedy": remedy, "doubts": [doubt.summary() for doubt in doubts]},
+        {
+            "id": letter.id,
+            "task": letter.task,
+            "app": letter.app,
+            "queue": letter.partition.queue,
+            "partition": letter.partition.index,
+            "reason": letter.reason,
+            "error": f"{letter.error}: {letter.message}",
+            "remedy": remedy,
+            "in doubt": [str(doubt) for doubt in doubts],
+            "died": Time(letter.died_at),
+            "enqueued": Time(letter.enqueued_at),
+            "attempts": letter.attempts,
+            "crashes": letter.crashes,
+            "worker": letter.worker,
+            "arguments": None if arguments is None else arguments.decode("utf-8", "replace"),
+            "headers": ", ".join(f"{name}: {value}" for name, value in summary["headers"].items()) or None,
+            "steps kept": ", ".join(steps) or "none",
+            **{f"raw {name}": value for name, value in summary["raw"].items()},
+        },
+        f"\n{letter.traceback.rstrip()}" if letter.traceback else None,
+    )
+
+
+async def _recorded(producer: Producer, letter: DeadLetter) -> tuple[list[str], list[Doubt]]:
+    """Return the recorded steps and the steps in doubt; none, with a note, if the checkpoint cannot be read."""
+    try:
+        steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
+        return steps, await read_doubts(producer.gateway, letter.partition, letter.id)
+    except Unavailable:
+        raise
+    except QueueError as error:
+        note(f"could not read the checkpoint of {letter.id}: {error}")
+        return [], []
+
+
 All = Annotated[bool, typer.Option("--all", help="Select all dead letters that match the other options.")]
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:/\s*s)?")
 
 
+@parser
 def read_rate(text: str) -> float:
     found = _RATE.fullmatch(str(text).strip())
     if not found or not float(found[1]):
-        raise typer.BadParameter(f"must be a number per second, such as 5 or 5/s; got {text!r}")
+        raise ValueError(f"must be a number per second, such as 5 or 5/s; got {text!r}")
     return float(found[1])
 
 
+@app.command()
 @connected
-@selecting
 async def replay(
     producer: Producer,
     wanted: LetterOptions,
@@ -204,8 +273,7 @@ async def replay(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be replayed, and change nothing.")
     ] = False,
-    json: AsJson = False,
-) -> None:
+) -> AsyncIterator[Output]:
     """Put dead letters back on their queues, and print the ids.
 
     Use it after you have fixed the cause. Attempts and crashes are counted
@@ -219,26 +287,20 @@ async def replay(
     how = Replay(fresh=fresh, rerun_failed=rerun_failed, args=_new_arguments(producer, edit_args), rate=rate)
     selected = await select(producer, wanted, ids or (), every)
     damaged: list[str] = []
-    selected = Selection(_undamaged(selected.letters, damaged), selected.count)
+    letters = _undamaged(selected.letters, damaged)
     if edit_args is not None and not fresh:
-        selected = Selection(warn_of_answers(producer, selected.letters), selected.count)
+        letters = warn_of_answers(producer, letters)
     if dry_run:
-        await _print_selected(selected, json)
-        _refuse_damaged(ids, damaged)
-        return
-    gone = []
-    with Bar("replaying", selected.count) as bar:
-        async for letter, replayed in replay_all(producer.gateway, selected.letters, how):
-            _report(letter, "replayed" if replayed else "gone", json)
-            if not replayed:
-                gone.append(letter.id)
-            bar.advance()
-    _summarize("replayed", bar.done, gone)
-    _refuse_damaged(ids, damaged)
-
-
-def _refuse_damaged(ids: Sequence[str] | None, damaged: Sequence[str]) -> None:
-    """Raise `Failed` if dead letters that the caller named could not be replayed."""
+        reasons: Counter[str] = Counter()
+        async for letter in letters:
+            reasons[letter.reason] += 1
+            yield _outcome(letter, "would be replayed")
+        listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        note(f"would be replayed: {reasons.total()}{f' ({listed})' if listed else ''}; nothing was changed")
+    else:
+        changes = replay_all(producer.gateway, letters, how)
+        async for output in _changed(changes, "replaying", "replayed", selected.count):
+            yield output
     if ids and damaged:
         raise Failed(f"could not replay {', '.join(damaged[:5])}: damaged; 'perdure dlq purge ID' deletes it")
 
@@ -256,10 +318,8 @@ async def _undamaged(letters: AsyncIterable[DeadLetter], damaged: list[str]) -> 
 def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
     if text is None:
         return None
-    try:
+    with misuse_of("--edit-args"):
         read_object(text)
-    except ValueError as error:
-        raise Misuse(f"--edit-args: {error}") from None
     data = text.strip().encode()
     if len(data) > (most := producer.payload_limit):
         raise Misuse(
@@ -270,26 +330,16 @@ def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
     return data
 
 
-async def _print_selected(selected: Selection, json: bool) -> None:
-    reasons: Counter[str] = Counter()
-    async for letter in selected.letters:
-        reasons[letter.reason] += 1
-        _report(letter, "would be replayed", json)
-    listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    note(f"would be replayed: {reasons.total()}{f' ({listed})' if listed else ''}; nothing was changed")
-
-
+@app.command()
 @connected
-@selecting
 async def purge(
     producer: Producer,
     wanted: LetterOptions,
     ids: TaskIds = None,
     *,
     every: All = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    json: AsJson = False,
-) -> None:
+    yes: Assured = False,
+) -> AsyncIterator[Output]:
     """Delete dead letters with their records and checkpoints, and print the ids.
 
     Use it for tasks that you will not replay; 'perdure dlq export' saves
@@ -299,185 +349,36 @@ async def purge(
     """
     selected = await select(producer, wanted, ids or (), every)
     if every and not yes:
-        _confirm(selected.count)
-    gone = []
-    with Bar("purging", selected.count) as bar:
-        async for letter, purged in purge_all(producer.gateway, selected.letters):
-            _report(letter, "purged" if purged else "gone", json)
-            if not purged:
+        what = "all that match" if selected.count is None else f"all {selected.count}"
+        confirm_deletion(f"{what} dead letters with their checkpoints", "--all deletes dead letters permanently")
+    changes = purge_all(producer.gateway, selected.letters)
+    async for output in _changed(changes, "purging", "purged", selected.count):
+        yield output
+
+
+async def _changed(
+    changes: AsyncIterator[tuple[DeadLetter, bool]], doing: str, done: str, count: int | None
+) -> AsyncIterator[Output]:
+    """Yield each dead letter with its outcome. Raise `Failed` if another command was faster with some."""
+    gone: list[str] = []
+    with Bar(doing, count) as bar:
+        async for letter, changed in changes:
+            if not changed:
                 gone.append(letter.id)
+            yield _outcome(letter, done if changed else "gone")
             bar.advance()
-    _summarize("purged", bar.done, gone)
-
-
-def _confirm(count: int | None) -> None:
-    if not _is_terminal():
-        raise Misuse("--all deletes dead letters permanently: add --yes, because stdin is no terminal")
-    what = "all that match" if count is None else f"all {count}"
-    if not confirm(f"Permanently delete {what} dead letters with their checkpoints?"):
-        raise Failed("nothing was purged")
-
-
-def _is_terminal() -> bool:
-    """Return whether stdin is a terminal."""
-    return sys.stdin.isatty()
-
-
-def _report(letter: DeadLetter, what: str, json: bool) -> None:
-    """Print one dead letter and its outcome."""
-    if json:
-        print_json_lines([{"id": letter.id, "outcome": what, "reason": letter.reason, "task": letter.task}])
-    elif what != "gone":
-        print_data(letter.id)
-
-
-def _summarize(what: str, done: int, gone: list[str]) -> None:
-    note(f"{what}: {done - len(gone)}")
+    note(f"{done}: {bar.done - len(gone)}")
     if gone:
         raise Failed(f"{len(gone)} had been replayed or purged by another command: {', '.join(gone[:5])}")
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-
-@app.callback()
-def dlq() -> None:
-    """List, show, replay, purge and export dead letters.
-
-    A dead letter is a task that was given up. It keeps its reason, error and
-    checkpoint.
-    """
-
-
-@app.command("list")
-@connected
-@selecting
-async def list_(
-    producer: Producer,
-    wanted: LetterOptions,
-    *,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N dead letters.")] = 100,
-    wide: Wide = False,
-    watch: Watch = False,
-    json: AsJson = False,
-) -> None:
-    """List dead letters, the newest first.
-
-    Example: perdure dlq list --reason crash_loop
-    """
-    check_watch(watch, json)
-    partitions = await known_partitions(producer, wanted.queue)
-
-    async def read() -> list[DeadLetter]:
-        """Return one letter more than the limit if there are more."""
-        found: list[DeadLetter] = []
-        async for letter in list_letters(producer.gateway, partitions, await wanted.filter(producer)):
-            found.append(letter)
-            if len(found) > limit:
-                break
-        return found
-
-    async def screen(width: int) -> RenderableType:
-        letters = (await read())[:limit]
-        return list_table(_columns(await redis_now(producer)), letters, width=width, wide=wide)
-
-    if watch:
-        await show_live(screen)
-        return
-    found = await read()
-    more = len(found) > limit
-    del found[limit:]
-    if json:
-        masked = await mask_defined(producer)
-        print_json([masked(letter).summary() for letter in found])
-    elif found:
-        print_list(_columns(await redis_now(producer)), found, wide=wide)
-    else:
-        note(f"no matching dead letters in namespace {producer.namespace.name!r} on {producer.address.shown}")
-    if more:
-        note(f"more than {limit} dead letters match: raise --limit to see them")
-
-
-def _columns(now: int) -> Sequence[Column[DeadLetter]]:
-    since = ago(now, whole=True)
-    return (
-        Column("id", lambda letter: letter.id, least=36, fold=True),
-        Column("task", lambda letter: letter.task, least=8),
-        Column("app", lambda letter: letter.app or "", wide=True),
-        Column("reason", lambda letter: str(letter.reason), least=8),
-        Column("queue", lambda letter: letter.partition.queue, wide=True),
-        Column("died", lambda letter: since(letter.died_at)),
-        Column("attempts", lambda letter: str(letter.attempts), right=True, wide=True),
-        Column("crashes", lambda letter: str(letter.crashes), right=True, wide=True),
-        Column("error", lambda letter: f"{letter.error.rpartition('.')[2]}: {letter.message}", least=8),
-    )
+def _outcome(letter: DeadLetter, what: str) -> Output:
+    data = {"id": letter.id, "outcome": what, "reason": letter.reason, "task": letter.task}
+    return line(data, None if what == "gone" else letter.id)
 
 
 @app.command()
 @connected
-async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
-    """Show a dead letter: its reason, error, arguments and recorded steps.
-
-    Example: perdure dlq show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
-    """
-    letter = await find_letter(producer.gateway, await known_partitions(producer, None), task_id)
-    if letter is None:
-        raise Failed(f"no dead letter {task_id} in namespace {producer.namespace.name!r} on {producer.address.shown}")
-    letter = (await mask_defined(producer))(letter)
-    steps, doubts = await _recorded(producer, letter)
-    if letter.reason == DAMAGED:
-        remedy = f"another program has written or changed it; run: perdure dlq purge {letter.id}"
-    else:
-        remedy = remedy_for(letter.reason, letter.id, letter.error, letter.app, doubts)
-    if json:
-        found = {"steps": steps, "remedy": remedy, "doubts": [doubt.summary() for doubt in doubts]}
-        print_json(letter.summary() | found)
-        return
-    since = ago(await redis_now(producer))
-    summary: dict[str, Any] = letter.summary()
-    shown = letter.shown_arguments()
-    headers = ", ".join(f"{name}: {value}" for name, value in summary["headers"].items())
-    print_fields(
-        {
-            "id": letter.id,
-            "task": letter.task,
-            "app": letter.app,
-            "queue": letter.partition.queue,
-            "partition": str(letter.partition.index),
-            "reason": letter.reason,
-            "error": f"{letter.error}: {letter.message}",
-            "remedy": remedy,
-            "in doubt": "\n".join(map(str, doubts)) or None,
-            "died": f"{timestamp(letter.died_at)} ({since(letter.died_at)})",
-            "enqueued": f"{timestamp(letter.enqueued_at)} ({since(letter.enqueued_at)})",
-            "attempts": str(letter.attempts),
-            "crashes": str(letter.crashes),
-            "worker": letter.worker,
-            "arguments": None if shown is None else shown.decode("utf-8", "replace"),
-            "headers": headers or None,
-            "steps kept": ", ".join(steps) or "none",
-            **{f"raw {name}": value for name, value in summary["raw"].items()},
-        }
-    )
-    if letter.traceback:
-        print_text(f"\n{letter.traceback.rstrip()}")
-
-
-async def _recorded(producer: Producer, letter: DeadLetter) -> tuple[list[str], list[Doubt]]:
-    """Return the recorded steps and the steps in doubt; none, with a note, if the checkpoint cannot be read."""
-    try:
-        steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
-        return steps, await read_doubts(producer.gateway, letter.partition, letter.id)
-    except Unavailable:
-        raise
-    except QueueError as error:
-        note(f"could not read the checkpoint of {letter.id}: {error}")
-        return [], []
-
-
-@app.command()
-@connected
-@selecting
 async def export(producer: Producer, wanted: LetterOptions, *, output: OutputFile = None) -> None:
     """Write dead letters as JSON lines, the oldest first.
 
@@ -491,10 +392,6 @@ async def export(producer: Producer, wanted: LetterOptions, *, output: OutputFil
             print_json_lines([letter.summary()], file)
             bar.advance()
     note(f"dead letters exported: {bar.done}")
-
-
-app.command()(replay)
-app.command()(purge)
 
 
 async def warn_of_answers(producer: Producer, letters: AsyncIterator[DeadLetter]) -> AsyncIterator[DeadLetter]:

@@ -11,7 +11,8 @@ from ...queues.private_files import replaced_file
 from ...queues.security.keyring import generate_key
 from ..settings import load_settings
 from .support.errors import Failed
-from .support.output import AsJson, note, print_data, print_json
+from .support.output import Message, note, print_text
+from .support.runner import Output, command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -36,7 +37,7 @@ def generate(
     Example: perdure keys generate -o perdure.keys
     """
     if output is None:
-        print_data(generate_key())
+        print_text(generate_key())
         return
     try:
         with replaced_file(output, new=True) as file:
@@ -49,7 +50,8 @@ def generate(
 
 
 @app.command("list")
-def list_(*, json: AsJson = False) -> None:
+@command
+def list_() -> Output:
     """List the ids of the keys in this environment.
 
     The first key encrypts; all keys decrypt. Use it to check that all hosts
@@ -58,9 +60,6 @@ def list_(*, json: AsJson = False) -> None:
     Example: perdure keys list
     """
     found = load_settings().encryptor
-    if json:
-        print_json({"keys": list(found.key_ids), "required": found.required})
-    elif found.active:
-        print_data("\n".join(found.key_ids))
-    else:
-        note("no key is set: data is stored unencrypted")
+    nothing = Message("no key is set: data is stored unencrypted")
+    data = {"keys": list(found.key_ids), "required": found.required}
+    return Output(data, *(found.key_ids if found.active else [nothing]))

@@ -16,17 +16,17 @@ from collections.abc import AsyncIterator, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import IO, Annotated, Any
 
 import typer
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import from_json, to_json
 
 from ...queues.catalog import Catalog
 from ...queues.envelope import EnvelopeTemplate, Options, TaskMessage
-from ...queues.errors import PayloadTooLarge
 from ...queues.handle import TaskHandle
 from ...queues.junk import report_once
 from ...queues.keys import check_name
@@ -34,23 +34,24 @@ from ...queues.partitions.route import spread
 from ...queues.producer import Producer
 from ...queues.security.secret_arguments import SecretPaths, names_beside, path_exists
 from ...queues.transport.replication import Replicated
-from ..errors import first_problem
 from .support.connection import connected, seconds_of_delay, warn_unserved
-from .support.errors import Failed, Misuse
+from .support.errors import Misuse, misuse_of
 from .support.options import (
     Delay,
+    check_lines,
     in_duration,
     numbered_lines,
     opened,
+    problem,
     read_app,
     read_delay,
+    read_lines,
     read_object,
     read_queue,
     read_task_id,
 )
-from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
-
-_SHOWN_LINES = 10
+from .support.output import Bar, Message, note
+from .support.runner import Output, line
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,30 +101,22 @@ def check(file: IO[bytes], defaults: Defaults) -> int:
     Raises:
         Misuse: Lines are invalid; the text lists them.
     """
-    problems: list[str] = []
     hashes = array("Q")  # of the given ids, eight bytes each: files may be long
     unseen = defaults.secrets
-    count = wrong = 0
-    for number, text in numbered_lines(file):
-        count += 1
-        try:
-            message = _item(text, defaults).message
-            if unseen:
-                unseen = _missing(unseen, from_json(message.arguments))
-            if message.own_id:
-                hashes.append(spread(message.id))
-        except ValueError as error:
-            wrong += 1
-            if len(problems) < _SHOWN_LINES:
-                problems.append(f"line {number}: {problem(error).replace('at line 1 column', 'at column')}")
-    duplicates = {one for one, other in pairwise(sorted(hashes)) if one == other}
-    for line in _duplicate_ids(file, defaults, duplicates) if duplicates else ():
-        wrong += 1
-        problems.append(line)
-    if wrong:
-        more = f"\n  and {wrong - _SHOWN_LINES} more lines" if wrong > _SHOWN_LINES else ""
-        listed = "".join(f"\n  {line}" for line in problems[:_SHOWN_LINES])
-        raise Misuse(f"nothing was sent, {wrong} of {count} lines are invalid:{listed}{more}")
+
+    def check_line(text: bytes) -> None:
+        nonlocal unseen
+        message = _item(text, defaults).message
+        if unseen:
+            unseen = _missing(unseen, from_json(message.arguments))
+        if message.own_id:
+            hashes.append(spread(message.id))
+
+    def repeated() -> Iterator[str]:
+        if duplicates := {one for one, other in pairwise(sorted(hashes)) if one == other}:
+            yield from _duplicate_ids(file, defaults, duplicates)
+
+    count = check_lines(file, check_line, "nothing was sent", repeated=repeated)
     if unseen and count:
         raise Misuse(f"--secret: no line has an argument called {'.'.join(unseen[0])!r}; nothing was sent")
     return count
@@ -143,15 +136,6 @@ def _duplicate_ids(file: IO[bytes], defaults: Defaults, duplicates: Set[int]) ->
                 first = first_lines.setdefault(message.id, number)
                 if first != number:
                     yield f"line {number}: id {message.id!r} must be unique, line {first} has it too"
-
-
-def items(file: IO[bytes], defaults: Defaults) -> Iterator[Item]:
-    """Yield the tasks of a checked file."""
-    for number, text in numbered_lines(file):
-        try:
-            yield _item(text, defaults)
-        except ValueError as error:
-            raise Failed(f"line {number} changed while the file was read: {problem(error)}") from None
 
 
 def make_message(
@@ -195,35 +179,24 @@ def resolve_queue(task: str, queue: str | None, app: str | None, arguments: byte
     return queue
 
 
-def problem(error: ValueError) -> str:
-    """Return the text of an error as one line, without the invalid value."""
-    if isinstance(error, ValidationError):
-        return first_problem(error)
-    return str(error) if isinstance(error, PayloadTooLarge) else str(error).partition("\n")[0]
-
-
 def _item(text: bytes, defaults: Defaults) -> Item:
-    line = _Line.model_validate(read_object(text))
-    task = defaults.task if line.task is None else line.task
+    given = _Line.model_validate(read_object(text))
+    task = defaults.task if given.task is None else given.task
     if task is None:
         raise ValueError("task is missing, and the command line has no default for it")
-    key = defaults.key if line.key is None else line.key
-    app = line.app or defaults.app
+    key = defaults.key if given.key is None else given.key
+    app = given.app or defaults.app
     message = make_message(
-        task, line.args, defaults, task_id=line.id, key=key, headers=line.headers, tags=line.tags, app=app
+        task, given.args, defaults, task_id=given.id, key=key, headers=given.headers, tags=given.tags, app=app
     )
-    queue = resolve_queue(task, line.queue or defaults.queue, app, message.arguments, defaults.catalog)
-    return Item(task, queue, defaults.delay if line.delay is None else Delay(line.delay), message)
+    queue = resolve_queue(task, given.queue or defaults.queue, app, message.arguments, defaults.catalog)
+    return Item(task, queue, defaults.delay if given.delay is None else Delay(given.delay), message)
 
 
 class Durability(StrEnum):
     """Values of `--durability`."""
 
     REPLICATED = "replicated"
-
-
-_PRINTED_TOGETHER = 500
-"""Ids per write to stdout."""
 
 
 @connected
@@ -286,8 +259,7 @@ async def enqueue(
         Durability | None,
         typer.Option(help="Wait until Redis replicas have the task too: PERDURE_REPLICAS of them, or one."),
     ] = None,
-    json: AsJson = False,
-) -> None:
+) -> AsyncIterator[Output]:
     """Enqueue a task, and print its id.
 
     When the id is printed, Redis has stored the task.
@@ -315,11 +287,13 @@ async def enqueue(
     defaults = Defaults(task, queue, starts, key, options, *limits, catalog, secrets, tag or (), app)
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
-        await _send_one(producer, defaults, args, task_id, replicated, json)
+        sending = _send_one(producer, defaults, args, task_id, replicated)
     elif args is not None or task_id is not None:
         raise Misuse("--args and --id are for one task: with --file, give them in each line")
     else:
-        await _send_file(producer, defaults, file, replicated, json)
+        sending = _send_file(producer, defaults, file, replicated)
+    async for output in sending:
+        yield output
 
 
 async def _send_one(
@@ -328,14 +302,12 @@ async def _send_one(
     args: str | None,
     task_id: str | None,
     durability: Replicated | None,
-    json: bool,
-) -> None:
+) -> AsyncIterator[Output]:
+    """Send a task; yield its id."""
     if defaults.task is None:
         raise Misuse("give a TASK, or a file of tasks with --file")
-    try:
+    with misuse_of("--args"):
         arguments = {} if args is None else read_object(args)
-    except ValueError as error:
-        raise Misuse(f"--args: {problem(error)}") from None
     for path in _missing(defaults.secrets, arguments):
         names = ", ".join(names_beside(arguments, path)) or "none"
         raise Misuse(f"--secret: no argument is called {'.'.join(path)!r}; there are {names}")
@@ -348,42 +320,35 @@ async def _send_one(
         [message], queue=queue, delay=await seconds_of_delay(producer, defaults.delay), durability=durability
     )
     (handle,) = handles
-    if json:
-        print_json(_shown(handle))
-    else:
-        print_data(message.id)
+    enqueued = Message(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
+    yield Output(_shown(handle), message.id, None if handle.existed else enqueued)
     if handle.existed:
         state = (await handle.record()).state
         note(f"task {message.id} exists already on queue {queue}, and is {state}: nothing was enqueued")
-    elif not json:
-        note(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
     await warn_unserved(producer, {queue: {defaults.task}}, defaults.catalog, app=defaults.app)
 
 
 async def _send_file(
-    producer: Producer, defaults: Defaults, path: str, durability: Replicated | None, json: bool
-) -> None:
-    """Send tasks in the order of the lines; print each id after its task is stored."""
+    producer: Producer, defaults: Defaults, path: str, durability: Replicated | None
+) -> AsyncIterator[Output]:
+    """Send tasks in the order of the lines; yield ids after their tasks are stored."""
     sent_to: dict[str, set[str]] = {}
     existed = 0
     with opened(path) as file:
         count = check(file, defaults)
         with Bar("enqueuing", count) as bar:
-            for (queue, delay), run in groupby(items(file, defaults), key=attrgetter("queue", "delay")):
+            for (queue, delay), run in groupby(
+                read_lines(file, partial(_item, defaults=defaults)), key=attrgetter("queue", "delay")
+            ):
                 names = sent_to.setdefault(queue, set())
-                sent: list[TaskHandle[Any]] = []
                 messages = (_noted(item, names) for item in run)
                 handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(
                     messages, queue=queue, delay=await seconds_of_delay(producer, delay), durability=durability
                 )
-                try:
-                    async for handle in handles:
-                        sent.append(handle)
-                        existed += handle.existed
-                        if len(sent) == _PRINTED_TOGETHER:
-                            sent = _print_ids(sent, bar, json)
-                finally:
-                    _print_ids(sent, bar, json)
+                async for handle in handles:
+                    existed += handle.existed
+                    yield line(_shown(handle), handle.id)
+                    bar.advance()
     before = f"; existed already: {existed}" if existed else ""
     note(f"tasks enqueued on {producer.address.shown}: {count - existed}{before}")
     await warn_unserved(producer, sent_to, defaults.catalog, app=defaults.app)
@@ -396,13 +361,3 @@ def _noted(item: Item, names: set[str]) -> TaskMessage:
 
 def _shown(handle: TaskHandle[Any]) -> dict[str, Any]:
     return {"id": handle.id, "queue": handle.partition.queue, "existed": handle.existed}
-
-
-def _print_ids(sent: Sequence[TaskHandle[Any]], bar: Bar, json: bool) -> list[TaskHandle[Any]]:
-    """Print the ids of stored tasks; return an empty list for the next ones."""
-    if sent and json:
-        print_json_lines(map(_shown, sent))
-    elif sent:
-        print_data("\n".join(handle.id for handle in sent))
-    bar.advance(len(sent))
-    return []

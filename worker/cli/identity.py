@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
+import orjson
 import typer
 from pydantic import ValidationError
 
@@ -14,8 +14,10 @@ from ..errors import first_problem
 from ..identity import Identity, IdentityVersion, identity_versions, set_identity
 from .support.connection import connected
 from .support.errors import Failed, Misuse
-from .support.options import read_text
-from .support.output import AsJson, note, print_data, print_json, print_table
+from .support.options import login, read_text
+from .support.output import Message, table
+from .support.runner import Output
+from .support.terminal import clean_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -39,8 +41,7 @@ async def show(
     agent: Agent,
     *,
     version: Annotated[int | None, typer.Option("--version", metavar="N", help="An earlier version.")] = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Print the stored identity, in the form that 'set' reads.
 
     Example: perdure identity show assistant > identity.json
@@ -52,11 +53,8 @@ async def show(
             raise Failed(f"agent {agent!r} has no version {version}; 'perdure identity log {agent}' lists the versions")
         hint = (await producer.catalog()).hint(agent) or f"; store one with 'perdure identity set {agent} FILE'"
         raise Failed(f"agent {agent!r} has no identity stored{hint}")
-    if json:
-        print_json(_described(shown))
-    else:
-        note(f"version {shown.version}{_changed(shown)}")
-        print_json(shown.identity.model_dump(mode="json"))
+    identity = orjson.dumps(shown.identity.model_dump(mode="json"), option=orjson.OPT_INDENT_2).decode()
+    return Output(_described(shown), Message(f"version {shown.version}{_changed(shown)}"), clean_json(identity))
 
 
 @app.command("set")
@@ -71,8 +69,7 @@ async def set_(
     expected: Annotated[
         int | None, typer.Option("--expect", metavar="N", help="Version that is to be changed; 0 for none.")
     ] = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Store an identity as a new version.
 
     FILE has the fields role (text), policies (list of texts), parameters
@@ -83,31 +80,26 @@ async def set_(
     """
     wanted, catalog = _read(file), await producer.catalog()
     version = await set_identity(
-        producer.gateway, producer.namespace, agent, wanted, expected=expected, by=by or _user(), why=why
+        producer.gateway, producer.namespace, agent, wanted, expected=expected, by=by or login(), why=why
     )
-    if json:
-        print_json({"agent": agent, "version": version})
-    else:
-        print_data(str(version))
-    if catalog.tasks and not catalog.named(agent):
-        note(f"stored, but no worker has published an agent {agent!r}{catalog.hint(agent)}")
+    unknown = catalog.tasks and not catalog.named(agent)
+    hint = f"stored, but no worker has published an agent {agent!r}{catalog.hint(agent)}" if unknown else None
+    return Output({"agent": agent, "version": version}, str(version), notes=[hint])
 
 
 @app.command()
 @connected
-async def log(producer: Producer, agent: Agent, *, json: AsJson = False) -> None:
+async def log(producer: Producer, agent: Agent) -> Output:
     """List the versions of an identity, the newest first: when, by whom, why.
 
     Example: perdure identity log assistant
     """
-    found = await identity_versions(producer.gateway, producer.namespace, agent)
-    if json:
-        print_json([_described(one) for one in reversed(found)])
-    elif found:
-        rows = [(str(one.version), _time(one), one.by, one.why) for one in reversed(found)]
-        print_table(("version#", "changed", "by", "why"), rows)
-    else:
-        note(f"agent {agent!r} has no identity stored{(await producer.catalog()).hint(agent)}")
+    found = (await identity_versions(producer.gateway, producer.namespace, agent))[::-1]
+    rows = [(one.version, _time(one), one.by, one.why) for one in found]
+    shown = table(("version#", "changed", "by", "why"), rows)
+    hint = "" if found else (await producer.catalog()).hint(agent)
+    nothing = Message(f"agent {agent!r} has no identity stored{hint}")
+    return Output([_described(one) for one in found], shown if found else nothing)
 
 
 _FILE_BYTES: Final = 1 << 20
@@ -134,10 +126,3 @@ def _changed(one: IdentityVersion) -> str:
     who = f" by {one.by}" if one.by else ""
     why = f": {one.why}" if one.why else ""
     return f", changed {_time(one)}{who}{why}"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a process without a user name, as in some containers
-        return ""

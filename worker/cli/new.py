@@ -12,7 +12,8 @@ import typer
 
 from ...queues.keys import check_name
 from .support.errors import Failed
-from .support.output import note, print_data
+from .support.options import parser
+from .support.output import note, print_text
 
 _APP: Final = '''\
 """Tasks of the app $name.
@@ -88,11 +89,9 @@ CMD ["worker", "run", "app.py:app", "--processes", "2"]
 _FILES: Final = {"app.py": _APP, "test_app.py": _TEST, "Dockerfile": _DOCKERFILE}
 
 
+@parser
 def _read_name(text: str) -> str:
-    try:
-        return check_name("NAME", text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    return check_name("NAME", text)
 
 
 def new(
@@ -116,7 +115,7 @@ def new(
         folder.mkdir()
         for file, text in _FILES.items():
             (folder / file).write_text(Template(text).substitute(values), encoding="utf-8")
-            print_data(str(folder / file))
+            print_text(str(folder / file))
     except FileExistsError as error:
         raise Failed(f"could not create {folder}: it exists; choose another name") from error
     except OSError as error:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import anyio
 import anyio.to_thread
@@ -23,14 +23,11 @@ from ...queues.partitions.route import MAX_PARTITIONS, Route
 from ...queues.producer import Producer
 from ...queues.wording import counted, duration
 from .lazy import load
-from .support.connection import connected, known_partitions, redis_now
+from .support.connection import connected, known_partitions, where
 from .support.errors import Failed, Misuse
-from .support.live import Watch, check_watch, show_live
 from .support.options import read_queue
-from .support.output import AsJson, Column, Wide, ago, list_table, note, print_data, print_json, print_list, print_table
-
-if TYPE_CHECKING:  # rich is imported where a list is drawn
-    from rich.console import RenderableType
+from .support.output import Column, Message, Time, note, print_text, table
+from .support.runner import Listing, LiveListing, Output
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -45,7 +42,7 @@ def queue() -> None:
 
 @app.command("list")
 @connected
-async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False, json: AsJson = False) -> None:
+async def list_(producer: Producer) -> LiveListing:
     """List queues with their numbers of ready, running, scheduled and dead tasks.
 
     Use it to see whether the workers keep up: "drained in" estimates how
@@ -54,25 +51,10 @@ async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False,
 
     Example: perdure queue list
     """
-    check_watch(watch, json)
-
-    async def screen(width: int) -> RenderableType:
-        found = await list_queues(producer.gateway, producer.namespace)
-        return list_table(QUEUE_COLUMNS, found, width=width, wide=wide)
-
-    if watch:
-        await show_live(screen)
-        return
     queues = await list_queues(producer.gateway, producer.namespace)
-    if json:
-        print_json([stats.summary() for stats in queues])
-    elif queues:
-        print_list(QUEUE_COLUMNS, queues, wide=wide)
-        for stats in queues:
-            if stats.problem:
-                note(f"queue {stats.queue}: {stats.problem}")
-    else:
-        note(f"no queues in namespace {producer.namespace.name!r} on {producer.address.shown}")
+    listing = LiveListing(QUEUE_COLUMNS, queues, empty=f"no queues {where(producer)}")
+    listing.parts += [Message(f"queue {stats.queue}: {stats.problem}") for stats in queues if stats.problem]
+    return listing
 
 
 def _drained_in(stats: QueueStats) -> str:
@@ -85,18 +67,20 @@ def _drained_in(stats: QueueStats) -> str:
             return duration(seconds, whole=True)
 
 
+def _oldest(stats: QueueStats) -> str | None:
+    return None if stats.oldest_age is None else duration(stats.oldest_age, whole=True)
+
+
 QUEUE_COLUMNS: Final[Sequence[Column[QueueStats]]] = (
     Column("queue", lambda stats: stats.queue, least=8),
-    Column("partitions", lambda stats: str(len(stats.partitions)), right=True, wide=True),
-    Column("ready", lambda stats: str(stats.depth), right=True),
-    Column("running", lambda stats: str(stats.in_flight), right=True),
-    Column("due", lambda stats: str(stats.due), right=True),
-    Column("dead", lambda stats: str(stats.dead), right=True),
-    Column("workers", lambda stats: str(stats.workers), right=True),
+    Column("partitions", lambda stats: len(stats.partitions), right=True, wide=True),
+    Column("ready", lambda stats: stats.depth, right=True),
+    Column("running", lambda stats: stats.in_flight, right=True),
+    Column("due", lambda stats: stats.due, right=True),
+    Column("dead", lambda stats: stats.dead, right=True),
+    Column("workers", lambda stats: stats.workers, right=True),
     Column("rate", lambda stats: f"{stats.rate or 0:.1f}/s", right=True),
-    Column(
-        "oldest", lambda stats: "-" if stats.oldest_age is None else duration(stats.oldest_age, whole=True), right=True
-    ),
+    Column("oldest", _oldest, right=True),
     Column("drained in", _drained_in, right=True),
 )
 
@@ -127,7 +111,7 @@ async def metrics(
     if port is None:
         found = await list_queues(producer.gateway, producer.namespace)
         registry = load(".queue_metrics:queue_registry")(producer.namespace.name, lambda: found)
-        print_data(load(".queue_metrics:exposition")(registry).rstrip())
+        print_text(load(".queue_metrics:exposition")(registry).rstrip())
         return
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as stops:
         await _serve(producer, host, port, stops)
@@ -145,7 +129,7 @@ async def _serve(producer: Producer, host: str, port: int, stops: AsyncIterator[
             server, _ = serve(port, host, queue_registry(producer.namespace.name, read))
         except (OSError, OverflowError) as error:
             raise Failed(f"could not listen on {host}, port {port}: {error}; choose another --port") from error
-        print_data(f"http://{_in_url(host)}:{server.server_port}/metrics")
+        print_text(f"http://{_in_url(host)}:{server.server_port}/metrics")
         try:
             await anext(stops)
         finally:
@@ -165,9 +149,7 @@ async def partitions(
     count: Annotated[
         int | None, typer.Argument(metavar="[N]", min=1, max=MAX_PARTITIONS, help="Number of partitions to set.")
     ] = None,
-    *,
-    json: AsJson = False,
-) -> None:
+) -> Output | None:
     """Show the partitions of a queue, or set their number to N.
 
     Use more partitions if one Redis node is the bottleneck. Workers and
@@ -178,8 +160,7 @@ async def partitions(
     """
     if count is None:
         await known_partitions(producer, queue_name)
-        await _print_partitions(producer, queue_name, json)
-        return
+        return await _partitions_of(producer, queue_name)
     before = await load_route(producer.gateway, producer.namespace, queue_name)
     route = await set_partitions(producer.gateway, producer.namespace, queue_name, count)
     if before is None:
@@ -189,45 +170,35 @@ async def partitions(
         note(f"queue {queue_name} already has {counted(count, 'partition')}: nothing was changed")
     else:
         note(f"queue {queue_name} now has {counted(count, 'partition')}: {_indexes(route)}")
-    await _print_partitions(producer, queue_name, json)
+    return await _partitions_of(producer, queue_name)
 
 
-async def _print_partitions(producer: Producer, queue_name: str, json: bool) -> None:
+async def _partitions_of(producer: Producer, queue_name: str) -> Output | None:
     route = await load_route(producer.gateway, producer.namespace, queue_name)
     found = await list_queues(producer.gateway, producer.namespace, queue_name)
     if route is None or not found:
-        return
+        return None
     (stats,) = found
-    if json:
-        generations = [{"first": one.first, "count": one.count} for one in route.generations]
-        print_json({"queue": queue_name, "generations": generations, "partitions": stats.summary()["partitions"]})
-        return
-    print_table(
+    generations = [{"first": one.first, "count": one.count} for one in route.generations]
+    rows = [
         (
-            "partition#",
-            "generation#",
-            "takes new tasks",
-            "waiting#",
-            "running#",
-            "due later#",
-            "dead#",
-            "oldest waits#",
-        ),
-        [
-            (
-                str(one.index),
-                str(number),
-                "yes" if generation == route.last else "no",
-                str(one.depth),
-                str(one.in_flight),
-                str(one.due),
-                str(one.dead),
-                "-" if one.oldest_age is None else duration(one.oldest_age),
-            )
-            for number, generation in enumerate(route.generations, 1)
-            for one in stats.partitions
-            if one.index in generation.indexes
-        ],
+            one.index,
+            number,
+            "yes" if generation == route.last else "no",
+            one.depth,
+            one.in_flight,
+            one.due,
+            one.dead,
+            _oldest(one),
+        )
+        for number, generation in enumerate(route.generations, 1)
+        for one in stats.partitions
+        if one.index in generation.indexes
+    ]
+    names = ("partition#", "generation#", "takes new tasks", "waiting#", "running#", "due later#", "dead#")
+    return Output(
+        {"queue": queue_name, "generations": generations, "partitions": stats.summary()["partitions"]},
+        table((*names, "oldest waits#"), rows),
     )
 
 
@@ -241,9 +212,7 @@ async def junk(
     *,
     sessions: Annotated[bool, typer.Option("--sessions", help="Only items of the sessions of agents.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=_MAX_JUNK, metavar="N", help="Print at most N items.")] = 100,
-    wide: Wide = False,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List what other programs wrote into keys of Perdure, the newest first.
 
     Workers move such items out of the way and log a warning. An item here
@@ -264,26 +233,17 @@ async def junk(
     if queue_name is None and not sessions:
         places.append(names)
     found, problems = await read_junk(producer.gateway, places, limit)
-    if json:
-        print_json([item.summary() for item in found])
-    elif found:
-        print_list(_junk_columns(await redis_now(producer)), found, wide=wide)
-    else:
-        note(f"no junk in namespace {names.name!r} on {producer.address.shown}")
-    for problem in problems:
-        note(problem)
+    return Listing(_JUNK_COLUMNS, found, empty=f"no junk {where(producer)}", notes=problems)
 
 
-def _junk_columns(now: int) -> Sequence[Column[JunkItem]]:
-    since = ago(now, whole=True)
-    return (
-        Column("moved", lambda item: since(item.at)),
-        Column("key", lambda item: shown_bytes(item.key)[1:-1], least=12),
-        Column("item", lambda item: shown_bytes(item.item), least=8),
-        Column("content", lambda item: shown_bytes(item.content), wide=True),
-        Column("bytes", lambda item: str(item.size), right=True),
-        Column("reason", lambda item: item.reason, least=12),
-    )
+_JUNK_COLUMNS: Final[Sequence[Column[JunkItem]]] = (
+    Column("moved", lambda item: Time(item.at)),
+    Column("key", lambda item: shown_bytes(item.key)[1:-1], least=12),
+    Column("item", lambda item: shown_bytes(item.item), least=8),
+    Column("content", lambda item: shown_bytes(item.content), wide=True),
+    Column("bytes", lambda item: item.size, right=True),
+    Column("reason", lambda item: item.reason, least=12),
+)
 
 
 def _indexes(route: Route) -> str:
@@ -295,9 +255,7 @@ def _indexes(route: Route) -> str:
 async def catalog(
     producer: Producer,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only the tasks of this name.")] = None,
-    *,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """List the tasks that workers have published, with queue and arguments.
 
     An entry stays for 30 days after the last worker of its app. With --json,
@@ -312,17 +270,21 @@ async def catalog(
     if name is not None and not tasks:
         raise Failed(f"no worker has published a task {name!r}")
     problems = {} if name is not None else listed.problems
-    if json:
-        rows = [{"name": entry, "problem": problem} for entry, problem in problems.items()]
-        print_json([*(asdict(task) | {"problem": task.problem} for task in tasks), *rows])
-    elif tasks or problems:
-        damaged = [(entry, "", "", "", f"(problem: {problem})") for entry, problem in problems.items()]
-        print_table(("task", "app", "queue", "arguments", "description"), [*map(_catalog_row, tasks), *damaged])
-        for task in tasks:
-            if task.problem is not None:
-                note(f"the schemas of task {task.name!r} of app {task.app!r} cannot be used: {task.problem}")
-    else:
-        note(f"no worker has published tasks in namespace {producer.namespace.name}")
+    damaged = [(entry, "", "", "", f"(problem: {problem})") for entry, problem in problems.items()]
+    unusable = [
+        Message(f"the schemas of task {task.name!r} of app {task.app!r} cannot be used: {task.problem}")
+        for task in tasks
+        if task.problem is not None
+    ]
+    shown = table(("task", "app", "queue", "arguments", "description"), [*map(_catalog_row, tasks), *damaged])
+    return Output(
+        [
+            *(asdict(task) | {"problem": task.problem} for task in tasks),
+            *({"name": entry, "problem": problem} for entry, problem in problems.items()),
+        ],
+        shown if shown.rows else Message(f"no worker has published tasks in namespace {producer.namespace.name}"),
+        *unusable,
+    )
 
 
 def _catalog_row(task: CatalogTask) -> tuple[str, ...]:

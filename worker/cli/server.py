@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from ...queues.embedded.control import ServerStatus, start, status, stop
-from ...queues.keys import check_name
 from ...queues.partitions.resharding import sync_route
 from ...queues.producer import Producer
 from ..settings import load_settings
 from .support.connection import DataDir, connected
-from .support.errors import Misuse
-from .support.output import AsJson, note, print_data, print_fields, print_json
+from .support.options import read_queue
+from .support.output import Message, note
+from .support.runner import Output, command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -31,7 +31,8 @@ def server() -> None:
 
 
 @app.command("start")
-def start_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
+@command
+def start_(*, data_dir: DataDir = None) -> Output:
     """Start the embedded server, and print its address.
 
     It runs until 'perdure server stop'. Use it to keep the server between
@@ -41,11 +42,8 @@ def start_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
     """
     directory = _directory(data_dir)
     found = start(directory)
-    if json:
-        print_json(_summary(directory, found))
-    else:
-        print_data(_address(directory))
-        note(f"started {found.version}, process {found.pid}, on unix://{found.socket}")
+    started = Message(f"started {found.version}, process {found.pid}, on unix://{found.socket}")
+    return Output(_summary(directory, found), _address(directory), started)
 
 
 @app.command("stop")
@@ -67,29 +65,28 @@ def stop_(
 
 
 @app.command("status")
-def status_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
+@command
+def status_(*, data_dir: DataDir = None) -> Output:
     """Show the state of the embedded server, without starting it.
 
     Example: perdure server status --json
     """
     directory = _directory(data_dir)
     found = status(directory)
-    if json:
-        print_json(_summary(directory, found))
-        return
-    print_fields(
+    return Output(
+        _summary(directory, found),
         {
             "address": _address(directory),
             "running": "yes" if found.running else "no",
             "runs until": "perdure server stop" if found.pinned else "the last user exits",
             "version": found.version,
-            "process": None if found.pid is None else str(found.pid),
-            "users": None if found.users is None else str(found.users),
+            "process": found.pid,
+            "users": found.users,
             "socket": f"unix://{found.socket}",
             "program": None if found.binary is None else str(found.binary),
             "memory": None if found.used_memory is None else f"{found.used_memory:,} bytes",
             "on disk": f"{found.aof_size:,} bytes",
-        }
+        },
     )
 
 
@@ -97,10 +94,10 @@ def status_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
 @connected
 async def prepare(
     producer: Producer,
-    queues: Annotated[list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Queues to register.")] = None,
-    *,
-    json: AsJson = False,
-) -> None:
+    queues: Annotated[
+        list[str] | None, typer.Argument(metavar="[QUEUE]...", parser=read_queue, help="Queues to register.")
+    ] = None,
+) -> Output:
     """Load the scripts of this version into the server, and register queues.
 
     Workers do both when they start. Use it where producers with few rights
@@ -109,18 +106,15 @@ async def prepare(
 
     Example: perdure server prepare reports
     """
-    try:
-        names = [check_name("queue", queue) for queue in queues or ()]
-    except ValueError as error:
-        raise Misuse(str(error)) from None
+    names = queues or []
     loaded = await producer.gateway.load_scripts()
     for name in names:
         await sync_route(producer.gateway, producer.namespace, name)
-    if json:
-        print_json({"server": producer.address.shown, "scripts": loaded, "queues": names})
-        return
     registered = f", registered {', '.join(names)}" if names else ""
-    note(f"loaded {loaded} scripts that {producer.address.shown} lacked{registered}")
+    return Output(
+        {"server": producer.address.shown, "scripts": loaded, "queues": names},
+        Message(f"loaded {loaded} scripts that {producer.address.shown} lacked{registered}"),
+    )
 
 
 def _directory(data_dir: Path | None) -> Path:

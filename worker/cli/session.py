@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
@@ -17,7 +17,6 @@ from ...queues.producer import Producer
 from ...queues.records import State
 from ...queues.sessions.record import (
     SessionAddress,
-    SessionMessage,
     SessionRecord,
     TurnId,
     list_sessions,
@@ -29,26 +28,21 @@ from ...queues.sessions.turns import send_to_session
 from ..errors import BadSnapshot
 from ..journal.history import CannotCorrect, corrected
 from ..session import TurnHandle, correct_session, stored_state
-from .support.connection import connected, redis_now, warn_unserved
-from .support.errors import Failed, Misuse
-from .support.options import OutputFile, open_output, read_app
-from .support.output import (
-    AsJson,
-    Column,
-    Wide,
-    ago,
-    confirm,
-    note,
-    print_data,
-    print_fields,
-    print_json,
-    print_json_lines,
-    print_list,
-    print_text,
-    state_text,
+from .support.connection import connected, warn_unserved, where
+from .support.errors import Failed, Misuse, misuse_of
+from .support.options import (
+    Assured,
+    By,
+    OutputFile,
+    confirm_deletion,
+    login,
+    open_output,
+    read_app,
+    read_object,
 )
+from .support.output import Column, Message, Styled, Time, note, print_json_lines, print_text
+from .support.runner import Listing, Output
 from .task.correct import Fields, read_fields
-from .task.inbox import login
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -75,9 +69,7 @@ async def list_(
     cursor: Annotated[
         str, typer.Option(metavar="CURSOR", help="Continue the list after the page that ended with this cursor.")
     ] = "",
-    wide: Wide = False,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List sessions, the one with the latest activity first.
 
     If there are more, the last line on stderr has the cursor of the next
@@ -85,56 +77,41 @@ async def list_(
 
     Example: perdure session list --agent assistant
     """
-    try:
+    with misuse_of("--cursor"):
         found, following = await list_sessions(
             producer.gateway, producer.namespace, limit=limit, before=cursor, agent=agent
         )
-    except ValueError as refused:
-        raise Misuse(f"--cursor: {refused}") from None
-    if json:
-        print_json([one.summary() for one in found])
-    elif found:
-        print_list(_columns(await redis_now(producer)), found, wide=wide)
-    else:
-        whose = f" of agent {agent!r}" if agent else ""
-        hint = (await producer.catalog()).hint(agent) if agent else ""
-        note(f"no sessions{whose} in namespace {producer.namespace.name!r} on {producer.address.shown}{hint}")
-    if following:
-        note(f"there may be more sessions: continue with --cursor {following}")
-
-
-def _columns(now: int) -> Sequence[Column[SessionRecord]]:
-    since = ago(now, whole=True)
-    states = {"idle": "succeeded", "running": "running", "failed": "dead"}
-    return (
-        Column("agent", lambda one: one.agent, least=8),
-        Column("id", lambda one: one.id, least=12),
-        Column("status", lambda one: _styled(one.status, states[one.status])),
-        Column("turns", lambda one: str(one.ended), right=True),
-        Column("waiting", lambda one: str(one.sent - one.turn), right=True),
-        Column("state", lambda one: f"{one.state_bytes:,} B", right=True),
-        Column("last", lambda one: since(one.at or None)),
-        Column("app", lambda one: one.app or "", wide=True),
-        Column("queue", lambda one: one.queue, wide=True),
-        Column("first", lambda one: since(one.born or None), wide=True),
-        Column("detail", lambda one: one.failed or "", least=6),
+    hint = (await producer.catalog()).hint(agent) if agent and not found else ""
+    return Listing(
+        _COLUMNS,
+        found,
+        empty=f"no sessions{f' of agent {agent!r}' if agent else ''} {where(producer)}{hint}",
+        notes=[f"there may be more sessions: continue with --cursor {following}" if following else None],
     )
 
 
-def _styled(text: str, like: str) -> Any:
-    shown = state_text(like)
-    shown.plain = text
-    return shown
+_STYLES: Final = {"idle": "green", "running": "yellow", "failed": "red"}
+
+_COLUMNS: Final[Sequence[Column[SessionRecord]]] = (
+    Column("agent", lambda session: session.agent, least=8),
+    Column("id", lambda session: session.id, least=12),
+    Column("status", lambda session: Styled(session.status, _STYLES[session.status])),
+    Column("turns", lambda session: session.ended, right=True),
+    Column("waiting", lambda session: session.sent - session.turn, right=True),
+    Column("state", lambda session: f"{session.state_bytes:,} B", right=True),
+    Column("last", lambda session: Time(session.at or None)),
+    Column("app", lambda session: session.app or "", wide=True),
+    Column("queue", lambda session: session.queue, wide=True),
+    Column("first", lambda session: Time(session.born or None), wide=True),
+    Column("detail", lambda session: session.failed or "", least=6),
+)
 
 
 async def _find(producer: Producer, agent: str, session_id: str) -> SessionRecord:
     found = await read_session(producer.gateway, _address(producer, agent, session_id))
     if found is None:
         hint = (await producer.catalog()).hint(agent) or "; 'perdure session list' lists the sessions"
-        raise Failed(
-            f"no session {session_id!r} of agent {agent!r} in namespace {producer.namespace.name!r} on "
-            f"{producer.address.shown}{hint}"
-        )
+        raise Failed(f"no session {session_id!r} of agent {agent!r} {where(producer)}{hint}")
     return found
 
 
@@ -147,7 +124,7 @@ def _address(producer: Producer, agent: str, session_id: str) -> SessionAddress:
 
 @app.command()
 @connected
-async def show(producer: Producer, agent: AgentName, session_id: SessionId, *, json: AsJson = False) -> None:
+async def show(producer: Producer, agent: AgentName, session_id: SessionId) -> Output:
     """Show a session: status, turns, and the state that its last turn left.
 
     Example: perdure session show assistant user-42
@@ -156,15 +133,18 @@ async def show(producer: Producer, agent: AgentName, session_id: SessionId, *, j
     content = _content(record)
     if problem := content.get("problem"):
         note(problem)
-    if json:
-        print_json(record.summary() | content)
-        return
-    print_fields({name.replace("_", " "): str(value) for name, value in record.summary().items()})
-    if content["state"] is not None:
-        print_text(orjson.dumps(content["state"], option=orjson.OPT_INDENT_2).decode())
-    for one in content["corrections"]:
-        by = f" by {one['by']}" if one["by"] else ""
-        note(f"the next turn applies a correction{by}: {orjson.dumps(one['changes']).decode()}")
+    state = content["state"]
+    return Output(
+        record.summary() | content,
+        {name.replace("_", " "): str(value) for name, value in record.summary().items()},
+        None if state is None else orjson.dumps(state, option=orjson.OPT_INDENT_2).decode(),
+        *(_waiting(correction) for correction in content["corrections"]),
+    )
+
+
+def _waiting(correction: Mapping[str, Any]) -> Message:
+    by = f" by {correction['by']}" if correction["by"] else ""
+    return Message(f"the next turn applies a correction{by}: {orjson.dumps(correction['changes']).decode()}")
 
 
 def _content(record: SessionRecord) -> dict[str, Any]:
@@ -221,8 +201,7 @@ async def send(
     timeout: Annotated[
         float | None, typer.Option(min=0, metavar="S", help="Seconds to wait for the answer. Default: no limit.")
     ] = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Send a message to a session, and print the answer of the agent.
 
     The first message creates the session. Messages are answered in order,
@@ -255,32 +234,21 @@ async def send(
         limit=producer.payload_limit,
     )
     await warn_unserved(producer, {queue: set()}, app=app or (None if found is None else found.app))
+    sent = {"turn": turn.number, "task": str(turn)}
     if no_wait:
-        if json:
-            print_json({"turn": turn.number, "task": str(turn)})
-        else:
-            print_data(str(turn))
-        return
+        return Output(sent, str(turn))
     try:
         answer = await TurnHandle(producer, address, TurnId(turn.digest, turn.born, turn.number)).result(timeout)
     except TimeoutError as error:
         raise Failed(str(error)) from None
-    if json:
-        print_json({"turn": turn.number, "task": str(turn), "answer": answer})
-    else:
-        print_text(answer if isinstance(answer, str) else orjson.dumps(answer).decode())
+    return Output(sent | {"answer": answer}, answer if isinstance(answer, str) else orjson.dumps(answer).decode())
 
 
 def _inputs(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise Misuse(f"--inputs: not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise Misuse(f'--inputs must be a JSON object, such as {{"language": "no"}}, got {text}')
-    return found
+    with misuse_of("--inputs"):
+        return read_object(text)
 
 
 @app.command()
@@ -291,9 +259,8 @@ async def correct(
     session_id: SessionId,
     *,
     field: Fields = None,
-    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")] = None,
-    json: AsJson = False,
-) -> None:
+    by: By = None,
+) -> Output:
     """Correct the state of a session, and print the id of the turn's task.
 
     While no turn runs, the session stores the correction for the next one. The
@@ -309,22 +276,20 @@ async def correct(
 
     def check(record: SessionRecord) -> None:
         if (stored := stored_state(record)) is not None:
-            try:
+            with misuse_of("--field", CannotCorrect):
                 corrected(stored, changes)
-            except CannotCorrect as error:
-                raise Misuse(f"--field {error}") from None
 
     read = partial(_find, producer, agent, session_id)
     sent = await correct_session(producer, read, changes, check, by=login() if by is None else by)
-    if json:
-        print_json({"task": sent.task_id, "state": sent.state, "changes": changes})
-    else:
-        print_data(sent.task_id)
     when = {
         State.WAITING: "the next turn reads it when it begins",
         State.DEAD: f"the turn is a dead letter; to resume it: perdure dlq replay {sent.task_id}",
     }.get(sent.state, "the turn reads it before its next step")
-    note(f"stored the correction of session {session_id!r} of agent {agent!r}; {when}")
+    return Output(
+        {"task": sent.task_id, "state": sent.state, "changes": changes},
+        sent.task_id,
+        notes=[f"stored the correction of session {session_id!r} of agent {agent!r}; {when}"],
+    )
 
 
 @app.command()
@@ -338,20 +303,10 @@ async def export(producer: Producer, agent: AgentName, session_id: SessionId, *,
     content = _content(record)
     with open_output(output) as file:
         print_json_lines([record.summary() | content], file)
-        page: list[SessionMessage] = []
         async for message in read_history(producer.gateway, record.address):
-            page.append(message)
-            if len(page) == _PAGE:
-                print_json_lines([message.summary() for message in page], file)
-                page.clear()
-        if page:
-            print_json_lines([message.summary() for message in page], file)
+            print_json_lines([message.summary()], file)
     if problem := content.get("problem"):
         raise Failed(f"{problem}; it was not exported, the messages were")
-
-
-_PAGE = 500
-"""Messages that are printed at once."""
 
 
 @app.command()
@@ -361,7 +316,7 @@ async def forget(
     agent: AgentName,
     session_id: SessionId,
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Assured = False,
 ) -> None:
     """Delete a session with its state, its history and the tasks of its turns.
 
@@ -376,14 +331,12 @@ async def forget(
         await forget_session(producer.gateway, _address(producer, agent, session_id))  # what an earlier call has left
         raise
     if not yes:
-        if not sys.stdin.isatty():
-            raise Misuse("forget deletes the session permanently: add --yes, because stdin is no terminal")
-        if not confirm(f"Permanently delete session {record.name} with {record.ended} turns?"):
-            raise Failed("nothing was deleted")
+        what = f"session {record.name} with {record.ended} turns"
+        confirm_deletion(what, "forget deletes the session permanently")
     if not await forget_session(producer.gateway, record.address, born=str(record.born)):
         raise Failed(f"session {record.name} was deleted meanwhile")
     note(
         "memories, and what tasks have put into the artifact store, are kept: 'perdure memory forget --all --subject "
         "SUBJECT' deletes the memories about a subject, 'perdure artifacts gc' the files that nothing links"
     )
-    print_data(record.id)
+    print_text(record.id)

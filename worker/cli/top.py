@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...queues.inspection.running import running_tasks
 from ...queues.inspection.views import QueueStats, list_queues, observed_workers, queue_partitions
@@ -13,14 +13,10 @@ from ...queues.producer import Producer
 from ...queues.records import Record
 from ...queues.wording import counted, iso_time
 from .queue import QUEUE_COLUMNS
-from .support.connection import connected, redis_now
-from .support.live import show_live
-from .support.marked import mask_defined
-from .support.output import AsJson, Column, Wide, ago, list_table, print_json
-from .worker import worker_columns
-
-if TYPE_CHECKING:  # rich is imported where a list is drawn
-    from rich.console import RenderableType
+from .support.connection import connected, mask_defined, redis_now
+from .support.output import Column, Styled, Table, Time
+from .support.runner import Screen
+from .worker import WORKER_COLUMNS
 
 _MAX_TASKS: Final = 100
 """Running tasks that are read."""
@@ -46,7 +42,7 @@ class Overview:
 
 
 @connected
-async def top(producer: Producer, *, wide: Wide = False, json: AsJson = False) -> None:
+async def top(producer: Producer) -> Screen:
     """Show queues, workers and running tasks on a live screen, until Ctrl-C.
 
     The tasks that have been running longest come first. Without a terminal,
@@ -54,15 +50,7 @@ async def top(producer: Producer, *, wide: Wide = False, json: AsJson = False) -
 
     Example: perdure top
     """
-    if json:
-        print_json((await _read(producer)).summary())
-        return
-    place = f"namespace {producer.namespace.name} on {producer.address.shown}"
-
-    async def screen(width: int) -> RenderableType:
-        return overview_screen(await _read(producer), place, width=width, wide=wide)
-
-    await show_live(screen)
+    return overview_screen(await _read(producer), f"namespace {producer.namespace.name} on {producer.address.shown}")
 
 
 async def _read(producer: Producer) -> Overview:
@@ -76,32 +64,27 @@ async def _read(producer: Producer) -> Overview:
     )
 
 
-def overview_screen(found: Overview, place: str, *, width: int, wide: bool = False) -> RenderableType:
+def overview_screen(found: Overview, place: str) -> Screen:
     """Return the screen: a title and three tables."""
-    from rich.console import Group
-    from rich.text import Text
-
     running = sum(stats.in_flight for stats in found.queues)
     live = sum(not info.presumed_dead for info in found.workers)
-    title = f"{iso_time(found.now)}  {place}"
-    return Group(
-        Text(title, no_wrap=True, overflow="ellipsis"),
-        Text(f"\n{counted(len(found.queues), 'queue')}", style="bold"),
-        list_table(QUEUE_COLUMNS, found.queues, width=width, wide=wide),
-        Text(f"\n{counted(live, 'live worker')}", style="bold"),
-        list_table(worker_columns(found.now), found.workers, width=width, wide=wide),
-        Text(f"\n{counted(running, 'running task')}", style="bold"),
-        list_table(_running_columns(found.now), found.running, width=width, wide=wide),
+    return Screen(
+        found.summary(),
+        f"{iso_time(found.now)}  {place}",
+        Styled(f"\n{counted(len(found.queues), 'queue')}", "bold"),
+        Table(QUEUE_COLUMNS, found.queues),
+        Styled(f"\n{counted(live, 'live worker')}", "bold"),
+        Table(WORKER_COLUMNS, found.workers),
+        Styled(f"\n{counted(running, 'running task')}", "bold"),
+        Table(_RUNNING_COLUMNS, found.running),
     )
 
 
-def _running_columns(now: int) -> Sequence[Column[Record]]:
-    since = ago(now, whole=True)
-    return (
-        Column("task", lambda record: record.task or "?", least=8),
-        Column("id", lambda record: record.id, least=36, fold=True),
-        Column("queue", lambda record: record.queue, wide=True),
-        Column("worker", lambda record: record.worker or "", least=8),
-        Column("step", lambda record: record.step or "", least=4),
-        Column("started", lambda record: since(record.started_at or record.enqueued_at)),
-    )
+_RUNNING_COLUMNS: Final[Sequence[Column[Record]]] = (
+    Column("task", lambda record: record.task or "?", least=8),
+    Column("id", lambda record: record.id, least=36, fold=True),
+    Column("queue", lambda record: record.queue, wide=True),
+    Column("worker", lambda record: record.worker or "", least=8),
+    Column("step", lambda record: record.step or "", least=4),
+    Column("started", lambda record: Time(record.started_at or record.enqueued_at)),
+)

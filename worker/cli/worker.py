@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Any, Final
 
-import anyio
 import typer
 
 from ...queues.errors import Unavailable
@@ -20,174 +19,14 @@ from ...queues.keys import check_name
 from ...queues.presence import WorkerInfo, list_workers, read_registered
 from ...queues.producer import Producer
 from ...queues.supervisors import SupervisorInfo, list_supervisors, paused_supervisors, resume_supervisor
-from ...queues.wording import counted, duration
+from ...queues.wording import duration
 from ..runtime.health.report import ALIVE, CONNECTED, LEVELS, Level, Report
 from .lazy import load
-from .support.connection import ConnectionOptions, connected, redis_now, with_connection_options
+from .support.connection import ConnectionOptions, connected, where
 from .support.errors import Failed, Misuse
-from .support.live import Watch, check_watch, show_live
 from .support.options import in_duration
-from .support.output import AsJson, Column, Wide, ago, list_table, note, print_data, print_json, print_list, print_table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
-@with_connection_options
-def health(
-    place: ConnectionOptions,
-    worker: Annotated[
-        str | None,
-        typer.Argument(metavar="[WORKER-ID]", help="Id of the worker, as 'worker list' shows it.", show_default=False),
-    ] = None,
-    *,
-    pid: Annotated[
-        int | None, typer.Option(metavar="PID", help="Check the worker of this host with this process id.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Check the workers of this host with this --name.")
-    ] = None,
-    json: AsJson = False,
-) -> None:
-    """Check the health of workers; exit with 0 if all are healthy, else with 1.
-
-    Use it in probes that run a command. It reads from Redis what the
-    workers report every few seconds. Default: all workers of this host.
-
-    A worker whose process has ended without a shutdown is lost. It fails
-    the check until its deliveries were claimed.
-
-    alive: it reported lately, and its event loop responds.
-    connected: Redis responds, and its leases are renewed.
-    consuming: it reads messages, or all its slots are taken.
-    progress: its tasks make progress, or it runs none.
-
-    Example: perdure worker health --pid 1
-    """
-    if sum(choice is not None for choice in (worker, pid, name)) > 1:
-        raise Misuse("give only one of WORKER-ID, --pid and --name")
-    try:
-        registered, held = anyio.run(_registered, place)
-    except Unavailable as error:
-        raise Failed(f"not connected: {error}; restore Redis, and the workers reconnect") from error
-    selected = _select(registered, held, worker, pid, name)
-    reports = [_report(info, held.get(info.id, 0)) for info in selected]
-    if json:
-        print_json([report.summary() for report in reports])
-    else:
-        for position, report in enumerate(reports):
-            if position > 0:
-                print_data("")
-            _print_report(report)
-    failing = [(report.worker, level) for report in reports for level in report.levels if not level.ok]
-    for worker_id, level in failing:
-        remedy = f"; {level.remedy}" if level.remedy else ""
-        note(f"worker {worker_id} is not {_AS_ADJECTIVE.get(level.name, level.name)}: {level.said}{remedy}")
-    if failing:
-        raise typer.Exit(1)
-
-
-_AS_ADJECTIVE = {"progress": "making progress"}
-
-
-async def _registered(place: ConnectionOptions) -> tuple[list[WorkerInfo], Mapping[str, int]]:
-    """Return the registered workers, and the number of deliveries that each one presumed dead still holds."""
-    held: Counter[str] = Counter()
-    async with place.producer() as producer:
-        registered = await list_workers(producer.gateway, producer.namespace)
-        lost = {info.id for info in registered if info.presumed_dead}
-        for stats in await list_queues(producer.gateway, producer.namespace) if lost else ():
-            held.update({name: number for name, number in stats.consumers.items() if name in lost})
-    return registered, held
-
-
-def _select(
-    registered: Sequence[WorkerInfo], held: Mapping[str, int], worker: str | None, pid: int | None, name: str | None
-) -> Sequence[WorkerInfo]:
-    """Return the selected workers without those that are lost and hold no delivery, which are noted.
-
-    Raises:
-        Failed: No such worker is registered.
-    """
-    if worker is not None:
-        found = [info for info in registered if info.id == worker]
-        if not found:
-            raise Failed(f"no worker {worker!r} reported lately; see 'perdure worker list'")
-        return found
-    here = socket.gethostname()
-    found = [info for info in registered if info.host == here]
-    wanted = f"on host {here!r}"
-    if pid is not None:
-        found = [info for info in found if info.pid == pid]
-        wanted = f"with process id {pid} {wanted}"
-    if name is not None:
-        found = [info for info in found if info.id.startswith(f"{name}-{here}-")]
-        wanted = f"with name {name!r} {wanted}"
-    checked = [info for info in found if held.get(info.id) or not _has_ended(info, found)]
-    for info in found:
-        if info.presumed_dead and info not in checked:
-            note(f"worker {info.id} is lost: last report {duration(info.seen)} ago; it holds no delivery")
-    if not checked:
-        raise Failed(f"not alive: no worker {wanted} reported lately; see 'perdure worker list'")
-    return checked
-
-
-def _has_ended(info: WorkerInfo, workers: Sequence[WorkerInfo]) -> bool:
-    """Whether the process of a worker of this host has ended: a later worker has its id, or it does not run."""
-    if any(other.pid == info.pid and other.started > info.started for other in workers):
-        return True
-    return info.presumed_dead and not _is_running(info.pid, info.seen)
-
-
-def _is_running(pid: int, for_seconds: float) -> bool:
-    """Whether a process exists and has run for this time. A younger one has the id of another that ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return fields[0] != "Z" and age > for_seconds - 1
-    except (OSError, ValueError, IndexError):  # it has ended, or this is not Linux
-        return _exists(pid)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _report(info: WorkerInfo, held: int) -> Report:
-    """Return the report of a worker, unless it is too old to be valid. held: number of its deliveries."""
-    if info.presumed_dead:
-        silent = f"last report {duration(info.seen)} ago; a report is due every {info.interval:g} s"
-        if held:
-            silent += f"; it holds {counted(held, 'delivery', 'deliveries')}"
-        remedy = "it has ended, or its event loop is blocked, or it cannot reach Redis: check its log, then restart it"
-        return Report(info.id, (Level(ALIVE, False, silent, remedy),))
-    alive = Level(ALIVE, True, f"last report {duration(info.seen)} ago")
-    try:
-        report = Report.from_summary(info.health)
-    except (KeyError, TypeError):
-        unknown = Level(CONNECTED, True, f"version {info.version} sends no health report")
-        return Report(info.id, (alive, unknown))
-    return Report(info.id, tuple(alive if level.name == ALIVE and level.ok else level for level in report.levels))
-
-
-def _print_report(report: Report) -> None:
-    from rich.text import Text
-
-    levels = {level.name: level for level in report.levels}
-    rows = [
-        (name, Text("yes", "green") if level.ok else Text("no", "red"), level.said)
-        if (level := levels.get(name)) is not None
-        else (name, Text("?"), "unknown")
-        for name in LEVELS
-    ]
-    print_table((report.worker, "", ""), rows)
-
+from .support.output import Column, Message, Styled, Table, Time, note, table
+from .support.runner import LiveListing, Output, command
 
 _SUPERVISOR: Final = "Supervisor"
 _HEALTH: Final = "Health"
@@ -211,7 +50,7 @@ def worker() -> None:
 
 
 @app.command()
-@with_connection_options
+@command
 def run(
     place: ConnectionOptions,
     context: typer.Context,
@@ -383,7 +222,7 @@ def _check(option: str, kind: str, name: str) -> str:
 
 @app.command("list")
 @connected
-async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False, json: AsJson = False) -> None:
+async def list_(producer: Producer) -> LiveListing:
     """List the workers and supervisors that are registered in Redis.
 
     A paused supervisor is listed until it is resumed. With --json: an
@@ -392,63 +231,26 @@ async def list_(producer: Producer, *, wide: Wide = False, watch: Watch = False,
 
     Example: perdure worker list
     """
-    from rich.console import Group
-
-    check_watch(watch, json)
-
-    async def screen(width: int) -> RenderableType:
-        found = await observed_workers(producer.gateway, producer.namespace)
-        above = await list_supervisors(producer.gateway, producer.namespace)
-        now = await redis_now(producer)
-        return Group(
-            list_table(worker_columns(now), found, width=width, wide=wide),
-            "",
-            list_table(_supervisor_columns(now), above, width=width, wide=wide),
-        )
-
-    if watch:
-        await show_live(screen)
-        return
     workers = await observed_workers(producer.gateway, producer.namespace)
     problems = (await read_registered(producer.gateway, producer.namespace)).problems
     supervisors = await list_supervisors(producer.gateway, producer.namespace, problems)
-    if json:
-        print_json(
-            {
-                "workers": [info.summary() for info in workers],
-                "supervisors": [info.summary() for info in supervisors],
-                "problems": [{"id": name, "problem": problem} for name, problem in problems.items()],
-            }
-        )
-        return
-    for name, problem in problems.items():
-        note(f"{name}: {problem}")
-    now = await redis_now(producer)
-    if workers:
-        print_list(worker_columns(now), workers, wide=wide)
-    else:
-        note(f"no workers in namespace {producer.namespace.name!r} on {producer.address.shown}")
-    if supervisors:
-        if workers:
-            print_data("")
-        _print_supervisors(supervisors, now, wide)
-
-
-def worker_columns(now: int) -> Sequence[Column[WorkerInfo]]:
-    """Return the columns of workers. now: milliseconds of Redis' clock."""
-    since = ago(now, whole=True)
-    return (
-        Column("worker", lambda info: info.id, least=16),
-        Column("app", lambda info: info.app, wide=True),
-        Column("queues", lambda info: ", ".join(info.queues), least=8),
-        Column("busy", lambda info: f"{info.in_flight}/{info.concurrency}", right=True),
-        Column("health", _health_summary, least=8),
-        Column("started", lambda info: since(info.started), wide=True),
-        Column("seen", lambda info: f"{duration(info.seen, whole=True)} ago"),
-        Column("host", lambda info: info.host, least=6),
-        Column("pid", lambda info: str(info.pid), right=True, wide=True),
-        Column("version", lambda info: info.version, wide=True),
+    paused = sorted({info.name for info in supervisors if info.paused_since})
+    listing = LiveListing(
+        WORKER_COLUMNS,
+        workers,
+        empty=f"no workers {where(producer)}",
+        data={
+            "workers": [info.summary() for info in workers],
+            "supervisors": [info.summary() for info in supervisors],
+            "problems": [{"id": name, "problem": problem} for name, problem in problems.items()],
+        },
     )
+    listing.parts[:0] = [Message(f"{name}: {problem}") for name, problem in problems.items()]
+    if supervisors:
+        listing.parts += [*([""] if workers else []), Table(_SUPERVISOR_COLUMNS, supervisors)]
+    resume = "is paused; fix the cause, then run: perdure worker resume"
+    listing.parts += [Message(f"supervisor {name} {resume} {name}") for name in paused]
+    return listing
 
 
 def _health_summary(info: WorkerInfo) -> str:
@@ -463,34 +265,38 @@ def _health_summary(info: WorkerInfo) -> str:
     return f"not {', '.join(failing)}" if failing else "ready"
 
 
-def _supervisor_columns(now: int) -> Sequence[Column[SupervisorInfo]]:
-    since = ago(now, whole=True)
-    return (
-        Column("supervisor", lambda info: info.name, least=12),
-        Column("children", _count_states, least=10),
-        Column("of", lambda info: str(info.processes), right=True, wide=True),
-        Column("crashes", lambda info: str(info.crashes), right=True),
-        Column("within", lambda info: duration(info.window) if info.window else "-", right=True, wide=True),
-        Column("started", lambda info: since(info.started or None), wide=True),
-        Column("seen", lambda info: "gone" if info.seen is None else f"{duration(info.seen, whole=True)} ago"),
-        Column("host", lambda info: info.host, least=6),
-        Column("pid", lambda info: str(info.pid or "-"), right=True, wide=True),
-        Column(
-            "paused", lambda info: f"{since(info.paused_since)}: {info.why}" if info.paused_since else "no", least=6
-        ),
-    )
-
-
-def _print_supervisors(supervisors: list[SupervisorInfo], now: int, wide: bool) -> None:
-    print_list(_supervisor_columns(now), supervisors, wide=wide)
-    for name in sorted({info.name for info in supervisors if info.paused_since}):
-        note(f"supervisor {name} is paused; fix the cause, then run: perdure worker resume {name}")
+WORKER_COLUMNS: Final[Sequence[Column[WorkerInfo]]] = (
+    Column("worker", lambda info: info.id, least=16),
+    Column("app", lambda info: info.app, wide=True),
+    Column("queues", lambda info: info.queues, least=8),
+    Column("busy", lambda info: f"{info.in_flight}/{info.concurrency}", right=True),
+    Column("health", _health_summary, least=8),
+    Column("started", lambda info: Time(info.started), wide=True),
+    Column("seen", lambda info: f"{duration(info.seen, whole=True)} ago"),
+    Column("host", lambda info: info.host, least=6),
+    Column("pid", lambda info: info.pid, right=True, wide=True),
+    Column("version", lambda info: info.version, wide=True),
+)
 
 
 def _count_states(info: SupervisorInfo) -> str:
     """Return the number of children per state, such as '3 working, 1 idle'."""
     states = Counter(child.state for child in info.children)
     return ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
+
+
+_SUPERVISOR_COLUMNS: Final[Sequence[Column[SupervisorInfo]]] = (
+    Column("supervisor", lambda info: info.name, least=12),
+    Column("children", _count_states, least=10),
+    Column("of", lambda info: info.processes, right=True, wide=True),
+    Column("crashes", lambda info: info.crashes, right=True),
+    Column("within", lambda info: duration(info.window) if info.window else "-", right=True, wide=True),
+    Column("started", lambda info: Time(info.started or None), wide=True),
+    Column("seen", lambda info: "gone" if info.seen is None else f"{duration(info.seen, whole=True)} ago"),
+    Column("host", lambda info: info.host, least=6),
+    Column("pid", lambda info: info.pid or "-", right=True, wide=True),
+    Column("paused", lambda info: Time(info.paused_since, f": {info.why}") if info.paused_since else "no", least=6),
+)
 
 
 @app.command()
@@ -503,8 +309,7 @@ async def resume(
     ] = None,
     *,
     every: Annotated[bool, typer.Option("--all", help="Resume all paused supervisors.")] = False,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Resume paused supervisors, and print their names.
 
     A supervisor pauses when its workers crash too often. Fix the cause
@@ -526,12 +331,157 @@ async def resume(
         for one in (paused if name is None else [name])
         if await resume_supervisor(producer.gateway, producer.namespace, one) or name
     ]
-    if json:
-        print_json(lifted)
-    else:
-        for one in lifted:
-            print_data(one)
-        note(f"resumed: {len(lifted)}")
+    return Output(lifted, *lifted, notes=[f"resumed: {len(lifted)}"])
 
 
-app.command()(health)
+@app.command()
+@command
+async def health(
+    place: ConnectionOptions,
+    worker: Annotated[
+        str | None,
+        typer.Argument(metavar="[WORKER-ID]", help="Id of the worker, as 'worker list' shows it.", show_default=False),
+    ] = None,
+    *,
+    pid: Annotated[
+        int | None, typer.Option(metavar="PID", help="Check the worker of this host with this process id.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Check the workers of this host with this --name.")
+    ] = None,
+) -> Output:
+    """Check the health of workers; exit with 0 if all are healthy, else with 1.
+
+    Use it in probes that run a command. It reads from Redis what the
+    workers report every few seconds. Default: all workers of this host.
+
+    A worker whose process has ended without a shutdown is lost. It fails
+    the check until its deliveries were claimed.
+
+    alive: it reported lately, and its event loop responds.
+    connected: Redis responds, and its leases are renewed.
+    consuming: it reads messages, or all its slots are taken.
+    progress: its tasks make progress, or it runs none.
+
+    Example: perdure worker health --pid 1
+    """
+    if sum(choice is not None for choice in (worker, pid, name)) > 1:
+        raise Misuse("give only one of WORKER-ID, --pid and --name")
+    try:
+        registered, held = await _registered(place)
+    except Unavailable as error:
+        raise Failed(f"not connected: {error}; restore Redis, and the workers reconnect") from error
+    selected = _select(registered, held, worker, pid, name)
+    reports = [_report(info, held.get(info.id, 0)) for info in selected]
+    failing = [(report.worker, level) for report in reports for level in report.levels if not level.ok]
+    tables = [part for report in reports for part in ("", _levels(report))]
+    return Output(
+        [report.summary() for report in reports],
+        *tables[1:],
+        notes=[
+            f"worker {worker_id} is not {_AS_ADJECTIVE.get(level.name, level.name)}: {level.said}"
+            f"{f'; {level.remedy}' if level.remedy else ''}"
+            for worker_id, level in failing
+        ],
+        failure=typer.Exit(1) if failing else None,
+    )
+
+
+_AS_ADJECTIVE = {"progress": "making progress"}
+
+
+async def _registered(place: ConnectionOptions) -> tuple[list[WorkerInfo], Mapping[str, int]]:
+    """Return the registered workers, and the number of deliveries that each one presumed dead still holds."""
+    held: Counter[str] = Counter()
+    async with place.producer() as producer:
+        registered = await list_workers(producer.gateway, producer.namespace)
+        lost = {info.id for info in registered if info.presumed_dead}
+        for stats in await list_queues(producer.gateway, producer.namespace) if lost else ():
+            held.update({name: number for name, number in stats.consumers.items() if name in lost})
+    return registered, held
+
+
+def _select(
+    registered: Sequence[WorkerInfo], held: Mapping[str, int], worker: str | None, pid: int | None, name: str | None
+) -> Sequence[WorkerInfo]:
+    """Return the selected workers without those that are lost and hold no delivery, which are noted.
+
+    Raises:
+        Failed: No such worker is registered.
+    """
+    if worker is not None:
+        found = [info for info in registered if info.id == worker]
+        if not found:
+            raise Failed(f"no worker {worker!r} reported lately; see 'perdure worker list'")
+        return found
+    here = socket.gethostname()
+    found = [info for info in registered if info.host == here]
+    wanted = f"on host {here!r}"
+    if pid is not None:
+        found = [info for info in found if info.pid == pid]
+        wanted = f"with process id {pid} {wanted}"
+    if name is not None:
+        found = [info for info in found if info.id.startswith(f"{name}-{here}-")]
+        wanted = f"with name {name!r} {wanted}"
+    checked = [info for info in found if held.get(info.id) or not _has_ended(info, found)]
+    for info in found:
+        if info.presumed_dead and info not in checked:
+            note(f"worker {info.id} is lost: last report {duration(info.seen)} ago; it holds no delivery")
+    if not checked:
+        raise Failed(f"not alive: no worker {wanted} reported lately; see 'perdure worker list'")
+    return checked
+
+
+def _has_ended(info: WorkerInfo, workers: Sequence[WorkerInfo]) -> bool:
+    """Whether the process of a worker of this host has ended: a later worker has its id, or it does not run."""
+    if any(other.pid == info.pid and other.started > info.started for other in workers):
+        return True
+    return info.presumed_dead and not _is_running(info.pid, info.seen)
+
+
+def _is_running(pid: int, for_seconds: float) -> bool:
+    """Whether a process exists and has run for this time. A younger one has the id of another that ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return fields[0] != "Z" and age > for_seconds - 1
+    except (OSError, ValueError, IndexError):  # it has ended, or this is not Linux
+        return _exists(pid)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _report(info: WorkerInfo, held: int) -> Report:
+    """Return the report of a worker, unless it is too old to be valid. held: number of its deliveries."""
+    if info.presumed_dead:
+        silent = f"last report {duration(info.seen)} ago; a report is due every {info.interval:g} s"
+        if held:
+            silent += f"; it holds {held} {'delivery' if held == 1 else 'deliveries'}"
+        remedy = "it has ended, or its event loop is blocked, or it cannot reach Redis: check its log, then restart it"
+        return Report(info.id, (Level(ALIVE, False, silent, remedy),))
+    alive = Level(ALIVE, True, f"last report {duration(info.seen)} ago")
+    try:
+        report = Report.from_summary(info.health)
+    except (KeyError, TypeError):
+        unknown = Level(CONNECTED, True, f"version {info.version} sends no health report")
+        return Report(info.id, (alive, unknown))
+    return Report(info.id, tuple(alive if level.name == ALIVE and level.ok else level for level in report.levels))
+
+
+def _levels(report: Report) -> Table[Any]:
+    levels = {level.name: level for level in report.levels}
+    rows = [
+        (name, Styled("yes", "green") if level.ok else Styled("no", "red"), level.said)
+        if (level := levels.get(name)) is not None
+        else (name, "?", "unknown")
+        for name in LEVELS
+    ]
+    return table((report.worker, "", ""), rows)

@@ -437,7 +437,7 @@ def test_purge_of_all_follows_the_answer(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, said: bytes, code: int, left: int
 ) -> None:
     bury(crew, 2)
-    monkeypatch.setattr("perdure.worker.cli.dlq._is_terminal", lambda: True)
+    monkeypatch.setattr("perdure.worker.cli.support.options.is_terminal", lambda: True)
     answer = call("dlq", "purge", "--all", stdin=said)
     assert "Permanently delete all 2 dead letters" in answer.err
     assert (answer.code, len(dead()), len(answer.ids)) == (code, left, 2 - left)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from perdure.worker.cli.support.output import rendered
 from perdure.worker.cli.top import Overview, overview_screen
 from rich.cells import cell_len
 from rich.console import Console
@@ -37,7 +38,8 @@ def test_the_screen_fits_80_columns() -> None:
     out = io.StringIO()
     found = Overview(NOW, [QUEUE], [WORKER, replace(WORKER, id="killed", seen=3_600.0)], [RUNNING])
     console = Console(file=out, width=80, markup=False, highlight=False, emoji=False)
-    console.print(overview_screen(found, "namespace perdure on redis://localhost:6379/0", width=80))
+    screen = overview_screen(found, "namespace perdure on redis://localhost:6379/0")
+    console.print(rendered(screen.parts, NOW, width=80))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert max(map(cell_len, lines)) <= 80
     assert "1 live worker" in lines

@@ -21,12 +21,12 @@ def test_a_table_that_fits_has_a_line_for_each_row(
 ) -> None:
     lines = shown(monkeypatch, capsys, 80)
     assert lines[0].split() == ["id", "state", "crashes", "error"]
-    assert lines[3] == "01980f2e-7f6a-7c42   dead              3   it cannot be read"
+    assert lines[3] == "01980f2e-7f6a-7c42  dead             3  it cannot be read"
 
 
 def test_the_last_column_wraps_at_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(monkeypatch, capsys, 54)
-    assert [line.split() for line in lines[3:]] == [["01980f2e-7f6a-7c42", "dead", "3", "it", "cannot"], ["be", "read"]]
+    assert [line.split() for line in lines[3:]] == [["01980f2e-7f6a-7c42", "dead", "3", "it", "cannot", "be"], ["read"]]
 
 
 def test_a_table_that_does_not_fit_has_a_line_for_each_value(

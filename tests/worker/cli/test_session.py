@@ -165,7 +165,7 @@ def test_mistakes_are_named_with_their_remedies(work: Callable[[], None], tmp_pa
     assert "'perdure session list' lists the sessions" in unknown.err
     inputs = call("session", "send", "echo", "ada", "one", "--inputs", "[]")
     assert (inputs.code, inputs.out) == (2, "")
-    assert inputs.err == """perdure: --inputs must be a JSON object, such as {"language": "no"}, got []\n"""
+    assert inputs.err == """perdure: --inputs: must be a JSON object, such as {"root": "src"}, got an array\n"""
     unanswered = call("session", "send", "echo", "ada", "one", "--queue", "test", "--timeout", "0")  # no worker runs
     assert (unanswered.code, unanswered.out) == (1, "")
     assert "turn 1 of the session did not end within " in unanswered.err

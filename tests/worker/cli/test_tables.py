@@ -10,8 +10,8 @@ import pytest
 from perdure.queues import QueueStats, Record, State, WorkerInfo
 from perdure.worker.cli.queue import QUEUE_COLUMNS
 from perdure.worker.cli.support.output import Column, R, list_table
-from perdure.worker.cli.task.listing import task_columns
-from perdure.worker.cli.worker import worker_columns
+from perdure.worker.cli.task.listing import TASK_COLUMNS
+from perdure.worker.cli.worker import WORKER_COLUMNS
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -60,12 +60,12 @@ WORKER = WorkerInfo(
 def lines(columns: Sequence[Column[R]], rows: Sequence[R], *, width: int = 80, wide: bool = False) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, markup=False, highlight=False, emoji=False)
-    console.print(list_table(columns, rows, width=width, wide=wide))
+    console.print(list_table(columns, rows, width=width, wide=wide, now=NOW))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def test_tasks_have_a_line_each_in_80_columns() -> None:
-    shown = lines(task_columns(NOW), [RECORD, DEAD])
+    shown = lines(TASK_COLUMNS, [RECORD, DEAD])
     assert len(shown) == 4
     assert max(map(cell_len, shown)) <= 80
     assert shown[0].split() == ["id", "task", "state", "enqueued", "detail"]
@@ -85,7 +85,7 @@ def test_tasks_have_a_line_each_in_80_columns() -> None:
     ids=["long id", "wide characters", "control characters", "in the future"],
 )
 def test_no_line_of_a_task_is_longer_than_80_cells(record: Record) -> None:
-    shown = lines(task_columns(NOW), [RECORD, record])
+    shown = lines(TASK_COLUMNS, [RECORD, record])
     assert max(map(cell_len, shown)) <= 80
     assert not any("\x1b" in line for line in shown)
     first = [line.split("  ")[0] for line in shown[3:]]
@@ -93,7 +93,7 @@ def test_no_line_of_a_task_is_longer_than_80_cells(record: Record) -> None:
 
 
 def test_wide_adds_columns_and_cuts_nothing() -> None:
-    narrow, wide = (lines(task_columns(NOW), [DEAD], width=200, wide=wide) for wide in (False, True))
+    narrow, wide = (lines(TASK_COLUMNS, [DEAD], width=200, wide=wide) for wide in (False, True))
     assert "attempts" not in narrow[0]
     assert {"queue", "attempts", "crashes", "worker"} <= set(wide[0].split())
     assert DEAD.task is not None
@@ -101,7 +101,7 @@ def test_wide_adds_columns_and_cuts_nothing() -> None:
 
 
 def test_a_wide_list_that_does_not_fit_has_a_line_for_each_value() -> None:
-    shown = lines(task_columns(NOW), [DEAD, RECORD], wide=True)
+    shown = lines(TASK_COLUMNS, [DEAD, RECORD], wide=True)
     assert shown[0].split() == ["id", ID]
     assert ["task", DEAD.task] in [line.split() for line in shown]
     assert ["queue", "reports"] in [line.split() for line in shown]
@@ -109,12 +109,12 @@ def test_a_wide_list_that_does_not_fit_has_a_line_for_each_value() -> None:
 
 def test_queues_and_workers_fit_80_columns() -> None:
     queues = lines(QUEUE_COLUMNS, [QUEUE, replace(QUEUE, queue="mail")])
-    workers = lines(worker_columns(NOW), [WORKER])
+    workers = lines(WORKER_COLUMNS, [WORKER])
     assert max(map(cell_len, queues + workers)) <= 80
     assert (len(queues), len(workers)) == (4, 3)
     assert "100/128" in workers[2]
 
 
 def test_a_terminal_that_is_too_narrow_gets_a_line_for_each_value() -> None:
-    shown = lines(task_columns(NOW), [RECORD], width=60)
+    shown = lines(TASK_COLUMNS, [RECORD], width=60)
     assert shown[:2] == [f"id        {ID}", "task      audit"]

@@ -13,30 +13,27 @@ first memory is stored.
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Any, Final
 
-import anyio
 import typer
-from pydantic import ValidationError
 
-from ....queues.wording import duration, short
-from ...errors import InvalidMemory
+from ....queues.wording import short
 from ...memory.factory import is_postgres, make_store, store_path
 from ...memory.hybrid import HybridStore, Policy
 from ...memory.memory import RELATIONS, FoundMemory, Memory, NewMemory, new_memory, strength
 from ...memory.sqlite import Salvage
 from ...settings import Settings, load_settings
-from ..enqueue import problem
 from ..support.connection import warn_of_password
 from ..support.errors import Failed, Misuse
-from ..support.options import OutputFile, numbered_lines, open_output, opened, read_object, with_options
-from ..support.output import AsJson, Bar, note, print_data, print_json, print_json_lines, print_table
-
-P = ParamSpec("P")
+from ..support.options import DryRun, OutputFile, check_lines, open_output, opened, read_lines, read_object
+from ..support.output import Bar, Column, Message, Table, Time, note, print_json_lines, table
+from ..support.runner import OptionGroup, Output, Resource, command
 
 _PANEL = "Memory store"
 
@@ -59,27 +56,10 @@ DataDir = Annotated[
     ),
 ]
 
-Owner = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only memories of this agent; '' for those without an owner.")
-]
-Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only memories of this type.")]
-Subject = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Only memories about this subject, such as user:42; '' for the agents' own."),
-]
-Tags = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="TAG", help="Only memories with this tag. Repeatable.")
-]
-
 
 def without_embedder(settings: Settings) -> Settings:
     """Return the settings for a command that embeds nothing, so that a different embedder is no conflict."""
     return settings.model_copy(update={"embedder": ""})
-
-
-def with_store_options(command: Callable[Concatenate[Settings, P], None]) -> Callable[..., None]:
-    """Add the memory store options to a command, which receives the settings as its first argument."""
-    return with_options(command, {"memory": StorePlace, "data_dir": DataDir}, store_settings)
 
 
 def store_settings(*, memory: str | None, **given: object) -> Settings:
@@ -88,236 +68,67 @@ def store_settings(*, memory: str | None, **given: object) -> Settings:
     return load_settings(memory=memory, **given)
 
 
-def with_memory_store(
-    *, create: bool = False, embeds: bool = True, reembedding: bool = False
-) -> Callable[[Callable[Concatenate[HybridStore, P], Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Add the memory store options to an async command, and run it with the open store as its first argument.
+@dataclass(frozen=True, slots=True)
+class StoreOptions(OptionGroup):
+    """Options that name the memory store."""
 
-    Args:
-        create: Create the store if it does not exist.
-        embeds: Whether the command needs the embedder, if one is set.
-        reembedding: Open the store even if its vectors are from another embedder.
-    """
+    memory: StorePlace = None
+    data_dir: DataDir = None
 
-    def decorate(command: Callable[Concatenate[HybridStore, P], Coroutine[Any, Any, None]]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def called(settings: Settings, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            async def open_and_run() -> None:
-                store = make_store(settings if embeds else without_embedder(settings))
-                await (store.open_for_reembedding() if reembedding else store.open(create=create))
-                try:
-                    await command(store, *args, **kwargs)
-                finally:
-                    await store.close()
+    @asynccontextmanager
+    async def open(
+        self, *, create: bool = False, embeds: bool = True, reembedding: bool = False
+    ) -> AsyncIterator[HybridStore]:
+        """Open the store.
 
-            anyio.run(open_and_run)
-
-        return with_store_options(called)
-
-    return decorate
-
-
-@with_store_options
-def export(
-    settings: Settings,
-    *,
-    owner: Owner = None,
-    type: Type = None,
-    tag: Tags = None,
-    subject: Subject = None,
-    output: OutputFile = None,
-    salvage: Annotated[
-        bool, typer.Option("--salvage", help="Export what can still be read of a damaged file.")
-    ] = False,
-) -> None:
-    """Write memories as JSON lines, the oldest first.
-
-    Use it for backups, or to move memories to another store: 'perdure
-    memory add --file' imports the file. The memories are not changed.
-
-    Example: perdure memory export -o memories.jsonl
-    Example: perdure memory export --salvage -o saved.jsonl
-    """
-    if salvage:
-        _salvage(settings, output, owner, type, tag, subject)
-        return
-
-    async def write() -> None:
-        store = make_store(without_embedder(settings))
-        await store.open(create=False)
+        Args:
+            create: Create it if it does not exist.
+            embeds: Whether the command needs the embedder, if one is set.
+            reembedding: Open it even if its vectors are from another embedder.
+        """
+        settings = self.settings()
+        store = make_store(settings if embeds else without_embedder(settings))
+        await (store.open_for_reembedding() if reembedding else store.open(create=create))
         try:
-            count = await store.count(owner=owner, type=type, tags=tag or (), subject=subject)
-            with Bar("exporting", count) as bar, open_output(output) as file:
-                async for memory in store.export(owner=owner, type=type, tags=tag or (), subject=subject):
-                    print_json_lines([memory.model_dump(mode="json")], file)
-                    bar.advance()
-            note(f"exported {bar.done} memories from {store.place}")
+            yield store
         finally:
             await store.close()
 
-    anyio.run(write)
+    def settings(self) -> Settings:
+        return store_settings(memory=self.memory, data_dir=self.data_dir)
 
 
-def _salvage(
-    settings: Settings,
-    output: Path | None,
-    owner: str | None,
-    type: str | None,
-    tag: list[str] | None,
-    subject: str | None,
-) -> None:
-    if is_postgres(settings.memory):
-        raise Misuse("--salvage is for a file: for PostgreSQL use its own recovery tools")
-    reading = Salvage(store_path(settings))
-    with Bar("salvaging") as bar, open_output(output) as file:
-        for memory in reading:
-            wanted = zip((owner, type, subject), (memory.owner, memory.type, memory.subject), strict=True)
-            if all(asked in (None, there) for asked, there in wanted) and set(tag or ()) <= set(memory.tags):
-                print_json_lines([memory.model_dump(mode="json")], file)
-                bar.advance()
-    note(f"salvaged {bar.done} memories from {store_path(settings)}; unreadable places: {reading.lost}")
-    if reading.lost:
-        raise typer.Exit(1)
+def with_memory_store(**how: bool) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a command of an async function, which receives the open store. how: see `StoreOptions.open`."""
+    return partial(command, resource=Resource(StoreOptions, lambda place: place.open(**how)))
 
 
-@with_memory_store(embeds=False)
-async def prune(
-    store: HybridStore,
-    *,
-    below: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="STRENGTH", help="Delete memories with less strength; 'memory list' shows it."),
-    ] = None,
-    older_than: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Delete memories that were not used for this time.")
-    ] = None,
-    keep: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Delete all but the N strongest of each owner and type.")
-    ] = None,
-    owner: Owner = None,
-    type: Type = None,
-    tag: Tags = None,
-    subject: Subject = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
-    ] = False,
-    json: AsJson = False,
-) -> None:
-    """Delete weak or unused memories, and print their ids, the weakest first.
+@dataclass(frozen=True, slots=True)
+class MemoryFilter(OptionGroup):
+    """Options that select memories."""
 
-    A memory is deleted if any of --below, --older-than and --keep selects it.
+    owner: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only memories of this agent; '' for those without an owner.")
+    ] = None
+    type: Annotated[str | None, typer.Option(metavar="TYPE", help="Only memories of this type.")] = None
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Only memories with this tag. Repeatable.")] = (
+        None
+    )
+    subject: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only memories about this subject, such as user:42; '' for the agents' own."),
+    ] = None
 
-    Example: perdure memory prune --older-than 365 --keep 1000 --dry-run
-    """
-    if below is None and older_than is None and keep is None:
-        raise Misuse("nothing selects memories: give --below STRENGTH, --older-than DAYS or --keep N")
-    policy = Policy(below=below, unused=older_than, most=keep)
-    gone = await store.prune(policy, owner=owner, type=type, tags=tag or (), subject=subject, dry_run=dry_run)
-    if json:
-        print_json({"pruned": gone, "dry_run": dry_run})
-    elif gone:
-        print_data("\n".join(gone))
-    note(f"{'would delete' if dry_run else 'deleted'} {len(gone)} memories")
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments for the store."""
+        return {"owner": self.owner, "type": self.type, "tags": self.tag or (), "subject": self.subject}
 
-
-@with_memory_store(reembedding=True)
-async def reembed(store: HybridStore, *, json: AsJson = False) -> None:
-    """Embed all memories with the current embedder.
-
-    Use it after you have set or changed PERDURE_EMBEDDER. Until it has
-    finished, search uses the previous vectors. If it is interrupted, the
-    next call continues where it stopped.
-
-    Example: perdure memory reembed
-    """
-    done = 0
-    with Bar("embedding", await store.count()) as bar:
-        async for done in store.reembed():
-            bar.advance(done - bar.done)
-    if json:
-        print_json({"embedded": done})
-    note(f"embedded {done} memories in {store.place}")
-
-
-_SHOWN_TEXT = 10
-_BATCH = 64
-
-
-async def import_file(store: HybridStore, path: str, defaults: Mapping[str, Any]) -> dict[str, int]:
-    """Store the memories of a file in its order; return the numbers of new and of known ones.
-
-    Args:
-        defaults: Values for missing fields of a line.
-    """
-    with opened(path) as file:
-        count = _check(file, defaults)
-        new, started_at = 0, time.time()
-        exported: list[Memory] = []
-        with Bar("importing", count) as bar:
-            for line in _lines(file, defaults):
-                if isinstance(line, Memory):
-                    exported.append(line)
-                    if len(exported) < _BATCH:
-                        continue
-                else:
-                    memory, owner, key = line
-                    kept = await store.add(memory, owner=owner, key=key)
-                    new += kept.created >= started_at and not kept.accesses
-                    bar.advance()
-                new += await store.restore(exported)
-                bar.advance(len(exported))
-                exported = []
-            new += await store.restore(exported)
-            bar.advance(len(exported))
-    return {"stored": new, "known": count - new}
-
-
-def _check(file: IO[bytes], defaults: Mapping[str, Any]) -> int:
-    """Check all lines; return the number of memories.
-
-    Raises:
-        Misuse: Lines are invalid; the text lists them.
-    """
-    problems: list[str] = []
-    count = wrong = 0
-    for number, text in numbered_lines(file):
-        count += 1
-        try:
-            _read(text, defaults)
-        except (ValueError, InvalidMemory) as error:
-            wrong += 1
-            if wrong <= _SHOWN_TEXT:
-                problems.append(f"line {number}: {problem(error).replace('at line 1 column', 'at column')}")
-    if wrong:
-        more = f"\n  and {wrong - _SHOWN_TEXT} more lines" if wrong > _SHOWN_TEXT else ""
-        listed = "".join(f"\n  {line}" for line in problems)
-        raise Misuse(f"nothing was stored, {wrong} of {count} lines are invalid:{listed}{more}")
-    return count
-
-
-def _lines(file: IO[bytes], defaults: Mapping[str, Any]) -> Iterator[Memory | tuple[NewMemory, str, str | None]]:
-    for number, text in numbered_lines(file):
-        try:
-            yield _read(text, defaults)
-        except (ValueError, ValidationError) as error:
-            raise Failed(f"line {number} changed while the file was read: {problem(error)}") from None
-
-
-def _read(text: bytes, defaults: Mapping[str, Any]) -> Memory | tuple[NewMemory, str, str | None]:
-    fields = read_object(text)
-    if "id" in fields:
-        return Memory.model_validate(fields)
-    fields = {**defaults, **fields}
-    owner, key = fields.pop("owner"), fields.pop("key", None)
-    if not isinstance(owner, str) or not (key is None or isinstance(key, str)):
-        raise ValueError("owner and key must be text")
-    return new_memory(**{"text": None, **fields}), owner, key
+    def matches(self, memory: Memory) -> bool:
+        wanted = zip((self.owner, self.type, self.subject), (memory.owner, memory.type, memory.subject), strict=True)
+        return all(asked in (None, there) for asked, there in wanted) and set(self.tag or ()) <= set(memory.tags)
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-_SHOWN = 120
-"""Characters of a text in a table."""
 
 
 @app.callback()
@@ -352,8 +163,7 @@ async def add(
     file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Add the memories of this file of JSON lines; - for stdin.")
     ] = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Store a memory, and print its id.
 
     If the owner has a memory of this type, subject and source with the same
@@ -373,21 +183,16 @@ async def add(
         if text is not None or key is not None:
             raise Misuse("TEXT and --key are for one memory: with --file, give them in each line")
         defaults = {"type": type, "owner": owner, "source": source, "subject": subject, "tags": tag or []}
-        counts = await import_file(store, file, defaults)
-        if json:
-            print_json(counts)
-        note(f"stored {counts['stored']} memories from {file} in {store.place}; {counts['known']} existed already")
-        return
+        counts = await _import_file(store, file, defaults)
+        stored = f"stored {counts['stored']} memories from {file} in {store.place}; {counts['known']} existed already"
+        return Output(counts, notes=[stored])
     if text is None:
         raise Misuse("give a TEXT, or a file of memories with --file")
     new = new_memory(text, type=type, tags=tuple(tag or ()), source=source, subject=subject, importance=importance)
     started_at = time.time()
     kept = await store.add(new, owner=owner, key=key)
-    if json:
-        print_json(kept.model_dump(mode="json"))
-    else:
-        print_data(kept.id)
-        note(f"{'stored' if kept.created >= started_at else 'updated'} in {store.place}")
+    done = f"{'stored' if kept.created >= started_at else 'updated'} in {store.place}"
+    return Output(kept.model_dump(mode="json"), kept.id, Message(done))
 
 
 @app.command()
@@ -395,11 +200,8 @@ async def add(
 async def search(
     store: HybridStore,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="Words or a question to search for.")],
+    wanted: MemoryFilter,
     *,
-    owner: Owner = None,
-    type: Type = None,
-    tag: Tags = None,
-    subject: Subject = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N memories.")] = 10,
     floor: Annotated[
         float | None,
@@ -407,8 +209,7 @@ async def search(
             min=-1, max=1, metavar="COSINE", help="Least similarity by meaning. Default: that of the embedder."
         ),
     ] = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Search memories by words and meaning, the best match first.
 
     Recent and frequent use raises the rank. If nothing matches, nothing is
@@ -417,14 +218,11 @@ async def search(
 
     Example: perdure memory search "when may I deploy?" --owner ops
     """
-    found = await store.search(query, owner=owner, type=type, tags=tag or (), subject=subject, limit=limit, floor=floor)
-    if json:
-        print_json([one.model_dump(mode="json") for one in found])
-    elif found:
-        columns = ("id", "score#", "words#", "meaning#", "type", "owner", "source", "text")
-        print_table(columns, [row for one in found for row in _found_rows(one)])
-    else:
-        note(f"no matching memories in {store.place}")
+    found = await store.search(query, **wanted.arguments(), limit=limit, floor=floor)
+    rows = [row for one in found for row in _found_rows(one)]
+    shown = table(("id", "score#", "words#", "meaning#", "type", "owner", "source", "text"), rows)
+    data = [one.model_dump(mode="json") for one in found]
+    return Output(data, shown if rows else Message(f"no matching memories in {store.place}"))
 
 
 def _found_rows(found: FoundMemory) -> Sequence[Sequence[str]]:
@@ -444,49 +242,43 @@ def _found_rows(found: FoundMemory) -> Sequence[Sequence[str]]:
 @with_memory_store(embeds=False)
 async def list_(
     store: HybridStore,
+    wanted: MemoryFilter,
     *,
-    owner: Owner = None,
-    type: Type = None,
-    tag: Tags = None,
-    subject: Subject = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N memories.")] = 50,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """List memories, the newest first.
 
     The strength decides rank and pruning. Without use it halves in 69 days.
 
     Example: perdure memory list --owner ops --type rule
     """
-    found = await store.list(owner=owner, type=type, tags=tag or (), subject=subject, limit=limit + 1)
-    if json:
-        print_json([one.model_dump(mode="json") for one in found[:limit]])
-    elif found:
-        now = time.time()
-        columns = ("id", "type", "owner", "strength#", "uses#", "used", "source", "text")
-        print_table(columns, [_row(one, now) for one in found[:limit]])
-    else:
-        note(f"no matching memories in {store.place}")
-    if len(found) > limit:
-        note(f"more than {limit} memories match: raise --limit to see them, or export them")
-
-
-def _row(memory: Memory, now: float) -> Sequence[str]:
-    used = f"{duration(max(0.0, now - memory.accessed))} ago"
-    numbers = f"{strength(memory, now):.3f}", str(memory.accesses)
-    return (
-        memory.id,
-        memory.type,
-        memory.owner or "-",
-        *numbers,
-        used,
-        _short(memory.source) or "-",
-        _short(memory.text),
+    found = await store.list(**wanted.arguments(), limit=limit + 1)
+    more = f"more than {limit} memories match: raise --limit to see them, or export them"
+    return Output(
+        [one.model_dump(mode="json") for one in found[:limit]],
+        Table(_COLUMNS, found[:limit]) if found else Message(f"no matching memories in {store.place}"),
+        notes=[more if len(found) > limit else None],
     )
+
+
+_SHOWN: Final = 120
+"""Characters of a text in a table."""
 
 
 def _short(text: str) -> str:
     return short(text, _SHOWN)
+
+
+_COLUMNS: Final[Sequence[Column[Memory]]] = (
+    Column("id", lambda memory: memory.id),
+    Column("type", lambda memory: memory.type),
+    Column("owner", lambda memory: memory.owner or None),
+    Column("strength", lambda memory: f"{strength(memory, time.time()):.3f}", right=True),
+    Column("uses", lambda memory: memory.accesses, right=True),
+    Column("used", lambda memory: Time(round(memory.accessed * 1000))),
+    Column("source", lambda memory: _short(memory.source) or None),
+    Column("text", lambda memory: _short(memory.text), least=12, fold=True),
+)
 
 
 @app.command()
@@ -495,18 +287,12 @@ async def forget(
     store: HybridStore,
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the memories.")] = None,
     *,
+    wanted: MemoryFilter,
     every: Annotated[
         bool, typer.Option("--all", help="Select all memories that match --owner, --type, --tag and --subject.")
     ] = False,
-    owner: Owner = None,
-    type: Type = None,
-    tag: Tags = None,
-    subject: Subject = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
-    ] = False,
-    json: AsJson = False,
-) -> None:
+    dry_run: DryRun = False,
+) -> Output:
     """Delete memories permanently, and print their ids.
 
     Example: perdure memory forget 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
@@ -514,27 +300,159 @@ async def forget(
     """
     if bool(ids) == every:
         raise Misuse("give IDs, or --all with --owner, --type, --tag or --subject")
-    if every and owner is None and type is None and subject is None and not tag:
+    if every and wanted == MemoryFilter():
         raise Misuse(
             "--all needs --owner, --type, --tag or --subject: to delete everything, delete the file or the tables"
         )
     if every:
-        gone = [one.id async for one in store.export(owner=owner, type=type, tags=tag or (), subject=subject)]
+        gone = [one.id async for one in store.export(**wanted.arguments())]
     else:
         requested = list(dict.fromkeys(ids or ()))
         found = await store.get(requested)
-        gone = [one.id for one in found if owner is None or one.owner == owner]
+        gone = [one.id for one in found if wanted.owner in (None, one.owner)]
         if missing := [one for one in requested if one not in gone]:
             raise Failed(f"no memory {', '.join(missing)} in {store.place}: nothing was deleted")
     for at in range(0, 0 if dry_run else len(gone), 500):
-        await store.forget(gone[at : at + 500], owner=owner)
-    if json:
-        print_json({"forgotten": gone, "dry_run": dry_run})
-    elif gone:
-        print_data("\n".join(gone))
-    note(f"{'would delete' if dry_run else 'deleted'} {len(gone)} memories")
+        await store.forget(gone[at : at + 500], owner=wanted.owner)
+    return _gone("forgotten", gone, dry_run)
 
 
-app.command()(export)
-app.command()(prune)
-app.command()(reembed)
+def _gone(name: str, ids: Sequence[str], dry_run: bool) -> Output:
+    done = f"{'would delete' if dry_run else 'deleted'} {len(ids)} memories"
+    return Output({name: ids, "dry_run": dry_run}, *ids, notes=[done])
+
+
+@app.command()
+@command
+async def export(
+    place: StoreOptions,
+    wanted: MemoryFilter,
+    *,
+    output: OutputFile = None,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Export what can still be read of a damaged file.")
+    ] = False,
+) -> None:
+    """Write memories as JSON lines, the oldest first.
+
+    Use it for backups, or to move memories to another store: 'perdure
+    memory add --file' imports the file. The memories are not changed.
+
+    Example: perdure memory export -o memories.jsonl
+    Example: perdure memory export --salvage -o saved.jsonl
+    """
+    if salvage:
+        _salvage(place.settings(), output, wanted)
+        return
+    async with place.open(embeds=False) as store:
+        count = await store.count(**wanted.arguments())
+        with Bar("exporting", count) as bar, open_output(output) as file:
+            async for memory in store.export(**wanted.arguments()):
+                print_json_lines([memory.model_dump(mode="json")], file)
+                bar.advance()
+        note(f"exported {bar.done} memories from {store.place}")
+
+
+def _salvage(settings: Settings, output: Path | None, wanted: MemoryFilter) -> None:
+    if is_postgres(settings.memory):
+        raise Misuse("--salvage is for a file: for PostgreSQL use its own recovery tools")
+    reading = Salvage(store_path(settings))
+    with Bar("salvaging") as bar, open_output(output) as file:
+        for memory in filter(wanted.matches, reading):
+            print_json_lines([memory.model_dump(mode="json")], file)
+            bar.advance()
+    note(f"salvaged {bar.done} memories from {store_path(settings)}; unreadable places: {reading.lost}")
+    if reading.lost:
+        raise typer.Exit(1)
+
+
+@app.command()
+@with_memory_store(embeds=False)
+async def prune(
+    store: HybridStore,
+    wanted: MemoryFilter,
+    *,
+    below: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="STRENGTH", help="Delete memories with less strength; 'memory list' shows it."),
+    ] = None,
+    older_than: Annotated[
+        float | None, typer.Option(min=0, metavar="DAYS", help="Delete memories that were not used for this time.")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Delete all but the N strongest of each owner and type.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> Output:
+    """Delete weak or unused memories, and print their ids, the weakest first.
+
+    A memory is deleted if any of --below, --older-than and --keep selects it.
+
+    Example: perdure memory prune --older-than 365 --keep 1000 --dry-run
+    """
+    if below is None and older_than is None and keep is None:
+        raise Misuse("nothing selects memories: give --below STRENGTH, --older-than DAYS or --keep N")
+    policy = Policy(below=below, unused=older_than, most=keep)
+    return _gone("pruned", await store.prune(policy, **wanted.arguments(), dry_run=dry_run), dry_run)
+
+
+@app.command()
+@with_memory_store(reembedding=True)
+async def reembed(store: HybridStore) -> Output:
+    """Embed all memories with the current embedder.
+
+    Use it after you have set or changed PERDURE_EMBEDDER. Until it has
+    finished, search uses the previous vectors. If it is interrupted, the
+    next call continues where it stopped.
+
+    Example: perdure memory reembed
+    """
+    done = 0
+    with Bar("embedding", await store.count()) as bar:
+        async for done in store.reembed():
+            bar.advance(done - bar.done)
+    return Output({"embedded": done}, notes=[f"embedded {done} memories in {store.place}"])
+
+
+_BATCH: Final = 64
+
+
+async def _import_file(store: HybridStore, path: str, defaults: Mapping[str, Any]) -> dict[str, int]:
+    """Store the memories of a file in its order; return the numbers of new and of known ones.
+
+    Args:
+        defaults: Values for missing fields of a line.
+    """
+    with opened(path) as file:
+        read = partial(_read, defaults=defaults)
+        count = check_lines(file, read, "nothing was stored")
+        new, started_at = 0, time.time()
+        exported: list[Memory] = []
+        with Bar("importing", count) as bar:
+            for line in read_lines(file, read):
+                if isinstance(line, Memory):
+                    exported.append(line)
+                    if len(exported) < _BATCH:
+                        continue
+                else:
+                    memory, owner, key = line
+                    kept = await store.add(memory, owner=owner, key=key)
+                    new += kept.created >= started_at and not kept.accesses
+                    bar.advance()
+                new += await store.restore(exported)
+                bar.advance(len(exported))
+                exported = []
+            new += await store.restore(exported)
+            bar.advance(len(exported))
+    return {"stored": new, "known": count - new}
+
+
+def _read(text: bytes, defaults: Mapping[str, Any]) -> Memory | tuple[NewMemory, str, str | None]:
+    fields = read_object(text)
+    if "id" in fields:
+        return Memory.model_validate(fields)
+    fields = {**defaults, **fields}
+    owner, key = fields.pop("owner"), fields.pop("key", None)
+    if not isinstance(owner, str) or not (key is None or isinstance(key, str)):
+        raise ValueError("owner and key must be text")
+    return new_memory(**{"text": None, **fields}), owner, key

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
-import anyio
 import typer
 
+from ....deadletter.letters import DeadLetter
 from ....queues.catalog import Catalog
 from ....queues.defaults import unknown_variables
-from ....queues.errors import Refused, TaskNotFound
+from ....queues.errors import PerdureError, Refused, TaskNotFound
 from ....queues.handle import TaskHandle
 from ....queues.inspection.views import find_tasks, queue_partitions
 from ....queues.keys import Partition
 from ....queues.presence import list_workers
 from ....queues.producer import Producer
+from ....queues.records import Record
+from ....queues.security.secret_arguments import SecretPaths, schema_secrets
 from ....queues.security.urls import has_credentials
 from ...on_demand import keep_large_values
 from ...settings import load_settings
 from .errors import Failed, Misuse
-from .options import Delay, with_options
+from .options import Delay, InQueue, TaskId
 from .output import note, timestamp
+from .runner import OptionGroup, Resource, command
 
 P = ParamSpec("P")
+Shown = TypeVar("Shown", Record, DeadLetter)
 
 _PANEL = "Connection"
 
@@ -60,12 +63,15 @@ DataDir = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionOptions:
+class ConnectionOptions(OptionGroup):
     """Connection options of a command; None leaves an option to the environment."""
 
-    redis_url: str | None = field(default=None, repr=False)
-    namespace: str | None = None
-    data_dir: Path | None = None
+    redis_url: RedisUrl = field(default=None, repr=False)
+    namespace: NamespaceName = None
+    data_dir: DataDir = None
+
+    def __post_init__(self) -> None:
+        warn_of_password("--redis-url", self.redis_url, "PERDURE_REDIS_URL")
 
     def overrides(self) -> dict[str, object]:
         """Return the options as settings. `--data-dir` alone selects the embedded server in that folder."""
@@ -93,35 +99,20 @@ class ConnectionOptions:
         return producer
 
 
-def with_connection_options(command: Callable[Concatenate[ConnectionOptions, P], None]) -> Callable[..., None]:
-    """Add the connection options to a command, which receives them as its first argument."""
-    options = {"redis_url": RedisUrl, "namespace": NamespaceName, "data_dir": DataDir}
-    return with_options(command, options, _connection_options)
-
-
-def _connection_options(**given: Any) -> ConnectionOptions:
-    warn_of_password("--redis-url", given["redis_url"], "PERDURE_REDIS_URL")
-    return ConnectionOptions(**given)
-
-
 def warn_of_password(option: str, url: str | None, variable: str) -> None:
     """Print a warning if a URL of the command line has a password. variable: the setting that hides it."""
     if url is not None and has_credentials(url):
         note(f"warning: all users of this machine can read the password in {option}: set {variable} instead")
 
 
-def connected(command: Callable[Concatenate[Producer, P], Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Add the connection options to an async command, and run it with an open `Producer` as its first argument."""
+def connected(function: Callable[Concatenate[Producer, P], Any]) -> Callable[..., None]:
+    """Make a command of an async function: add the connection options, and pass an open `Producer` to it."""
+    return command(function, Resource(ConnectionOptions, ConnectionOptions.producer, redis_now))
 
-    @functools.wraps(command)
-    def called(place: ConnectionOptions, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        async def connect_and_run() -> None:
-            async with place.producer() as producer:
-                await command(producer, *args, **kwargs)
 
-        anyio.run(connect_and_run)
-
-    return with_connection_options(called)
+def where(producer: Producer) -> str:
+    """Return the namespace and the server, for messages."""
+    return f"in namespace {producer.namespace.name!r} on {producer.address.shown}"
 
 
 async def redis_now(producer: Producer) -> int:
@@ -135,23 +126,33 @@ async def seconds_of_delay(producer: Producer, delay: Delay) -> float:
     return delay.from_now(0 if delay.until is None else await redis_now(producer))
 
 
-async def find_handle(producer: Producer, task_id: str, queue: str | None = None) -> TaskHandle[Any]:
-    """Find a task in a queue, or in any queue.
+@dataclass(frozen=True, slots=True)
+class TaskOptions(OptionGroup):
+    """Id of a task, and its queue if several have the id."""
 
-    Raises:
-        TaskNotFound: The queue does not have it, or no queue of the namespace.
-        Misuse: Several queues have a task of this id.
-    """
-    found = await find_tasks(producer.gateway, producer.namespace, task_id, queue)
-    names = sorted({partition.queue for partition in found})
-    if len(names) > 1:
-        queues = f"{', '.join(map(repr, names[:-1]))} and {names[-1]!r}"
-        raise Misuse(f"id {task_id!r} must name one task, but queues {queues} have one each; choose with --queue")
-    handle = await producer.find(task_id, names[0]) if names else None
-    if handle is None:
-        where = f"{'any queue' if queue is None else f'queue {queue!r}'} of namespace {producer.namespace.name!r}"
-        raise TaskNotFound(task_id, f"{where} on {producer.address.shown}{_made_on(task_id)}")
-    return handle
+    task_id: TaskId
+    queue: InQueue = None
+
+    async def find(self, producer: Producer) -> TaskHandle[Any]:
+        """Find the task in its queue, or in any queue.
+
+        Raises:
+            TaskNotFound: The queue does not have it, or no queue of the namespace.
+            Misuse: Several queues have a task of this id.
+        """
+        found = await find_tasks(producer.gateway, producer.namespace, self.task_id, self.queue)
+        names = sorted({partition.queue for partition in found})
+        if len(names) > 1:
+            queues = f"{', '.join(map(repr, names[:-1]))} and {names[-1]!r}"
+            raise Misuse(
+                f"id {self.task_id!r} must name one task, but queues {queues} have one each; choose with --queue"
+            )
+        handle = await producer.find(self.task_id, names[0]) if names else None
+        if handle is None:
+            place = "any queue" if self.queue is None else f"queue {self.queue!r}"
+            place += f" of namespace {producer.namespace.name!r} on {producer.address.shown}"
+            raise TaskNotFound(self.task_id, f"{place}{_made_on(self.task_id)}")
+        return handle
 
 
 def _made_on(task_id: str) -> str:
@@ -206,3 +207,23 @@ async def warn_unserved(
                 f"no live worker{of} of queue {queue!r} has a task {name!r}: the task waits for one, and becomes a "
                 f"dead letter if none comes; the workers there have: {', '.join(sorted(known or ())) or 'none'}"
             )
+
+
+async def mask_defined(producer: Producer) -> Callable[[Shown], Shown]:
+    """Return a function that masks what the definitions of tasks mark, whatever the marks of a stored task say.
+
+    A producer without the types of the task sets no marks, and without encryption a client can remove them.
+    """
+    known: dict[str, SecretPaths] = {}
+    try:
+        for task in (await producer.catalog()).all_versions:
+            if found := schema_secrets(task.arguments):
+                known[task.name] = tuple(dict.fromkeys([*known.get(task.name, ()), *found]))
+    except PerdureError:  # a user that may not read the catalog, or damage there, hides no list
+        pass
+
+    def masked(shown: Shown) -> Shown:
+        paths = known.get(shown.task or "")
+        return replace(shown, masked=paths) if paths else shown
+
+    return masked

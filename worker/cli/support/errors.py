@@ -47,6 +47,15 @@ _MISUSES = (CatalogError, ConfigurationError)
 
 
 @contextmanager
+def misuse_of(option: str, refused: type[Exception] = ValueError) -> Iterator[None]:
+    """Raise `Misuse` for an error about the value of an option."""
+    try:
+        yield
+    except refused as error:
+        raise Misuse(f"{option}: {error}") from None
+
+
+@contextmanager
 def explained() -> Iterator[None]:
     """Print expected errors as one line on stderr, and raise `typer.Exit` with their exit code."""
     try:

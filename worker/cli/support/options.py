@@ -3,80 +3,68 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import getpass
 import io
 import math
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Annotated, Any, Concatenate, Final, ParamSpec, TextIO, TypeVar
+from typing import IO, Annotated, Any, Final, ParamSpec, TextIO, TypeVar
 
 import typer
+from pydantic import ValidationError
 from pydantic_core import from_json
 
-from ....deadletter.policy import Reason
+from ....queues.errors import PayloadTooLarge
 from ....queues.keys import check_name
 from ....queues.private_files import replaced_file
 from ....queues.regular_files import open_regular, read_bounded, read_regular
+from ...errors import first_problem
 from .errors import Failed, Misuse
+from .output import confirm
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def with_options(
-    command: Callable[Concatenate[T, P], R], options: Mapping[str, Any], make: Callable[..., T]
-) -> Callable[..., R]:
-    """Add options to a command, which receives what `make` returns for them as its first argument.
+def parser(read: Callable[P, R]) -> Callable[P, R]:
+    """Make a parser of an option or argument of a function that raises `ValueError`."""
 
-    Args:
-        options: Annotations of typer, by name. The default of each option is None.
-    """
+    @functools.wraps(read)
+    def parsed(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return read(*args, **kwargs)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
 
-    @functools.wraps(command)
-    def called(*args: Any, **given: Any) -> R:
-        return command(make(**{name: given.pop(name) for name in options}), *args, **given)
-
-    own = inspect.signature(command, eval_str=True)
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in options.items()
-    ]
-    parameters = [*list(own.parameters.values())[1:], *added]
-    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    return parsed
 
 
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+@parser
 def read_task_id(text: str) -> str:
     if not _TASK_ID.fullmatch(text):
-        raise typer.BadParameter(f"must be a task id: at most 128 letters, digits, '.', '_' and '-'; got {text!r}")
+        raise ValueError(f"must be a task id: at most 128 letters, digits, '.', '_' and '-'; got {text!r}")
     return text
 
 
+@parser
 def read_queue(text: str) -> str:
-    return _read_name("queue", text)
+    return check_name("queue", text)
 
 
+@parser
 def read_app(text: str) -> str:
-    return _read_name("app", text)
-
-
-def _read_name(kind: str, text: str) -> str:
-    try:
-        return check_name(kind, text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    return check_name("app", text)
 
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -93,11 +81,7 @@ def seconds_of(text: str | float, *, positive: bool = False) -> float:
     return seconds
 
 
-def read_duration(text: str | float, *, positive: bool = False) -> float:
-    try:
-        return seconds_of(text, positive=positive)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+read_duration = parser(seconds_of)
 
 
 def in_duration(help_text: str, *, default: str | bool = False, positive: bool = False) -> Any:
@@ -140,13 +124,9 @@ class Delay:
         return self.seconds if self.until is None else max(0.0, (self.until - now_ms) / 1000)
 
 
+@parser
 def read_delay(text: str | Delay) -> Delay:
-    if isinstance(text, Delay):
-        return text
-    try:
-        return Delay.of(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    return text if isinstance(text, Delay) else Delay.of(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +141,7 @@ class PointInTime:
         return self.ms if self.ago is None else now_ms - round(self.ago * 1000)
 
 
+@parser
 def read_time(text: str | PointInTime) -> PointInTime:
     """Parse a duration before now, such as 2h, or an ISO date or time; local time if it has no offset."""
     if isinstance(text, PointInTime):
@@ -170,7 +151,7 @@ def read_time(text: str | PointInTime) -> PointInTime:
     try:
         return PointInTime(ms=round(datetime.fromisoformat(text.strip()).timestamp() * 1000))
     except (ValueError, OverflowError):
-        raise typer.BadParameter(
+        raise ValueError(
             "must be a time before now, such as 90s, 15m, 2h or 7d, or an ISO time such as 2026-11-22T18:00; "
             f"got {text!r}"
         ) from None
@@ -187,16 +168,17 @@ Until = Annotated[
 ]
 
 
-def read_object(text: str | bytes) -> dict[str, Any]:
-    """Parse a JSON object. NaN and Infinity are refused, which Python's own parser accepts.
-
-    Raises:
-        ValueError: The text is not a JSON object.
-    """
+def read_json(text: str | bytes) -> Any:
+    """Parse JSON. NaN and Infinity are refused, which Python's own parser accepts. Raises `ValueError`."""
     try:
-        found = from_json(text, allow_inf_nan=False)
+        return from_json(text, allow_inf_nan=False)
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
+
+
+def read_object(text: str | bytes) -> dict[str, Any]:
+    """Parse a JSON object. Raises `ValueError`."""
+    found = read_json(text)
     if not isinstance(found, dict):
         raise ValueError(f'must be a JSON object, such as {{"root": "src"}}, got {_kind(found)}')
     return found
@@ -225,21 +207,6 @@ AppOption = Annotated[
 ]
 
 
-def read_reason(text: str) -> Reason:
-    """Parse a reason; names of earlier versions are accepted."""
-    try:
-        return Reason(text)
-    except ValueError:
-        raise typer.BadParameter(f"must be one of {', '.join(map(repr, map(str, Reason)))}; got {text!r}") from None
-
-
-ReasonOption = Annotated[
-    Reason | None,
-    typer.Option(
-        "--reason", metavar=f"[{'|'.join(Reason)}]", parser=read_reason, help="Only dead letters with this reason."
-    ),
-]
-
 OutputFile = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Path of the file. Default: stdout.")
 ]
@@ -261,6 +228,43 @@ def open_output(path: Path | None) -> Iterator[TextIO | None]:
             file.detach()
     except OSError as error:
         raise Failed(f"could not write {path}: {error.strerror or error}") from None
+
+
+By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")]
+
+
+def login() -> str:
+    """Return the name of the user who runs the command."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        return ""
+
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")]
+
+Assured = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def is_terminal() -> bool:
+    """Return whether stdin is a terminal."""
+    return sys.stdin.isatty()
+
+
+def confirm_deletion(what: str, warning: str) -> None:
+    """Ask before something is deleted.
+
+    Args:
+        warning: Action of the command, for the error.
+
+    Raises:
+        Misuse: Stdin is no terminal.
+        Failed: The answer is no.
+    """
+    if not is_terminal():
+        raise Misuse(f"{warning}: add --yes, because stdin is no terminal")
+    if not confirm(f"Permanently delete {what}?"):
+        raise Failed("nothing was deleted")
 
 
 _LINE: Final = 1 << 28
@@ -297,6 +301,59 @@ def numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             raise Misuse(f"line {number}: it has more than {_LINE:,} bytes")
         if text := line.strip():
             yield number, text
+
+
+_MAX_LISTED: Final = 10
+"""Invalid lines that a message lists."""
+
+
+def check_lines(
+    file: IO[bytes], check: Callable[[bytes], object], undone: str, *, repeated: Callable[[], Iterable[str]] = tuple
+) -> int:
+    """Check all lines of a file; return their number.
+
+    Args:
+        check: Raises `ValueError` for an invalid line.
+        undone: First words of the error, such as "nothing was sent".
+        repeated: Returns further problems after the last line.
+
+    Raises:
+        Misuse: Lines are invalid; the text lists them.
+    """
+    problems: list[str] = []
+    count = wrong = 0
+    for number, text in numbered_lines(file):
+        count += 1
+        try:
+            check(text)
+        except ValueError as error:
+            wrong += 1
+            if wrong <= _MAX_LISTED:
+                problems.append(f"line {number}: {problem(error).replace('at line 1 column', 'at column')}")
+    for repetition in repeated():
+        wrong += 1
+        problems.append(repetition)
+    if wrong:
+        more = f"\n  and {wrong - _MAX_LISTED} more lines" if wrong > _MAX_LISTED else ""
+        listed = "".join(f"\n  {text}" for text in problems[:_MAX_LISTED])
+        raise Misuse(f"{undone}, {wrong} of {count} lines are invalid:{listed}{more}")
+    return count
+
+
+def read_lines(file: IO[bytes], read: Callable[[bytes], R]) -> Iterator[R]:
+    """Yield what `read` returns for each line of a checked file."""
+    for number, text in numbered_lines(file):
+        try:
+            yield read(text)
+        except ValueError as error:
+            raise Failed(f"line {number} changed while the file was read: {problem(error)}") from None
+
+
+def problem(error: ValueError) -> str:
+    """Return the text of an error as one line, without the invalid value."""
+    if isinstance(error, ValidationError):
+        return first_problem(error)
+    return str(error) if isinstance(error, PayloadTooLarge) else str(error).partition("\n")[0]
 
 
 def read_text(path: str, limit: int) -> str:

@@ -10,11 +10,12 @@ import codecs
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
+from operator import itemgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, NamedTuple, Self, TextIO, TypeAlias, TypeVar
 
 import orjson
 import typer
@@ -25,8 +26,10 @@ from .terminal import clean, clean_json
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
+
+R = TypeVar("R")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -54,18 +57,8 @@ def note(message: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print text for people on stdout."""
+    """Print text on stdout, such as an id or a path."""
     typer.echo(clean(text))
-
-
-def print_data(text: str) -> None:
-    """Print data for a program, such as an id or a path."""
-    typer.echo(clean(text))
-
-
-def print_json_text(text: str) -> None:
-    r"""Print JSON as it was stored. What a terminal would interpret is escaped as \uXXXX, which is the same value."""
-    typer.echo(clean_json(text))
 
 
 def confirm(question: str) -> bool:
@@ -103,7 +96,8 @@ def print_json(data: Any) -> None:
 
 def print_json_lines(documents: Iterable[Any], file: TextIO | None = None) -> None:
     """Print JSON documents, one per line, on stdout or to a file."""
-    typer.echo("\n".join(map(_json, documents)), file=file)
+    if lines := "\n".join(map(_json, documents)):
+        typer.echo(lines, file=file)
 
 
 def stdout() -> Console:
@@ -131,59 +125,226 @@ _WIDEST: Final = 10_000
 """Characters of a line."""
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print a table. A column whose name ends with `#` is right-aligned; the last column wraps.
+class Styled(NamedTuple):
+    """Text with a style of rich, such as a colour."""
 
-    If the columns do not fit the terminal, each row is printed as a list of names and values.
+    text: str
+    style: str = ""
+
+
+class Time(NamedTuple):
+    """Time of Redis in milliseconds. A table shows it relative to now, fields also as a date. more: text after it."""
+
+    ms: int | None
+    more: str = ""
+
+
+Value: TypeAlias = "str | int | Styled | Time | Sequence[str] | None"
+"""Content of a cell or a field. A sequence has a line for each item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[R]):
+    """A column of a table.
+
+    Args:
+        cell: Returns the content of a row. A line break in it is printed as a space; None as `-`.
+        right: Whether it is right-aligned.
+        wide: Whether it is shown with `--wide` only.
+        least: Width to which it may be narrowed if the table does not fit the terminal; None: never.
+        fold: Whether a longer cell continues on the next line, because it is useless if it is cut.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+
+    name: str
+    cell: Callable[[R], Value]
+    right: bool = False
+    wide: bool = False
+    least: int | None = None
+    fold: bool = False
+
+
+class Table(Generic[R]):
+    """Rows with their columns."""
+
+    def __init__(self, columns: Sequence[Column[R]], rows: Iterable[R]) -> None:
+        self.columns = columns
+        self.rows = list(rows)
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table[Sequence[Value]]:
+    """Return a table of rows that are sequences. A name with `#` is right-aligned; the last column wraps."""
+    columns: list[Column[Sequence[Value]]] = [
+        Column(name.removesuffix("#"), itemgetter(position), right=name.endswith("#"))
+        for position, name in enumerate(names)
+    ]
+    columns[-1] = replace(columns[-1], least=None if columns[-1].right else _LAST, fold=True)
+    return Table(columns, rows)
+
+
+_LAST: Final = 12
+"""Width to which the last column of a table is narrowed."""
+
+
+class Message(str):
+    """Text for stderr in place of output."""
+
+    __slots__ = ()
+
+
+Part: TypeAlias = "str | Styled | Mapping[str, Value] | Table[Any]"
+"""Part of an output: lines of text, a heading, fields, or a table."""
+
+
+def print_parts(parts: Iterable[Part], now: int = 0, *, wide: bool = False) -> None:
+    """Print parts for people. now: time in milliseconds, to which times are relative."""
+    for part in parts:
+        if isinstance(part, Message):
+            note(part)
+        elif isinstance(part, str):
+            print_text(part)
+        else:
+            console = stdout()
+            console.print(_drawn(part, now, console.width, wide))
+
+
+def rendered(parts: Sequence[Part], now: int, *, width: int, wide: bool = False) -> RenderableType:
+    """Return parts as one object for a console."""
+    from rich.console import Group
+
+    return Group(*(_drawn(part, now, width, wide) for part in parts))
+
+
+def _drawn(part: Part, now: int, width: int, wide: bool) -> RenderableType:
     from rich.text import Text
 
-    console = stdout()
-    cells = [[Text(clean(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    names = [column.removesuffix("#") for column in columns]
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for name, column in zip(names, columns, strict=True):
-        right, last = column.endswith("#"), column is columns[-1]
-        table.add_column(name, justify="right" if right else "left", no_wrap=right or not last, overflow="fold")
-    for row in cells:
-        table.add_row(*row)
-    if table.__rich_measure__(console, console.options.update(max_width=_WIDEST)).minimum <= console.width:
-        console.print(table)
-    else:
-        for position, row in enumerate(cells):
-            console.print(*[""] * (position > 0), fields_table(zip(names, row, strict=True)), sep="\n")
+    if isinstance(part, str):
+        return Text(clean(part))
+    if isinstance(part, Styled):
+        return Text(clean(part.text), part.style)
+    if isinstance(part, Table):
+        return list_table(part.columns, part.rows, width=width, wide=wide, now=now)
+    given = ((name, _field(value, now)) for name, value in part.items())
+    return fields_table((name, text) for name, text in given if text is not None)
 
 
-def print_fields(fields: Mapping[str, str | Text | None]) -> None:
+def _field(value: Value, now: int) -> Text | None:
+    """Return the text of a field, or None for a field without content."""
+    from rich.text import Text
+
+    if isinstance(value, Styled):
+        return Text(clean(value.text), value.style)
+    if isinstance(value, Time):
+        return None if value.ms is None else Text(clean(f"{timestamp(value.ms)} ({ago(now)(value.ms)}){value.more}"))
+    if value is None or value in ([], ()):
+        return None
+    return Text(clean(value if isinstance(value, str) else str(value) if isinstance(value, int) else "\n".join(value)))
+
+
+def _cell(value: Value, now: int) -> Text:
+    from rich.text import Text
+
+    style = ""
+    if isinstance(value, Styled):
+        value, style = value
+    elif isinstance(value, Time):
+        value = f"{ago(now, whole=True)(value.ms)}{value.more}"
+    text = "-" if value is None else str(value) if isinstance(value, (str, int)) else ", ".join(value)
+    return Text(" ".join(clean(text).split()), style)
+
+
+def print_table(names: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
+    """Print a table: see `table`."""
+    print_parts([table(names, rows)])
+
+
+def print_fields(fields: Mapping[str, Value]) -> None:
     """Print names and values, one pair per line, without those that are None."""
-    from rich.text import Text
-
-    given = ((name, value) for name, value in fields.items() if value is not None)
-    stdout().print(
-        fields_table((name, Text(clean(value)) if isinstance(value, str) else value) for name, value in given)
-    )
+    print_parts([fields])
 
 
-def fields_table(fields: Iterable[tuple[str, Text]]) -> Table:
+def fields_table(fields: Iterable[tuple[str, Text]]) -> RichTable:
     """Return names and values, one pair per line."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, value in fields:
-        table.add_row(Text(clean(name)), value)
-    return table
+        grid.add_row(Text(clean(name)), value)
+    return grid
 
 
-def state_text(state: str) -> Text:
-    """Return a task's state in its colour."""
+_GAP: Final = 2
+"""Characters between two columns."""
+
+
+def list_table(
+    columns: Sequence[Column[R]], rows: Iterable[R], *, width: int, wide: bool = False, now: int = 0
+) -> RenderableType:
+    """Return the table of a list in at most `width` characters.
+
+    Where the columns do not fit, even narrowed, or with `wide` unnarrowed, each row is a list of names and values.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
+    from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
-    return Text(state, style=_STATE_STYLES.get(state, ""))
+    shown = [column for column in columns if wide or not column.wide]
+    cells = [[_cell(column.cell(row), now) for column in shown] for row in rows]
+    natural = [
+        max(cell_len(column.name), *(row[position].cell_len for row in cells)) if cells else cell_len(column.name)
+        for position, column in enumerate(shown)
+    ]
+    widths = natural if wide else _narrowed(shown, natural, width)
+    if _total(widths) > width:
+        return Group(*_blocks([column.name for column in shown], cells))
+    grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for column, cut in zip(shown, widths, strict=True):
+        grid.add_column(
+            Text(column.name, no_wrap=True, overflow="ellipsis"),
+            justify="right" if column.right else "left",
+            width=cut,
+            no_wrap=not column.fold,
+            overflow="fold" if column.fold else "ellipsis",
+        )
+    for row in cells:
+        grid.add_row(*row)
+    return grid
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _narrowed(columns: Sequence[Column[Any]], natural: Sequence[int], width: int) -> list[int]:
+    """Return the widths that fit, or the least ones. The widest column is narrowed first, a folded one last."""
+    widths = list(natural)
+    for fold in (False, True):
+        while _total(widths) > width:
+            spare = [
+                (widths[at], at)
+                for at, column in enumerate(columns)
+                if column.fold is fold and column.least is not None and widths[at] > column.least
+            ]
+            if not spare:
+                break
+            widths[max(spare)[1]] -= 1
+    return widths
+
+
+def _blocks(names: Sequence[str], cells: Sequence[Sequence[Text]]) -> Iterable[RenderableType]:
+    for position, row in enumerate(cells):
+        if position:
+            yield ""
+        yield fields_table(zip(names, row, strict=True))
+
+
+def state_text(state: str) -> Styled:
+    """Return a task's state in its colour."""
+    return Styled(state, _STATE_STYLES.get(state, ""))
 
 
 def ago(now_ms: int, *, whole: bool = False) -> Callable[[int | None], str]:
@@ -255,104 +416,3 @@ class Bar:
         progress.add_task(self._what, total=self._total, completed=self.done)
         progress.start()
         return progress
-
-
-R = TypeVar("R")
-
-Wide = Annotated[bool, typer.Option("--wide", help="Print all columns, and no cell cut.")]
-
-_GAP: Final = 2
-"""Characters between two columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column(Generic[R]):
-    """A column of a list.
-
-    Args:
-        cell: Returns the text of a row. A line break in it is printed as a space.
-        right: Whether it is right-aligned.
-        wide: Whether it is shown with `--wide` only.
-        least: Width to which it may be narrowed if the table does not fit the terminal; None: never.
-        fold: Whether a longer cell continues on the next line, because it is useless if it is cut.
-    """
-
-    name: str
-    cell: Callable[[R], str | Text]
-    right: bool = False
-    wide: bool = False
-    least: int | None = None
-    fold: bool = False
-
-
-def print_list(columns: Sequence[Column[R]], rows: Iterable[R], *, wide: bool) -> None:
-    """Print a list on stdout; without a terminal, no cell is cut."""
-    console = stdout()
-    console.print(list_table(columns, rows, wide=wide, width=console.width))
-
-
-def list_table(columns: Sequence[Column[R]], rows: Iterable[R], *, width: int, wide: bool = False) -> RenderableType:
-    """Return the table of a list in at most `width` characters.
-
-    Where the columns do not fit, even narrowed, or with `wide` unnarrowed, each row is a list of names and values.
-    """
-    from rich.box import SIMPLE_HEAD
-    from rich.cells import cell_len
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = [column for column in columns if wide or not column.wide]
-    cells = [[_text(column.cell(row)) for column in shown] for row in rows]
-    natural = [
-        max(cell_len(column.name), *(row[position].cell_len for row in cells)) if cells else cell_len(column.name)
-        for position, column in enumerate(shown)
-    ]
-    widths = natural if wide else _narrowed(shown, natural, width)
-    if _total(widths) > width:
-        return Group(*_blocks([column.name for column in shown], cells))
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column, cut in zip(shown, widths, strict=True):
-        table.add_column(
-            Text(column.name, no_wrap=True, overflow="ellipsis"),
-            justify="right" if column.right else "left",
-            width=cut,
-            no_wrap=not column.fold,
-            overflow="fold" if column.fold else "ellipsis",
-        )
-    for row in cells:
-        table.add_row(*row)
-    return table
-
-
-def _text(cell: str | Text) -> Text:
-    from rich.text import Text
-
-    return cell if isinstance(cell, Text) else Text(" ".join(clean(cell).split()))
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + _GAP * (len(widths) - 1)
-
-
-def _narrowed(columns: Sequence[Column[Any]], natural: Sequence[int], width: int) -> list[int]:
-    """Return the widths that fit, or the least ones. The widest column is narrowed first, a folded one last."""
-    widths = list(natural)
-    for fold in (False, True):
-        while _total(widths) > width:
-            spare = [
-                (widths[at], at)
-                for at, column in enumerate(columns)
-                if column.fold is fold and column.least is not None and widths[at] > column.least
-            ]
-            if not spare:
-                break
-            widths[max(spare)[1]] -= 1
-    return widths
-
-
-def _blocks(names: Sequence[str], cells: Sequence[Sequence[Text]]) -> Iterable[RenderableType]:
-    for position, row in enumerate(cells):
-        if position:
-            yield ""
-        yield fields_table(zip(names, row, strict=True))

@@ -5,22 +5,20 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from pydantic_core import from_json
 
 from ....queues.errors import CannotResolve, PayloadTooLarge
 from ....queues.handle import TaskHandle
-from ....queues.inbox import Sent
 from ....queues.producer import Producer
 from ....queues.records import State
 from ...agent.coherence.findings import stored_findings
 from ...errors import BadHistory
 from ...journal.compaction import compact_state
 from ...journal.history import CannotCorrect, corrected, state_at
-from ..support.connection import connected, find_handle
-from ..support.errors import Failed, Misuse
-from ..support.options import InQueue, TaskId
-from ..support.output import AsJson, note, print_data, print_json, print_table
-from .inbox import login
+from ..support.connection import TaskOptions, connected
+from ..support.errors import Failed, Misuse, misuse_of
+from ..support.options import By, login, read_json
+from ..support.output import table
+from ..support.runner import Output
 
 Fields = Annotated[
     list[str] | None,
@@ -31,16 +29,14 @@ Fields = Annotated[
 @connected
 async def correct(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     *,
     field: Fields = None,
     proceed: Annotated[
         bool, typer.Option("--continue", help="Confirm that the agent may continue, also without --field.")
     ] = False,
-    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")] = None,
-    queue: InQueue = None,
-    json: AsJson = False,
-) -> None:
+    by: By = None,
+) -> Output:
     """Correct the state of an agent, and print the task's id.
 
     The agent applies all values, or none, before its next step. The event
@@ -55,15 +51,22 @@ async def correct(
     if not field and not proceed:
         raise Misuse("give at least one --field PATH=VALUE, or --continue")
     changes = read_fields(field)
-    handle = await find_handle(producer, task_id, queue)
+    handle = await task.find(producer)
     await _check(producer, handle, changes)
     by = login() if by is None else by
     sent = await handle.correct(changes, by=by, confirm=proceed)
-    if json:
-        print_json({"id": sent.task_id, "number": sent.number, "state": sent.state, "changes": changes})
-    else:
-        print_data(sent.task_id)
-    note(f"sent {'correction' if changes else 'confirmation'} {sent.number} to task {sent.task_id}; {_when(sent)}")
+    when = "the agent reads it before its next step"
+    if sent.state is State.DEAD:
+        when = f"it is {after_replay(sent.task_id)}"
+    return Output(
+        {"id": sent.task_id, "number": sent.number, "state": sent.state, "changes": changes},
+        sent.task_id,
+        notes=[f"sent {'correction' if changes else 'confirmation'} {sent.number} to task {sent.task_id}; {when}"],
+    )
+
+
+def after_replay(task_id: str) -> str:
+    return f"a dead letter; to resume it: perdure dlq replay {task_id}"
 
 
 def read_fields(given: list[str] | None) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def _field(text: str) -> tuple[str, Any]:
     if not path or not equals:
         raise Misuse(f"--field must be PATH=VALUE, got {text!r}")
     try:
-        return path, from_json(value, allow_inf_nan=False)
+        return path, read_json(value)
     except ValueError:
         return path, value
 
@@ -92,22 +95,14 @@ async def _check(producer: Producer, handle: TaskHandle[Any], changes: dict[str,
         if record.attempts or record.state is State.DEAD:
             raise Failed(f"task {handle.id} has no state to correct: it is not an agent")
         return
-    try:
+    with misuse_of("--field", CannotCorrect):
         corrected(past.state, changes)
-    except CannotCorrect as error:
-        raise Misuse(f"--field {error}") from None
-
-
-def _when(sent: Sent) -> str:
-    if sent.state is State.DEAD:
-        return f"it is a dead letter; to resume it: perdure dlq replay {sent.task_id}"
-    return "the agent reads it before its next step"
 
 
 @connected
 async def compact(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     *,
     keep_steps: Annotated[
         int, typer.Option("--keep-steps", min=0, metavar="N", help="Closed steps that stay, with their results.")
@@ -119,9 +114,7 @@ async def compact(
         list[str] | None,
         typer.Option("--drop-context", metavar="KEY", help="Delete this key of the state's context; repeatable."),
     ] = None,
-    queue: InQueue = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Move closed steps and old messages out of the state of an agent.
 
     Use it if an agent waits for a compaction, because its state exceeds
@@ -132,12 +125,12 @@ async def compact(
 
     Example: perdure task compact 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --keep-steps 20
     """
-    handle = await find_handle(producer, task_id, queue)
+    handle = await task.find(producer)
     try:
         found = await compact_state(
             producer.gateway,
             handle.partition,
-            task_id,
+            handle.id,
             keep_steps=keep_steps,
             keep_messages=keep_messages,
             drop_context=tuple(dict.fromkeys(drop_context or ())),
@@ -146,44 +139,41 @@ async def compact(
     except KeyError as error:
         raise Misuse(f"--drop-context: the state has no context key {error.args[0]!r}") from None
     before, after = sum(found.before.values()), sum(found.after.values())
-    if json:
-        print_json(
-            {
-                "id": task_id,
-                "before": before,
-                "after": after,
-                "fields": found.after,
-                "steps": found.steps,
-                "messages": found.messages,
-                "woken": found.woken,
-            }
-        )
-    else:
-        changed = sorted(found.before, key=lambda name: -found.before[name])
-        rows = [
-            (name, f"{found.before[name]:,}", f"{found.after[name]:,}")
-            for name in changed
-            if found.before[name] != found.after[name] or name in changed[:3]
-        ]
-        print_table(("field", "before#", "after#"), [*rows, ("all", f"{before:,}", f"{after:,}")])
-    note(f"archived {found.steps} steps and {found.messages} messages of task {task_id}")
+    changed = sorted(found.before, key=lambda name: -found.before[name])
+    rows = [
+        (name, f"{found.before[name]:,}", f"{found.after[name]:,}")
+        for name in changed
+        if found.before[name] != found.after[name] or name in changed[:3]
+    ]
+    next_run, failure = None, None
     if found.woken:
-        note("the task is due now")
+        next_run = "the task is due now"
     elif found.state is State.DEAD:
-        note(f"it is a dead letter; to resume it: perdure dlq replay {task_id}")
+        next_run = f"it is {after_replay(handle.id)}"
     elif before == after:
-        raise Failed("nothing left the state")
+        failure = Failed("nothing left the state")
+    return Output(
+        {
+            "id": handle.id,
+            "before": before,
+            "after": after,
+            "fields": found.after,
+            "steps": found.steps,
+            "messages": found.messages,
+            "woken": found.woken,
+        },
+        table(("field", "before#", "after#"), [*rows, ("all", f"{before:,}", f"{after:,}")]),
+        notes=[f"archived {found.steps} steps and {found.messages} messages of task {handle.id}", next_run],
+        failure=failure,
+    )
 
 
 @connected
 async def dismiss(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     finding: Annotated[str, typer.Argument(metavar="FINDING", help="Number of its event, or name of its check.")],
-    *,
-    queue: InQueue = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Dismiss a finding of a coherence check, and print the task's id.
 
     Use it for a false alarm: equal findings of this task do not return.
@@ -192,30 +182,28 @@ async def dismiss(
 
     Example: perdure task dismiss 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f 12
     """
-    handle = await find_handle(producer, task_id, queue)
+    handle = await task.find(producer)
     if finding.isdecimal():
         numbers = [int(finding)]
     else:
-        held = await stored_findings(producer.gateway, handle.partition, task_id)
+        held = await stored_findings(producer.gateway, handle.partition, handle.id)
         numbers = [one.n for one in held if one.check == finding]
     if not numbers:
-        raise Failed(f"could not dismiss {finding!r}: no such finding holds; 'perdure task show {task_id}' lists them")
+        lists = f"'perdure task show {handle.id}' lists them"
+        raise Failed(f"could not dismiss {finding!r}: no such finding holds; {lists}")
     for number in numbers:
         try:
             await handle.dismiss(number)
         except ValueError as error:
             raise Failed(str(error)) from None
-    if json:
-        print_json({"id": task_id, "dismissed": numbers})
-    else:
-        print_data(task_id)
-    note(f"dismissed {len(numbers)} findings of task {task_id}")
+    data = {"id": handle.id, "dismissed": numbers}
+    return Output(data, handle.id, notes=[f"dismissed {len(numbers)} findings of task {handle.id}"])
 
 
 @connected
 async def resolve(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     step: Annotated[str, typer.Argument(metavar="STEP", help="Key of the step, as the error names it.")],
     *,
     result: Annotated[
@@ -225,10 +213,8 @@ async def resolve(
         str | None, typer.Option("--failed", metavar="TEXT", help="It failed: the step raises StepResolvedAsFailed.")
     ] = None,
     run_again: Annotated[bool, typer.Option("--run-again", help="It did not happen: call the step again.")] = False,
-    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")] = None,
-    queue: InQueue = None,
-    json: AsJson = False,
-) -> None:
+    by: By = None,
+) -> Output:
     """Decide about a risky step in doubt, and print the task's id.
 
     A risky step that was cut off may have acted. Find out whether it did,
@@ -245,27 +231,16 @@ async def resolve(
         raise Misuse("--failed must be a text, got ''")
     decision: dict[str, Any] = {"run_again": True} if run_again else {"failed": failed}
     if result is not None:
-        decision = {"result": _read(result)}
-    handle = await find_handle(producer, task_id, queue)
+        with misuse_of("--result"):
+            decision = {"result": read_json(result)}
+    handle = await task.find(producer)
     try:
         state = await handle.resolve_step(step, **decision, by=login() if by is None else by)
     except (CannotResolve, PayloadTooLarge) as error:
         raise Failed(str(error)) from None
-    if json:
-        print_json({"id": handle.id, "step": step, "decision": next(iter(decision)), "state": state})
-    else:
-        print_data(handle.id)
-    note(f"resolved step {step!r} of task {handle.id}; {_next(handle.id, state)}")
-
-
-def _read(text: str) -> Any:
-    try:
-        return from_json(text, allow_inf_nan=False)
-    except ValueError as error:
-        raise Misuse(f"--result must be JSON, got {text!r}: {error}") from None
-
-
-def _next(task_id: str, state: State) -> str:
-    if state is State.DEAD:
-        return f"it is a dead letter; to resume it: perdure dlq replay {task_id}"
-    return "its next run reads the decision"
+    effect = f"it is {after_replay(handle.id)}" if state is State.DEAD else "its next run reads the decision"
+    return Output(
+        {"id": handle.id, "step": step, "decision": next(iter(decision)), "state": state},
+        handle.id,
+        notes=[f"resolved step {step!r} of task {handle.id}; {effect}"],
+    )

@@ -18,11 +18,12 @@ from ....queues.records import State, read_tasks
 from ....queues.transport.gateway import Gateway
 from ...journal import agent_events as _agent_events  # noqa: F401 - the log may have them
 from ...journal.parsing import Unreadable, parse_event
-from ..support.connection import connected, find_handle, known_partitions, redis_now
+from ..support.connection import TaskOptions, connected, known_partitions, redis_now, where
 from ..support.errors import Misuse
 from ..support.events_text import describe_event
 from ..support.options import PointInTime, QueueOption, TaskNameOption, read_task_id, read_time
-from ..support.output import AsJson, ago, note, print_fields, print_json, print_json_lines, print_table, print_text
+from ..support.output import Message, Part, ago, table
+from ..support.runner import Output, line
 
 _PAGE: Final = 200
 """Events per read."""
@@ -243,8 +244,7 @@ async def events(
     queue: QueueOption = None,
     state: Annotated[list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.")] = None,
     task_name: TaskNameOption = None,
-    json: AsJson = False,
-) -> None:
+) -> AsyncIterator[Output]:
     """Print the events of a task, or of the tasks of a queue, the oldest first.
 
     Use it to see what a task did and why. Without an ID, events are printed
@@ -269,20 +269,21 @@ async def events(
     else:
         found = _of_many(producer, wanted, last, queue, state or [], task_name)
     if stats:
-        await _print_statistics(producer, _checked(found), json=json)
+        statistics = Statistics()
+        async for event in _checked(found):
+            statistics.count(event)
+        yield _shown(statistics, await redis_now(producer))
         return
     printed = 0
     async for event in _checked(found):
-        if json:
-            print_json_lines([event.summary() if task_id else {"task_id": event.task_id} | event.summary()])
-        else:
-            print_text(describe_event(event, of_many=task_id is None))
+        summary = event.summary() if task_id else {"task_id": event.task_id} | event.summary()
+        yield line(summary, describe_event(event, of_many=task_id is None))
         printed += 1
         if printed == limit:
             break
-    if not printed and not json:
-        every = f"in namespace {producer.namespace.name!r} on {producer.address.shown}"
-        note(f"no matching events {every if task_id is None else f'of task {task_id}'}")
+    if not printed:
+        nothing = f"no matching events {where(producer) if task_id is None else f'of task {task_id}'}"
+        yield Output((), Message(nothing), lines=True)
 
 
 async def _checked(found: AsyncIterator[TaskEvent]) -> AsyncIterator[TaskEvent]:
@@ -295,7 +296,7 @@ async def _checked(found: AsyncIterator[TaskEvent]) -> AsyncIterator[TaskEvent]:
 async def _of_one(
     producer: Producer, task_id: str, queue: str | None, wanted: EventFilter, last: int | None, *, follow: bool
 ) -> AsyncIterator[TaskEvent]:
-    handle = await find_handle(producer, task_id, queue)
+    handle = await TaskOptions(task_id, queue).find(producer)
     after = wanted.after
     if last is not None:
         for event in await last_events(producer.gateway, handle.partition, task_id, wanted, last):
@@ -321,35 +322,25 @@ async def _of_many(
             yield event
 
 
-async def _print_statistics(producer: Producer, found: AsyncIterator[TaskEvent], *, json: bool) -> None:
-    statistics = Statistics()
-    async for event in found:
-        statistics.count(event)
-    summary = statistics.summary()
-    if json:
-        print_json(summary)
-        return
-    since = ago(await redis_now(producer))
-    print_fields(
+def _shown(statistics: Statistics, now: int) -> Output:
+    since, several = ago(now), len(statistics.tasks) > 1
+    tools = [(name, calls, statistics.failures[name]) for name, calls in statistics.calls.most_common()]
+    parts: list[Part] = [
         {
-            "tasks": str(summary["tasks"]),
-            "events": str(summary["events"]),
-            "cannot be read": str(statistics.unreadable) if statistics.unreadable else None,
+            "tasks": len(statistics.tasks),
+            "events": statistics.types.total(),
+            "cannot be read": statistics.unreadable or None,
             "failed last": _failure(statistics.failed_last, since),
             "failed step": _failure(statistics.failed_step, since),
         }
-    )
+    ]
     if statistics.types:
-        print_text("")
-        print_table(("type", "events#"), [(name, str(count)) for name, count in statistics.types.most_common()])
-    if statistics.calls:
-        print_text("")
-        rows = [(one["tool"], str(one["calls"]), str(one["failures"])) for one in summary["tools"]]
-        print_table(("tool", "calls#", "failures#"), rows)
+        parts += ["", table(("type", "events#"), statistics.types.most_common())]
+    if tools:
+        parts += ["", table(("tool", "calls#", "failures#"), tools)]
     if statistics.decisions:
-        print_text("\nlatest decisions")
-        for event in statistics.decisions:
-            print_text(describe_event(event, of_many=statistics.types.total() > 0 and len(statistics.tasks) > 1))
+        parts += ["\nlatest decisions", *(describe_event(event, of_many=several) for event in statistics.decisions)]
+    return Output(statistics.summary(), *parts)
 
 
 def _failure(event: TaskEvent | None, since: Any) -> str | None:

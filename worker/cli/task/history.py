@@ -30,28 +30,17 @@ from ...journal.history import PastState, check_state, state_at
 from ...journal.json_patch import diff
 from ...journal.step_record import VERSION
 from ...journal.tool_notes import call_text
-from ..support.connection import connected, find_handle
-from ..support.errors import Failed, Misuse
-from ..support.marked import mask_defined
-from ..support.options import AppOption, InQueue, TaskId, read_object, read_task_id
-from ..support.output import (
-    AsJson,
-    Column,
-    Wide,
-    note,
-    print_data,
-    print_fields,
-    print_json,
-    print_list,
-    print_text,
-    timestamp,
-)
+from ..support.connection import TaskOptions, connected, mask_defined
+from ..support.errors import Failed, Misuse, misuse_of
+from ..support.options import AppOption, read_object, read_task_id
+from ..support.output import Column, Message, note, timestamp
+from ..support.runner import Listing, Output
 
 
 @connected
 async def state(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     *,
     at: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Show the state after event N. Default: the latest.")
@@ -69,9 +58,7 @@ async def state(
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Skip events that are missing or cannot be read.")
     ] = False,
-    queue: InQueue = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Show the state of a task after one of its events.
 
     Use it to find out what an agent knew when it decided something. 'perdure
@@ -86,35 +73,35 @@ async def state(
         raise Misuse("give only one of --at, --diff, --step and --check")
     if check and skip_unreadable:
         raise Misuse("--check needs all events: omit --skip-unreadable")
-    handle = await find_handle(producer, task_id, queue)
+    handle = await task.find(producer)
     if check:
-        await _check(handle, producer, json=json)
-    elif step is not None:
-        await _print_step(handle, producer, step, json=json)
-    elif difference is not None:
-        await _compare(handle, producer, *difference, lenient=skip_unreadable, json=json)
-    else:
-        past = await state_at(producer.gateway, handle.partition, task_id, at, lenient=skip_unreadable)
-        _warn(past)
-        if json:
-            print_json({"id": task_id, "event": past.number, "agent": past.agent, "state": past.state})
-        else:
-            _print_state(past)
+        return await _check(handle, producer)
+    if step is not None:
+        return await _step_of(handle, producer, step)
+    if difference is not None:
+        return await _compare(handle, producer, *difference, lenient=skip_unreadable)
+    past = await state_at(producer.gateway, handle.partition, handle.id, at, lenient=skip_unreadable)
+    _warn(past)
+    fields: dict[str, str | None] = {"event": str(past.number), "agent": past.agent}
+    for name, value in past.state.items():
+        if value not in (None, "", [], {}) and (name != "archive" or any(value.values())):
+            fields[name.replace("_", " ")] = _field(name, value)
+    return Output({"id": handle.id, "event": past.number, "agent": past.agent, "state": past.state}, fields)
 
 
-async def _check(handle: TaskHandle[Any], producer: Producer, *, json: bool) -> None:
+async def _check(handle: TaskHandle[Any], producer: Producer) -> Output:
     stored = await check_state(producer.gateway, handle.partition, handle.id)
     if stored is None:
         past = await state_at(producer.gateway, handle.partition, handle.id)
-        note(f"task {handle.id} has no snapshot; its log of {past.number} events is consistent")
+        found = f"task {handle.id} has no snapshot; its log of {past.number} events is consistent"
     else:
-        note(f"task {handle.id}: the snapshot at event {stored.number} equals the state computed from the log")
-    if json:
-        print_json({"id": handle.id, "sound": True, "snapshot": None if stored is None else stored.number})
+        found = f"task {handle.id}: the snapshot at event {stored.number} equals the state computed from the log"
+    data = {"id": handle.id, "sound": True, "snapshot": None if stored is None else stored.number}
+    return Output(data, notes=[found])
 
 
-async def _print_step(handle: TaskHandle[Any], producer: Producer, key: str, *, json: bool) -> None:
-    """Print a step from the archive, or else from the latest state."""
+async def _step_of(handle: TaskHandle[Any], producer: Producer, key: str) -> Output:
+    """Return a step from the archive, or else from the latest state."""
     found = await read_archived_step(producer.gateway, handle.partition, handle.id, key)
     archived = found is not None
     if found is None:
@@ -123,17 +110,12 @@ async def _print_step(handle: TaskHandle[Any], producer: Producer, key: str, *, 
         if planned is None:
             raise Failed(f"task {handle.id} has no step {key!r}; 'perdure task state {handle.id}' lists its steps")
         found = {"step": planned} | ({"result": latest["results"][key]} if key in latest["results"] else {})
-    if json:
-        print_json({"id": handle.id, "archived": archived, **found})
-        return
-    shown = {name: found["step"].get(name) for name in ("key", "title", "status", "attempts", "error")}
-    fields = {name: None if value is None else str(value) for name, value in shown.items()}
-    print_fields(fields | {"result": _shown(found["result"]) if "result" in found else None})
+    fields = {name: found["step"].get(name) for name in ("key", "title", "status", "attempts", "error")}
+    fields["result"] = _shown(found["result"]) if "result" in found else None
+    return Output({"id": handle.id, "archived": archived, **found}, fields)
 
 
-async def _compare(
-    handle: TaskHandle[Any], producer: Producer, first: int, second: int, *, lenient: bool, json: bool
-) -> None:
+async def _compare(handle: TaskHandle[Any], producer: Producer, first: int, second: int, *, lenient: bool) -> Output:
     if min(first, second) < 0:
         raise Misuse(f"--diff must be two event numbers, 0 or more, got {first} {second}; 0 is before the first event")
     found = [
@@ -142,14 +124,14 @@ async def _compare(
     ]
     _warn(found[first < second])
     changes = diff(found[0].state, found[1].state)
-    if json:
-        print_json({"id": handle.id, "from": first, "to": second, "changes": changes})
-        return
-    if not changes:
-        note(f"nothing changed from event {first} to event {second}")
-    for change in changes:
-        value = "" if change["op"] == "remove" else f" {_shown(change['value'])}"
-        print_text(f"{change['op']:8}{change['path'] or '/'}{value}")
+    shown: list[str] = [_change_text(change) for change in changes]
+    data = {"id": handle.id, "from": first, "to": second, "changes": changes}
+    return Output(data, *(shown or [Message(f"nothing changed from event {first} to event {second}")]))
+
+
+def _change_text(change: Mapping[str, Any]) -> str:
+    value = "" if change["op"] == "remove" else f" {_shown(change['value'])}"
+    return f"{change['op']:8}{change['path'] or '/'}{value}"
 
 
 def _warn(past: PastState) -> None:
@@ -164,16 +146,6 @@ _MAX: Final = 5
 
 def _shown(value: Any) -> str:
     return short(value if isinstance(value, str) else orjson.dumps(value).decode())
-
-
-def _print_state(past: PastState) -> None:
-    """Print each field by name, and lists with one item per line, without empty fields."""
-    shown: dict[str, str | None] = {"event": str(past.number), "agent": past.agent}
-    for name, value in past.state.items():
-        if value in (None, "", [], {}) or (name == "archive" and not any(value.values())):
-            continue
-        shown[name.replace("_", " ")] = _field(name, value)
-    print_fields(shown)
 
 
 def _field(name: str, value: Any) -> str:
@@ -220,7 +192,7 @@ def read_point(text: str) -> Point:
 @connected
 async def fork(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     *,
     at: Annotated[
         Any,
@@ -240,9 +212,7 @@ async def fork(
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Skip events that are missing or cannot be read.")
     ] = False,
-    queue: InQueue = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Start a new task from an event of another task, and print its id.
 
     Use it to try another continuation. The new task has the same name,
@@ -255,30 +225,31 @@ async def fork(
 
     Example: perdure task fork 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --at 12 --edit 'goal=be brief'
     """
-    await find_handle(producer, task_id, queue)
-    try:
+    handle = await task.find(producer)
+    edits = _edits(edit or [])
+    with misuse_of("--edit", BadEdit):
         forked = await fork_task(
-            producer, task_id, queue=queue, at=at, edit=_edits(edit or []), new_id=new_id, lenient=skip_unreadable
+            producer, handle.id, queue=handle.partition.queue, at=at, edit=edits, new_id=new_id, lenient=skip_unreadable
         )
-    except BadEdit as error:
-        raise Misuse(f"--edit: {error}") from None
-    if json:
-        print_json(
-            {
-                "id": forked.handle.id,
-                "source": task_id,
-                "event": forked.event,
-                "agent": forked.agent,
-                "steps": forked.steps,
-                "within": forked.within,
-            }
-        )
-    else:
-        print_data(forked.handle.id)
     of = "" if forked.agent is None else f" of agent {forked.agent}"
-    note(f"forked a new task{of} from event {forked.event} of task {task_id}; recorded steps: {forked.steps}")
+    again = None
     if forked.within is not None:
-        note(f"step {forked.within!r} was running at that event: it runs again, and may log its events again")
+        again = f"step {forked.within!r} was running at that event: it runs again, and may log its events again"
+    return Output(
+        {
+            "id": forked.handle.id,
+            "source": handle.id,
+            "event": forked.event,
+            "agent": forked.agent,
+            "steps": forked.steps,
+            "within": forked.within,
+        },
+        forked.handle.id,
+        notes=[
+            f"forked a new task{of} from event {forked.event} of task {handle.id}; recorded steps: {forked.steps}",
+            again,
+        ],
+    )
 
 
 def _edits(texts: list[str]) -> dict[str, Any]:
@@ -304,7 +275,7 @@ def _value(text: str) -> Any:
 @connected
 async def handoff(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     *,
     budget: Annotated[
         int, typer.Option(min=1, metavar="TOKENS", help="Greatest length in tokens (estimated).")
@@ -312,9 +283,7 @@ async def handoff(
     received: Annotated[
         bool, typer.Option("--received", help="Print the document that this task received from its predecessor.")
     ] = False,
-    queue: InQueue = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Print the handoff document of a task as Markdown.
 
     Use it to continue a task yourself: it says what is in progress, decided,
@@ -323,19 +292,15 @@ async def handoff(
 
     Example: perdure task handoff 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --budget 500
     """
-    handle = await find_handle(producer, task_id, queue)
+    handle = await task.find(producer)
     record = await handle.record()
-    tail = await read_log_tail(producer.gateway, handle.partition, task_id)
+    tail = await read_log_tail(producer.gateway, handle.partition, handle.id)
     masked = await mask_defined(producer)
-    found = _stored(tail, task_id, RECEIVED) if received else _current(tail, masked(record))
+    found = _stored(tail, handle.id, RECEIVED) if received else _current(tail, masked(record))
     if found is None:
-        note(f"task {task_id} has received no handoff document: it continues no other task")
-        raise typer.Exit(1)
-    if json:
-        small = fitted(found, budget, form=lambda one: one.to_json().decode())
-        print_json(small.model_dump(mode="json"))
-    else:
-        print_text(fitted_text(found, budget).rstrip())
+        raise Failed(f"task {handle.id} has received no handoff document: it continues no other task")
+    small = fitted(found, budget, form=lambda one: one.to_json().decode())
+    return Output(small.model_dump(mode="json"), fitted_text(found, budget).rstrip())
 
 
 def _current(tail: LogTail, record: Record) -> Handoff:
@@ -406,9 +371,7 @@ async def versions(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only the tasks of this name.")] = None,
     *,
     app: AppOption = None,
-    wide: Wide = False,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List the versions of code that tasks began with, and say which can go.
 
     Without NAME, tasks with no version other than 1 are left out. Reads the
@@ -420,24 +383,23 @@ async def versions(
     uses = {task: used for task, used in (await _read(producer, app)).items() if _is_shown(used, task, name)}
     if name is not None and not uses:
         raise Failed(f"no live worker has task {name!r}, and no task of this name has a checkpoint to resume")
-    if json:
-        print_json([_described(task, used) for task, used in uses.items()])
-    elif uses:
-        print_list(_COLUMNS, [use for used in uses.values() for use in used], wide=wide)
-        for task, used in uses.items():
-            for text in advice(task, used):
-                print_text(text)
-    else:
-        note(f"no task in namespace {producer.namespace.name!r} has a version other than 1")
+    listing = Listing(
+        _COLUMNS,
+        [use for used in uses.values() for use in used],
+        empty=f"no task in namespace {producer.namespace.name!r} has a version other than 1",
+        data=[_described(task, used) for task, used in uses.items()],
+    )
+    listing.parts += [text for task, used in uses.items() for text in advice(task, used)]
+    return listing
 
 
-_COLUMNS: Sequence[Column[VersionUse]] = (
+_COLUMNS: Final[Sequence[Column[VersionUse]]] = (
     Column("task", lambda use: use.task, least=8),
-    Column("version", lambda use: str(use.version), right=True),
-    Column("workers", lambda use: str(use.workers), right=True),
-    Column("live tasks", lambda use: str(use.live), right=True),
+    Column("version", lambda use: use.version, right=True),
+    Column("workers", lambda use: use.workers, right=True),
+    Column("live tasks", lambda use: use.live, right=True),
     Column("oldest", lambda use: timestamp(use.oldest) or ""),
-    Column("dead letters", lambda use: str(use.dead), right=True),
+    Column("dead letters", lambda use: use.dead, right=True),
 )
 
 

@@ -1,33 +1,31 @@
-"""`perdure task send` and `perdure task inbox`: messages to a task; the waiting fields of `task show`."""
+"""`perdure task send` and `perdure task inbox`: messages to a task."""
 
 from __future__ import annotations
 
-import getpass
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
-from pydantic_core import from_json
 
-from ....queues.defaults import MAX_SECONDS
 from ....queues.errors import Refused
 from ....queues.handle import TaskHandle
 from ....queues.inbox import InboxMessage, Sent, drop_message
 from ....queues.presence import list_workers
 from ....queues.producer import Producer
-from ....queues.records import Record, State
-from ..support.connection import connected, find_handle, redis_now
-from ..support.errors import Failed, Misuse
-from ..support.options import InQueue, TaskId
-from ..support.output import AsJson, ago, note, print_data, print_json, print_json_lines, print_table
+from ....queues.records import State
+from ..support.connection import TaskOptions, connected
+from ..support.errors import Failed, Misuse, misuse_of
+from ..support.options import login, read_json
+from ..support.output import Column, Time, note
+from ..support.runner import Listing, Output
 
 
 @connected
 async def send(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text to send; - for stdin.")] = None,
     *,
     data: Annotated[str | None, typer.Option(metavar="JSON", help="Send JSON instead of text.")] = None,
@@ -38,9 +36,7 @@ async def send(
         str | None,
         typer.Option("--id", metavar="ID", help="Id of the message. A second message with this id is ignored."),
     ] = None,
-    queue: InQueue = None,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Send a message to a task, and print the id of the task that received it.
 
     Use it to answer a question of a task. The task reads it with ctx.inbox()
@@ -51,15 +47,15 @@ async def send(
     """
     content = _content(text, data)
     sender = login() if sender is None else sender
-    handle = await find_handle(producer, task_id, queue)
+    handle = await task.find(producer)
     sent = await handle.send(content, sender=sender, message_id=message_id)
-    if json:
-        waits_on = {} if sent.waits_on is None else {"waits_on": sent.waits_on}
-        print_json({"id": sent.task_id, "number": sent.number, "state": sent.state} | waits_on)
-    else:
-        print_data(sent.task_id)
     delay = await _delay_reason(producer, handle, sent)
-    note(f"sent message {sent.number} from {sender!r} to task {sent.task_id}{delay}")
+    waits_on = {} if sent.waits_on is None else {"waits_on": sent.waits_on}
+    return Output(
+        {"id": sent.task_id, "number": sent.number, "state": sent.state} | waits_on,
+        sent.task_id,
+        notes=[f"sent message {sent.number} from {sender!r} to task {sent.task_id}{delay}"],
+    )
 
 
 def _content(text: str | None, data: str | None) -> Any:
@@ -67,18 +63,8 @@ def _content(text: str | None, data: str | None) -> Any:
         raise Misuse("give either a TEXT or --data JSON")
     if data is None:
         return sys.stdin.read().rstrip("\n") if text == "-" else text
-    try:
-        return from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        raise Misuse(f"--data: not JSON: {error}") from None
-
-
-def login() -> str:
-    """Return the name of the user who runs the command."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as in some containers
-        return ""
+    with misuse_of("--data"):
+        return read_json(data)
 
 
 async def _delay_reason(producer: Producer, handle: TaskHandle[Any], sent: Sent) -> str:
@@ -108,12 +94,10 @@ async def _delay_reason(producer: Producer, handle: TaskHandle[Any], sent: Sent)
 @connected
 async def inbox(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     *,
     drop: Annotated[int | None, typer.Option(min=1, metavar="N", help="Remove message N without reading it.")] = None,
-    queue: InQueue = None,
-    json: AsJson = False,
-) -> None:
+) -> Listing | None:
     """Print the messages that a task has not read yet, the oldest first.
 
     'perdure task events ID' shows the messages that it has read. With
@@ -121,21 +105,14 @@ async def inbox(
 
     Example: perdure task inbox 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    handle = await find_handle(producer, task_id, queue)
+    handle = await task.find(producer)
     if drop is not None:
-        if not await drop_message(producer.gateway, handle.partition, task_id, drop):
-            raise Failed(f"no message {drop} in the inbox of task {task_id}: it was read, removed, or never sent")
-        note(f"removed message {drop} from the inbox of task {task_id}")
-        return
+        if not await drop_message(producer.gateway, handle.partition, handle.id, drop):
+            raise Failed(f"no message {drop} in the inbox of task {handle.id}: it was read, removed, or never sent")
+        note(f"removed message {drop} from the inbox of task {handle.id}")
+        return None
     found = await handle.pending_messages()
-    if json:
-        print_json_lines([message.summary() for message in found])
-    elif found:
-        since = ago(await redis_now(producer))
-        rows = [(str(one.number), since(one.at), one.sender or "-", _shown(one)) for one in found]
-        print_table(("number#", "sent", "from", "content"), rows)
-    else:
-        note(f"no unread messages in the inbox of task {task_id}")
+    return Listing(_COLUMNS, found, empty=f"no unread messages in the inbox of task {handle.id}", lines=True)
 
 
 def _shown(message: InboxMessage) -> str:
@@ -144,12 +121,9 @@ def _shown(message: InboxMessage) -> str:
     return message.content if isinstance(message.content, str) else orjson.dumps(message.content).decode()
 
 
-def shown_inbox(record: Record) -> str | None:
-    """Return the number of unread messages as text, for `task show`."""
-    return f"{record.unused} unread" if record.unused else None
-
-
-def shown_due(record: Record, when: Callable[[int | None], str | None]) -> str | None:
-    """Return when the task is due, or None if it waits without a limit."""
-    endless = record.waits is not None and (record.due_at or 0) > MAX_SECONDS * 500
-    return None if endless else when(record.due_at)
+_COLUMNS: Final[Sequence[Column[InboxMessage]]] = (
+    Column("number", lambda message: message.number, right=True),
+    Column("sent", lambda message: Time(message.at)),
+    Column("from", lambda message: message.sender or "-"),
+    Column("content", _shown, least=12, fold=True),
+)

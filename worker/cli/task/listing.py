@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -12,15 +12,11 @@ from ....queues.inspection.timeline import TaskFilter, TaskPage, page_tasks
 from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.runtime import RUNTIME
-from ..support.connection import connected, known_partitions, redis_now
-from ..support.errors import Misuse
-from ..support.live import Watch, check_watch, show_live
-from ..support.marked import mask_defined
+from ..support.connection import connected, known_partitions, mask_defined, redis_now, where
+from ..support.errors import misuse_of
 from ..support.options import AppOption, QueueOption, Since, TaskNameOption, Until
-from ..support.output import AsJson, Column, Wide, ago, list_table, note, print_json, print_list, state_text
-
-if TYPE_CHECKING:  # rich is imported where a list is drawn
-    from rich.console import RenderableType
+from ..support.output import Column, Time, note, state_text
+from ..support.runner import LiveListing, Watch
 
 _SEARCH: Final = 60.0
 """Seconds for which a list looks for its first task."""
@@ -48,10 +44,8 @@ async def list_(
     cursor: Annotated[
         str | None, typer.Option(metavar="CURSOR", help="Continue the list after the page that ended with this cursor.")
     ] = None,
-    wide: Wide = False,
     watch: Watch = False,
-    json: AsJson = False,
-) -> None:
+) -> LiveListing:
     """List tasks, the newest first.
 
     If there are more, the last line on stderr has the cursor of the next
@@ -59,44 +53,33 @@ async def list_(
 
     Example: perdure task list --state dead --since 2h --error timeout
     """
-    check_watch(watch, json)
     await known_partitions(producer, queue)
-
-    async def read(now: int, tell: Callable[[str], None] = lambda text: None) -> TaskPage:
-        wanted = TaskFilter(
-            frozenset(state or ()),
-            task_name,
-            None if since is None else since.at(now),
-            None if until is None else until.at(now),
-            error,
-            key,
-            tag or (),
-            app,
-        )
-        try:
-            return await _first_page(producer, wanted, queue, limit, cursor, tell)
-        except ValueError as refused:
-            raise Misuse(f"--cursor: {refused}") from None
-
-    async def screen(width: int) -> RenderableType:
-        now = await redis_now(producer)
-        return list_table(task_columns(now), (await read(now)).tasks, width=width, wide=wide)
-
-    if watch:
-        await show_live(screen)
-        return
     now = await redis_now(producer)
-    page = await read(now, note)
-    if json:
-        masked = await mask_defined(producer)
-        print_json([masked(record).summary() for record in page.tasks])
-    elif page.tasks:
-        print_list(task_columns(now), page.tasks, wide=wide)
-    elif page.cursor is None:
-        note(f"no matching tasks in namespace {producer.namespace.name!r} on {producer.address.shown}")
-    if page.cursor is not None:
-        missed = "" if page.tasks else f"no matching tasks among the first {page.read:,}; "
-        note(f"{missed}there may be more tasks: continue with --cursor {page.cursor}")
+    wanted = TaskFilter(
+        frozenset(state or ()),
+        task_name,
+        None if since is None else since.at(now),
+        None if until is None else until.at(now),
+        error,
+        key,
+        tag or (),
+        app,
+    )
+    with misuse_of("--cursor"):
+        page = await _first_page(producer, wanted, queue, limit, cursor, _quiet if watch else note)
+    masked = await mask_defined(producer)
+    missed = "" if page.tasks else f"no matching tasks among the first {page.read:,}; "
+    more = None if page.cursor is None else f"{missed}there may be more tasks: continue with --cursor {page.cursor}"
+    return LiveListing(
+        TASK_COLUMNS,
+        [masked(record) for record in page.tasks],
+        empty=f"no matching tasks {where(producer)}" if more is None else None,
+        notes=[more],
+    )
+
+
+def _quiet(text: str) -> None:
+    """Print nothing: a message would be written into a live view."""
 
 
 async def _first_page(
@@ -120,23 +103,20 @@ async def _first_page(
             told = now
 
 
-def task_columns(now: int) -> Sequence[Column[Record]]:
-    """Return the columns of tasks. now: milliseconds of Redis' clock."""
-    since = ago(now, whole=True)
-    return (
-        Column("id", lambda record: record.id, least=36, fold=True),
-        Column("task", lambda record: record.task or "?", least=8),
-        Column("app", lambda record: record.app or "", wide=True),
-        Column("state", lambda record: state_text(record.state)),
-        Column("queue", lambda record: record.queue, wide=True),
-        Column("attempts", lambda record: str(record.attempts), right=True, wide=True),
-        Column("crashes", lambda record: str(record.crashes), right=True, wide=True),
-        Column("enqueued", lambda record: since(record.enqueued_at)),
-        Column("worker", lambda record: record.worker or "", wide=True),
-        Column("detail", _detail, least=8),
-    )
-
-
 def _detail(record: Record) -> str:
     """Return the reason of a dead letter, what a parked task waits for, or the step of a long-running run."""
     return record.problem or record.reason or (f"waiting for {record.waits}" if record.waits else record.step) or ""
+
+
+TASK_COLUMNS: Final[Sequence[Column[Record]]] = (
+    Column("id", lambda record: record.id, least=36, fold=True),
+    Column("task", lambda record: record.task or "?", least=8),
+    Column("app", lambda record: record.app or "", wide=True),
+    Column("state", lambda record: state_text(record.state)),
+    Column("queue", lambda record: record.queue, wide=True),
+    Column("attempts", lambda record: record.attempts, right=True, wide=True),
+    Column("crashes", lambda record: record.crashes, right=True, wide=True),
+    Column("enqueued", lambda record: Time(record.enqueued_at)),
+    Column("worker", lambda record: record.worker or "", wide=True),
+    Column("detail", _detail, least=8),
+)

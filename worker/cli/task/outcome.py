@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
@@ -12,46 +13,23 @@ from ....queues.handle import TaskHandle
 from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.wording import counted
-from ..support.connection import connected, find_handle
+from ..support.connection import TaskOptions, connected
 from ..support.errors import Failed
 from ..support.events_text import describe_event, progress_text
-from ..support.options import InQueue, TaskId, in_duration
-from ..support.output import (
-    AsJson,
-    note,
-    print_data,
-    print_json,
-    print_json_lines,
-    print_json_text,
-    print_text,
-    state_text,
-    stdout,
-)
-from ..support.terminal import clean
+from ..support.options import in_duration
+from ..support.output import AsJson, Styled, state_text, stdout
+from ..support.runner import Output, line
+from ..support.terminal import clean, clean_json
 
 if TYPE_CHECKING:  # rich is imported where something is drawn
     from rich.console import RenderableType
     from rich.live import Live
-    from rich.text import Text
 
 _BAR: Final = 30
 """Characters of the progress bar."""
 
 _REFRESH: Final = 1.0
 """Seconds between two reads of the record: no event says that a worker took the task."""
-
-
-async def _watch_on_screen(handle: TaskHandle[Any]) -> Record:
-    """Print the events of a task until it ends; return its record."""
-    console = stdout()
-    if console.is_terminal:
-        await _live(handle)
-    else:
-        async for event in handle.events():
-            print_text(describe_event(event))
-    record = await handle.record()
-    console.print(_outcome(record))
-    return record
 
 
 async def _live(handle: TaskHandle[Any]) -> None:
@@ -97,29 +75,24 @@ def _spinner(record: Record) -> RenderableType:
     return Group(spinner, row)
 
 
-def _outcome(record: Record) -> Text:
-    from rich.text import Text
-
-    details = f" after {counted(record.attempts, 'attempt')} and {counted(record.crashes, 'crash', 'crashes')}"
+def _outcome(record: Record) -> Styled:
+    text = f"{record.state} after {counted(record.attempts, 'attempt')}"
+    text += f" and {counted(record.crashes, 'crash', 'crashes')}"
     if record.reason:
-        details += f", {record.reason}"
+        text += f", {record.reason}"
     if record.error and record.state is State.DEAD:
-        details += f": {record.error.get('error')}: {record.error.get('message')}"
-    return Text.assemble(state_text(record.state), clean(details))
+        text += f": {record.error.get('error')}: {record.error.get('message')}"
+    return Styled(text, state_text(record.state).style)
 
 
 @connected
 async def result(
     producer: Producer,
-    task_id: TaskId,
+    task: TaskOptions,
     *,
-    timeout: Annotated[
-        float | None,
-        in_duration("Time to wait. Default: no limit."),
-    ] = None,
-    queue: InQueue = None,
+    timeout: Annotated[float | None, in_duration("Time to wait. Default: no limit.")] = None,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Wait for a task, and print its result as JSON.
 
     If another task continues its work, this waits for that one. Exits with
@@ -128,39 +101,31 @@ async def result(
 
     Example: perdure task result $(perdure enqueue audit --queue audit) --timeout 60
     """
-    handle = await _raw_handle(producer, task_id, queue)
+    handle = await task.find(producer)
+    stored = TaskHandle(handle.id, handle.partition, producer.gateway, producer.notifications, bytes.decode)
     record = await handle.record()
     ended = record.state.terminal and record.handed_to is None
+    value: str | None = None
+    failure: Exception | None = None
     try:
-        value = await handle.result(None if ended else timeout)
-    except (TaskOutcome, TimeoutError) as error:
-        if json:
-            await _print_outcome(handle)
-        if isinstance(error, TaskOutcome):
-            raise
-        raise Failed(str(error)) from None
-    if json:
-        await _print_outcome(handle)
-    else:
-        print_json_text(value)
+        value = clean_json(await stored.result(None if ended else timeout))
+    except TaskOutcome as error:
+        failure = error
+    except TimeoutError as error:
+        failure = Failed(str(error))
+    return Output(await _outcome_of(handle) if json else None, value, failure=failure)
 
 
-async def _raw_handle(producer: Producer, task_id: str, queue: str | None) -> TaskHandle[str]:
-    """Return a handle whose result is the stored JSON text."""
-    partition = (await find_handle(producer, task_id, queue)).partition
-    return TaskHandle(task_id, partition, producer.gateway, producer.notifications, bytes.decode)
-
-
-async def _print_outcome(handle: TaskHandle[Any]) -> None:
+async def _outcome_of(handle: TaskHandle[Any]) -> dict[str, Any]:
     while (successor := await handle.successor()) is not None:
         handle = successor
     record = await handle.record()
     outcome = {"id": record.id, "state": record.state, "result": shown_data(record.shown_result())}
-    print_json(outcome | {"reason": record.reason, "error": record.error})
+    return outcome | {"reason": record.reason, "error": record.error}
 
 
 @connected
-async def watch(producer: Producer, task_id: TaskId, *, queue: InQueue = None, json: AsJson = False) -> None:
+async def watch(producer: Producer, task: TaskOptions, *, json: AsJson = False) -> AsyncIterator[Output]:
     """Print the events of a task as they happen, until it ends.
 
     Exits with 0 if the task succeeded, else with 1. With --json: one line
@@ -168,20 +133,20 @@ async def watch(producer: Producer, task_id: TaskId, *, queue: InQueue = None, j
 
     Example: perdure task watch 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    handle = await find_handle(producer, task_id, queue)
-    if json:
-        async for event in handle.events():
-            print_json_lines([event.summary()])
-        record = await handle.record()
-        print_json_lines([record.summary() | {"result": shown_data(record.shown_result())}])
+    handle = await task.find(producer)
+    if not json and stdout().is_terminal:
+        await _live(handle)
     else:
-        record = await _watch_on_screen(handle)
+        async for event in handle.events():
+            yield line(event.summary(), describe_event(event))
+    record = await handle.record()
+    yield Output([record.summary() | {"result": shown_data(record.shown_result())}], _outcome(record), lines=True)
     if record.state is not State.SUCCEEDED:
-        raise Failed(f"task {task_id} did not succeed: it is {record.state}")
+        raise Failed(f"task {handle.id} did not succeed: it is {record.state}")
 
 
 @connected
-async def cancel(producer: Producer, task_id: TaskId, *, queue: InQueue = None, json: AsJson = False) -> None:
+async def cancel(producer: Producer, task: TaskOptions) -> Output:
     """Cancel a task, and print its id.
 
     A running task gets the request within milliseconds. Its handler is
@@ -190,16 +155,13 @@ async def cancel(producer: Producer, task_id: TaskId, *, queue: InQueue = None, 
 
     Example: perdure task cancel 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    state = await (await find_handle(producer, task_id, queue)).cancel()
-    if json:
-        print_json({"id": task_id, "state": state})
+    handle = await task.find(producer)
+    state = await handle.cancel()
+    data = {"id": handle.id, "state": state}
     if state.terminal and state is not State.CANCELLED:
-        raise Failed(f"could not cancel task {task_id}: it is {state}")
-    if not json:
-        print_data(task_id)
-    if state is State.CANCELLED:
-        note(f"cancelled task {task_id}")
-    elif state is State.RUNNING:
-        note(f"requested cancellation of running task {task_id}")
-    else:
-        note(f"requested cancellation of {state} task {task_id}: a worker of its queue cancels it")
+        return Output(data, failure=Failed(f"could not cancel task {handle.id}: it is {state}"))
+    requested = {
+        State.CANCELLED: f"cancelled task {handle.id}",
+        State.RUNNING: f"requested cancellation of running task {handle.id}",
+    }.get(state, f"requested cancellation of {state} task {handle.id}: a worker of its queue cancels it")
+    return Output(data, handle.id, notes=[requested])

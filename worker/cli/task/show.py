@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ....queues.defaults import MAX_SECONDS
 from ....queues.envelope import shown_data
 from ....queues.errors import DecryptionError, Refused
 from ....queues.explanation.sentences import Explanation
@@ -15,81 +16,80 @@ from ....queues.wording import duration
 from ...agent.coherence.findings import StoredFinding, stored_findings
 from ...artifacts.links import ArtifactLink, task_links
 from ..artifacts import describe_link, note_damaged, size_text
-from ..support.connection import connected, find_handle
+from ..support.connection import TaskOptions, connected, mask_defined
 from ..support.events_text import progress_text
-from ..support.marked import mask_defined
-from ..support.options import InQueue, TaskId
-from ..support.output import AsJson, ago, note, print_fields, print_json, print_text, state_text, timestamp
-from .inbox import shown_due, shown_inbox
+from ..support.output import Time, ago, note, state_text, timestamp
+from ..support.runner import Output
 
 Since = Callable[[int | None], str]
 
 
 @connected
-async def show(producer: Producer, task_id: TaskId, *, queue: InQueue = None, json: AsJson = False) -> None:
+async def show(producer: Producer, task: TaskOptions) -> Output:
     """Show a task: its state, arguments, result, error and artifacts.
 
     The field 'why' explains the state; 'perdure task why' prints it alone.
 
     Example: perdure task show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    handle = await find_handle(producer, task_id, queue)
+    handle = await task.find(producer)
     record, explained = (await mask_defined(producer))(await handle.record()), await handle.explain()
-    links = await _links(producer.gateway, handle.partition, task_id)
-    findings = await _findings(producer.gateway, handle.partition, task_id)
-    if json:
-        shown = {"result": shown_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
-        shown["incoherent"] = [_describe_finding(one) for one in findings]
-        shown["explanation"] = explained.summary()
-        print_json(record.summary() | {"crashes": explained.crashes} | shown)
-        return
+    links = await _links(producer.gateway, handle.partition, handle.id)
+    findings = await _findings(producer.gateway, handle.partition, handle.id)
     since = ago(explained.now)
     error = record.error or {}
-    print_fields(
+    return Output(
+        record.summary()
+        | {
+            "crashes": explained.crashes,
+            "result": shown_data(record.shown_result()),
+            "artifacts": [describe_link(link) for link in links],
+            "incoherent": [_describe_finding(finding) for finding in findings],
+            "explanation": explained.summary(),
+        },
         {
             "id": record.id,
             "task": record.task,
             "app": record.app,
             "state": state_text(record.state),
-            "since": _when(explained.since, since),
+            "since": Time(explained.since),
             "why": explained.sentence,
             "remedy": explained.remedy,
             "queue": record.queue,
-            "partition": str(record.partition),
+            "partition": record.partition,
             "arguments": _text(record.shown_arguments()),
             "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
             "key": record.key,
             "tags": ", ".join(record.tags) or None,
             "attempts": _of(record.attempts, explained.max_attempts),
             "crashes": _of(explained.crashes, explained.max_crashes),
-            "replays": str(record.replays) if record.replays else None,
-            "enqueued": _when(record.enqueued_at, since),
+            "replays": record.replays or None,
+            "enqueued": Time(record.enqueued_at),
             "waits": _wait(explained, since),
-            "due": shown_due(record, lambda at: _when(at, since)),
-            "inbox": shown_inbox(record),
-            "finished": _when(record.finished_at, since),
+            "due": None if _waits_forever(record) else Time(record.due_at),
+            "inbox": f"{record.unused} unread" if record.unused else None,
+            "finished": Time(record.finished_at),
             "ran for": None if record.ran_ms is None else duration(record.ran_ms / 1000),
             "worker": record.worker,
-            "heard of": _when(explained.heard_at, since),
+            "heard of": Time(explained.heard_at),
             "step": _step(explained),
             "progress": _progress(record, since),
-            "steps done": str(explained.steps) if explained.steps else None,
+            "steps done": explained.steps or None,
             "failed step": explained.failed_step,
-            "in doubt": "\n".join(map(str, explained.doubts)) or None,
+            "in doubt": [str(doubt) for doubt in explained.doubts],
             "result": _text(record.shown_result()),
-            "artifacts": "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None,
-            "incoherent": _finding_text(findings),
+            "artifacts": [f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links],
+            "incoherent": [f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in findings],
             "handed to": record.handed_to,
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
-        }
+        },
+        f"\n{error['traceback'].rstrip()}" if error.get("traceback") else None,
     )
-    if error.get("traceback"):
-        print_text(f"\n{error['traceback'].rstrip()}")
 
 
 @connected
-async def why(producer: Producer, task_id: TaskId, *, queue: InQueue = None, json: AsJson = False) -> None:
+async def why(producer: Producer, task: TaskOptions) -> Output:
     """Explain why a task is in its state, and what happens next.
 
     If an operator can do something about it, a second line says what. Further
@@ -97,15 +97,15 @@ async def why(producer: Producer, task_id: TaskId, *, queue: InQueue = None, jso
 
     Example: perdure task why 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    explained = await (await find_handle(producer, task_id, queue)).explain()
-    if json:
-        print_json(explained.summary())
-        return
-    print_text(explained.sentence)
-    if explained.remedy is not None:
-        print_text(explained.remedy)
-    for doubt in explained.doubts:
-        print_text(f"in doubt: {doubt}")
+    handle = await task.find(producer)
+    explained = await handle.explain()
+    doubts = (f"in doubt: {doubt}" for doubt in explained.doubts)
+    return Output(explained.summary(), explained.sentence, explained.remedy, *doubts)
+
+
+def _waits_forever(record: Record) -> bool:
+    """Return whether a task waits without a time limit."""
+    return record.waits is not None and (record.due_at or 0) > MAX_SECONDS * 500
 
 
 def _of(number: int, limit: int | None) -> str:
@@ -160,11 +160,6 @@ async def _findings(gateway: Gateway, partition: Partition, task_id: str) -> Seq
         return ()
 
 
-def _finding_text(findings: Sequence[StoredFinding]) -> str | None:
-    """Return one line per finding, or None."""
-    return "\n".join(f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in findings) or None
-
-
 def _describe_finding(finding: StoredFinding) -> dict[str, object]:
     """Return a finding as plain data."""
     return {"check": finding.check, "detail": finding.detail, "policy": finding.policy, "event": finding.n}
@@ -172,7 +167,3 @@ def _describe_finding(finding: StoredFinding) -> dict[str, object]:
 
 def _text(data: bytes | None) -> str | None:
     return None if data is None else data.decode("utf-8", "replace")
-
-
-def _when(at: int | None, since: Since) -> str | None:
-    return None if at is None else f"{timestamp(at)} ({since(at)})"

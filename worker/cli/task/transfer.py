@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, cast
 
-import anyio
 import typer
 
 from ....queues.private_files import replaced_file
@@ -23,18 +22,18 @@ from ...settings import Settings
 from ...transfer.export import ExportedTask, close_source, export_task
 from ...transfer.import_ import import_task
 from ..memory.commands import StorePlace, store_settings, without_embedder
-from ..support.connection import ConnectionOptions, find_handle, with_connection_options
+from ..support.connection import ConnectionOptions, TaskOptions
 from ..support.errors import Failed
-from ..support.options import InQueue, OutputFile, TaskId, opened, read_task_id
-from ..support.output import AsJson, CleanStdout, note, print_data, print_json
+from ..support.options import OutputFile, opened, read_task_id
+from ..support.output import CleanStdout, note
+from ..support.runner import Output, command
 
 
-@with_connection_options
-def export(
+@command
+async def export(
     place: ConnectionOptions,
-    task_id: TaskId,
+    task: TaskOptions,
     *,
-    queue: InQueue = None,
     output: OutputFile = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Do not cancel the task here: it may then run at both places.")
@@ -54,36 +53,24 @@ def export(
 
     Example: perdure task export 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f -o agent.jsonl
     """
-    anyio.run(_export, place, task_id, queue, output, keep, memory, no_memories)
-
-
-async def _export(
-    place: ConnectionOptions,
-    task_id: str,
-    queue: str | None,
-    output: Path | None,
-    keep: bool,
-    memory: str | None,
-    no_memories: bool,
-) -> None:
     settings = store_settings(**place.overrides(), memory=memory)
     async with place.producer() as producer:
-        handle = await find_handle(producer, task_id, queue)
+        handle = await task.find(producer)
         store = await artifact_store(producer.gateway, settings)
         memories = None if no_memories else partial(_existing_memories, settings)
         with _written(output) as file:
             exported = await export_task(producer, handle, store, file, memories)
             stored = _is_file(file)
         note(
-            f"exported task {task_id}: {exported.events} events, {exported.artifacts} artifacts and files, "
+            f"exported task {handle.id}: {exported.events} events, {exported.artifacts} artifacts and files, "
             f"{exported.memories} memories, in clear"
         )
         if missing := exported.cited - exported.memories:
             note(_memories_left_out(exported.cited, missing, settings, no_memories))
         if keep:
-            note(_may_run_twice(task_id))
+            note(_may_run_twice(handle.id))
         elif not stored:
-            note(f"stdout is not a file, so the task was not cancelled here; {_may_run_twice(task_id)}")
+            note(f"stdout is not a file, so the task was not cancelled here; {_may_run_twice(handle.id)}")
         elif not await close_source(producer, exported):
             raise Failed(_changed(exported))
         else:
@@ -152,8 +139,8 @@ def _is_file(file: IO[bytes]) -> bool:
         return False
 
 
-@with_connection_options
-def import_(
+@command
+async def import_(
     place: ConnectionOptions,
     source: Annotated[str, typer.Argument(metavar="FILE", help="File of 'perdure task export'; - for stdin.")],
     *,
@@ -163,8 +150,7 @@ def import_(
     ] = None,
     memory: StorePlace = None,
     no_memories: Annotated[bool, typer.Option("--no-memories", help="Do not store the memories.")] = False,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Store a task that another deployment exported, and print its id.
 
     It is queued at once and resumes after its last recorded step; if it was
@@ -176,34 +162,27 @@ def import_(
 
     Example: perdure task import agent.jsonl
     """
-    anyio.run(_import, place, source, new_id, memory, no_memories, json)
-
-
-async def _import(
-    place: ConnectionOptions, source: str, new_id: str | None, memory: str | None, no_memories: bool, json: bool
-) -> None:
     settings = store_settings(**place.overrides(), memory=memory)
     memories = None if no_memories else partial(make_store, settings)
     async with place.producer() as producer:
         store = await artifact_store(producer.gateway, settings)
         with opened(source) as file:
             found = await import_task(producer, store, file, new_id=new_id, memories=memories)
-    if json:
-        print_json(
-            {
-                "id": found.handle.id,
-                "source": found.source,
-                "task": found.task,
-                "queue": found.handle.partition.queue,
-                "events": found.events,
-                "artifacts": found.artifacts,
-                "memories": found.memories,
-                "new_memories": found.new_memories,
-            }
-        )
-    else:
-        print_data(found.handle.id)
-    note(
+    imported = (
         f"imported task {found.source} ({found.task}): {found.events} events, {found.artifacts} artifacts and files, "
         f"{found.new_memories} new of {found.memories} memories"
+    )
+    return Output(
+        {
+            "id": found.handle.id,
+            "source": found.source,
+            "task": found.task,
+            "queue": found.handle.partition.queue,
+            "events": found.events,
+            "artifacts": found.artifacts,
+            "memories": found.memories,
+            "new_memories": found.new_memories,
+        },
+        found.handle.id,
+        notes=[imported],
     )

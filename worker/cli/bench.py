@@ -1,4 +1,8 @@
-"""`perdure bench`."""
+"""`perdure bench`: throughput, latency and recovery on the user's server, beside bare commands in the same run.
+
+The limits are measured in the same run with redis-py, because absolute numbers depend on the machine. Everything is
+written to a temporary namespace, which is removed also after an error or Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,23 @@ import anyio
 import typer
 from redis.crc import key_slot
 
-from ....queues.envelope import Envelope, new_task_id
-from ....queues.keys import GROUP, Partition
-from ....queues.transport.clients import COMMAND_TIMEOUT, sync_client, translated
-from ....queues.transport.cluster.topology import discover_topology
-from ....queues.transport.gateway import Gateway
-from ...app import App
-from ...durable.context import Context
-from ...log import configure_process_log
-from ...runtime.worker import Worker
-from ..support.connection import ConnectionOptions, with_connection_options
-from ..support.errors import Misuse
-from ..support.output import AsJson, note, print_json, print_table
-from ..support.temporary import run_interruptible, temporary_namespace
+from ...queues.envelope import Envelope, new_task_id
+from ...queues.keys import GROUP, Partition
+from ...queues.transport.clients import COMMAND_TIMEOUT, sync_client, translated
+from ...queues.transport.cluster.topology import discover_topology
+from ...queues.transport.gateway import Gateway
+from ..app import App
+from ..durable.context import Context
+from ..log import configure_process_log
+from ..runtime.worker import Worker
+from .support.connection import ConnectionOptions
+from .support.errors import Misuse
+from .support.output import note, table
+from .support.runner import Output, command
+from .support.temporary import run_interruptible, temporary_namespace
 
 
-@with_connection_options
+@command
 def bench(
     place: ConnectionOptions,
     *,
@@ -40,8 +45,7 @@ def bench(
         int, typer.Option(min=0, max=500_000, metavar="BYTES", help="Size of each task's argument.")
     ] = 0,
     yes: Annotated[bool, typer.Option("--yes", help="Put load on a server that is not the embedded one.")] = False,
-    json: AsJson = False,
-) -> None:
+) -> Output:
     """Measure Perdure on your server, beside bare commands of redis-py.
 
     Takes about 20 seconds, in a temporary namespace, which is removed at
@@ -58,15 +62,12 @@ def bench(
         )
     note(f"measuring {address.shown}")
     rows = run_interruptible(partial(measure, place.overrides(), tasks, payload))
-    if json:
-        print_json({"server": address.shown, "tasks": tasks, "payload": payload, "rows": rows})
-        return
-    print_table(
-        ("what", "unit", "Perdure#", "redis-py#", "ratio#", "what redis-py does"),
-        [
-            (row.what, row.unit, *map(_number, (row.value, row.limit, row.value / row.limit)), row.commands)
-            for row in rows
-        ],
+    shown = [
+        (row.what, row.unit, *map(_number, (row.value, row.limit, row.value / row.limit)), row.commands) for row in rows
+    ]
+    return Output(
+        {"server": address.shown, "tasks": tasks, "payload": payload, "rows": rows},
+        table(("what", "unit", "Perdure#", "redis-py#", "ratio#", "what redis-py does"), shown),
     )
 
 
