@@ -25,14 +25,14 @@ _BUSY, _LOCKED, _CORRUPT, _FOREIGN = 5, 6, 11, 26
 _PROBLEMS: Final = {8: "it is read-only", 10: "its disk failed", 13: "its disk is full", 14: "could not be opened"}
 
 
-class Connection(Protocol):
+class _Connection(Protocol):
     """Connection of either library."""
 
     def execute(self, sql: str, values: Any, /) -> Any: ...
     def close(self) -> None: ...
 
 
-def _connect_by_apsw(path: Path, wait: float) -> tuple[Connection, bool]:
+def _connect_by_apsw(path: Path, wait: float) -> tuple[_Connection, bool]:
     """Return a connection, and whether the vector functions are available."""
     import apsw  # of the extra `vectors`
 
@@ -48,7 +48,7 @@ def _connect_by_apsw(path: Path, wait: float) -> tuple[Connection, bool]:
     return connection, True
 
 
-def _connect_by_sqlite3(path: Path, wait: float) -> Connection:
+def _connect_by_sqlite3(path: Path, wait: float) -> _Connection:
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
