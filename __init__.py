@@ -32,16 +32,20 @@ if TYPE_CHECKING:
     from .queues.handle import TaskHandle
     from .queues.producer import Producer
     from .queues.records import State
-    from .worker.agent.agent import Agent, Plan
-    from .worker.agent.coherence.findings import Coherence
-    from .worker.agent.context.builder import ContextBuilder
+    from .worker.agents.agent import Agent, Plan
+    from .worker.agents.coherence.findings import Coherence
+    from .worker.agents.context.builder import ContextBuilder
+    from .worker.agents.identity import Identity
+    from .worker.agents.journal.registration import register_event
+    from .worker.agents.journal.state import AgentState, Artifact, Ephemeral, PlanStep
     from .worker.app import App
-    from .worker.durable.context import Context, current_context
+    from .worker.context import Context, current_context
     from .worker.durable.ended_task import EndedTask
-    from .worker.durable.middleware import EnqueueCall, Middleware, Settlement
+    from .worker.durable.journal.event import Event
+    from .worker.durable.journal.handoff.document import Handoff
+    from .worker.durable.journal.resumption import Resumption
     from .worker.durable.steps.current import AlreadyDone, StepCall, current_step
     from .worker.durable.stop_reasons import Stop
-    from .worker.durable.sync.context import SyncContext
     from .worker.errors import (
         ArtifactError,
         ContextError,
@@ -59,17 +63,13 @@ if TYPE_CHECKING:
         StepTimeout,
         WorkspaceError,
     )
-    from .worker.identity import Identity
-    from .worker.journal.event import Event
-    from .worker.journal.handoff.document import Handoff
-    from .worker.journal.registration import register_event
-    from .worker.journal.resumption import Resumption
-    from .worker.journal.state import AgentState, Artifact, Ephemeral, PlanStep
     from .worker.log import configure_logging, use_stdlib_logging
+    from .worker.middleware import EnqueueCall, Middleware, Settlement
     from .worker.resume_warning import ResumeWarning
     from .worker.runtime.worker import Worker
     from .worker.session import Session, TurnHandle
     from .worker.settings import Settings
+    from .worker.sync_context import SyncContext
 
 __all__ = [
     "Agent",
@@ -144,38 +144,38 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Agent": ".worker.agent.agent",
-    "AgentState": ".worker.journal.state",
+    "Agent": ".worker.agents.agent",
+    "AgentState": ".worker.agents.journal.state",
     "AlreadyDone": ".worker.durable.steps.current",
     "App": ".worker.app",
-    "Artifact": ".worker.journal.state",
+    "Artifact": ".worker.agents.journal.state",
     "ArtifactError": ".worker.errors",
-    "Coherence": ".worker.agent.coherence.findings",
-    "Context": ".worker.durable.context",
-    "ContextBuilder": ".worker.agent.context.builder",
+    "Coherence": ".worker.agents.coherence.findings",
+    "Context": ".worker.context",
+    "ContextBuilder": ".worker.agents.context.builder",
     "ContextError": ".worker.errors",
     "DecryptionError": ".queues.errors",
     "EndedTask": ".worker.durable.ended_task",
-    "EnqueueCall": ".worker.durable.middleware",
-    "Ephemeral": ".worker.journal.state",
-    "Event": ".worker.journal.event",
+    "EnqueueCall": ".worker.middleware",
+    "Ephemeral": ".worker.agents.journal.state",
+    "Event": ".worker.durable.journal.event",
     "FileConflict": ".worker.errors",
     "HandOffRefused": ".queues.errors",
-    "Handoff": ".worker.journal.handoff.document",
+    "Handoff": ".worker.durable.journal.handoff.document",
     "HashingEmbedder": ".worker.memory.embedders",  # for PERDURE_EMBEDDER; public in perdure.memory
-    "Identity": ".worker.identity",
+    "Identity": ".worker.agents.identity",
     "InboxFull": ".queues.errors",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues.errors",
-    "Middleware": ".worker.durable.middleware",
+    "Middleware": ".worker.middleware",
     "NotReplicated": ".queues.errors",
     "PayloadTooLarge": ".queues.errors",
     "PerdureError": ".queues.errors",
-    "Plan": ".worker.agent.agent",
-    "PlanStep": ".worker.journal.state",
+    "Plan": ".worker.agents.agent",
+    "PlanStep": ".worker.agents.journal.state",
     "Producer": ".queues.producer",
     "ResumeWarning": ".worker.resume_warning",
-    "Resumption": ".worker.journal.resumption",
+    "Resumption": ".worker.durable.journal.resumption",
     "Retry": ".deadletter.policy",
     "RecordedFailure": ".worker.errors",
     "RetryLater": ".worker.errors",
@@ -186,7 +186,7 @@ _HOMES = {
     "SessionFull": ".queues.errors",
     "SessionNotFound": ".queues.errors",
     "Settings": ".worker.settings",
-    "Settlement": ".worker.durable.middleware",
+    "Settlement": ".worker.middleware",
     "Snooze": ".worker.errors",
     "State": ".queues.records",
     "StateError": ".worker.errors",
@@ -198,7 +198,7 @@ _HOMES = {
     "StepTimeout": ".worker.errors",
     "StillRunning": ".queues.errors",
     "Stop": ".worker.durable.stop_reasons",
-    "SyncContext": ".worker.durable.sync.context",
+    "SyncContext": ".worker.sync_context",
     "TaskCancelled": ".queues.errors",
     "TaskEnded": ".queues.errors",
     "TaskExists": ".queues.errors",
@@ -210,9 +210,9 @@ _HOMES = {
     "Worker": ".worker.runtime.worker",
     "WorkspaceError": ".worker.errors",
     "configure_logging": ".worker.log",
-    "current_context": ".worker.durable.context",
+    "current_context": ".worker.context",
     "current_step": ".worker.durable.steps.current",
-    "register_event": ".worker.journal.registration",
+    "register_event": ".worker.agents.journal.registration",
     "use_stdlib_logging": ".worker.log",
 }
 

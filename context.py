@@ -3,16 +3,16 @@
 `View` and `Finding` are what a check of coherence gets and returns.
 """
 
-from .worker.agent.coherence.checks import View
-from .worker.agent.coherence.findings import Finding
-from .worker.agent.context.builder import ContextBuilder
-from .worker.agent.context.compaction import CompactionRequest
-from .worker.agent.context.prompt import Budgets, Prompt, default_counter
-from .worker.agent.context.providers import MALFORMED, from_anthropic, from_openai, to_anthropic, to_openai
-from .worker.agent.tools.toolbox import AgentTools
+from .worker.agents.coherence.checks import View
+from .worker.agents.coherence.findings import Finding
+from .worker.agents.context.builder import ContextBuilder
+from .worker.agents.context.compaction import CompactionRequest
+from .worker.agents.context.prompt import Budgets, Prompt, default_counter
+from .worker.agents.context.providers import MALFORMED, from_anthropic, from_openai, to_anthropic, to_openai
+from .worker.agents.journal.state import Commitment, Question
+from .worker.agents.tools.toolbox import AgentTools
+from .worker.durable.journal.chat import Message, ToolCall
 from .worker.errors import ContextError, ContextTooLarge
-from .worker.journal.chat import Message, ToolCall
-from .worker.journal.state import Commitment, Question
 
 __all__ = [
     "MALFORMED",

@@ -12,16 +12,16 @@ from typing import Any, Final
 from perdure.queues.defaults import nearest
 from perdure.queues.json_form import large_integer
 from perdure.queues.security.redaction import Redaction
-from perdure.worker.agent.coherence.checks import Call
-from perdure.worker.agent.context.conversation import completed, turns_of, turns_within
-from perdure.worker.agent.context.prompt import Estimate, cut
-from perdure.worker.journal.archive import remove_oldest
-from perdure.worker.journal.chat import Message, ToolCall
-from perdure.worker.journal.handoff.budget import clipped, fitted
-from perdure.worker.journal.handoff.document import Handoff
-from perdure.worker.journal.json_patch import apply, diff
-from perdure.worker.journal.quoting import quoted_block, quoted_line, quoted_name
-from perdure.worker.journal.reducer import empty_state
+from perdure.worker.agents.coherence.checks import Call
+from perdure.worker.agents.context.conversation import completed, turns_of, turns_within
+from perdure.worker.agents.context.prompt import Estimate, cut
+from perdure.worker.agents.journal.archive import remove_oldest
+from perdure.worker.agents.journal.json_patch import apply, diff
+from perdure.worker.agents.journal.reducer import empty_state
+from perdure.worker.durable.journal.chat import Message, ToolCall
+from perdure.worker.durable.journal.handoff.budget import clipped, fitted
+from perdure.worker.durable.journal.handoff.document import Handoff
+from perdure.worker.durable.journal.quoting import quoted_block, quoted_line, quoted_name
 from perdure.worker.memory import FoundMemory, Memory, MemoryLink
 from perdure.worker.memory.hybrid import with_notes
 from perdure.worker.memory.text import content_words, digest, has_words

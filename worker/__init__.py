@@ -10,14 +10,15 @@ handlers.py         the handler of a task, async or in a thread
 sync_producer.py    producers for code without an event loop
 app_loops.py        event loops in which a synchronous producer runs
 settings.py, log.py settings; logging
-identity.py         identity of an agent
 errors.py           error tree
 loop_errors.py      background loops that outlive the error of one item
 resume_warning.py   ResumeWarning
-durable/            what a handler works with: run, context, steps
+context.py          Context: the public `ctx`; sync_context.py, sync_parts.py: of a plain function
+middleware.py       hooks around enqueue, run, step and settle
+durable/            run, steps, event log: what every task needs
 runtime/            from a message to a settled outcome
 supervise/          processes that run workers
-agent/, journal/    agents: loop, state, prompt; event log and handoff documents
+agents/             agents: loop, state, prompt
 memory/, artifacts/, workspace/  what tasks keep outside of Redis
 transfer/           export and import of a task
 testing/            `perdure.testing` and the pytest plugin

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from ..queues.envelope import EnvelopeTemplate, check_size
 from ..queues.handle import TaskHandle
 from ..queues.transport.threadsafe_calls import blocking
-from .agent.agent import Agent, S
-from .agent.state_type import StateType
+from .agents.agent import Agent, S
+from .agents.state_type import StateType
 from .arguments import Arguments
 from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
-from .durable.middleware import EnqueueCall
 from .durable.sync.session import call_in_loop, in_handler_thread
 from .errors import InvalidArguments, first_problem
+from .middleware import EnqueueCall
 from .task import Task, hooked_message
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from ..queues.errors import ConfigurationError
 from ..queues.keys import check_name
 from ..queues.producer import Producer
 from ..queues.security.encryption import Encryptor
-from .durable.middleware import Chain, Middleware, build_chain, enqueue_innermost
 from .durable.steps.current import Durability
 from .log import logger
+from .middleware import Chain, Middleware, build_chain, enqueue_innermost
 from .on_demand import keep_large_values
 from .registry import Registry
 from .settings import Settings, check_settings, load_settings
@@ -24,13 +24,13 @@ from .sync_producer import NO_LIFESPAN, AppLoops, OpenedApp, SyncProducer, open_
 from .task import Handler, OnOrphan, P, R, SyncHandler, Task, refuse_unknown
 
 if TYPE_CHECKING:
-    from .agent.agent import Agent, S
-    from .agent.coherence.findings import Coherence
-    from .agent.incoming import OnMessage
-    from .agent.resume_notice import OnResume
     from .agent_task import AgentTask
-    from .durable.shared_workspace import SharedWorkspace
+    from .agents.agent import Agent, S
+    from .agents.coherence.findings import Coherence
+    from .agents.incoming import OnMessage
+    from .agents.resume_notice import OnResume
     from .session import Session
+    from .workspace.shared_workspace import SharedWorkspace
 
 _MONTH: Final = 30 * 86_400.0
 """Seconds for which the result of an agent is kept by default."""
@@ -147,7 +147,7 @@ class App:
 
     def shared_workspace(self, name: str, *, by: str = "") -> SharedWorkspace:
         """Return files that several tasks and programs change, while the app is open. by: writer that they name."""
-        from .durable.shared_workspace import SharedWorkspace
+        from .workspace.shared_workspace import SharedWorkspace
 
         return SharedWorkspace(self.producer.gateway, self.settings, name, by=by)
 
@@ -274,7 +274,7 @@ class App:
 
         around = None
         if coherence is not None:
-            from .agent.coherence.monitor import watched
+            from .agents.coherence.monitor import watched
 
             around = partial(watched, coherence=coherence)
 
@@ -362,10 +362,10 @@ class App:
             on_resume: "ask" lets it wait after a crash, a failure or a replay until a person confirms that it may
                 continue, for at most `Agent.resume_timeout`.
         """
-        from .agent.handler import make_handler
-        from .agent.state_type import StateType
         from .agent_task import AgentTask
-        from .journal.state import AgentState
+        from .agents.handler import make_handler
+        from .agents.journal.state import AgentState
+        from .agents.state_type import StateType
 
         refuse_unknown(App.agent, unknown)
         queue = self._queue(queue)

@@ -13,8 +13,8 @@ from ..queues.envelope import TURN_PREFIX
 from ..queues.event_log import LogTail
 from ..queues.keys import Namespace, Partition
 from ..queues.transport.gateway import Gateway
+from .durable.journal.handoff.document import Handoff
 from .durable.run import Run
-from .journal.handoff.document import Handoff
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -27,26 +27,26 @@ def load_drafts() -> None:
 
     A worker does so at its start: the files of the package may be replaced before it stops.
     """
-    from .journal.handoff import draft as _draft  # noqa: F401
+    from .agents.journal import draft as _draft  # noqa: F401
 
 
 def draft_handoff(tail: LogTail, **parts: Any) -> Handoff:
     """Return the handoff document of a task from the tail of its log. parts: see `handoff_of`."""
-    from .journal.handoff.draft import handoff_of
+    from .agents.journal.draft import handoff_of
 
     return handoff_of(tail, **parts)
 
 
 def burial_notes(tail: LogTail, session: str, reason: str, error: str, message: str, *, step: object) -> list[str]:
     """Return what needs attention in a dead letter. For the arguments see draft.py."""
-    from .journal.handoff import draft
+    from .agents.journal import draft
 
     return list(draft.burial_notes(tail.events, session, reason, error, message, step=step, intents=tail.intents))
 
 
 async def restore_workspace(run: Run) -> None:
     """Restore the workspace that earlier runs of a task saved. Raises `WorkspaceError`, `ArtifactError`."""
-    from .durable.task_workspace import restore_workspace
+    from .workspace.task_workspace import restore_workspace
 
     await restore_workspace(run)
 
@@ -81,7 +81,7 @@ def session_chores(
     """Return what the janitor of a worker with agents does about the sessions of the fleet; nothing without agents."""
     if not agents:
         return {}
-    from .agent.session_sweeper import SessionSweeper
+    from .agents.session_sweeper import SessionSweeper
 
     waking = {name for name, agent in agents.items() if agent.kind.wake_when_due}
     sweeper = SessionSweeper(gateway, namespace, ttl=ttl, worker=worker, lock_ttl=lock_ttl, waking=waking)

@@ -35,13 +35,13 @@ from ..queues.sessions.removal import forget_session
 from ..queues.sessions.turns import enqueue_turn, send_to_session, store_correction
 from ..queues.transport.backoff import retry_while_unavailable
 from ..queues.transport.threadsafe_calls import blocking
-from .agent.agent import S
-from .agent.resume_notice import NOTE
 from .agent_task import AgentTask
-from .durable.middleware import EnqueueCall
+from .agents.agent import S
+from .agents.journal.history import CannotCorrect, corrected
+from .agents.journal.snapshot import decode_snapshot
+from .agents.resume_notice import NOTE
 from .errors import InvalidArguments, StateMismatch, first_problem
-from .journal.history import CannotCorrect, corrected
-from .journal.snapshot import decode_snapshot
+from .middleware import EnqueueCall
 
 T = TypeVar("T")
 

@@ -34,15 +34,15 @@ from ..queues.producer import Key, Producer, batched, key_of, map_items
 from ..queues.transport.replication import Replicated
 from ..queues.transport.threadsafe_calls import blocking
 from .arguments import CALL_OPTIONS, CALL_WORDS, Arguments, type_hints
+from .context import Context
 from .durable.child_tasks import Ids, enqueue_once, enqueuing_run
-from .durable.context import Context
-from .durable.middleware import Chain, EnqueueCall
 from .durable.run import Run
 from .durable.steps.codec import Codec
 from .durable.steps.current import Durability
-from .durable.sync.context import SyncContext, call_in_thread
 from .durable.sync.session import call_in_loop, in_handler_thread
 from .errors import InvalidArguments, TaskDefinitionError
+from .middleware import Chain, EnqueueCall
+from .sync_context import SyncContext, call_in_thread
 from .sync_producer import SyncProducer
 
 P = ParamSpec("P")

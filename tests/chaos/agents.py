@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 from perdure import Agent, AgentState, Context, PlanStep
-from perdure.worker.durable.middleware import CallNext, Middleware
+from perdure.worker.middleware import CallNext, Middleware
 
 from .instrumentation import began, got, logged_run, made, returned
 

@@ -11,7 +11,7 @@ import orjson
 from perdure import Producer
 from perdure.queues import Partition, Record, list_queues, list_tasks
 from perdure.queues.transport.large_results import recorded_results
-from perdure.worker.journal.history import state_at
+from perdure.worker.agents.journal.history import state_at
 
 from .agents import state_step
 from .instrumentation import token_of

@@ -68,7 +68,7 @@ from perdure.queues.supervisors import count_crash, resume_supervisor, supervise
 from perdure.queues.transport.large_results import scan_fields
 from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import Script, load_script, loaded_scripts, queue_script
-from perdure.worker.identity import Identity, set_identity
+from perdure.worker.agents.identity import Identity, set_identity
 
 from tests import conformance
 from tests.conftest import ON_SERVERS

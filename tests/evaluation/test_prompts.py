@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import pytest
 from perdure import AgentState, App, ContextBuilder, Settings
-from perdure.worker.agent.context.prompt import Estimate, Prompt
-from perdure.worker.journal.chat import Message
+from perdure.worker.agents.context.prompt import Estimate, Prompt
+from perdure.worker.durable.journal.chat import Message
 
 from tests.support.processes import worker_processes
 from tests.support.prompts import literal

@@ -22,9 +22,9 @@ import anyio
 import pytest
 from perdure import Producer, State, TaskHandle
 from perdure.context import Finding, View
-from perdure.worker.journal.event import Event
-from perdure.worker.journal.reducer import empty_state
-from perdure.worker.journal.run_events import StepCompleted, ToolCalled, WaitStarted
+from perdure.worker.agents.journal.reducer import empty_state
+from perdure.worker.durable.journal.event import Event
+from perdure.worker.durable.journal.run_events import StepCompleted, ToolCalled, WaitStarted
 
 from tests.support.command_line import BOUND, Running, call
 from tests.support.paths import ROOT

@@ -14,7 +14,7 @@ import anyio.to_thread
 import redis.asyncio
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, Settings, State, TaskHandle, Worker
 from perdure.queues.supervisors import SupervisorInfo, count_crash, supervise
-from perdure.worker.identity import Identity, set_identity
+from perdure.worker.agents.identity import Identity, set_identity
 from perdure.worker.runtime.shared_settings import WorkerTimings
 
 from tests.fuzz.mutations import Mutation, Mutator

@@ -29,9 +29,9 @@ print(json.dumps([name for name in sys.modules if name.partition(".")[0] == "per
 
 PARTS: Final = (
     "perdure.queues.sessions",
-    "perdure.worker.agent",
+    "perdure.worker.agents",
     "perdure.worker.artifacts",
-    "perdure.worker.identity",
+    "perdure.worker.agents.identity",
     "perdure.worker.memory",
     "perdure.worker.session",
     "perdure.worker.workspace",

@@ -17,7 +17,7 @@ from perdure.queues import errors as queue_errors
 from perdure.queues.keys import Namespace, Partition, SessionPartition, junk_keys
 from perdure.worker import errors as worker_errors
 from perdure.worker.cli import commands
-from perdure.worker.journal.event import BUILT_IN
+from perdure.worker.durable.journal.event import BUILT_IN
 from perdure.worker.settings import Settings
 
 from tests.project import rights_page

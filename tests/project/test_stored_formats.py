@@ -12,7 +12,7 @@ from perdure.deadletter.letters import Filter, list_letters
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Namespace, TaskHandle, list_tasks
 from perdure.queues.keys import DATA_FORMAT, TaskKey
-from perdure.worker.journal.history import check_state
+from perdure.worker.agents.journal.history import check_state
 
 from tests.support.stored_formats import FORMATS, NAMESPACE, SECRET, build, dump, restore, scenario
 from tests.support.workers import bounded, history, running_worker

@@ -25,8 +25,8 @@ from perdure.queues.errors import Refused
 from perdure.queues.keys import GROUP, Namespace
 from perdure.queues.transport.pipelining import Command, PipelinedConnection
 from perdure.queues.transport.scripts import queue_scripts
-from perdure.worker.durable.middleware import CallNext
 from perdure.worker.log import logger
+from perdure.worker.middleware import CallNext
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.replay.journal import MUTED, STEPS, AttemptFailed, Journal, Observer

@@ -16,10 +16,10 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Snooze, cu
 from perdure.queues.catalog import AppEntry
 from perdure.worker import app as app_module
 from perdure.worker import registry
-from perdure.worker.agent.state_type import StateType
+from perdure.worker.agents.state_type import StateType
 from perdure.worker.arguments import Arguments
-from perdure.worker.durable.middleware import CallNext, Middleware
 from perdure.worker.durable.steps.codec import Codec
+from perdure.worker.middleware import CallNext, Middleware
 from perdure.worker.settings import Settings
 
 from .fleet.elements import RESTART_DELAYS, WorkerPlan

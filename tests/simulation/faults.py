@@ -13,7 +13,7 @@ from perdure.deadletter.replay import Replay, replay
 from perdure.queues import QueueError, TaskHandle
 from perdure.queues.inspection.views import queue_partitions
 from perdure.queues.transport.scripts import loaded_scripts
-from perdure.worker.journal.forks import fork
+from perdure.worker.agents.journal.forks import fork
 
 from .fleet.releases import deploy
 from .fleet.resharding import reshard

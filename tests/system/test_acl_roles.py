@@ -32,7 +32,7 @@ from perdure.queues import Gateway, Namespace, Refused
 from perdure.queues.catalog import read_catalog
 from perdure.queues.sessions.record import list_sessions
 from perdure.queues.transport.gateway import GatewayTimings
-from perdure.worker.agent.session_sweeper import SessionSweeper
+from perdure.worker.agents.session_sweeper import SessionSweeper
 
 from tests.conftest import ON_SERVERS
 from tests.support.acl import create_user

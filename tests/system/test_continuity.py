@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from perdure import App, Settings, TaskHandle
+from perdure.worker.agents.journal.history import check_state
 from perdure.worker.artifacts.store import artifact_store
-from perdure.worker.journal.history import check_state
 from perdure.worker.memory import LazyMemoryStore
 
 from tests.support.paths import PROGRAMS

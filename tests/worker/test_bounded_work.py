@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 from perdure.queues.defaults import nearest
-from perdure.worker.journal.json_patch import apply
+from perdure.worker.agents.journal.json_patch import apply
 from perdure.worker.runtime.children.child import MessageReader
 
 from benchmarks.hostile import DATA

@@ -18,7 +18,7 @@ from perdure.queues import TaskExists
 from perdure.queues.catalog import Catalog, read_catalog
 from perdure.queues.derived_tasks import read_task_input
 from perdure.queues.errors import SessionError
-from perdure.worker.journal.forks import fork
+from perdure.worker.agents.journal.forks import fork
 
 from tests.support.command_line import Answer, call
 from tests.support.workers import BOUND, history, letter, running_worker, wait_until, work_off

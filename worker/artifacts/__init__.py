@@ -1,6 +1,6 @@
 """Artifacts: bytes that tasks produce, stored outside Redis under the hash of their content.
 
-The package knows nothing of steps, events and agents; `ctx.artifacts` is in worker/durable/task_artifacts.py.
+The package knows nothing of steps, events and agents; `ctx.artifacts` is in worker/artifacts/task_artifacts.py.
 
     store.py         ArtifactStore: save, read and remove by hash; artifact names; opening a store
     backend.py       protocol of a backend, layout of the objects

@@ -18,9 +18,9 @@ from ...queues.wording import duration
 from ..artifacts.backend import StoredObject
 from ..artifacts.links import ArtifactLink, all_links, orphans, task_links
 from ..artifacts.store import ArtifactStore, artifact_store
-from ..durable.shared_workspace import shared_hashes
-from ..durable.task_workspace import workspace_hashes
 from ..settings import load_settings
+from ..workspace.shared_workspace import shared_hashes
+from ..workspace.task_workspace import workspace_hashes
 from .support.connection import ConnectionOptions, TaskOptions, connected, where
 from .support.errors import Failed, Misuse
 from .support.options import DryRun, in_duration

@@ -24,7 +24,7 @@ from ...queues.transport.clients import COMMAND_TIMEOUT, sync_client, translated
 from ...queues.transport.cluster.topology import discover_topology
 from ...queues.transport.gateway import Gateway
 from ..app import App
-from ..durable.context import Context
+from ..context import Context
 from ..log import configure_process_log
 from ..runtime.worker import Worker
 from .support.connection import ConnectionOptions

@@ -38,10 +38,10 @@ from ...queues.embedded.control import stop
 from ...queues.errors import TaskFailed
 from ...queues.handle import TaskHandle
 from ...queues.presence import list_workers
+from ..agents.journal.state import Artifact
 from ..app import App
-from ..durable.context import Context
+from ..context import Context
 from ..durable.steps.current import current_step
-from ..journal.state import Artifact
 from ..log import configure_process_log
 from ..runtime.worker import Worker
 from .support.connection import warn_of_password

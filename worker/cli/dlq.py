@@ -22,7 +22,7 @@ from ...queues.keys import Partition
 from ...queues.producer import Producer
 from ...queues.transport.large_results import scan_fields
 from ...queues.wording import short
-from ..journal.step_record import QUESTIONS, StepRecord
+from ..durable.journal.step_record import QUESTIONS, StepRecord
 from .support.connection import connected, known_partitions, mask_defined, redis_now, where
 from .support.errors import Failed, Misuse, misuse_of
 from .support.options import (

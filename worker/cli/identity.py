@@ -10,8 +10,8 @@ import typer
 from pydantic import ValidationError
 
 from ...queues.producer import Producer
+from ..agents.identity import Identity, IdentityVersion, identity_versions, set_identity
 from ..errors import first_problem
-from ..identity import Identity, IdentityVersion, identity_versions, set_identity
 from .support.connection import connected
 from .support.errors import Failed, Misuse
 from .support.options import login, read_text

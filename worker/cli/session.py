@@ -25,8 +25,8 @@ from ...queues.sessions.record import (
 )
 from ...queues.sessions.removal import forget_session
 from ...queues.sessions.turns import send_to_session
+from ..agents.journal.history import CannotCorrect, corrected
 from ..errors import BadSnapshot
-from ..journal.history import CannotCorrect, corrected
 from ..session import TurnHandle, correct_session, stored_state
 from .support.connection import connected, warn_unserved, where
 from .support.errors import Failed, Misuse, misuse_of

@@ -6,22 +6,15 @@
     extras.py             objects of optional parts, of a run or a worker
     json_types.py         what a type's JSON is read back as
     value_loss.py         warnings about values that JSON changes
-    middleware.py         hooks around enqueue, run, step and settle
-    context.py            Context: the public `ctx`
     steps/                ctx.step: run once, record, return from the record
     step_caller.py        step, tool, inbox and ask of a context and of its options
     checkpoint_writer.py  the one writer of a run's checkpoint
     event_calls.py        events that are logged once; steps that a run did not ask for
     step_files.py         the files of a step, as its record sees them
     messaging.py          ctx.inbox, ask, send
-    task_artifacts.py     ctx.artifacts
-    task_workspace.py     ctx.workspace
-    shared_workspace.py   files of several tasks, with compare-and-set
-    task_memory.py        ctx.memory; ids of the memories that a task has used
-    recall.py             ctx.recall_step
-    resume_info.py        ctx.resume_info
+    journal/              events of a run, step records, handoff documents
+    sync/                 the thread of a handler that is a plain function
     continuation.py       ctx.continue_as
-    sync/                 SyncContext: the `ctx` of a plain function, which runs in a thread
 
 What a handler got once, it gets again after a crash: every call above writes a record under a key that depends only on
 the order of the calls, and a resumed run returns that record. A new call must do the same, in one write with its event,

@@ -20,8 +20,8 @@ from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.large_values import LargeValue
 from ...queues.transport.pipelining import Argument
 from ..errors import StepDefinitionError
-from ..journal.step_record import StepRecord
 from ..log import log_wait
+from .journal.step_record import StepRecord
 from .run import Run, RunObserver
 from .steps.current import FORGOTTEN, check_call, check_name
 

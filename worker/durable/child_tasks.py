@@ -23,8 +23,8 @@ from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.envelope import new_task_id
 from ...queues.handle import TaskHandle
 from ...queues.keys import Namespace, Partition
-from ..journal.step_record import StepRecord
 from .attempt_end import ENQUEUED, AttemptEnd, chunks_of
+from .journal.step_record import StepRecord
 from .run import Run
 from .steps.codec import read_step_result, store_step_result
 from .steps.current import CURRENT_RUN, CURRENT_STEP, Step, check_call

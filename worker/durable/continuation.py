@@ -23,8 +23,8 @@ from ...queues.inspection.views import find_task
 from ...queues.keys import Namespace, check_name
 from ...queues.security.secret_arguments import SecretPaths
 from ...queues.transport.large_values import read_arguments
-from ..journal.handoff.document import HANDOFF, RECEIVED, Handoff
-from ..journal.run_events import HandedOff
+from .journal.handoff.document import HANDOFF, RECEIVED, Handoff
+from .journal.run_events import HandedOff
 from .run import Run
 from .steps.codec import read_step_result, store_step_result
 from .steps.current import check_call

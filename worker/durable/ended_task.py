@@ -18,8 +18,8 @@ from ...queues.records import State, read_record
 from ...queues.security.secret_arguments import mask
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.large_results import recorded_results
-from ..journal.step_record import StepRecord
 from ..log import log_wait
+from .journal.step_record import StepRecord
 from .run import Run
 from .steps.current import StepOptions
 from .steps.execution import run_step

@@ -9,12 +9,12 @@ from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.event_log import find_event
 from ...queues.json_form import encodable
 from ...queues.transport.backoff import retry_while_unavailable
-from ..journal.event import Event
-from ..journal.event_redaction import redacted
-from ..journal.parsing import parse_event
-from ..journal.run_events import Orphaned
-from ..journal.step_record import StepRecord
 from ..log import log_wait, logger
+from .journal.event import Event
+from .journal.event_redaction import redacted
+from .journal.parsing import parse_event
+from .journal.run_events import Orphaned
+from .journal.step_record import StepRecord
 from .run import Run
 from .steps.current import check_call
 from .steps.matching import digest_of, match_call, read_recorded_steps

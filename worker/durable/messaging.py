@@ -28,11 +28,11 @@ from ...queues.json_form import encodable
 from ...queues.keys import Namespace
 from ...queues.records import State
 from ..errors import StepDefinitionError, StepMismatch, StepOutsideTask
-from ..journal.event import Event
-from ..journal.event_redaction import redacted
-from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
-from ..journal.step_record import QUESTIONS, StepRecord
 from ..log import FirstOfEach, logger
+from .journal.event import Event
+from .journal.event_redaction import redacted
+from .journal.run_events import MessageSent, Received, Waited, WaitStarted
+from .journal.step_record import QUESTIONS, StepRecord
 from .run import Run, RunObserver
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import DEFAULT_OPTIONS, Durability, StepOptions, check_call, check_name

@@ -19,15 +19,15 @@ from ...queues.runtime import RUNTIME
 from ...queues.security.redaction import Redaction
 from ...queues.transport.gateway import Gateway
 from ..errors import RunStopped, TaskIdle, TaskTimeout
-from ..journal.event import Event
-from ..journal.event_redaction import redacted
-from ..journal.resumption import Resumption
-from ..journal.step_record import VERSION
-from ..journal.tool_notes import call_text
 from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
 from .extras import Extras, Host
 from .handler_task import HandlerTask
+from .journal.event import Event
+from .journal.event_redaction import redacted
+from .journal.resumption import Resumption
+from .journal.step_record import VERSION
+from .journal.tool_notes import call_text
 from .step_files import StepFiles
 from .steps.keys import StepKeys, StrictStepKeys
 from .stop_reasons import STOP_RULES, ParkReason, Stop, StopReason, counters_after

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Final, Literal
 
 from ...queues.delivery.settlement import Counters
-from ..journal.handoff.document import Why
-from ..journal.resumption import After
+from .journal.handoff.document import Why
+from .journal.resumption import After
 
 
 class StopReason(Enum):

@@ -1,6 +1,6 @@
 """Long-term memories: what an agent knows beyond a single task, in SQLite or PostgreSQL.
 
-The package knows nothing of steps, events and agents; `ctx.memory` is in worker/durable/task_memory.py.
+The package knows nothing of steps, events and agents; `ctx.memory` is in worker/memory/task_memory.py.
 
     memory.py         Memory: its fields, strength, merge of two equal ones
     hybrid.py         HybridStore: add, search, prune, reembed

@@ -22,15 +22,15 @@ from ...queues.keys import Partition
 from ...queues.runtime import RUNTIME
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.gateway import Gateway
-from ..durable.context import Context
+from ..context import Context
 from ..durable.extras import Extras, Host
 from ..durable.handler_task import is_closing
-from ..durable.middleware import Middleware, build_chain
 from ..durable.run import Run, RunObserver
 from ..durable.steps.failures import forget_failures
 from ..durable.steps.threads import Threads
 from ..durable.stop_reasons import STOP_RULES, StopReason
 from ..log import logger
+from ..middleware import Middleware, build_chain
 from ..registry import Registry
 from ..settings import Settings
 from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, RunSettlement, Success, settlement_of

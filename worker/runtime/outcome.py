@@ -17,7 +17,6 @@ from ...queues.errors import (
     UnreadableCheckpoint,
 )
 from ...queues.records import State
-from ..durable.middleware import Settlement
 from ..durable.run import Run
 from ..durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after
 from ..errors import (
@@ -40,6 +39,7 @@ from ..errors import (
     WorkspaceTooLarge,
     WrongApp,
 )
+from ..middleware import Settlement
 
 
 class Success(NamedTuple):

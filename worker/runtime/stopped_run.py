@@ -21,12 +21,12 @@ from ...queues.errors import EntriesLost, LeaseLost, NotEncrypted, QueueError, T
 from ...queues.event_log import LogTail, read_log_tail
 from ...queues.runtime import RUNTIME
 from ...queues.transport.gateway import Gateway
-from ..durable.context import Context
-from ..durable.middleware import CallNext, Middleware, Settlement
+from ..context import Context
+from ..durable.journal.handoff.document import HANDOFF, AwaitedAnswer, Handoff, Why
 from ..durable.run import Run, goal_of
 from ..durable.stop_reasons import STOP_RULES
-from ..journal.handoff.document import HANDOFF, AwaitedAnswer, Handoff, Why
 from ..log import logger
+from ..middleware import CallNext, Middleware, Settlement
 from ..on_demand import burial_notes, draft_handoff, session_task
 from .outcome import Burial, Cancelled, Outcome, Park, Rerun, RunSettlement
 

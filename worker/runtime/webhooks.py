@@ -16,12 +16,12 @@ from ...deadletter.burial import Evidence
 from ...deadletter.policy import Reason
 from ...queues.delivery.leases import Delivery
 from ...queues.delivery.settlement import Counters
-from ..durable.context import Context
-from ..durable.middleware import CallNext, Middleware, Settlement
+from ..context import Context
+from ..durable.journal.handoff.document import Handoff
+from ..durable.journal.run_events import Notified
 from ..durable.run import Run
 from ..durable.steps.current import CURRENT_RUN
-from ..journal.handoff.document import Handoff
-from ..journal.run_events import Notified
+from ..middleware import CallNext, Middleware, Settlement
 from .outcome import Burial, Outcome, Park, RunSettlement
 from .webhook_posting import WebhookEvent, WebhookQueue
 

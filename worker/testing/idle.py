@@ -18,8 +18,8 @@ from ...queues.keys import Namespace
 from ...queues.records import State
 from ...queues.transport.gateway import Gateway
 from ..app import App
-from ..durable.context import Context
-from ..durable.middleware import CallNext, Middleware, Settlement
+from ..context import Context
+from ..middleware import CallNext, Middleware, Settlement
 from ..runtime.worker import Worker
 
 

@@ -20,19 +20,19 @@ from ...queues.inbox import InboxMessage, Sent
 from ...queues.keys import Namespace
 from ...queues.records import State
 from ...queues.transport.gateway import Gateway
+from ..artifacts.task_artifacts import Artifacts
+from ..context import Context
 from ..durable.checkpoint_writer import CheckpointWriter
-from ..durable.context import Context
 from ..durable.extras import Host
+from ..durable.journal.event import Event
 from ..durable.run import Run, RunObserver
 from ..durable.step_caller import StepCaller
 from ..durable.steps.current import CURRENT_RUN, StepCall, StepOptions, check_place
 from ..durable.steps.threads import Threads
-from ..durable.task_artifacts import Artifacts
-from ..durable.task_memory import TaskMemory
-from ..durable.task_workspace import FolderOnly, Workspace
-from ..journal.event import Event
+from ..memory.task_memory import TaskMemory
 from ..settings import Settings
 from ..workspace.folders import remove_folder
+from ..workspace.task_workspace import FolderOnly, Workspace
 
 _THREADS: Final = 40
 _REMEDY: Final = "run the task with the fixture 'perdure' and run_until_idle"

@@ -33,11 +33,11 @@ from ...queues.transport.large_results import scan_fields, scan_results
 from ...queues.transport.scripts import pairs
 from ..artifacts.links import task_links
 from ..artifacts.store import ArtifactStore
-from ..durable.task_memory import CITED_MEMORIES, cited_memories
-from ..durable.task_workspace import task_workspace_files
+from ..durable.journal.run_events import Exported
 from ..errors import TransferError
-from ..journal.run_events import Exported
 from ..memory.hybrid import HybridStore
+from ..memory.task_memory import CITED_MEMORIES, cited_memories
+from ..workspace.task_workspace import task_workspace_files
 
 OpensMemories = Callable[[], AbstractAsyncContextManager[HybridStore | None]]
 

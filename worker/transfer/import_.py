@@ -24,10 +24,10 @@ from ...queues.transport.value_store import Sha256
 from ...queues.wording import shortened
 from ..artifacts.links import ArtifactLink
 from ..artifacts.store import ArtifactStore
-from ..durable.task_workspace import check_saved_link, check_workspace_field
 from ..errors import TransferError, first_problem
 from ..memory.hybrid import HybridStore
 from ..memory.memory import Memory
+from ..workspace.task_workspace import check_saved_link, check_workspace_field
 from .export import read_lines, unpack
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Workspaces: folders of files that tasks work in, saved by content so that another host can restore them.
 
-The package knows nothing of tasks and steps; `ctx.workspace` is in worker/durable/task_workspace.py.
+The package knows nothing of tasks and steps; `ctx.workspace` is in worker/workspace/task_workspace.py.
 
     scan.py      the files in a folder, and which of them have changed
     folders.py   folders of running tasks, removed when their process has died, unless their files are not saved

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perdure import Settings
-from perdure.worker.durable.shared_workspace import SharedWorkspace
-from perdure.worker.identity import Identity, load_identity, set_identity
+from perdure.worker.agents.identity import Identity, load_identity, set_identity
+from perdure.worker.workspace.shared_workspace import SharedWorkspace
 
 from tests.conformance.late import Moments, Scene, Table
 

@@ -8,9 +8,9 @@ import pytest
 from perdure import Settings
 from perdure.queues import Encryptor, Gateway, Namespace
 from perdure.queues.errors import KeyMissing, NotEncrypted, TamperedData
-from perdure.worker.durable.shared_workspace import SharedWorkspace, shared_hashes
+from perdure.worker.agents.identity import Identity, identity_versions, load_identity, set_identity
 from perdure.worker.errors import FileConflict, IdentityConflict
-from perdure.worker.identity import Identity, identity_versions, load_identity, set_identity
+from perdure.worker.workspace.shared_workspace import SharedWorkspace, shared_hashes
 
 KEYED = Encryptor([bytes(range(32))])
 HIDDEN = Identity(role="hidden role", policies=("hidden policy",))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 from perdure.queues import Gateway, Namespace
+from perdure.worker.agents.identity import KEPT, Identity, identity_versions, load_identity, set_identity
 from perdure.worker.errors import IdentityConflict, IdentityError
-from perdure.worker.identity import KEPT, Identity, identity_versions, load_identity, set_identity
 
 FIRST = Identity(role="a clerk", policies=("be kind",), parameters={"limit": 50})
 

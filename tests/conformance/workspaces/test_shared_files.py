@@ -10,8 +10,8 @@ import pytest
 from perdure import Settings
 from perdure.queues import Gateway, Namespace
 from perdure.queues.transport.scripts import Script
-from perdure.worker.durable.shared_workspace import SharedWorkspace, shared_hashes
 from perdure.worker.errors import FileConflict, WorkspaceError, WorkspaceTooLarge
+from perdure.worker.workspace.shared_workspace import SharedWorkspace, shared_hashes
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hashlib import sha1
 from typing import TYPE_CHECKING, Final
 
 from perdure.queues.transport.scripts import loaded_scripts
-from perdure.worker.journal.step_record import VERSION
+from perdure.worker.durable.journal.step_record import VERSION
 
 if TYPE_CHECKING:
     from ..app import Entry

@@ -9,7 +9,7 @@ import orjson
 from perdure.queues import QueueError, Unavailable
 from perdure.queues.keys import Namespace
 from perdure.queues.sessions.record import SessionAddress, parse_turn_id
-from perdure.worker.journal.snapshot import decode_snapshot
+from perdure.worker.agents.journal.snapshot import decode_snapshot
 from perdure.worker.session import Session, TurnHandle
 
 from ..app import AGENT, NAMESPACE, Entry, make_app

@@ -11,7 +11,7 @@ import anyio
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Worker
 from perdure.queues import Gateway
 from perdure.queues.transport.scripts import Script
-from perdure.worker.journal.handoff.document import Handoff
+from perdure.worker.durable.journal.handoff.document import Handoff
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 

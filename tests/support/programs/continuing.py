@@ -18,7 +18,7 @@ from perdure.context import CompactionRequest
 from perdure.memory import NewMemory
 from perdure.worker.artifacts.store import ArtifactStore
 from perdure.worker.cli.support.worker_process import stop_on_signals
-from perdure.worker.journal.handoff.document import Handoff
+from perdure.worker.durable.journal.handoff.document import Handoff
 from pydantic import Field
 
 DEATHS = os.environ.get("DEATHS")

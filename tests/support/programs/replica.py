@@ -20,10 +20,10 @@ from loguru import logger
 from perdure import Agent, AgentState, AlreadyDone, App, Coherence, Context, PlanStep, Retry, Worker, current_step
 from perdure.queues import Partition
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
-from perdure.worker.agent.coherence.monitor import CoherenceMonitor
+from perdure.worker.agents.coherence.monitor import CoherenceMonitor
 from perdure.worker.artifacts.links import ArtifactLink
+from perdure.worker.artifacts.task_artifacts import Artifacts
 from perdure.worker.durable.steps.current import CURRENT_RUN, Step
-from perdure.worker.durable.task_artifacts import Artifacts
 from perdure.worker.runtime.shared_settings import WorkerTimings
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)

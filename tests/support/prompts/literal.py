@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import orjson
 from perdure import Agent, AgentState, App, Context, ContextBuilder, PlanStep, Retry, Worker, current_step
 from perdure.context import Prompt, to_openai
-from perdure.worker.agent.context.prompt import Estimate
+from perdure.worker.agents.context.prompt import Estimate
 from perdure.worker.cli.support.worker_process import stop_on_signals
 
 WORDS = "word " * 156

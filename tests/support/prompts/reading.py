@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 from perdure import AgentState
-from perdure.worker.agent.context.prompt import Prompt
-from perdure.worker.agent.context.providers import to_anthropic, to_openai
-from perdure.worker.journal.state import StepStatus
+from perdure.worker.agents.context.prompt import Prompt
+from perdure.worker.agents.context.providers import to_anthropic, to_openai
+from perdure.worker.agents.journal.state import StepStatus
 
 HEADINGS = (
     "Left by the former run",

@@ -15,8 +15,8 @@ import orjson
 import pytest
 from perdure import App, Producer, Settings, TaskHandle
 from perdure.deadletter.letters import count_letters
-from perdure.worker.journal.history import check_state
-from perdure.worker.journal.step_record import StepRecord
+from perdure.worker.agents.journal.history import check_state
+from perdure.worker.durable.journal.step_record import StepRecord
 
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcesses, worker_processes

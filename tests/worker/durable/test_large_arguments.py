@@ -20,7 +20,7 @@ from perdure import (
     TaskHandle,
 )
 from perdure.deadletter.policy import Reason
-from perdure.worker.journal.forks import fork
+from perdure.worker.agents.journal.forks import fork
 from pydantic import SecretStr
 
 from tests.support.stored_data import FIRST, with_keys

@@ -28,9 +28,9 @@ from perdure.deadletter.policy import Reason
 from perdure.queues import Gateway
 from perdure.queues.delivery.step_pages import PAGE
 from perdure.queues.transport.pipelining import Command
-from perdure.worker.durable.middleware import CallNext, Middleware
 from perdure.worker.durable.steps.current import CURRENT_RUN, StepCall
 from perdure.worker.durable.steps.keys import StepKeys
+from perdure.worker.middleware import CallNext, Middleware
 
 from tests.support.workers import (
     bounded,

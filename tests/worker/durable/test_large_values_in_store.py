@@ -12,8 +12,8 @@ from perdure.deadletter.replay import Replay, replay
 from perdure.queues import ConfigurationError
 from perdure.queues.inspection.views import linked_objects
 from perdure.queues.security.encryption import MARK
+from perdure.worker.agents.journal.forks import fork
 from perdure.worker.errors import ArtifactDamaged, ArtifactMissing
-from perdure.worker.journal.forks import fork
 
 from tests.support.servers.shared_store import objects, shared_url
 from tests.support.stored_data import FIRST, with_keys

@@ -23,10 +23,10 @@ from perdure import (
 from perdure.context import ToolCall
 from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
-from perdure.worker.journal.event import Event
-from perdure.worker.journal.parsing import Unreadable, parse_event
-from perdure.worker.journal.registration import register_event
-from perdure.worker.journal.run_events import AttemptFailed, Buried, Replayed, StepCompleted
+from perdure.worker.agents.journal.registration import register_event
+from perdure.worker.durable.journal.event import Event
+from perdure.worker.durable.journal.parsing import Unreadable, parse_event
+from perdure.worker.durable.journal.run_events import AttemptFailed, Buried, Replayed, StepCompleted
 from pydantic import BaseModel, SecretStr
 
 from tests.support.stored_data import everything

@@ -26,7 +26,7 @@ from perdure import (
     TaskFailed,
 )
 from perdure.queues.errors import ConfigurationError
-from perdure.worker.durable.middleware import build_chain
+from perdure.worker.middleware import build_chain
 
 from tests.support.workers import bounded, expire_lease, partition_of, redis_command, running_worker, steal, work_off
 

@@ -30,14 +30,14 @@ from perdure import (
 )
 from perdure.deadletter.policy import Reason
 from perdure.testing import make_context
-from perdure.worker.durable.context import TaskInfo
-from perdure.worker.durable.middleware import CallNext
+from perdure.worker.context import TaskInfo
 from perdure.worker.durable.step_caller import StepCaller
 from perdure.worker.durable.sync.blocking import Blocking
-from perdure.worker.durable.sync.context import SyncStepCaller
-from perdure.worker.durable.task_memory import TaskMemory
-from perdure.worker.durable.task_workspace import Workspace
 from perdure.worker.errors import StepOutsideTask, TaskDefinitionError
+from perdure.worker.memory.task_memory import TaskMemory
+from perdure.worker.middleware import CallNext
+from perdure.worker.sync_context import SyncStepCaller
+from perdure.worker.workspace.task_workspace import Workspace
 
 from tests.support.command_line import Running
 from tests.support.workers import (

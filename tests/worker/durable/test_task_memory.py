@@ -12,9 +12,8 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, 
 from perdure.memory import MemoryLink, NewMemory
 from perdure.queues import Producer
 from perdure.queues.delivery.checkpoint import History
-from perdure.worker.durable.task_memory import TaskMemory, cite_memories, cited_memories
+from perdure.worker.agents.journal.forks import fork
 from perdure.worker.errors import StepOutsideTask
-from perdure.worker.journal.forks import fork
 from perdure.worker.log import logger
 from perdure.worker.memory import (
     FoundMemory,
@@ -24,6 +23,7 @@ from perdure.worker.memory import (
     MemoryStoreUnavailable,
     SqliteBackend,
 )
+from perdure.worker.memory.task_memory import TaskMemory, cite_memories, cited_memories
 from pydantic import Secret
 
 from tests.support.processes import WorkerProcesses, push_token, worker_processes

@@ -11,15 +11,15 @@ import anyio
 import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskFailed
+from perdure.worker.agents.journal.forks import fork
 from perdure.worker.artifacts.backend import INCOMING, Upload
 from perdure.worker.artifacts.links import orphans
 from perdure.worker.artifacts.local import LocalBackend
 from perdure.worker.artifacts.store import artifact_store
-from perdure.worker.durable.shared_workspace import SharedWorkspace
-from perdure.worker.durable.task_workspace import workspace_hashes
 from perdure.worker.errors import WorkspaceError
-from perdure.worker.journal.forks import fork
 from perdure.worker.workspace.scan import FolderScan, SavedFile, Scanner, encode_manifest
+from perdure.worker.workspace.shared_workspace import SharedWorkspace
+from perdure.worker.workspace.task_workspace import workspace_hashes
 
 from tests.support.workers import bounded, history, work_off
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
 from perdure.queues import State
+from perdure.worker.agents.journal.forks import fork
 from perdure.worker.artifacts.backend import Upload
 from perdure.worker.artifacts.local import LocalBackend
 from perdure.worker.errors import BadHistory
-from perdure.worker.journal.forks import fork
 from perdure.worker.log import logger
 
 from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off

@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 import pytest
 from perdure.queues import TaskEvent
-from perdure.worker.journal.agent_events import Archived
-from perdure.worker.journal.archive import remove_oldest, retire_steps
-from perdure.worker.journal.json_patch import apply, diff
-from perdure.worker.journal.parsing import parse_event
-from perdure.worker.journal.reducer import empty_state, reduce
-from perdure.worker.journal.state import AgentState
+from perdure.worker.agents.journal.agent_events import Archived
+from perdure.worker.agents.journal.archive import remove_oldest, retire_steps
+from perdure.worker.agents.journal.json_patch import apply, diff
+from perdure.worker.agents.journal.reducer import empty_state, reduce
+from perdure.worker.agents.journal.state import AgentState
+from perdure.worker.durable.journal.parsing import parse_event
 
 
 def state_of(done: int, *, pending: int = 0, messages: list[dict[str, Any]] | None = None) -> dict[str, Any]:

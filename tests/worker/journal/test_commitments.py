@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from perdure import AgentState
 from perdure.context import Commitment, Question
-from perdure.worker.agent.state_type import StateType
-from perdure.worker.journal.reducer import empty_state
-from perdure.worker.journal.snapshot import decode_snapshot, encode_snapshot
-from perdure.worker.journal.state import KEPT
+from perdure.worker.agents.journal.reducer import empty_state
+from perdure.worker.agents.journal.snapshot import decode_snapshot, encode_snapshot
+from perdure.worker.agents.journal.state import KEPT
+from perdure.worker.agents.state_type import StateType
 from pydantic import ValidationError
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)

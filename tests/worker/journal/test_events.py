@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perdure.queues import TaskEvent
 from perdure.queues.security.redaction import Redaction
-from perdure.worker.journal.agent_events import (
+from perdure.worker.agents.journal.agent_events import (
     ArtifactSaved,
     Changed,
     Compacted,
@@ -21,14 +21,15 @@ from perdure.worker.journal.agent_events import (
     Planned,
     PlannedStep,
 )
-from perdure.worker.journal.chat import Message
-from perdure.worker.journal.event import BUILT_IN, Event
-from perdure.worker.journal.event_redaction import redacted
-from perdure.worker.journal.json_patch import BadPatch, apply, diff
-from perdure.worker.journal.parsing import Foreign, Unreadable, parse_event
-from perdure.worker.journal.reducer import empty_state, reduce
-from perdure.worker.journal.registration import register_event
-from perdure.worker.journal.run_events import (
+from perdure.worker.agents.journal.json_patch import BadPatch, apply, diff
+from perdure.worker.agents.journal.reducer import empty_state, reduce
+from perdure.worker.agents.journal.registration import register_event
+from perdure.worker.agents.journal.state import KEPT, AgentState
+from perdure.worker.durable.journal.chat import Message
+from perdure.worker.durable.journal.event import BUILT_IN, Event
+from perdure.worker.durable.journal.event_redaction import redacted
+from perdure.worker.durable.journal.parsing import Foreign, Unreadable, parse_event
+from perdure.worker.durable.journal.run_events import (
     Received,
     Started,
     StepCompleted,
@@ -37,7 +38,6 @@ from perdure.worker.journal.run_events import (
     ToolCalled,
     WaitStarted,
 )
-from perdure.worker.journal.state import KEPT, AgentState
 from pydantic import model_validator
 
 FEW = settings(max_examples=60, deadline=None)

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from perdure.queues import TaskEvent
-from perdure.worker.errors import BadHandoff
-from perdure.worker.journal.handoff.budget import clipped, estimated_tokens, fitted, fitted_text
-from perdure.worker.journal.handoff.document import (
+from perdure.worker.agents.journal.draft import build_handoff, burial_notes, state_after
+from perdure.worker.agents.journal.reducer import empty_state
+from perdure.worker.agents.journal.snapshot import StoredState
+from perdure.worker.durable.journal.handoff.budget import clipped, estimated_tokens, fitted, fitted_text
+from perdure.worker.durable.journal.handoff.document import (
     AwaitedAnswer,
     CallInFlight,
     Dependencies,
@@ -19,10 +21,8 @@ from perdure.worker.journal.handoff.document import (
     OpenStep,
     ToolUse,
 )
-from perdure.worker.journal.handoff.draft import build_handoff, burial_notes, state_after
-from perdure.worker.journal.reducer import empty_state
-from perdure.worker.journal.resumption import Resumption
-from perdure.worker.journal.snapshot import StoredState
+from perdure.worker.durable.journal.resumption import Resumption
+from perdure.worker.errors import BadHandoff
 
 TEXT = st.text(max_size=300)
 NAME = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=40)

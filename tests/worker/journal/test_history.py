@@ -12,12 +12,12 @@ from perdure import Agent, AgentState, App, Context, Ephemeral, PlanStep, Retry,
 from perdure.queues import TaskEvent, TaskExists, set_partitions
 from perdure.queues.inspection.views import checkpoint_fields
 from perdure.queues.transport.large_results import recorded_results
+from perdure.worker.agents.journal import forks
+from perdure.worker.agents.journal.agent_events import Changed
+from perdure.worker.agents.journal.forks import BadEdit, fork
+from perdure.worker.agents.journal.history import PastState, check_state, read_snapshot, state_at
+from perdure.worker.agents.journal.json_patch import diff
 from perdure.worker.errors import BadHistory, StateError
-from perdure.worker.journal import forks
-from perdure.worker.journal.agent_events import Changed
-from perdure.worker.journal.forks import BadEdit, fork
-from perdure.worker.journal.history import PastState, check_state, read_snapshot, state_at
-from perdure.worker.journal.json_patch import diff
 from pydantic import SecretStr
 
 from tests.support.command_line import Answer, call

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from perdure.worker.journal.quoting import quoted_block, quoted_line, quoted_name
+from perdure.worker.durable.journal.quoting import quoted_block, quoted_line, quoted_name
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 

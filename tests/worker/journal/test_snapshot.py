@@ -6,9 +6,9 @@ from typing import Any
 
 import orjson
 import pytest
+from perdure.worker.agents.journal.reducer import empty_state
+from perdure.worker.agents.journal.snapshot import BLOB, LARGE, blob_key, decode_snapshot, encode_snapshot, split
 from perdure.worker.errors import BadSnapshot
-from perdure.worker.journal.reducer import empty_state
-from perdure.worker.journal.snapshot import BLOB, LARGE, blob_key, decode_snapshot, encode_snapshot, split
 
 
 def state(**fields: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from perdure.worker.journal.step_record import StepRecord
+from perdure.worker.durable.journal.step_record import StepRecord
 
 GOLDEN = [
     (StepRecord(b"7"), b"{}\n7"),

@@ -36,7 +36,7 @@ from perdure.queues.security.secret_arguments import (
 )
 from perdure.queues.sessions.record import SessionAddress, TurnId
 from perdure.queues.sessions.turns import enqueue_turn, send_to_session
-from perdure.worker.journal.forks import fork
+from perdure.worker.agents.journal.forks import fork
 from perdure.worker.log import logger
 from pydantic import BaseModel, Field, RootModel, Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
 

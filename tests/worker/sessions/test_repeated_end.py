@@ -44,7 +44,7 @@ async def test_a_commitment_that_fell_due_before_the_turn_starts_no_turn(
             raise RuntimeError("the run ends here")
         return await session_end(*args)
 
-    monkeypatch.setattr("perdure.worker.agent.session_turn.end_turn", end_turn)
+    monkeypatch.setattr("perdure.worker.agents.session_turn.end_turn", end_turn)
     app = App("test", settings=settings)
     app.agent(Caller, retry=Retry(max_attempts=2, base=0.0))
     async with app:

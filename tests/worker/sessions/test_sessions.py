@@ -28,9 +28,9 @@ from perdure.queues.errors import ConfigurationError, SessionError, SessionFaile
 from perdure.queues.sessions.record import SessionAddress, SessionCorrection, SessionMessage, parse_turn_id
 from perdure.queues.sessions.removal import forget_idle_sessions, forget_task
 from perdure.queues.sessions.turns import SessionTurnEnd, check_session, due_sessions, end_turn, store_correction
+from perdure.worker.agents.journal.history import CannotCorrect, state_at
+from perdure.worker.agents.journal.snapshot import encode_snapshot
 from perdure.worker.errors import BadSnapshot, StateMismatch
-from perdure.worker.journal.history import CannotCorrect, state_at
-from perdure.worker.journal.snapshot import encode_snapshot
 from perdure.worker.session import Session, TurnHandle
 from pydantic import Field
 

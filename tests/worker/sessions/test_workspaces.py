@@ -9,7 +9,7 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings
 from perdure.context import AgentTools, ToolCall
 from perdure.worker.artifacts.links import orphans
 from perdure.worker.artifacts.store import artifact_store
-from perdure.worker.durable.task_workspace import workspace_hashes
+from perdure.worker.workspace.task_workspace import workspace_hashes
 
 from tests.support.workers import redis_command, work_off
 

@@ -10,10 +10,10 @@ from ....queues.errors import CannotResolve, PayloadTooLarge
 from ....queues.handle import TaskHandle
 from ....queues.producer import Producer
 from ....queues.records import State
-from ...agent.coherence.findings import stored_findings
+from ...agents.coherence.findings import stored_findings
+from ...agents.journal.compaction import compact_state
+from ...agents.journal.history import CannotCorrect, corrected, state_at
 from ...errors import BadHistory
-from ...journal.compaction import compact_state
-from ...journal.history import CannotCorrect, corrected, state_at
 from ..support.connection import TaskOptions, connected
 from ..support.errors import Failed, Misuse, misuse_of
 from ..support.options import By, login, read_json

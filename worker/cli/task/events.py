@@ -16,8 +16,8 @@ from ....queues.keys import Partition
 from ....queues.producer import Producer
 from ....queues.records import State, read_tasks
 from ....queues.transport.gateway import Gateway
-from ...journal import agent_events as _agent_events  # noqa: F401 - the log may have them
-from ...journal.parsing import Unreadable, parse_event
+from ...agents.journal import agent_events as _agent_events  # noqa: F401 - the log may have them
+from ...durable.journal.parsing import Unreadable, parse_event
 from ..support.connection import TaskOptions, connected, known_partitions, redis_now, where
 from ..support.errors import Misuse
 from ..support.events_text import describe_event

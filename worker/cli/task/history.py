@@ -18,18 +18,18 @@ from ....queues.presence import list_workers
 from ....queues.producer import Producer
 from ....queues.records import Record, State
 from ....queues.wording import counted, iso_time, short
+from ...agents.journal.archive import read_archived_step
+from ...agents.journal.draft import burial_notes, handoff_of
+from ...agents.journal.forks import BadEdit, Point
+from ...agents.journal.forks import fork as fork_task
+from ...agents.journal.history import PastState, check_state, state_at
+from ...agents.journal.json_patch import diff
+from ...durable.journal.handoff.budget import HANDOFF_TOKENS, fitted, fitted_text
+from ...durable.journal.handoff.document import HANDOFF, RECEIVED, Handoff, Why
+from ...durable.journal.step_record import VERSION
+from ...durable.journal.tool_notes import call_text
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
-from ...journal.archive import read_archived_step
-from ...journal.forks import BadEdit, Point
-from ...journal.forks import fork as fork_task
-from ...journal.handoff.budget import HANDOFF_TOKENS, fitted, fitted_text
-from ...journal.handoff.document import HANDOFF, RECEIVED, Handoff, Why
-from ...journal.handoff.draft import burial_notes, handoff_of
-from ...journal.history import PastState, check_state, state_at
-from ...journal.json_patch import diff
-from ...journal.step_record import VERSION
-from ...journal.tool_notes import call_text
 from ..support.connection import TaskOptions, connected, mask_defined
 from ..support.errors import Failed, Misuse, misuse_of
 from ..support.options import AppOption, read_object, read_task_id

@@ -13,7 +13,7 @@ from ....queues.producer import Producer
 from ....queues.records import Record
 from ....queues.transport.gateway import Gateway
 from ....queues.wording import duration
-from ...agent.coherence.findings import StoredFinding, stored_findings
+from ...agents.coherence.findings import StoredFinding, stored_findings
 from ...artifacts.links import ArtifactLink, task_links
 from ..artifacts import describe_link, note_damaged, size_text
 from ..support.connection import TaskOptions, connected, mask_defined

@@ -35,12 +35,12 @@ from ...errors import (
     StepResolvedAsFailed,
     UnserialisableResult,
 )
-from ...journal.failure_record import is_unhandled
-from ...journal.run_events import StepFailed, StepOutdated, StepStarted
-from ...journal.step_record import FAILURE, MISREAD, StepRecord
-from ...journal.tool_notes import is_note
 from ...log import log_wait, logger
 from ..handler_task import GENERATOR_EXIT, is_closing
+from ..journal.failure_record import is_unhandled
+from ..journal.run_events import StepFailed, StepOutdated, StepStarted
+from ..journal.step_record import FAILURE, MISREAD, StepRecord
+from ..journal.tool_notes import is_note
 from ..run import Run
 from ..value_loss import Misread
 from .calls import call_function, constants_of, late_call, late_result, warn_if_changed

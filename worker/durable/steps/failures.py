@@ -43,8 +43,8 @@ from ...errors import (
     TaskDefinitionError,
     UnserialisableResult,
 )
-from ...journal.failure_record import FailureRecord, FailureState
 from ...log import logger
+from ..journal.failure_record import FailureRecord, FailureState
 from ..run import Run
 from .keys import forget_steps
 from .recorded_errors import describe, make_error

@@ -18,7 +18,7 @@ import orjson
 from ....queues.delivery.checkpoint import Entry, History, Kind
 from ....queues.transport.large_values import LargeValue
 from ...errors import StepDefinitionError
-from ...journal.step_record import StepRecord
+from ..journal.step_record import StepRecord
 
 _SCOPE: ContextVar[str] = ContextVar("perdure_scope", default="")
 

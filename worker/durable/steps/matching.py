@@ -13,8 +13,8 @@ from ....queues.keys import Partition
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
 from ...errors import StepOutOfOrder
-from ...journal.event import LOG_BASE, RECORDED
 from ...log import log_wait
+from ..journal.event import LOG_BASE, RECORDED
 from ..run import Run
 from .keys import Match, StrictStepKeys
 

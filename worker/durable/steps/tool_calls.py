@@ -10,9 +10,9 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from ....queues.delivery.checkpoint import Entry, Kind
-from ...journal.event import Event
-from ...journal.run_events import ToolCalled
-from ...journal.tool_notes import TOOLS, ToolCalls, call_text, encode_note
+from ..journal.event import Event
+from ..journal.run_events import ToolCalled
+from ..journal.tool_notes import TOOLS, ToolCalls, call_text, encode_note
 from ..run import Run, RunObserver
 from .current import StepOptions
 

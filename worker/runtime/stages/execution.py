@@ -7,7 +7,7 @@ from typing import Any
 
 from ....deadletter.policy import Reason, backoff
 from ....queues.errors import PerdureError
-from ...durable.context import Context
+from ...context import Context
 from ...durable.run import Run
 from ...durable.stop_reasons import StopReason
 from ...task import Task

@@ -10,11 +10,11 @@ from typing import Any
 from ....deadletter.policy import members_of
 from ....queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
 from ....queues.transport.gateway import Gateway
-from ...durable.context import Context
+from ...context import Context
 from ...durable.continuation import successor_of
 from ...durable.event_calls import log_orphans
 from ...durable.handler_task import GENERATOR_EXIT, is_closing
-from ...durable.middleware import Middleware, build_chain
+from ...durable.journal.step_record import UNSAVED, WORKSPACE
 from ...durable.run import Run
 from ...durable.steps.codec import store_task_result
 from ...durable.steps.current import CURRENT_RUN, FORGOTTEN, StepCall
@@ -22,8 +22,8 @@ from ...durable.steps.failures import forget_failures
 from ...durable.steps.step_thread import StepThread
 from ...durable.stop_reasons import STOP_RULES, ParkReason, StopReason, counters_after
 from ...errors import OrphanedSteps, StepTimeout, TaskError, TaskIdle, TaskTimeout, UnserialisableResult
-from ...journal.step_record import UNSAVED, WORKSPACE
 from ...log import logger
+from ...middleware import Middleware, build_chain
 from ...on_demand import restore_workspace
 from ...settings import Settings
 from ...task import Task

@@ -22,14 +22,14 @@ from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.gateway import Gateway
 from ...durable.continuation import HANDING
 from ...durable.ended_task import ON_END
+from ...durable.journal.handoff.document import HANDOFF, RECEIVED, REMEDY, Handoff, Why
+from ...durable.journal.resumption import Resumption
+from ...durable.journal.run_events import Resumed
+from ...durable.journal.step_record import SNAPSHOT, VERSION
+from ...durable.journal.tool_notes import TOOLS, open_calls
 from ...durable.run import Run, goal_of
 from ...durable.stop_reasons import STOP_RULES, StopReason, stop_of_event
 from ...errors import BadHandoff
-from ...journal.handoff.document import HANDOFF, RECEIVED, REMEDY, Handoff, Why
-from ...journal.resumption import Resumption
-from ...journal.run_events import Resumed
-from ...journal.step_record import SNAPSHOT, VERSION
-from ...journal.tool_notes import TOOLS, open_calls
 from ...log import LineLimit, log_wait, logger
 from ...on_demand import draft_handoff
 from ..outcome import Cancelled, Outcome

@@ -33,11 +33,11 @@ from ....queues.security.secret_arguments import secret_values
 from ....queues.transport.backoff import retry_while_unavailable
 from ....queues.transport.large_values import REFERENCE, read_arguments
 from ...durable.ended_task import ON_END
+from ...durable.journal.handoff.document import HANDOFF, RECEIVED
+from ...durable.journal.step_record import VERSION
 from ...durable.run import Run
 from ...durable.stop_reasons import StopReason
 from ...errors import ArtifactError, InvalidArguments, UnknownTask, WrongApp
-from ...journal.handoff.document import HANDOFF, RECEIVED
-from ...journal.step_record import VERSION
 from ...log import log_wait, logger
 from ...registry import Registry
 from ...settings import Settings

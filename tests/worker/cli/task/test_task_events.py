@@ -12,7 +12,7 @@ from perdure import App, Context, Retry, Settings, Worker
 from perdure.queues import TaskEvent
 from perdure.queues.event_log import walk_events
 from perdure.worker.cli.support.events_text import describe_event
-from perdure.worker.journal.chat import ToolCall
+from perdure.worker.durable.journal.chat import ToolCall
 
 from tests.support.command_line import Answer, call, process
 from tests.support.workers import redis_command

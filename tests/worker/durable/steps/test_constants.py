@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskHandle
+from perdure.worker.agents.journal.forks import fork
 from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.durable.steps.calls import Constants
 from perdure.worker.durable.steps.codec import digests_of, fingerprint
-from perdure.worker.journal.forks import fork
 from perdure.worker.transfer.export import export_task
 from perdure.worker.transfer.import_ import import_task
 from perdure.worker.workspace.folders import make_folder

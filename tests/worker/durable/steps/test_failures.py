@@ -24,9 +24,9 @@ from perdure import (
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import State, Unavailable
 from perdure.queues.security.keyring import generate_key
-from perdure.worker.durable.middleware import CallNext
+from perdure.worker.durable.journal.failure_record import FailureRecord, FailureState, is_failure
 from perdure.worker.errors import StepDefinitionError
-from perdure.worker.journal.failure_record import FailureRecord, FailureState, is_failure
+from perdure.worker.middleware import CallNext
 from pydantic import SecretStr
 
 from tests.support.workers import Gate, bounded, history, letter, recorded_steps, running_worker, work_off

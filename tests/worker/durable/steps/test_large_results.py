@@ -11,7 +11,7 @@ from perdure import App, Context, Retry, Settings, TaskHandle
 from perdure.deadletter.policy import Reason
 from perdure.queues.errors import LargeValueLost
 from perdure.queues.security.encryption import MARK
-from perdure.worker.journal.forks import fork
+from perdure.worker.agents.journal.forks import fork
 
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import bounded, letter, recorded_steps, redis_command, work_off

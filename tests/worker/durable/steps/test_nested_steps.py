@@ -9,8 +9,8 @@ import anyio
 import anyio.from_thread
 import pytest
 from perdure import App, Context, Middleware, Retry, Settings, StepCall, current_context, current_step
-from perdure.worker.durable.middleware import CallNext
 from perdure.worker.errors import StepOutsideTask
+from perdure.worker.middleware import CallNext
 
 from tests.support.runs import current_run
 from tests.support.workers import bounded, history, recorded_steps, work_off

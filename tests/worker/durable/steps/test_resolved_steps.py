@@ -25,7 +25,7 @@ from perdure.deadletter.policy import Reason
 from perdure.deadletter.replay import Replay, replay
 from perdure.queues import CannotResolve
 from perdure.queues.security.keyring import generate_key
-from perdure.worker.journal.history import check_state
+from perdure.worker.agents.journal.history import check_state
 from pydantic import BaseModel, SecretStr
 
 from tests.support.workers import (

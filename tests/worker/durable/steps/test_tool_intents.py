@@ -12,8 +12,8 @@ from perdure import App, Context, Retry, Settings, Snooze, TaskHandle, current_s
 from perdure.queues import Gateway
 from perdure.queues.delivery.step_pages import PAGE
 from perdure.queues.transport.scripts import Script
+from perdure.worker.durable.journal.resumption import Resumption
 from perdure.worker.durable.steps.current import AlreadyDone
-from perdure.worker.journal.resumption import Resumption
 from pydantic import SecretStr
 
 from tests.support.runs import current_run

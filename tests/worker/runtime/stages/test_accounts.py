@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, TaskFailed, TaskHandle
-from perdure.worker.journal.handoff.document import Handoff
-from perdure.worker.journal.resumption import Resumption
+from perdure.worker.durable.journal.handoff.document import Handoff
+from perdure.worker.durable.journal.resumption import Resumption
 from pydantic import SecretStr
 
 from tests.support.workers import bounded, recorded_steps, work_off

@@ -18,8 +18,8 @@ from perdure import (
     SyncContext,
 )
 from perdure.deadletter.burial import Evidence
-from perdure.worker.durable.middleware import CallNext, Settlement
 from perdure.worker.log import logger
+from perdure.worker.middleware import CallNext, Settlement
 
 from tests.support.workers import bounded, letter, running_worker, work_off
 

@@ -31,8 +31,8 @@ from perdure.queues.derived_tasks import enqueue_successor
 from perdure.queues.keys import GROUP
 from perdure.worker.durable import continuation
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
-from perdure.worker.journal.handoff.document import Handoff
-from perdure.worker.journal.resumption import Resumption
+from perdure.worker.durable.journal.handoff.document import Handoff
+from perdure.worker.durable.journal.resumption import Resumption
 from perdure.worker.runtime import settler
 from perdure.worker.runtime.slots import Slots
 from perdure.worker.runtime.stages import successor as handing_on

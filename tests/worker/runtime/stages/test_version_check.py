@@ -14,9 +14,9 @@ from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Unavailable, set_partitions
 from perdure.queues.delivery.checkpoint import Entry
 from perdure.worker.agent_task import AgentTask
+from perdure.worker.agents.journal.forks import fork
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import TaskDefinitionError
-from perdure.worker.journal.forks import fork
 
 from tests.support.stored_data import FIRST, with_keys
 from tests.support.workers import (

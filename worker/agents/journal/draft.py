@@ -1,0 +1,345 @@
+"""Drafting of a handoff document: a pure function of the state, the latest events and the checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ....queues.doubts import open_doubts, undecided
+from ....queues.event_log import LogTail, TaskEvent
+from ....queues.explanation.sentences import remedy_for
+from ...durable.journal.event import Event
+from ...durable.journal.handoff.budget import fitted
+from ...durable.journal.handoff.document import (
+    REMEDY,
+    AwaitedAnswer,
+    CallInFlight,
+    Dependencies,
+    DoubtfulStep,
+    FoundFact,
+    Handoff,
+    MadeDecision,
+    OpenStep,
+    ToolUse,
+    Why,
+)
+from ...durable.journal.parsing import Unreadable, parse_event
+from ...durable.journal.step_record import SNAPSHOT
+from ...durable.journal.tool_notes import TOOLS, noted_call, tool_counts
+from ...errors import BadSnapshot
+from .agent_events import Dismissed
+from .json_patch import BadPatch
+from .reducer import empty_state, reduce
+from .snapshot import StoredState, decode_snapshot
+
+P = TypeVar("P", bound=BaseModel)
+
+STORED_TOKENS: Final = 4000
+"""Limit of a stored document's JSON in tokens: more than is shown by default, so that a reader may ask for more."""
+
+_LATEST: Final = 50
+"""Number of latest decisions and discoveries that a draft contains."""
+
+_FAILED: Final = ("attempt_failed", "buried")
+_LAST: Final = (*_FAILED, "step_completed", "tool_called", "finished")
+"""Types of events of an error that stopped a run, and of work that was done since."""
+
+_NO_INTENTS: Final[Mapping[str, bytes]] = {}
+
+
+def handoff_of(
+    tail: LogTail,
+    *,
+    task: str,
+    session: str,
+    why: Why,
+    goal: str = "",
+    detail: str = "",
+    at: int | None = None,
+    to: str | None = None,
+    message: str = "",
+    number: int | None = None,
+    in_flight: Iterable[str] = (),
+    attention: Iterable[str] = (),
+    waiting: AwaitedAnswer | None = None,
+) -> Handoff:
+    """Return the handoff document of a task from the tail of its log, short enough to be stored. See `build_handoff`.
+
+    Args:
+        at: Time in milliseconds, else that of the tail.
+        number: Number of the last event, if the log has one more than the tail.
+    """
+    stored = None
+    if (snapshot := tail.saved.get(SNAPSHOT)) is not None:
+        try:
+            stored = decode_snapshot(session, snapshot, tail.saved)
+        except BadSnapshot:
+            stored = None  # the resumed run raises it; the log still has a report
+    started = next((one.data for one in tail.events if one.type == "started" and isinstance(one.data, dict)), {})
+    handoff = build_handoff(
+        state_after(stored, tail.events),
+        tail.events,
+        task=task,
+        session=session,
+        why=why,
+        agent=stored.agent if stored is not None else started.get("agent"),
+        goal=goal,
+        detail=detail,
+        at=tail.now if at is None else at,
+        to=to,
+        message=message,
+        number=tail.number if number is None else number,
+        done=tail.done,
+        intents=tail.intents,
+        tools=tool_counts(tail.saved.get(TOOLS)),
+        in_flight=in_flight,
+        attention=attention,
+        unread=tail.unread,
+        waiting=waiting,
+    )
+    return fitted(handoff, STORED_TOKENS, form=lambda one: one.to_json().decode())
+
+
+def state_after(stored: StoredState | None, events: Sequence[TaskEvent]) -> dict[str, Any]:
+    """Return the state after a snapshot and the events that follow it; without a snapshot, what the events imply.
+
+    Events that cannot be read or applied are skipped: a report for readers must not fail.
+
+    Args:
+        events: The oldest first.
+    """
+    state = empty_state() if stored is None else stored.state
+    for found in events:
+        if stored is not None and (found.number is None or found.number <= stored.number):
+            continue
+        event = parse_event(found)
+        if isinstance(event, Unreadable):
+            continue
+        if stored is None and event.changes:  # a patch of a state whose beginning is missing
+            event = event.model_copy(update={"changes": ()})
+        try:
+            state = reduce(state, event, found.number or 0)
+        except (BadPatch, LookupError, TypeError):
+            continue
+    return state
+
+
+def build_handoff(
+    state: Mapping[str, Any],
+    events: Sequence[TaskEvent],
+    *,
+    task: str,
+    session: str,
+    why: Why,
+    agent: str | None = None,
+    goal: str = "",
+    detail: str = "",
+    at: int | None = None,
+    to: str | None = None,
+    message: str = "",
+    number: int = 0,
+    done: Collection[str] = (),
+    intents: Mapping[str, bytes] = _NO_INTENTS,
+    tools: Mapping[str, int] | None = None,
+    in_flight: Iterable[str] = (),
+    attention: Iterable[str] = (),
+    unread: int = 0,
+    waiting: AwaitedAnswer | None = None,
+) -> Handoff:
+    """Return a handoff document.
+
+    Args:
+        state: State with the fields of `AgentState`.
+        events: Latest events, the oldest first.
+        session: Id of the task.
+        goal: Goal, if the state has none: the call of a function.
+        at: Time in milliseconds, by the Redis clock.
+        number: Number of the last event.
+        done: Checkpoint keys of the recorded steps.
+        intents: Stored intents, by step: of risky steps, which are in doubt, and notes of tool calls in flight.
+        tools: Number of calls by tool; if there are none, those in the events are counted.
+        in_flight: Keys of the steps that were running.
+        attention: What else needs attention next, before what the events say.
+        unread: Number of unread messages in the inbox.
+        waiting: Answer that is waited for, if the state does not say.
+    """
+    parsed = [parse_event(found) for found in events]
+    plan = _parts(OpenStep, state.get("plan"))
+    status = {one.get("key"): one.get("status") for one in _objects(state.get("plan"))}
+    finished = [step.key for step in plan if status.get(step.key) == "done"]
+    running = [step for step in plan if status.get(step.key) == "running"]
+    known = {step.key for step in plan}
+    running += [OpenStep(key=key) for key in sorted(set(in_flight)) if key not in known]
+    steps = [key for key in done if not _is_event(key)]
+    notes = tuple(attention)
+    calls = {key: noted_call(intent) for key, intent in sorted(intents.items())}
+    doubts = undecided(open_doubts(session, intents))
+    waits = _parts(AwaitedAnswer, [state.get("waiting_for")]) or ([waiting] if waiting is not None else [])
+    return Handoff(
+        task=task,
+        agent=agent,
+        session=session,
+        why=why,
+        detail=detail,
+        at=at,
+        events=number,
+        to=to,
+        goal=_text(state.get("goal")) or goal,
+        message=message,
+        summary=_summary(state, parsed),
+        steps=len(finished) + _archived(state, "steps") if plan else len(steps),
+        messages=len(_objects(state.get("messages"))) + _archived(state, "messages"),
+        last_completed=next((key for key in reversed(status) if status[key] == "done"), None)
+        or _last_completed(parsed),
+        in_progress=tuple(running),
+        pending=tuple(step for step in plan if status.get(step.key) == "pending"),
+        decisions=tuple(_parts(MadeDecision, state.get("decisions"))[-_LATEST:]),
+        discoveries=tuple(_parts(FoundFact, state.get("discoveries"))[-_LATEST:]),
+        attention=(
+            *notes,
+            *_attention(
+                plan,
+                status,
+                () if why == "finished" else _objects(state.get("replaced")),
+                () if why == "finished" else parsed,
+                known=bool(notes),
+            ),
+        ),
+        waiting_on=tuple(waits),
+        artifacts=tuple(_text(one.get("name")) for one in _objects(state.get("artifacts"))),
+        dependencies=Dependencies(
+            tools=_tools(Counter(tools) if tools else _called(parsed)),
+            in_flight=tuple(CallInFlight(key=key, call=call) for key, call in calls.items() if call is not None),
+            in_doubt=tuple(
+                DoubtfulStep(key=doubt.step, idempotency_key=doubt.idempotency_key, arguments=doubt.arguments)
+                for doubt in doubts
+                if not (why == "waiting" and doubt.step in known)  # the wait itself is what it has done so far
+            ),
+            unread=unread,
+        ),
+    )
+
+
+def burial_notes(
+    events: Sequence[TaskEvent],
+    session: str,
+    reason: str,
+    error: str,
+    message: str,
+    *,
+    step: object = None,
+    intents: Mapping[str, bytes] = _NO_INTENTS,
+) -> Iterable[str]:
+    """Yield what needs attention in a dead letter: the failed step with the error, and how to continue.
+
+    Args:
+        events: Latest events, the oldest first.
+        session: Id of the task.
+        error: Name of the error. message: its text.
+        step: Step in which the worker died.
+        intents: Stored intents, by step.
+    """
+    if step is not None:
+        yield f"step {step} killed its worker: {error}: {message}"
+    else:
+        failed = _failed_step(events, error, message)
+        yield f"step {failed} failed: {error}: {message}" if failed else f"it failed: {error}: {message}"
+    yield f"{REMEDY}{remedy_for(reason, session, error, doubts=open_doubts(session, intents))}"
+
+
+def _failed_step(events: Sequence[TaskEvent], error: str, message: str) -> str | None:
+    """Return the step whose failure the latest events have with this error."""
+    for event in reversed(events):
+        if event.type in ("resumed", "replayed"):
+            break
+        data = event.data if event.type == "step_failed" and isinstance(event.data, dict) else {}
+        if data.get("error") == error and data.get("message") == message:
+            return event.step
+    return None
+
+
+def _archived(state: Mapping[str, Any], kind: str) -> int:
+    """Return how many steps or messages have left the state."""
+    archive = state.get("archive")
+    count = archive.get(kind) if isinstance(archive, dict) else 0
+    return count if isinstance(count, int) else 0
+
+
+def _is_event(key: str) -> bool:
+    """Return whether a record belongs to an event (`#decided`, `read/#discovered#2`) and not to a step."""
+    return key.rpartition("/")[2].startswith("#")
+
+
+def _last_completed(events: Sequence[Event]) -> str | None:
+    for event in reversed(events):
+        if event.type == "step_completed" and event.step is not None:
+            return event.step
+        if event.type == "tool_called":
+            return _text(getattr(event, "tool", None))
+    return None
+
+
+def _attention(
+    plan: Sequence[OpenStep],
+    status: Mapping[Any, Any],
+    replaced: Sequence[Mapping[str, Any]],
+    events: Sequence[Event],
+    *,
+    known: bool,
+) -> Iterable[str]:
+    """Yield failed and replaced steps, the error that stopped the last run, and findings.
+
+    known: the error is listed already.
+    """
+    for step in plan:
+        if status.get(step.key) == "failed":
+            yield f"step {step.key} failed{f': {step.error}' if step.error else ''}"
+    for former in replaced:
+        why = _text(former.get("why"))
+        yield f"step {former.get('key')} was replaced by another plan{f': {why}' if why else ''}"
+    failure = next((one for one in reversed(events) if one.type in _LAST), None)
+    if failure is not None and failure.type in _FAILED and not known:
+        yield f"the last error: {getattr(failure, 'error', '')}: {getattr(failure, 'message', '')}"
+    dismissed = {event.finding for event in events if isinstance(event, Dismissed)}
+    for event in events:
+        if event.type == "incoherent" and getattr(event, "key", "") not in dismissed:
+            yield f"incoherent ({getattr(event, 'check', '')}): {getattr(event, 'detail', '')}"
+
+
+def _called(events: Sequence[Event]) -> Counter[str]:
+    return Counter(_text(getattr(event, "tool", None)) for event in events if event.type == "tool_called")
+
+
+def _tools(called: Counter[str]) -> tuple[ToolUse, ...]:
+    return tuple(ToolUse(tool=tool, calls=calls) for tool, calls in called.most_common())
+
+
+def _summary(state: Mapping[str, Any], events: Sequence[Event]) -> str:
+    """Return the latest summary: of the end, or of the conversation so far."""
+    for event in reversed(events):
+        if event.type in ("finished", "compacted") and (summary := _text(getattr(event, "summary", None))):
+            return summary
+    summaries = [one for one in _objects(state.get("messages")) if one.get("name") == "summary"]
+    return _text(summaries[-1].get("content")) if summaries else ""
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list of the state, to which a user's class may have given another form."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list | tuple) else []
+
+
+def _parts(kind: type[P], value: Any) -> list[P]:
+    found = []
+    for one in _objects(value):
+        try:
+            found.append(kind.model_validate(one))
+        except ValidationError:
+            continue
+    return found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

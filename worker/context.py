@@ -1,0 +1,432 @@
+"""The context of a running task: the first argument of its handler.
+
+What many tasks never use (memories, artifacts, workspaces, the state of agents) is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
+
+from ..deadletter.policy import Retry
+from ..queues.defaults import unknown_option
+from ..queues.durations import Duration
+from ..queues.handle import TaskHandle
+from ..queues.inbox import Sent
+from .durable.attempt_end import forget
+from .durable.continuation import Receiver, continue_as
+from .durable.ended_task import EndedTask, read_ended_task
+from .durable.event_calls import log_once
+from .durable.journal.chat import Message, Role, ToolCall
+from .durable.journal.event import Event
+from .durable.journal.resumption import Resumption
+from .durable.messaging import send
+from .durable.run import Run
+from .durable.saga import Saga
+from .durable.step_caller import StepCaller
+from .durable.steps.current import (
+    CURRENT_RUN,
+    DEFAULT_OPTIONS,
+    STEP_OPTIONS,
+    STEP_WORDS,
+    Durability,
+    StepOptions,
+    check_name,
+    report_progress,
+    step_here,
+    step_timeout,
+)
+from .durable.steps.threads import CURRENT_SESSION
+from .durable.steps.tool_calls import CallReasons
+from .durable.stop_reasons import Stop
+from .errors import StepDefinitionError, StepOutsideTask
+from .log import logger
+
+if TYPE_CHECKING:
+    from loguru import Logger
+
+    from .agents.identity import IdentityVersion
+    from .agents.recall import RecalledStep
+    from .agents.resume_info import ResumeInfo
+    from .artifacts.task_artifacts import Artifacts
+    from .memory.task_memory import TaskMemory
+    from .workspace.shared_workspace import SharedWorkspace
+    from .workspace.task_workspace import Workspace
+
+
+def _no_resources() -> None:
+    return None
+
+
+class TaskInfo:
+    """Properties of the running task, which both kinds of context have."""
+
+    _run: Run
+    _resources: Callable[[], Any]
+
+    @property
+    def task_id(self) -> str:
+        return self._run.id
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._run.envelope.task
+
+    @property
+    def queue(self) -> str:
+        return self._run.delivery.partition.queue
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers that the producer and its middleware set."""
+        return self._run.envelope.headers
+
+    @property
+    def tags(self) -> Sequence[str]:
+        """Tags that the producer set."""
+        return self._run.envelope.tags
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1. A run that resumes after a crash belongs to the same attempt."""
+        return self._run.history.counters.attempts + 1
+
+    @property
+    def crashes(self) -> int:
+        """Number of deliveries of this task that ended without an outcome."""
+        return self._run.history.counters.crashes
+
+    @property
+    def version(self) -> int:
+        """The version of the task's code with which its first run began: `@app.task(version=2)`; 1 by default."""
+        return self._run.version
+
+    @property
+    def resumed(self) -> bool:
+        """Whether earlier runs left recorded steps."""
+        return self._run.history.records > 0
+
+    @property
+    def resumption(self) -> Resumption | None:
+        """The previous run: what it left, why it stopped and how long ago; None in the first run."""
+        return self._run.resumption
+
+    @property
+    def stopping(self) -> Stop | None:
+        """The stop of this run: its reason, and whether it ends the task; None while the run continues.
+
+        For clean-up: `if ctx.stopping and ctx.stopping.ends_task:`. A stop may come while the clean-up runs.
+        """
+        return self._run.stop
+
+    @property
+    def identity(self) -> IdentityVersion | None:
+        """The identity of the agent; it changes between two steps of the plan only. None for tasks without one."""
+        from .agents.identity import IdentityVersion
+
+        return self._run.extras.get(IdentityVersion)
+
+    @property
+    def log(self) -> Logger:
+        """A logger with the task's name and id bound, and within a step its name."""
+        step, bound = step_here(), logger.bind(task=self.task, id=self.task_id)
+        return bound if step is None else bound.bind(step=step.key)
+
+    @property
+    def resources(self) -> Any:
+        """The value that the app's lifespan yielded in this process; None without a lifespan."""
+        return self._resources()
+
+
+class Context(TaskInfo, StepCaller):
+    """The running task, as its handler and middleware see it."""
+
+    def __init__(
+        self, run: Run, *, durability: Durability = "sync", resources: Callable[[], Any] = _no_resources
+    ) -> None:
+        self._run = run
+        self._options = DEFAULT_OPTIONS[durability]
+        self._resources = resources
+
+    def resume_info(self) -> ResumeInfo:
+        """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""
+        from .agents.resume_info import ResumeInfo
+
+        return ResumeInfo(self._run)
+
+    async def recall_step(self, key: str) -> RecalledStep | None:
+        """Return a step of the agent's plan with its result, also if it has left the state; None if it is unknown.
+
+        In a turn of a session, steps of earlier turns are unknown: each turn has a plan of its own.
+
+        Raises `DecryptionError`.
+        """
+        from .agents.recall import recall_step
+
+        return await recall_step(self._run, key)
+
+    @property
+    def memory(self) -> TaskMemory:
+        """Long-term memories, which outlive the task."""
+        from .memory.task_memory import TaskMemory
+
+        return TaskMemory(self._run, self._options.durability)
+
+    @property
+    def workspace(self) -> Workspace:
+        """A folder whose files are saved with each step and restored with the task."""
+        from .workspace.task_workspace import workspace_of
+
+        return workspace_of(self._run)
+
+    def shared_workspace(self, name: str) -> SharedWorkspace:
+        """Return files that several tasks change, with compare-and-set."""
+        from .workspace.shared_workspace import SharedWorkspace
+
+        return SharedWorkspace(self._run.gateway, self._run.settings, name, by=self._run.id, run=self._run)
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Files and other bytes that the task produces, stored outside Redis."""
+        from .artifacts.task_artifacts import Artifacts
+
+        return Artifacts(self._run, self._options.durability)
+
+    def options(
+        self,
+        /,
+        *unnamed: Never,
+        timeout: Duration | None = None,
+        retry: Retry | None = None,
+        durability: Durability | None = None,
+        risky: bool = False,
+        verify: Callable[..., Any] | None = None,
+        in_doubt: Literal["retry", "fail"] = "retry",
+        on_mismatch: Literal["error", "rerun"] = "error",
+        step_id: str | None = None,
+        nested: Literal["run", "record"] = "run",
+        reasoning: str = "",
+        call: str | None = None,
+        intent: bool = True,
+        **unknown: Never,
+    ) -> StepCaller:
+        """Return `step` and `tool` with options: `await ctx.options(timeout=30).step("fetch", fetch, url)`.
+
+        `inbox` and `ask` take `durability` and `on_mismatch`.
+
+        Raises `StepDefinitionError`.
+
+        Args:
+            durability: in place of the task's.
+            timeout, retry, risky, verify, in_doubt, on_mismatch, step_id, nested, reasoning, call, intent: see
+                `StepOptions`.
+        """
+        if unnamed:  # not a TypeError, which would be retried
+            raise StepDefinitionError(f"options of a step must have names, such as timeout=30, got {unnamed[0]!r}")
+        if unknown:
+            raise StepDefinitionError(unknown_option("option of a step", unknown, STEP_OPTIONS, STEP_WORDS))
+        options = StepOptions(
+            timeout=step_timeout(timeout),
+            retry=retry,
+            durability=durability or self._options.durability,
+            risky=risky,
+            verify=verify,
+            in_doubt=in_doubt,
+            on_mismatch=on_mismatch,
+            step_id=step_id,
+            nested=nested,
+            reasoning=reasoning,
+            call=call,
+            intent=intent,
+        )
+        return StepCaller(self._run, options)
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """Return a scope of steps: `with ctx.scope("page-3"): ...` puts `page-3/` before their keys.
+
+        A scope holds in the asyncio tasks that are started in it too, so that each concurrent branch of a handler has
+        the records of its own steps, however the branches take turns.
+        """
+        check_name("scope", name)
+        return self._run.keys.scoped(name)
+
+    async def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Report how far the task is, for `perdure task show`, `perdure task watch` and `handle.progress()`.
+
+        Written at most once a second; the last report is always written, unless the task is cancelled. Ends the idle
+        time, but excuses no crash, since nothing is recorded. The next run continues to show it.
+
+        Args:
+            done, total: such as pages; None for an unknown total.
+            note: at most 200 characters, a longer one is cut.
+
+        Raises:
+            ValueError: a number is negative or not finite.
+        """
+        report_progress(self._run, done, total, note)
+
+    async def checkpoint(self) -> None:
+        """Save the `progress` of the current step of an agent's plan now; it is also saved periodically.
+
+        Does nothing outside such a step. Raises `PayloadTooLarge`, `LeaseLost`.
+        """
+        await self._run.save()
+
+    # events
+
+    async def decide(self, choice: str, *, reasoning: str = "", alternatives: Sequence[str] = ()) -> None:
+        """Record a choice, the reason, and the alternatives. Recorded once, like a step."""
+        from .agents.journal.agent_events import Decided
+
+        await log_once(self._run, Decided(choice=choice, reasoning=reasoning, alternatives=tuple(alternatives)))
+
+    async def discover(self, fact: str, *, source: str = "") -> None:
+        """Record a fact and its source. Recorded once."""
+        from .agents.journal.agent_events import Discovered
+
+        await log_once(self._run, Discovered(fact=fact, source=source))
+
+    async def add_message(
+        self,
+        role: Role,
+        content: str = "",
+        *,
+        tool_calls: Sequence[ToolCall] = (),
+        tool_call_id: str | None = None,
+        name: str | None = None,
+        reasoning: Sequence[dict[str, Any]] = (),
+    ) -> Message:
+        """Record a message of the conversation, and return it as it was recorded, with its number. Recorded once.
+
+        If an earlier run has recorded the message of this call with another text, that is returned: the state and the
+        log have it. The message becomes part of an agent's state; a function keeps its own list.
+
+        Args:
+            reasoning: of an assistant, the blocks that its provider returned. The result of a tool has the reasoning
+                that was given to `ctx.options(call=..., reasoning=...)`.
+        """
+        from .agents.journal.agent_events import MessageAdded
+
+        if role == "tool" and tool_call_id is not None and not reasoning:
+            reasoning = CallReasons.take(self._run, tool_call_id)
+        message = Message(
+            role=role,
+            content=content,
+            tool_calls=tuple(tool_calls),
+            tool_call_id=tool_call_id,
+            name=name,
+            reasoning=tuple(reasoning),
+        )
+        number, event = await log_once(self._run, MessageAdded(message=message))
+        return event.message.model_copy(update={"n": number})
+
+    async def record_event(self, event: Event) -> None:
+        """Record an event of a user-defined type, see `register_event`. Recorded once.
+
+        Raises `StepDefinitionError` for anything else.
+        """
+        given: object = event
+        if not isinstance(given, Event):
+            raise StepDefinitionError(f"event must be an Event, got {given!r}")
+        await log_once(self._run, event)
+
+    # compensation, see docs/how-to/compensate.md
+
+    async def forget(self, *steps: str) -> None:
+        """Let the next attempt run steps again: the named ones, and all that were recorded after the first of them.
+
+        It takes effect in the act that stores the end of this attempt, if that fails; a crash before that changes
+        nothing. The next attempt, or a replay of the dead letter, calls the steps under new idempotency keys.
+
+        Args:
+            steps: names of steps of the scope here, recorded or called in this run.
+
+        Raises:
+            StepDefinitionError: no step has this name.
+            StepOutsideTask, LeaseLost: see there.
+        """
+        await forget(self._run, steps)
+
+    def saga(self) -> Saga:
+        """Return a block of steps that are undone together if it fails: `async with ctx.saga() as saga: ...`."""
+        return Saga(self._run, self._options)
+
+    # clean-up, see docs/how-to/cancel.md
+
+    async def ended_task(self, task_id: str) -> EndedTask:
+        """Return a task that has ended, for its clean-up task (`@app.task(on_end=...)`). Recorded once, like a step.
+
+        Raises:
+            TaskNotFound: its record has expired, or an operator has purged the dead letter.
+            DecryptionError, LargeValueLost, StepMismatch, LeaseLost: see there.
+        """
+        return await read_ended_task(self._run, task_id, self._options)
+
+    # a successor, see docs/how-to/handoff.md
+
+    async def continue_as(
+        self,
+        to: Receiver | str | None = None,
+        *,
+        why: str = "",
+        queue: str | None = None,
+        message: str = "",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> NoReturn:
+        """Continue the work in another task, and end this one; its result is the other's. Does not return.
+
+        Args:
+            to: the successor: a task, an agent, or its name; None for this task on another queue.
+            why: reason for the handoff document.
+            queue: queue of the successor, else that of `to`; that of this task where `to` is a name.
+            message: what the successor must know; part of the handoff document, which it finds in `ctx.resumption`.
+            arguments: by name, else this task's own.
+
+        Raises:
+            InvalidArguments: the arguments do not fit the successor.
+            HandOffRefused: the task was continued too often.
+            PayloadTooLarge, LeaseLost: see there.
+        """
+        from .agents.journal.draft import handoff_of
+
+        given: dict[str, Any] = {"why": why, "queue": queue, "message": message, "arguments": arguments}
+        await continue_as(self._run, to, **given, draft=handoff_of)
+
+    # messages, see docs/how-to/messages.md
+
+    async def send(self, to: str | TaskHandle[Any], content: Any, *, sender: str | None = None) -> Sent:
+        """Send a message to another task: once, however often this task runs again.
+
+        Args:
+            to: id or handle of the task.
+            content: JSON data.
+            sender: name of the sender, else this task's id, to which an answer can be sent.
+
+        Raises:
+            TaskNotFound, TaskEnded, InboxFull, PayloadTooLarge, StepMismatch: see there.
+        """
+        return await send(self._run, to, content, sender=sender, durability=self._options.durability)
+
+
+def current_context() -> Context:
+    """Return the context of the running task. Raises `StepOutsideTask` outside a task, and after it has ended.
+
+    In the thread of a handler that is a plain function, use `SyncContext.current()`.
+    """
+    run = CURRENT_RUN.get()
+    if run is None or not isinstance(ctx := run.context, Context):
+        raise StepOutsideTask("no task is running here: current_context() is for what a task's handler calls")
+    if CURRENT_SESSION.get() is not None and not _in_event_loop():
+        raise StepOutsideTask("current_context() has async methods: use SyncContext.current() in a plain function")
+    return ctx
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

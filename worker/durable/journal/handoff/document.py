@@ -1,0 +1,298 @@
+"""Handoff document: the short report that a run leaves when it stops, for the next run and for people.
+
+Its JSON is stored in the checkpoint under `#handoff`; its Markdown is for readers. It is a report and not a dump:
+`fitted` (budget.py) shortens either form to a number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .....queues.doubts import resolve_command
+from .....queues.wording import shown_time
+from ....errors import BadHandoff, first_problem
+from ..quoting import quoted_line, quoted_name
+
+HANDOFF: Final = "#handoff"
+"""Checkpoint key of the handoff document of the task's last run."""
+
+RECEIVED: Final = "#received"
+"""Checkpoint key of the handoff document of the task that this one continues."""
+
+REMEDY: Final = "to continue: "
+"""Beginning of what an operator can do about a dead letter, in `Handoff.attention`."""
+
+Why = Literal["shutdown", "waiting", "budget", "burial", "hand_off", "crash", "failure", "asked", "finished"]
+"""Reason why a run stopped. asked: it did not, a person asked for the document. crash, failure: drafted later."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class OpenStep(_Part):
+    """Step that is not done. risky: it acts on the world."""
+
+    key: str
+    title: str = ""
+    attempts: int = 0
+    risky: bool = False
+    error: str | None = None
+
+
+class MadeDecision(_Part):
+    """Decision. n: number of its event, 0 if unknown."""
+
+    n: int = 0
+    choice: str
+    reasoning: str = ""
+    alternatives: tuple[str, ...] = ()
+
+
+class FoundFact(_Part):
+    """Discovery. n: number of its event, 0 if unknown."""
+
+    n: int = 0
+    fact: str
+    source: str = ""
+
+
+class AwaitedAnswer(_Part):
+    """Answer that the task waits for. what: kind, such as "message" or "approval". on: sender that is expected."""
+
+    what: str = ""
+    on: str = ""
+    why: str = ""
+
+
+class ToolUse(_Part):
+    """Tool and the number of its calls."""
+
+    tool: str
+    calls: int = 1
+
+
+class DoubtfulStep(_Part):
+    """Risky step that started and has no result.
+
+    Attributes:
+        idempotency_key: Key with which its effect can be looked up.
+        arguments: Their text.
+    """
+
+    key: str
+    idempotency_key: str
+    arguments: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command by which a person decides whether it took effect, while the task does not run."""
+        return resolve_command(self.idempotency_key.removesuffix(f":{self.key}"), self.key)
+
+    @property
+    def call(self) -> str:
+        """The step with its arguments, as one line."""
+        return f"{quoted_name(self.key)}{f'({_flat(self.arguments)})' if self.arguments else ''}"
+
+
+class CallInFlight(_Part):
+    """Tool call that started and has no result. key: its step. call: the tool with its arguments."""
+
+    key: str
+    call: str
+
+
+class Dependencies(_Part):
+    """External things that the work depends on: tools called, calls in flight, steps in doubt, unread messages."""
+
+    tools: tuple[ToolUse, ...] = ()
+    in_flight: tuple[CallInFlight, ...] = ()
+    in_doubt: tuple[DoubtfulStep, ...] = ()
+    unread: int = 0
+
+
+class Handoff(_Part):
+    """State of the work when a run stopped.
+
+    Attributes:
+        session: Id of the task.
+        at: Time in milliseconds, by the Redis clock.
+        events: Number of the last event that the document covers; it is out of date if there are later ones.
+        to: Id of the successor, if another task continues the work.
+        message: Note of the handler for the next run.
+        steps: Number of recorded steps; of an agent, of the steps of its plan that are done.
+        messages: Number of messages in the conversation of an agent.
+        left_out: Number of items that were removed for length, by kind.
+    """
+
+    version: ClassVar[int] = 1
+    """Format version that this class writes, and the latest that it reads."""
+
+    v: int = 1
+    task: str
+    agent: str | None = None
+    session: str
+    why: Why
+    detail: str = ""
+    at: int | None = None
+    events: int = 0
+    to: str | None = None
+    goal: str = ""
+    message: str = ""
+    summary: str = ""
+    steps: int = 0
+    messages: int = 0
+    last_completed: str | None = None
+    in_progress: tuple[OpenStep, ...] = ()
+    pending: tuple[OpenStep, ...] = ()
+    decisions: tuple[MadeDecision, ...] = ()
+    discoveries: tuple[FoundFact, ...] = ()
+    attention: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    waiting_on: tuple[AwaitedAnswer, ...] = ()
+    artifacts: tuple[str, ...] = ()
+    dependencies: Dependencies = Dependencies()
+    left_out: dict[str, int] = {}
+
+    def to_json(self) -> bytes:
+        """Return the stored form."""
+        return orjson.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"v": self.v, "why": self.why})
+
+    @classmethod
+    def from_json(cls, task_id: str, data: bytes) -> Handoff:
+        """Read what `to_json` returned.
+
+        Raises `BadHandoff`, which names the task, if the document is broken or of a later version.
+        """
+        try:
+            found = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise BadHandoff(task_id, f"it is not JSON: {error}") from None
+        version = found.get("v") if isinstance(found, dict) else None
+        if not isinstance(version, int) or version < 1:
+            raise BadHandoff(task_id, "it has no version")
+        if version > cls.version:
+            raise BadHandoff(task_id, f"it has version {version}; this version of Perdure reads up to {cls.version}")
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            raise BadHandoff(task_id, first_problem(error)) from None
+
+    def to_markdown(self) -> str:
+        """Return the form for readers."""
+        sections = (
+            ("In progress", self._progress()),
+            ("Decisions", [_decision(made) for made in self.decisions]),
+            ("Discoveries", [_line(f"{one.fact}{_from(one.source)}") for one in self.discoveries]),
+            ("Needs attention next", self._attention()),
+            ("Can wait", [f"- {_step(one)}" for one in self.pending[_NEXT:]] + [_line(one) for one in self.later]),
+            ("Waiting for", [_waiting(one) for one in self.waiting_on]),
+        )
+        parts = [self._head()]
+        parts += [f"## {title}\n\n" + "\n".join(lines or ["- nothing"]) for title, lines in sections]
+        if self.left_out:
+            counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.left_out.items()))
+            parts.append(f"Left out for length: {_flat(counts)}.")
+        return "\n\n".join(parts) + "\n"
+
+    def _head(self) -> str:
+        agent = f", agent {_flat(self.agent)}" if self.agent else ""
+        when = "" if self.at is None else f" at {shown_time(self.at)}"
+        successor = f" Continued as task {_flat(self.to)}." if self.to else ""
+        lines = [f"# Handoff of {_flat(self.task)} {_flat(self.session)}"]
+        lines.append(f"{_STOPPED[self.why]}{when}{agent}{_colon(self.detail)}.{successor}".replace("..", "."))
+        lines += [f"Goal: {_flat(self.goal)}"] if self.goal else []
+        lines += [_flat(self.summary)] if self.summary else []
+        return "\n\n".join(lines)
+
+    def _progress(self) -> list[str]:
+        lines = [f"- {_step(one)}" for one in self.in_progress]
+        if self.last_completed is not None:
+            lines.append(f"- steps done: {self.steps or 'some'}, last: {quoted_name(self.last_completed)}")
+        if self.artifacts:
+            lines.append(f"- artifacts: {_flat(', '.join(self.artifacts))}")
+        if self.dependencies.tools:
+            used = ", ".join(f"{one.tool} ({one.calls})" for one in self.dependencies.tools)
+            lines.append(f"- tools called: {_flat(used)}")
+        return lines
+
+    def _attention(self) -> list[str]:
+        lines = [_line(self.message)] if self.message else []
+        lines += [
+            f"- in doubt: {one.call} started and has no result; look up {quoted_name(one.idempotency_key)}; a person "
+            f"decides: {_flat(one.command)}"
+            for one in self.dependencies.in_doubt
+        ]
+        lines += [
+            f"- was in flight: {_flat(one.call)}; check whether it took effect first"
+            for one in self.dependencies.in_flight
+        ]
+        if self.dependencies.unread:
+            lines.append(f"- unread messages: {self.dependencies.unread}")
+        lines += [_line(one) for one in self.attention]
+        lines += [f"- next: {_step(one)}" for one in self.pending[:_NEXT]]
+        return lines
+
+
+_NEXT: Final = 2
+"""Number of planned steps that are listed as next; the others can wait."""
+
+_STOPPED: Final[dict[str, str]] = {
+    "shutdown": "Stopped by a shutdown of its worker",
+    "waiting": "Stopped to wait",
+    "budget": "Stopped at the end of its budget",
+    "burial": "Buried as a dead letter",
+    "hand_off": "Stopped for a successor",
+    "crash": "Stopped by a crash",
+    "failure": "Stopped by a failure",
+    "asked": "Report on request",
+    "finished": "Finished",
+}
+
+
+_MAX_LENGTH: Final = 4000
+"""Characters of a text that are shown. The budget of a document is what shortens texts (budget.py)."""
+
+
+def _flat(text: Any) -> str:
+    """Return a text as one line that starts no structure."""
+    return quoted_line(str(text), _MAX_LENGTH)
+
+
+def _line(text: Any) -> str:
+    return f"- {_flat(text)}"
+
+
+def _colon(text: str) -> str:
+    return f": {_flat(text)}" if text else ""
+
+
+def _from(source: str) -> str:
+    return f" ({source})" if source else ""
+
+
+def _listed(items: Iterable[str]) -> str:
+    return "; ".join(map(_flat, items))
+
+
+def _decision(made: MadeDecision) -> str:
+    why = f": {made.reasoning}" if made.reasoning else ""
+    not_chosen = f" (not chosen: {_listed(made.alternatives)})" if made.alternatives else ""
+    return _line(f"{made.choice}{why}{not_chosen}")
+
+
+def _step(step: OpenStep) -> str:
+    title = f" {_flat(step.title)}" if step.title and step.title != step.key else ""
+    notes = [f"attempt {step.attempts}"] if step.attempts > 1 else []
+    notes += ["acts on the world"] if step.risky else []
+    notes += [f"failed: {_flat(step.error)}"] if step.error else []
+    return f"{quoted_name(step.key)}{title}{f' ({_listed(notes)})' if notes else ''}"
+
+
+def _waiting(one: AwaitedAnswer) -> str:
+    sender = f"{one.on}: " if one.on else ""
+    return _line(f"{sender}{one.what or 'something'}{f', {one.why}' if one.why else ''}")

@@ -1,0 +1,207 @@
+"""The synchronous context: the first argument of a handler that is a plain function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import Token
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+
+from .context import Context, TaskInfo
+from .durable.saga import Saga
+from .durable.step_caller import StepCaller
+from .durable.steps.current import check_name
+from .durable.sync.blocking import Blocking, blocking
+from .durable.sync.session import ThreadSession, call_in_loop, current_session
+from .errors import TaskDefinitionError
+
+if TYPE_CHECKING:
+    from .sync_parts import SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _reading(
+    method: Callable[Concatenate[StepCaller, P], Awaitable[R]],
+) -> Callable[Concatenate[SyncStepCaller, P], R]:
+    """Return the synchronous form of a read of the inbox."""
+
+    @functools.wraps(method)
+    def read(self: SyncStepCaller, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = call_in_loop(functools.partial(getattr(self._caller, method.__name__), *args, **kwargs))
+        return result
+
+    return read
+
+
+class SyncStepCaller:
+    """Calls steps with the same options: a `SyncContext`, or the result of `ctx.options(...)`."""
+
+    def __init__(self, caller: StepCaller) -> None:
+        self._caller = caller
+
+    @overload
+    def step(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def step(self, name: str, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        """Run `fn(*args, **kwargs)` once and record its result; on a resumed run, return the record.
+
+        A plain `fn` runs in the handler's thread, or in a thread of its own if the step has a time-out. An async `fn`
+        runs in the event loop. Arguments and errors: see `Context.step`.
+        """
+        return call_in_loop(lambda: self._caller.step(name, fn, *args, **kwargs))
+
+    @overload
+    def tool(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def tool(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def tool(self, name: str, fn: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a tool: a step that is logged with its arguments, its result and the reasoning. See `step`."""
+        return call_in_loop(lambda: self._caller.tool(name, fn, *args, **kwargs))
+
+    inbox = _reading(StepCaller.inbox)
+    ask = _reading(StepCaller.ask)
+
+
+def _options(
+    method: Callable[Concatenate[Context, P], StepCaller],
+) -> Callable[Concatenate[SyncContext, P], SyncStepCaller]:
+    @functools.wraps(method)
+    def options(self: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> SyncStepCaller:
+        return SyncStepCaller(method(self._wrapped, *args, **kwargs))
+
+    return options
+
+
+class SyncSaga:
+    """Steps of a `with ctx.saga()` block; see `Saga`."""
+
+    def __init__(self, saga: Saga) -> None:
+        self._saga = saga
+
+    def step(
+        self, name: str, fn: Callable[..., Any], /, *args: Any, undo: Callable[[Any], Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """Run a step that `undo` undoes if the block fails. See `Saga.step`."""
+        return call_in_loop(lambda: self._saga.step(name, fn, *args, undo=undo, **kwargs))
+
+
+class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
+    """The running task, as a handler sees it that is a plain function: `Context` without `await`.
+
+    It is used in the handler's thread. After the task was cancelled, timed out or released, or its lease was lost, each
+    call raises `asyncio.CancelledError`. A call that makes the task wait raises `RunStopped`, as each later one does.
+    `except Exception` catches neither.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        Blocking.__init__(self, ctx)
+        SyncStepCaller.__init__(self, ctx)
+        self._run, self._resources = ctx._run, ctx._resources
+
+    @staticmethod
+    def current() -> SyncContext:
+        """Return the context of the handler in whose thread this is called. Raises `StepOutsideTask`."""
+        context: SyncContext = current_session().context
+        return context
+
+    @property
+    def resumed(self) -> bool:
+        """Whether earlier runs left recorded steps."""
+        return self._wrapped.resumed
+
+    @property
+    def memory(self) -> SyncMemory:
+        """Long-term memories, which outlive the task."""
+        from .sync_parts import SyncMemory
+
+        return SyncMemory(self._wrapped.memory)
+
+    @property
+    def artifacts(self) -> SyncArtifacts:
+        """Files and other bytes that the task produces, stored outside Redis."""
+        from .sync_parts import SyncArtifacts
+
+        return SyncArtifacts(self._wrapped.artifacts)
+
+    @property
+    def workspace(self) -> SyncWorkspace:
+        """A folder whose files are saved with each step and restored with the task."""
+        from .sync_parts import SyncWorkspace
+
+        return SyncWorkspace(self._wrapped.workspace)
+
+    def shared_workspace(self, name: str) -> SyncSharedWorkspace:
+        """Return files that several tasks change, with compare-and-set."""
+        from .sync_parts import SyncSharedWorkspace
+
+        return SyncSharedWorkspace(self._wrapped.shared_workspace(name))
+
+    def resume_info(self) -> SyncResumeInfo:
+        """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""
+        from .sync_parts import SyncResumeInfo
+
+        return SyncResumeInfo(self._wrapped.resume_info())
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Return a scope of steps: `with ctx.scope("page-3"): ...` puts `page-3/` before their keys."""
+        keys = self._run.keys
+
+        async def enter() -> Token[str]:
+            return keys.enter_scope(name)
+
+        async def leave() -> None:
+            keys.leave_scope(token)
+
+        check_name("scope", name)
+        token = call_in_loop(enter)  # in the asyncio task that calls the steps
+        try:
+            yield
+        finally:
+            call_in_loop(leave)
+
+    options = _options(Context.options)
+    progress = blocking(Context.progress)
+    checkpoint = blocking(Context.checkpoint)
+    decide = blocking(Context.decide)
+    discover = blocking(Context.discover)
+    add_message = blocking(Context.add_message)
+    record_event = blocking(Context.record_event)
+    recall_step = blocking(Context.recall_step)
+    continue_as = blocking(Context.continue_as)
+    send = blocking(Context.send)
+    ended_task = blocking(Context.ended_task)
+    forget = blocking(Context.forget)
+
+    @contextmanager
+    def saga(self) -> Iterator[SyncSaga]:
+        """Return a block of steps that are undone together if it fails: `with ctx.saga() as saga: ...`."""
+        saga = self._wrapped.saga()
+        try:
+            yield SyncSaga(saga)
+        except Exception:
+            call_in_loop(saga.undo)
+            raise
+
+
+def call_in_thread(
+    name: str, handler: Callable[Concatenate[SyncContext, P], R]
+) -> Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]:
+    """Return a plain function as an async handler, which calls it in a thread. name: that of the task."""
+
+    @functools.wraps(handler)
+    async def call(ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        run, sync = ctx._run, SyncContext(ctx)
+        session = ThreadSession(run.threads, run.keys, sync)
+        value: R = await session.run_handler(functools.partial(handler, sync, *args, **kwargs))
+        if inspect.iscoroutine(value):
+            value.close()
+            raise TaskDefinitionError(f"task {name!r} is a plain function that returned a coroutine: use 'async def'")
+        return value
+
+    return call

@@ -1,0 +1,103 @@
+"""Synchronous forms of the objects that a context returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .agents.journal.state import Artifact
+from .agents.resume_info import Part, ResumeInfo
+from .artifacts.task_artifacts import Artifacts
+from .durable.journal.event import Event
+from .durable.journal.handoff.document import Handoff
+from .durable.sync.blocking import Blocking, blocking
+from .durable.sync.session import call_in_loop
+from .memory.task_memory import TaskMemory
+from .workspace.shared_workspace import SharedWorkspace
+from .workspace.task_workspace import Workspace
+
+
+class SyncMemory(Blocking[TaskMemory]):
+    """Long-term memories of the agent or task; see `TaskMemory`."""
+
+    @property
+    def owner(self) -> str:
+        """Name of the agent or task that owns the memories."""
+        return self._wrapped.owner
+
+    add = blocking(TaskMemory.add)
+    search = blocking(TaskMemory.search)
+    profile = blocking(TaskMemory.profile)
+    touch = blocking(TaskMemory.touch)
+    forget = blocking(TaskMemory.forget)
+
+
+class SyncWorkspace(Blocking[Workspace]):
+    """Folder of the running task, whose files are saved with each step; see `Workspace`."""
+
+    @property
+    def path(self) -> Path:
+        """The folder. It exists while the run lasts."""
+        return self._wrapped.path
+
+    save = blocking(Workspace.save)
+
+
+class SyncSharedWorkspace(Blocking[SharedWorkspace]):
+    """Files that several tasks change; see `SharedWorkspace`."""
+
+    @property
+    def name(self) -> str:
+        return self._wrapped.name
+
+    write = blocking(SharedWorkspace.write)
+    remove = blocking(SharedWorkspace.remove)
+    find = blocking(SharedWorkspace.find)
+    read = blocking(SharedWorkspace.read)
+    list = blocking(SharedWorkspace.list)
+
+
+class SyncArtifacts(Blocking[Artifacts]):
+    """Artifacts of the running task; see `Artifacts`."""
+
+    save = blocking(Artifacts.save)
+    list = blocking(Artifacts.list)
+    read = blocking(Artifacts.read)
+    fetch = blocking(Artifacts.fetch)
+    path = blocking(Artifacts.path)
+
+    def chunks(self, artifact: str | Artifact) -> Iterator[bytes]:
+        """Yield the bytes in chunks. The hash is verified after the last one. Raises as `read` does."""
+        found = self._wrapped.chunks(artifact)
+
+        async def read() -> bytes | None:
+            return await anext(found, None)
+
+        while (chunk := call_in_loop(read)) is not None:
+            yield chunk
+
+
+class SyncResumeInfo(Blocking[ResumeInfo]):
+    """Information about the work so far: `for name, part in ctx.resume_info()`; see `ResumeInfo`."""
+
+    def __iter__(self) -> Iterator[Part]:
+        async def read() -> list[Part]:
+            return [part async for part in self._wrapped]
+
+        return iter(call_in_loop(read))
+
+    @property
+    def handoff(self) -> Handoff | None:
+        """Handoff document of the previous run, or one drafted from the log; None in a first run."""
+        return self._wrapped.handoff
+
+    messages = blocking(ResumeInfo.messages)
+    state = blocking(ResumeInfo.state)
+
+    def history(self) -> list[Event]:
+        """Return all events of the task, the oldest first."""
+
+        async def read() -> list[Event]:
+            return [event async for event in self._wrapped.history()]
+
+        return call_in_loop(read)
