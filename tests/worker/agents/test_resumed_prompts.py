@@ -8,18 +8,12 @@ from typing import Any
 import pytest
 from perdure import Agent, AgentState, App, Context, ContextBuilder, Plan, PlanStep, Retry, TaskHandle
 from perdure.worker.durable.journal.handoff.document import Handoff
-from perdure.worker.settings import Settings
 
 from tests.support.workers import bounded, history, recorded_steps, steal, work_off
 
 pytestmark = pytest.mark.integration
 
 AT_ONCE = Retry(max_attempts=3, base=0.0)
-
-
-@pytest.fixture
-def app(settings: Settings) -> App:
-    return App("chat", settings=settings)
 
 
 class Work(AgentState):

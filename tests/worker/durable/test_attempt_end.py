@@ -8,18 +8,12 @@ from typing import Any
 import pytest
 from perdure import App, Context, Retry, SyncContext, TaskFailed, TaskHandle, current_step
 from perdure.worker.errors import StepDefinitionError
-from perdure.worker.settings import Settings
 
 from tests.support.workers import bounded, recorded_steps, steal, work_off
 
 pytestmark = pytest.mark.integration
 
 AT_ONCE = Retry(max_attempts=3, base=0.0)
-
-
-@pytest.fixture
-def app(settings: Settings) -> App:
-    return App("shop", settings=settings)
 
 
 async def lose_worker(app: App, handle: TaskHandle[Any]) -> None:

@@ -11,7 +11,6 @@ import pytest
 from perdure import App, Context, Retry, Snooze, SyncContext, TaskHandle
 from perdure.queues import TaskExists
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
-from perdure.worker.settings import Settings
 from pydantic import ValidationError
 
 from tests.support.workers import bounded, recorded_steps, steal, work_off
@@ -19,11 +18,6 @@ from tests.support.workers import bounded, recorded_steps, steal, work_off
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:a task waits for the result")]
 
 AT_ONCE = Retry(max_attempts=3, base=0.0)
-
-
-@pytest.fixture
-def app(settings: Settings) -> App:
-    return App("children", settings=settings)
 
 
 async def lose_worker(app: App, handle: TaskHandle[Any]) -> None:

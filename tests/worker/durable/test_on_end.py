@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,7 +37,7 @@ from tests.support.workers import (
     work_off,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.app("shop", lease=30.0)]
 
 
 class Shop:
@@ -75,12 +75,6 @@ class Shop:
         steps = {"book": "booking of blue"}
         arguments = {"room": "blue", "then": then}
         assert self.ended == [EndedTask(handle.id, "reserve", state, reason, arguments, steps)]
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("shop", settings=settings.model_copy(update={"lease": 30.0})) as app:
-        yield app
 
 
 @pytest.fixture

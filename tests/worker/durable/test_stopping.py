@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
 import pytest
 from loguru import logger
-from perdure import App, Context, Retry, RunStopped, Settings, State, Stop, SyncContext, TaskHandle, Worker
+from perdure import App, Context, Retry, RunStopped, State, Stop, SyncContext, TaskHandle, Worker
 
 from tests.support.workers import bounded, running_worker, steal, wait_until, work_off
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("stops", settings=settings.model_copy(update={"lease": 30.0})) as app:
-        yield app
+pytestmark = [pytest.mark.integration, pytest.mark.app(lease=30.0)]
 
 
 @pytest.fixture

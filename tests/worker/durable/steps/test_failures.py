@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -37,10 +36,9 @@ calls: Counter[str] = Counter()
 
 
 @pytest.fixture
-async def app(settings: Settings) -> AsyncIterator[App]:
+def app(app: App) -> App:
     calls.clear()
-    async with App("failures", settings=settings) as app:
-        yield app
+    return app
 
 
 async def fail(name: str) -> str:
