@@ -96,7 +96,7 @@ class AgentTask(Generic[S]):
                 ),
             )
 
-        async def enqueue(_: Ids | None, *, planned: bool) -> list[TaskHandle[Any]]:
+        async def enqueue(ids: Ids | None, *, planned: bool) -> list[TaskHandle[Any]]:
             if fresh:
                 return [await producer.enqueue_fresh(message, queue=task.queue, decode=task.decode)]
             # The id stands for the goal: a key may stand for several texts, and some inputs are not part of a goal.
