@@ -11,7 +11,7 @@ from ...queues.private_files import replaced_file
 from ...queues.security.keyring import generate_key
 from ..settings import load_settings
 from .support.errors import Failed
-from .support.output import Message, note, print_text
+from .support.output import StderrText, note, print_text
 from .support.runner import Output, command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -60,6 +60,6 @@ def list_() -> Output:
     Example: perdure keys list
     """
     found = load_settings().encryptor
-    nothing = Message("no key is set: data is stored unencrypted")
+    nothing = StderrText("no key is set: data is stored unencrypted")
     data = {"keys": list(found.key_ids), "required": found.required}
     return Output(data, *(found.key_ids if found.active else [nothing]))

@@ -50,7 +50,7 @@ from .support.options import (
     read_queue,
     read_task_id,
 )
-from .support.output import Bar, Message, note
+from .support.output import Bar, StderrText, note
 from .support.runner import Output, line
 
 
@@ -320,7 +320,7 @@ async def _send_one(
         [message], queue=queue, delay=await seconds_of_delay(producer, defaults.delay), durability=durability
     )
     (handle,) = handles
-    enqueued = Message(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
+    enqueued = StderrText(f"enqueued {defaults.task} on queue {queue} of {producer.address.shown}")
     yield Output(_shown(handle), message.id, None if handle.existed else enqueued)
     if handle.existed:
         state = (await handle.record()).state

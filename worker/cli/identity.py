@@ -15,7 +15,7 @@ from ..errors import first_problem
 from .support.connection import connected
 from .support.errors import Failed, Misuse
 from .support.options import login, read_text
-from .support.output import Message, table
+from .support.output import StderrText, table
 from .support.runner import Output
 from .support.terminal import clean_json
 
@@ -54,7 +54,7 @@ async def show(
         hint = (await producer.catalog()).hint(agent) or f"; store one with 'perdure identity set {agent} FILE'"
         raise Failed(f"agent {agent!r} has no identity stored{hint}")
     identity = orjson.dumps(shown.identity.model_dump(mode="json"), option=orjson.OPT_INDENT_2).decode()
-    return Output(_described(shown), Message(f"version {shown.version}{_changed(shown)}"), clean_json(identity))
+    return Output(_described(shown), StderrText(f"version {shown.version}{_changed(shown)}"), clean_json(identity))
 
 
 @app.command("set")
@@ -98,7 +98,7 @@ async def log(producer: Producer, agent: Agent) -> Output:
     rows = [(one.version, _time(one), one.by, one.why) for one in found]
     shown = table(("version#", "changed", "by", "why"), rows)
     hint = "" if found else (await producer.catalog()).hint(agent)
-    nothing = Message(f"agent {agent!r} has no identity stored{hint}")
+    nothing = StderrText(f"agent {agent!r} has no identity stored{hint}")
     return Output([_described(one) for one in found], shown if found else nothing)
 
 

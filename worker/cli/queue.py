@@ -26,7 +26,7 @@ from .lazy import load
 from .support.connection import connected, known_partitions, where
 from .support.errors import Failed, Misuse
 from .support.options import read_queue
-from .support.output import Column, Message, Time, note, print_text, table
+from .support.output import Column, StderrText, Time, note, print_text, table
 from .support.runner import Listing, LiveListing, Output
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -53,7 +53,7 @@ async def list_(producer: Producer) -> LiveListing:
     """
     queues = await list_queues(producer.gateway, producer.namespace)
     listing = LiveListing(QUEUE_COLUMNS, queues, empty=f"no queues {where(producer)}")
-    listing.parts += [Message(f"queue {stats.queue}: {stats.problem}") for stats in queues if stats.problem]
+    listing.parts += [StderrText(f"queue {stats.queue}: {stats.problem}") for stats in queues if stats.problem]
     return listing
 
 
@@ -272,7 +272,7 @@ async def catalog(
     problems = {} if name is not None else listed.problems
     damaged = [(entry, "", "", "", f"(problem: {problem})") for entry, problem in problems.items()]
     unusable = [
-        Message(f"the schemas of task {task.name!r} of app {task.app!r} cannot be used: {task.problem}")
+        StderrText(f"the schemas of task {task.name!r} of app {task.app!r} cannot be used: {task.problem}")
         for task in tasks
         if task.problem is not None
     ]
@@ -282,7 +282,7 @@ async def catalog(
             *(asdict(task) | {"problem": task.problem} for task in tasks),
             *({"name": entry, "problem": problem} for entry, problem in problems.items()),
         ],
-        shown if shown.rows else Message(f"no worker has published tasks in namespace {producer.namespace.name}"),
+        shown if shown.rows else StderrText(f"no worker has published tasks in namespace {producer.namespace.name}"),
         *unusable,
     )
 

@@ -14,7 +14,7 @@ from ...queues.producer import Producer
 from ..settings import load_settings
 from .support.connection import DataDir, connected
 from .support.options import read_queue
-from .support.output import Message, note
+from .support.output import StderrText, note
 from .support.runner import Output, command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -42,7 +42,7 @@ def start_(*, data_dir: DataDir = None) -> Output:
     """
     directory = _directory(data_dir)
     found = start(directory)
-    started = Message(f"started {found.version}, process {found.pid}, on unix://{found.socket}")
+    started = StderrText(f"started {found.version}, process {found.pid}, on unix://{found.socket}")
     return Output(_summary(directory, found), _address(directory), started)
 
 
@@ -113,7 +113,7 @@ async def prepare(
     registered = f", registered {', '.join(names)}" if names else ""
     return Output(
         {"server": producer.address.shown, "scripts": loaded, "queues": names},
-        Message(f"loaded {loaded} scripts that {producer.address.shown} lacked{registered}"),
+        StderrText(f"loaded {loaded} scripts that {producer.address.shown} lacked{registered}"),
     )
 
 

@@ -40,7 +40,7 @@ from .support.options import (
     read_app,
     read_object,
 )
-from .support.output import Column, Message, Styled, Time, note, print_json_lines, print_text
+from .support.output import Column, StderrText, Styled, Time, note, print_json_lines, print_text
 from .support.runner import Listing, Output
 from .task.correct import Fields, read_fields
 
@@ -142,9 +142,9 @@ async def show(producer: Producer, agent: AgentName, session_id: SessionId) -> O
     )
 
 
-def _waiting(correction: Mapping[str, Any]) -> Message:
+def _waiting(correction: Mapping[str, Any]) -> StderrText:
     by = f" by {correction['by']}" if correction["by"] else ""
-    return Message(f"the next turn applies a correction{by}: {orjson.dumps(correction['changes']).decode()}")
+    return StderrText(f"the next turn applies a correction{by}: {orjson.dumps(correction['changes']).decode()}")
 
 
 def _content(record: SessionRecord) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .lazy import load
 from .support.connection import ConnectionOptions, connected, where
 from .support.errors import Failed, Misuse
 from .support.options import in_duration
-from .support.output import Column, Message, Styled, Table, Time, note, table
+from .support.output import Column, StderrText, Styled, Table, Time, note, table
 from .support.runner import LiveListing, Output, command
 
 _SUPERVISOR: Final = "Supervisor"
@@ -245,11 +245,11 @@ async def list_(producer: Producer) -> LiveListing:
             "problems": [{"id": name, "problem": problem} for name, problem in problems.items()],
         },
     )
-    listing.parts[:0] = [Message(f"{name}: {problem}") for name, problem in problems.items()]
+    listing.parts[:0] = [StderrText(f"{name}: {problem}") for name, problem in problems.items()]
     if supervisors:
         listing.parts += [*([""] if workers else []), Table(_SUPERVISOR_COLUMNS, supervisors)]
     resume = "is paused; fix the cause, then run: perdure worker resume"
-    listing.parts += [Message(f"supervisor {name} {resume} {name}") for name in paused]
+    listing.parts += [StderrText(f"supervisor {name} {resume} {name}") for name in paused]
     return listing
 
 

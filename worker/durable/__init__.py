@@ -18,5 +18,5 @@
 
 What a handler got once, it gets again after a crash: every call above writes a record under a key that depends only on
 the order of the calls, and a resumed run returns that record. A new call must do the same, in one write with its event,
-through `run.recorder`, which is fenced. worker/journal/step_record.py has the stored form.
+through `run.recorder`, which is fenced. worker/durable/journal/step_record.py has the stored form.
 """

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import pytest
 import typer
 from perdure.worker.cli.support.errors import Failed, Misuse
-from perdure.worker.cli.support.output import Column, Message, Styled, Time
+from perdure.worker.cli.support.output import Column, StderrText, Styled, Time
 from perdure.worker.cli.support.runner import (
     Listing,
     LiveListing,
@@ -80,11 +80,11 @@ def test_the_type_of_the_result_adds_the_options() -> None:
 
 
 def test_a_function_that_declares_an_added_option_receives_it(capsys: pytest.CaptureFixture[str]) -> None:
-    async def told(*, json: bool = False) -> Output:
+    async def declaring(*, json: bool = False) -> Output:
         return Output({"json": json}, str(json))
 
-    command(told)(json=False)
-    command(told)(json=True)
+    command(declaring)(json=False)
+    command(declaring)(json=True)
     text, document = capsys.readouterr().out.split("\n", 1)
     assert text == "False"
     assert json.loads(document) == {"json": True}
@@ -170,7 +170,7 @@ def test_a_failure_is_raised_after_the_output(capsys: pytest.CaptureFixture[str]
 
 def test_a_message_among_the_parts_is_for_people_only(capsys: pytest.CaptureFixture[str]) -> None:
     def said() -> Output:
-        return Output({}, "id", Message("stored"))
+        return Output({}, "id", StderrText("stored"))
 
     command(said)(json=False)
     assert capsys.readouterr() == ("id\n", "perdure: stored\n")

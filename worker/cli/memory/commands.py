@@ -32,7 +32,7 @@ from ...settings import Settings, load_settings
 from ..support.connection import warn_of_password
 from ..support.errors import Failed, Misuse
 from ..support.options import DryRun, OutputFile, check_lines, open_output, opened, read_lines, read_object
-from ..support.output import Bar, Column, Message, Table, Time, note, print_json_lines, table
+from ..support.output import Bar, Column, StderrText, Table, Time, note, print_json_lines, table
 from ..support.runner import OptionGroup, Output, Resource, command
 
 _PANEL = "Memory store"
@@ -192,7 +192,7 @@ async def add(
     started_at = time.time()
     kept = await store.add(new, owner=owner, key=key)
     done = f"{'stored' if kept.created >= started_at else 'updated'} in {store.place}"
-    return Output(kept.model_dump(mode="json"), kept.id, Message(done))
+    return Output(kept.model_dump(mode="json"), kept.id, StderrText(done))
 
 
 @app.command()
@@ -222,7 +222,7 @@ async def search(
     rows = [row for one in found for row in _found_rows(one)]
     shown = table(("id", "score#", "words#", "meaning#", "type", "owner", "source", "text"), rows)
     data = [one.model_dump(mode="json") for one in found]
-    return Output(data, shown if rows else Message(f"no matching memories in {store.place}"))
+    return Output(data, shown if rows else StderrText(f"no matching memories in {store.place}"))
 
 
 def _found_rows(found: FoundMemory) -> Sequence[Sequence[str]]:
@@ -256,7 +256,7 @@ async def list_(
     more = f"more than {limit} memories match: raise --limit to see them, or export them"
     return Output(
         [one.model_dump(mode="json") for one in found[:limit]],
-        Table(_COLUMNS, found[:limit]) if found else Message(f"no matching memories in {store.place}"),
+        Table(_COLUMNS, found[:limit]) if found else StderrText(f"no matching memories in {store.place}"),
         notes=[more if len(found) > limit else None],
     )
 

@@ -185,7 +185,7 @@ _LAST: Final = 12
 """Width to which the last column of a table is narrowed."""
 
 
-class Message(str):
+class StderrText(str):
     """Text for stderr in place of output."""
 
     __slots__ = ()
@@ -198,7 +198,7 @@ Part: TypeAlias = "str | Styled | Mapping[str, Value] | Table[Any]"
 def print_parts(parts: Iterable[Part], now: int = 0, *, wide: bool = False) -> None:
     """Print parts for people. now: time in milliseconds, to which times are relative."""
     for part in parts:
-        if isinstance(part, Message):
+        if isinstance(part, StderrText):
             note(part)
         elif isinstance(part, str):
             print_text(part)

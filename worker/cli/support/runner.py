@@ -31,8 +31,8 @@ from .errors import Misuse
 from .output import (
     AsJson,
     Column,
-    Message,
     Part,
+    StderrText,
     Table,
     note,
     print_json,
@@ -105,7 +105,7 @@ class Listing(Output):
     ) -> None:
         summaries: Sequence[Any] = rows
         data = [row.summary() for row in summaries] if data is None else data
-        shown = Table(columns, rows) if rows else None if empty is None else Message(empty)
+        shown = Table(columns, rows) if rows else None if empty is None else StderrText(empty)
         super().__init__(data, shown, notes=notes, lines=lines)
 
 

@@ -22,7 +22,7 @@ from ..support.connection import TaskOptions, connected, known_partitions, redis
 from ..support.errors import Misuse
 from ..support.events_text import describe_event
 from ..support.options import PointInTime, QueueOption, TaskNameOption, read_task_id, read_time
-from ..support.output import Message, Part, ago, table
+from ..support.output import Part, StderrText, ago, table
 from ..support.runner import Output, line
 
 _PAGE: Final = 200
@@ -283,7 +283,7 @@ async def events(
             break
     if not printed:
         nothing = f"no matching events {where(producer) if task_id is None else f'of task {task_id}'}"
-        yield Output((), Message(nothing), lines=True)
+        yield Output((), StderrText(nothing), lines=True)
 
 
 async def _checked(found: AsyncIterator[TaskEvent]) -> AsyncIterator[TaskEvent]:

@@ -33,7 +33,7 @@ from ...errors import BadHandoff
 from ..support.connection import TaskOptions, connected, mask_defined
 from ..support.errors import Failed, Misuse, misuse_of
 from ..support.options import AppOption, read_object, read_task_id
-from ..support.output import Column, Message, note, timestamp
+from ..support.output import Column, StderrText, note, timestamp
 from ..support.runner import Listing, Output
 
 
@@ -126,7 +126,7 @@ async def _compare(handle: TaskHandle[Any], producer: Producer, first: int, seco
     changes = diff(found[0].state, found[1].state)
     shown: list[str] = [_change_text(change) for change in changes]
     data = {"id": handle.id, "from": first, "to": second, "changes": changes}
-    return Output(data, *(shown or [Message(f"nothing changed from event {first} to event {second}")]))
+    return Output(data, *(shown or [StderrText(f"nothing changed from event {first} to event {second}")]))
 
 
 def _change_text(change: Mapping[str, Any]) -> str:
