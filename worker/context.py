@@ -24,7 +24,6 @@ from .durable.journal.event import Event
 from .durable.journal.resumption import Resumption
 from .durable.messaging import send
 from .durable.run import Run
-from .durable.saga import Saga
 from .durable.step_caller import StepCaller
 from .durable.steps.current import (
     CURRENT_RUN,
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from .agents.recall import RecalledStep
     from .agents.resume_info import ResumeInfo
     from .artifacts.task_artifacts import Artifacts
+    from .durable.saga import Saga
     from .memory.task_memory import TaskMemory
     from .workspace.shared_workspace import SharedWorkspace
     from .workspace.task_workspace import Workspace
@@ -352,6 +352,8 @@ class Context(TaskInfo, StepCaller):
 
     def saga(self) -> Saga:
         """Return a block of steps that are undone together if it fails: `async with ctx.saga() as saga: ...`."""
+        from .durable.saga import Saga
+
         return Saga(self._run, self._options)
 
     # clean-up, see docs/how-to/cancel.md

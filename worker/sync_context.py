@@ -10,7 +10,6 @@ from contextvars import Token
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from .context import Context, TaskInfo
-from .durable.saga import Saga
 from .durable.step_caller import StepCaller
 from .durable.steps.current import check_name
 from .durable.sync.blocking import Blocking, blocking
@@ -18,6 +17,7 @@ from .durable.sync.session import ThreadSession, call_in_loop, current_session
 from .errors import TaskDefinitionError
 
 if TYPE_CHECKING:
+    from .durable.saga import Saga
     from .sync_parts import SyncArtifacts, SyncMemory, SyncResumeInfo, SyncSharedWorkspace, SyncWorkspace
 
 P = ParamSpec("P")

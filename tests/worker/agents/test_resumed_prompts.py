@@ -1,4 +1,4 @@
-"""What a resumed, replanned or continued agent is told: in its prompts, in the notice, in the handoff document."""
+"""Prompts, notice and handoff document of an agent that was resumed, planned again or continued another one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_call_that_was_repeated_and_answered_is_in_doubt_no_more(app: Ap
         assert "it was waiting for fetch" not in after
 
 
-async def test_a_replaced_step_and_the_reason_are_told(app: App) -> None:
+async def test_a_replaced_step_and_the_reason_are_in_prompts_and_handoff(app: App) -> None:
     briefs: list[str] = []
 
     class Changes(Agent[Work]):
