@@ -107,7 +107,7 @@ async def test_an_empty_inbox_costs_one_read_per_task_and_none_per_step(
         return await run(gateway, script, keys, args)
 
     async def counted_command(gateway: Gateway, *args: Any, **options: Any) -> Any:
-        sent["inbox" if ":inbox:" in str(args[1]) else "other"] += 1
+        sent["inbox" if ":inbox:" in str(args) else "other"] += 1
         return await command(gateway, *args, **options)
 
     kind = fresh(Worked)
