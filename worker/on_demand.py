@@ -13,13 +13,13 @@ from ..queues.envelope import TURN_PREFIX
 from ..queues.event_log import LogTail
 from ..queues.keys import Namespace, Partition
 from ..queues.transport.gateway import Gateway
-from .durable.journal.handoff.document import Handoff
-from .durable.run import Run
 from .settings import Settings
 
 if TYPE_CHECKING:
     from ..queues.sessions.turns import SessionTask
     from .agent_task import AgentTask
+    from .durable.journal.handoff.document import Handoff
+    from .durable.run import Run
 
 
 def load_drafts() -> None:

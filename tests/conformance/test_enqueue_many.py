@@ -101,7 +101,7 @@ async def test_a_typed_task_streams(settings: Settings) -> None:
             await noop.enqueue_many([{"number": 1}, {"number": "x"}])
         with pytest.raises(ValueError, match="key must be a text for one task"):
             await keyed.enqueue(1)
-        with pytest.raises(ValueError, match="task_id must not be set"):
+        with pytest.raises(ValueError, match="a list of ids or a function of the arguments, got one id"):
             await noop.options(task_id="x").enqueue_many([{"number": 1}])
 
 

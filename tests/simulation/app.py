@@ -14,8 +14,8 @@ from unittest.mock import patch
 import anyio
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Snooze, current_step
 from perdure.queues.catalog import AppEntry
-from perdure.worker import app as app_module
 from perdure.worker import registry
+from perdure.worker.agents import state_type
 from perdure.worker.agents.state_type import StateType
 from perdure.worker.arguments import Arguments
 from perdure.worker.durable.steps.codec import Codec
@@ -140,7 +140,7 @@ def make_app(journal: Journal, url: str, worker: WorkerPlan, release: int = 1) -
     with (
         patch.object(registry, "Arguments", _arguments),
         patch.object(registry, "Codec", _codec),
-        patch.object(app_module, "StateType", _state_type),
+        patch.object(state_type, "StateType", _state_type),
     ):
         app = _make_app(journal, url, worker, release)
     kind = (release, worker.supervised)

@@ -430,7 +430,7 @@ def test_one_id_cannot_name_many(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
-    with pytest.raises(ValueError, match="task_id must not be set"):
+    with pytest.raises(ValueError, match="a list of ids or a function of the arguments, got one id"):
         job.options(task_id="a").enqueue_many([{}, {}]).send(None)
 
 

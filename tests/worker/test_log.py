@@ -308,8 +308,8 @@ async def test_the_tasks_of_a_lost_worker_have_some_lines_and_one_that_counts_th
             await work_off(app)
     finally:
         loguru.logger.remove(sink)
-    resumed = [level for level, text in lines if text.startswith("resumed: ")]
-    (summary,) = [text for level, text in lines if level == "INFO" and text.startswith("resumed ")]
+    resumed = [level for level, text in lines if text.startswith("resumed after ")]
+    (summary,) = [text for level, text in lines if level == "INFO" and " further tasks in " in text]
     shown = resumed.count("INFO")
     assert 2 <= shown < 40
     assert resumed.count("DEBUG") == 40 - shown
