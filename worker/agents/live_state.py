@@ -119,6 +119,8 @@ class LiveState(RunObserver, Generic[S]):
         """Keys of the archived steps whose results `state` has, and the stored state does not."""
         self._withheld: dict[int, tuple[str, Any]] = {}
         """Fields and items that a replayed call adds again, by the numbers of their events."""
+        self._former: dict[str, list[Any]] = {}
+        """Fields with such items as they were before."""
 
     async def open(self, goal: str, inputs: dict[str, Any]) -> None:
         """Restore the state that earlier runs left, or create it from the goal.
@@ -198,7 +200,7 @@ class LiveState(RunObserver, Generic[S]):
 
     def rollback(self) -> None:
         """Undo changes since the last checkpoint, except in ephemeral fields."""
-        self._recalled, self._withheld = frozenset(), {}
+        self._recalled, self._withheld, self._former = frozenset(), {}, {}
         discarded, self.state = self.state, self.state_type.load(self.run.id, self.logged_state)
         for name in self.state_type.ephemeral:
             setattr(self.state, name, getattr(discarded, name))
@@ -218,20 +220,27 @@ class LiveState(RunObserver, Generic[S]):
         }
         for name in LOGGED_BY_CALLS if numbers else ():
             held = getattr(self.state, name)
+            self._former[name] = list(held)
             self._withheld |= {item.n: (name, item) for item in held if item.n in numbers}
             held[:] = [item for item in held if item.n not in numbers]
 
     def on_replayed(self, number: int) -> None:
-        """Put back what a call has logged in an earlier run, in the order of the events."""
+        """Put back what a call has logged in an earlier run, where it was."""
         name, item = self._withheld.pop(number, ("", None))
-        if item is not None:
-            held = getattr(self.state, name)
-            later = (place for place, other in enumerate(held) if (other.n or 0) > number)
-            held.insert(next(later, len(held)), item)
+        if item is None:
+            return
+        held = getattr(self.state, name)
+        places = {id(other): place for place, other in enumerate(held, 1)}
+        place = 0
+        for former in self._former[name]:
+            if former is item:
+                break
+            place = places.get(id(former), place)
+        held.insert(place, item)
 
     def withdraw(self) -> list[Entry]:
         """Return the entry of the event that what is still withheld is gone; it must be written at once."""
-        gone, self._withheld = tuple(sorted(self._withheld)), {}
+        gone, self._withheld, self._former = tuple(sorted(self._withheld)), {}, {}
         return [self.run.next_entry(Withdrawn(numbers=gone))] if gone else []
 
     def has_changed(self) -> bool:

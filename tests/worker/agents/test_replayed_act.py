@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, TaskHandle
+from perdure.worker.agents.journal.agent_events import Compacted
 
 from tests.support.workers import bounded, history, steal, wait_until, work_off
 
@@ -115,6 +116,40 @@ async def test_a_message_of_another_party_stays_in_its_place(app: App) -> None:
         await running.send("yes", sender="ada")
         await work_off(app)
         assert await bounded(running.result()) == ["may I?", "yes"]
+
+
+async def test_a_message_comes_back_before_a_summary_that_followed_it(app: App) -> None:
+    """A compaction keeps the first instructions before its summary, whatever their numbers are."""
+    runs: list[list[str]] = []
+
+    class Sums(Agent[Chat]):
+        """An agent whose messages are summarised within its step."""
+
+        async def plan(self, ctx: Context, state: Chat) -> list[PlanStep]:
+            return [PlanStep(key="talk", title="Talk")]
+
+        async def act(self, ctx: Context, state: Chat, step: PlanStep) -> list[str]:
+            await ctx.add_message("user", "rules")
+            await ctx.add_message("assistant", "old")
+            if not runs:
+                kept = [message for message in state.messages if message.content == "rules"]
+                event = Compacted(first=1, last=2, messages=2, summary="a summary", kept=tuple(kept))
+                await ctx.record_event(event)
+            await ctx.add_message("assistant", "new")
+            runs.append([one.content for one in state.messages])
+            if len(runs) == 1:
+                raise RuntimeError("the network is down")
+            return runs[-1]
+
+        async def finish(self, ctx: Context, state: Chat) -> list[str]:
+            return [one.content for one in state.messages]
+
+    agent = app.agent(Sums, name="sums", retry=AT_ONCE)
+    async with app:
+        running = await agent.enqueue("hello")
+        await work_off(app)
+        assert await bounded(running.result()) == ["rules", "a summary", "new"]
+        assert runs == [["rules", "a summary", "new"]] * 2
 
 
 async def test_what_the_step_does_not_add_again_is_withdrawn(app: App) -> None:
