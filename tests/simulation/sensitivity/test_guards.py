@@ -24,6 +24,7 @@ def test_guards_of_scripts_are_conditions_that_refuse_or_protect() -> None:
         "settled(KEYS[2])",
         "lost",
         "ARGV[11] == 'returned' or redis.call('HEXISTS', KEYS[6], 'cancel') == 0",
+        "ARGV[13]",
     ]
     assert "tostring(pending[4]) == ARGV[4]" in texts(guards, "queues/lua/fence.lua")
     assert len({str(guard) for guard in guards}) == len(guards)
