@@ -184,8 +184,9 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
         saga = self._wrapped.saga()
         try:
             yield SyncSaga(saga)
-        except Exception:
-            call_in_loop(saga.undo)
+        except Exception as error:
+            if saga.is_failure(error):
+                call_in_loop(functools.partial(saga.undo, error))
             raise
 
 

@@ -6,10 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, SyncContext, TaskFailed, TaskHandle, current_step
+from perdure import App, Context, Retry, Snooze, SyncContext, TaskFailed, TaskHandle, current_step
+from perdure.deadletter.replay import Replay, replay
 from perdure.worker.errors import StepDefinitionError
 
-from tests.support.workers import bounded, recorded_steps, steal, work_off
+from tests.support.workers import bounded, letter, recorded_steps, steal, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -232,3 +233,100 @@ async def test_unknown_steps_cannot_be_forgotten(app: App) -> None:
             "forget: this task has called n",
             "name must be 1 to 200 characte",
         ]
+
+
+@pytest.mark.parametrize("cut", ["crash", "failed undo"])
+async def test_a_saga_that_began_to_undo_does_not_continue(app: App, cut: str) -> None:
+    shop, runs = Shop(refusals=0), list[int]()
+
+    async def refund(payment: str) -> None:
+        if len(runs) == 1:
+            if cut == "crash":
+                await lose_worker(app, running)
+            raise OSError("bank is closed")
+        await shop.refund(payment)
+
+    @app.task(retry=AT_ONCE)
+    async def buy(ctx: Context) -> str:
+        runs.append(1)
+        async with ctx.saga() as saga:
+            payment = await saga.step("charge", shop.charge, "x", undo=refund)
+            await saga.step("reserve", shop.reserve, "x", undo=shop.release)
+            if len(runs) == 1:
+                raise RuntimeError("a failure of no step, which does not happen again")
+            return str(await saga.step("ship", shop.ship, payment))
+
+    async with app:
+        running = await buy.enqueue()
+        await work_off(app)
+        await work_off(app)
+        assert await bounded(running.result()) == "parcel for payment of x"
+        undone = ["release stock of x", "refund payment of x"]
+        assert shop.done == ["charge", "reserve", *undone, "charge", "reserve", "ship"]
+
+
+async def test_a_request_to_run_later_undoes_nothing(app: App) -> None:
+    shop, runs = Shop(refusals=0), list[int]()
+
+    @app.task
+    async def buy(ctx: Context) -> str:
+        runs.append(1)
+        async with ctx.saga() as saga:
+            payment = await saga.step("charge", shop.charge, "x", undo=shop.refund)
+            if len(runs) == 1:
+                raise Snooze(0.0)
+            return str(await saga.step("ship", shop.ship, payment))
+
+    async with app:
+        running = await buy.enqueue()
+        await work_off(app)
+        assert await bounded(running.result()) == "parcel for payment of x"
+        assert shop.done == ["charge", "ship"]
+
+
+async def test_a_step_in_doubt_undoes_nothing(app: App) -> None:
+    shop = Shop(refusals=0)
+
+    async def ship(payment: str) -> None:
+        await lose_worker(app, running)
+
+    @app.task
+    async def buy(ctx: Context) -> None:
+        async with ctx.saga() as saga:
+            payment = await saga.step("charge", shop.charge, "x", undo=shop.refund)
+            await ctx.options(risky=True, in_doubt="fail").step("ship", ship, payment)
+
+    async with app:
+        running = await buy.enqueue()
+        await work_off(app)
+        await work_off(app)
+        with pytest.raises(TaskFailed, match="in_doubt"):
+            await bounded(running.result())
+        assert shop.done == ["charge"]
+
+
+async def test_a_replay_without_failures_undoes_the_rest_before_it_begins_again(app: App) -> None:
+    shop, closed = Shop(), [True]
+
+    async def refund(payment: str) -> None:
+        if closed:
+            raise OSError("bank is closed")
+        await shop.refund(payment)
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def buy(ctx: Context) -> str:
+        async with ctx.saga() as saga:
+            payment = await saga.step("charge", shop.charge, "x", undo=refund)
+            await saga.step("reserve", shop.reserve, "x", undo=shop.release)
+            return str(await saga.step("ship", shop.ship, payment))
+
+    async with app:
+        running = await buy.enqueue()
+        await work_off(app)
+        closed.clear()
+        for _ in range(2):
+            await replay(app.producer.gateway, await letter(app, running), Replay(rerun_failed=True))
+            await work_off(app)
+        assert await bounded(running.result()) == "parcel for payment of x"
+        attempt = ["charge", "reserve", "ship"]
+        assert shop.done == [*attempt, "release stock of x", "refund payment of x", *attempt]
