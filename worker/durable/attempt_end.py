@@ -19,7 +19,7 @@ from ...queues.event_log import walk_events
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.large_values import LargeValue
 from ...queues.transport.pipelining import Argument
-from ..errors import StepDefinitionError
+from ..errors import Reschedule, StepDefinitionError
 from ..log import log_wait
 from .journal.step_record import StepRecord
 from .run import Run, RunObserver
@@ -34,12 +34,14 @@ _ENQUEUED: Final = re.compile(rf"(?:^|/){ENQUEUED}:")
 class AttemptEnd(RunObserver):
     """Records that end with the attempt of a run: keys of enqueued tasks, and forgotten steps."""
 
-    __slots__ = ("enqueued", "forgotten")
+    __slots__ = ("enqueued", "forgotten", "undone")
 
     def __init__(self) -> None:
         self.enqueued: dict[str, Sequence[str]] = {}
         self.forgotten: dict[str, Sequence[str]] = {}
         """Both: names of the chunks of a large result, by the key of the record."""
+        self.undone: list[tuple[BaseException, dict[str, Sequence[str]]]] = []
+        """Steps of sagas and the failures that undid them: forgotten if the attempt ends with that failure."""
 
     @classmethod
     def of(cls, run: Run) -> AttemptEnd:
@@ -51,12 +53,19 @@ class AttemptEnd(RunObserver):
         return found
 
 
-def checkpoint_changes(run: Run) -> list[Argument]:
-    """Return the fields of the checkpoint and their values for the next attempt; an empty value deletes the field."""
+def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
+    """Return the fields of the checkpoint and their values for the next attempt; an empty value deletes the field.
+
+    error: with which the attempt ends.
+    """
     history, end = run.history, run.observer(AttemptEnd)
     ended = {key: chunks_of(record) for key, record in history.done.items() if _ENQUEUED.search(key)}
     ended |= {key: () for key in history.saved if _ENQUEUED.search(key)}
     if end is not None:
+        causes = _causes(error)
+        for failure, keys in end.undone:
+            if any(failure is cause for cause in causes):
+                end.forgotten |= keys
         ended |= {**end.enqueued, **end.forgotten}
     changes: list[Argument] = []
     for key in sorted(ended):
@@ -98,15 +107,40 @@ async def forget(run: Run, names: Sequence[str]) -> None:
             last[event.step] = number
     first = min((last[key] for key in named if key in last), default=number + 1)
     later = {key for key in recorded if last.get(key, -1) >= first and not _ENQUEUED.search(key)}
-    await add_forgotten(run, named | later)
+    AttemptEnd.of(run).forgotten |= await _with_chunks(run, named | later)
 
 
-async def add_forgotten(run: Run, keys: Iterable[str]) -> None:
-    """Let the records of these steps end with this attempt."""
-    end = AttemptEnd.of(run)
+async def forget_undone(run: Run, keys: Iterable[str], error: BaseException) -> None:
+    """Let the records of undone steps end with this attempt, if it ends with this error.
+
+    If the handler continues after it, what it does then follows from the failure, which stays history.
+    """
+    AttemptEnd.of(run).undone.append((error, await _with_chunks(run, keys)))
+
+
+async def _with_chunks(run: Run, keys: Iterable[str]) -> dict[str, Sequence[str]]:
+    found: dict[str, Sequence[str]] = {}
     for key in keys:
         record = await run.history.read_record(key)
-        end.forgotten[key] = () if record is None else chunks_of(record)
+        found[key] = () if record is None else chunks_of(record)
+    return found
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error, its causes and members; for a request to run later, also what was handled when it was raised."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        cause = left.pop()
+        if cause is None or any(cause is known for known in found):
+            continue
+        found.append(cause)
+        left.append(cause.__cause__)
+        if isinstance(cause, Reschedule):
+            left.append(cause.__context__)
+        if isinstance(cause, BaseExceptionGroup):
+            left += cause.exceptions
+    return found
 
 
 def chunks_of(record: bytes) -> Sequence[str]:

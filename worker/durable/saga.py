@@ -10,7 +10,7 @@ import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ..errors import Reschedule, StepDefinitionError, StepInDoubt
-from .attempt_end import add_forgotten
+from .attempt_end import forget_undone
 from .run import Run
 from .steps.current import StepOptions, check_call, check_name
 from .steps.execution import run_step
@@ -24,8 +24,8 @@ class Saga:
     """Steps of an `async with ctx.saga()` block.
 
     If the block raises an `Exception`, the undo functions of its finished steps are called in reverse order, each as a
-    step `undo NAME` with the result of the step that it undoes. When all have returned, the steps of the block are
-    forgotten with the end of the attempt (`Context.forget`), and the exception continues. An undo that fails replaces
+    step `undo NAME` with the result of the step that it undoes. When all have returned, the exception continues,
+    and if the attempt ends with it, the steps of the block are forgotten (`Context.forget`). An undo that fails replaces
     the exception: the next attempt meets the same failure again and calls the rest of the undo functions.
 
     A stop of the run (shutdown, a wait, a time-out, a cancellation) undoes nothing: a run that shuts down or waits
@@ -81,7 +81,7 @@ class Saga:
                     raise make_error(key, found["text"], found["error"])
 
     async def undo(self, error: Exception) -> None:
-        """Undo the finished steps in reverse order, and forget them with the end of the attempt.
+        """Undo the finished steps in reverse order, and forget them if the attempt ends with this failure.
 
         The failure is stored first: a run that takes over must not continue with what is undone in part.
         """
@@ -99,7 +99,7 @@ class Saga:
             marks = noted or [key]
         for name, undo, result in reversed(self._undos):
             await run_step(self._run, f"undo {name}", undo, (result,), {}, self._options, keys=self._keys)
-        await add_forgotten(self._run, [*self._keys, *marks])
+        await forget_undone(self._run, [*self._keys, *marks], error)
 
     async def __aenter__(self) -> Self:
         return self

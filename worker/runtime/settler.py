@@ -95,7 +95,7 @@ class Settler:
             case Burial(reason, counters, error):
                 ttl, cleanup, task = self._result_ttl(run), self._cleanup(run), run.envelope.task
                 settle = partial(self._bury, delivery, task_id, task, reason, counters, error, run.redact, last)
-                return partial(settle, ran=ran, ttl=ttl, cleanup=cleanup, changes=checkpoint_changes(run))
+                return partial(settle, ran=ran, ttl=ttl, cleanup=cleanup, changes=checkpoint_changes(run, error))
 
     def _succeed(self, run: Run, success: Success, ran: float, last: int) -> Awaitable[None]:
         return succeed(
@@ -137,7 +137,7 @@ class Settler:
                 if self._returned.is_first(run.envelope.task, evidence.error):
                     bound.warning(_OTHER_CODE, evidence.message, outcome.max_returns)
         bound.log(level, "{}, scheduled again in {:.1f} s: {}: {}", what, delay, evidence.error, evidence.message)
-        changes = checkpoint_changes(run) if outcome.max_returns is None else ()
+        changes = checkpoint_changes(run, outcome.error) if outcome.max_returns is None else ()
         return lambda: reschedule(
             gateway, delivery, task_id, counters, delay=delay, event=event, data=found, entries=last, changes=changes
         )

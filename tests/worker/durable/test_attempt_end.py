@@ -330,3 +330,52 @@ async def test_a_replay_without_failures_undoes_the_rest_before_it_begins_again(
         assert await bounded(running.result()) == "parcel for payment of x"
         attempt = ["charge", "reserve", "ship"]
         assert shop.done == [*attempt, "release stock of x", "refund payment of x", *attempt]
+
+
+@pytest.mark.parametrize("continues", [True, False])
+async def test_a_saga_whose_failure_was_handled_is_history(app: App, *, continues: bool) -> None:
+    shop, refused = Shop(), list[str]()
+
+    async def mail() -> None:
+        if not refused:
+            refused.append("mail")
+            raise OSError("no mail")
+
+    @app.task(retry=AT_ONCE)
+    async def buy(ctx: Context) -> str:
+        try:
+            async with ctx.saga() as saga:
+                payment = await saga.step("charge", shop.charge, "a", undo=shop.refund)
+                sent = str(await saga.step("ship", shop.ship, payment))
+        except RuntimeError as error:
+            if not continues:
+                raise ValueError("no order") from error
+            sent = await ctx.step("charge b", shop.charge, "b")
+        await ctx.step("mail", mail)
+        return sent
+
+    async with app:
+        running = await buy.enqueue()
+        await work_off(app)
+        first = ["charge", "ship", "refund payment of a", "charge"]
+        assert await bounded(running.result()) == ("payment of b" if continues else "parcel for payment of a")
+        assert shop.done == (first if continues else [*first, "ship"])
+
+
+async def test_a_request_to_run_later_after_a_saga_forgets_its_steps(app: App) -> None:
+    shop = Shop()
+
+    @app.task(retry=AT_ONCE)
+    async def buy(ctx: Context) -> str:
+        try:
+            async with ctx.saga() as saga:
+                payment = await saga.step("charge", shop.charge, "a", undo=shop.refund)
+                return str(await saga.step("ship", shop.ship, payment))
+        except RuntimeError:
+            raise Snooze(0.0)  # noqa: B904 - the request names no cause
+
+    async with app:
+        running = await buy.enqueue()
+        await work_off(app)
+        assert await bounded(running.result()) == "parcel for payment of a"
+        assert shop.done == ["charge", "ship", "refund payment of a", "charge", "ship"]
