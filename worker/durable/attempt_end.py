@@ -119,11 +119,20 @@ async def forget_undone(run: Run, keys: Iterable[str], error: BaseException) -> 
 
 
 async def _with_chunks(run: Run, keys: Iterable[str]) -> dict[str, Sequence[str]]:
-    found: dict[str, Sequence[str]] = {}
-    for key in keys:
-        record = await run.history.read_record(key)
-        found[key] = () if record is None else chunks_of(record)
-    return found
+    """Return the names of the chunks of recorded steps, by their keys. This run may have recorded some itself."""
+    await run.flush()
+    partition, names = run.delivery.partition, sorted(set(keys))
+    if not names:
+        return {}
+    fields = [f"d:{name}" for name in names]
+    wait = log_wait(f"task {run.id}", run.touch)
+    read = partial(run.gateway.command, "HMGET", partition.steps(run.id), *fields)
+    records = await retry_while_unavailable(read, on_wait=wait)
+    cipher = run.gateway.encryptor.of(partition, run.id)
+    return {
+        name: () if record is None else chunks_of(cipher.decrypt(field, record))
+        for name, field, record in zip(names, fields, records, strict=True)
+    }
 
 
 def _causes(error: BaseException) -> list[BaseException]:

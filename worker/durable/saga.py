@@ -24,9 +24,9 @@ class Saga:
     """Steps of an `async with ctx.saga()` block.
 
     If the block raises an `Exception`, the undo functions of its finished steps are called in reverse order, each as a
-    step `undo NAME` with the result of the step that it undoes. When all have returned, the exception continues,
-    and if the attempt ends with it, the steps of the block are forgotten (`Context.forget`). An undo that fails replaces
-    the exception: the next attempt meets the same failure again and calls the rest of the undo functions.
+    step `undo NAME` with the result of the step that it undoes. When all have returned, the exception continues, and if
+    the attempt ends with it, the steps of the block are forgotten (`Context.forget`). An undo that fails replaces the
+    exception: the next attempt meets the same failure again and calls the rest of the undo functions.
 
     A stop of the run (shutdown, a wait, a time-out, a cancellation) undoes nothing: a run that shuts down or waits
     continues later, and no step can be called while a run stops.

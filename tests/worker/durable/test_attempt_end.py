@@ -379,3 +379,24 @@ async def test_a_request_to_run_later_after_a_saga_forgets_its_steps(app: App) -
         await work_off(app)
         assert await bounded(running.result()) == "parcel for payment of a"
         assert shop.done == ["charge", "ship", "refund payment of a", "charge", "ship"]
+
+
+async def test_the_chunks_of_a_large_result_are_forgotten_by_the_run_that_recorded_them(app: App) -> None:
+    async def read() -> str:
+        return "x" * 3_000_000
+
+    async def ship() -> None:
+        raise RuntimeError("no van")
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def buy(ctx: Context) -> None:
+        async with ctx.saga() as saga:
+            await saga.step("read", read)
+            await saga.step("ship", ship)
+
+    async with app:
+        running = await buy.enqueue()
+        await work_off(app)
+        with pytest.raises(TaskFailed, match="no van"):
+            await bounded(running.result())
+        assert not [name for name in await recorded_steps(app, running) if name.startswith(("c:", "d:"))]
