@@ -1,7 +1,8 @@
 -- Replay a dead letter: put it back on its queue with its counters at zero.
 -- KEYS  dead-letter stream, record, steps, log, ready stream, inbox, timeline
--- ARGV  entry id of the dead letter, '1' for a fresh start without the checkpoint, new arguments (JSON, '' keeps them),
---       '1' if the id is in no other partition, id
+-- ARGV  entry id of the dead letter, '1' for a fresh start without the checkpoint (the numbers of idempotency keys after
+--       ctx.forget stay: a payment that was refunded is no new one), new arguments (JSON, '' keeps them), '1' if the id
+--       is in no other partition, id
 -- returns  0 no such dead letter (it was replayed or purged), or its id was enqueued again after the record had
 --          expired; 1 replayed; -1 the record has expired: first find out whether the id was enqueued again in another
 --          partition
@@ -71,7 +72,16 @@ if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[2], 'edited', '1')
 end
 if ARGV[2] == '1' then
-  redis.call('DEL', KEYS[3])
+  if redis.call('HEXISTS', KEYS[3], 's:#forgotten') == 1 then
+    for _, field in ipairs(redis.call('HKEYS', KEYS[3])) do
+      if field ~= 's:#forgotten' then
+        redis.call('HDEL', KEYS[3], field)
+      end
+    end
+    redis.call('PERSIST', KEYS[3])
+  else
+    redis.call('DEL', KEYS[3])
+  end
   redis.call('HDEL', KEYS[2], 'handed_to', 'progress', 'progress_at')
 end
 redis.call('PERSIST', KEYS[2])

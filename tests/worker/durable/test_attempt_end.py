@@ -400,3 +400,22 @@ async def test_the_chunks_of_a_large_result_are_forgotten_by_the_run_that_record
         with pytest.raises(TaskFailed, match="no van"):
             await bounded(running.result())
         assert not [name for name in await recorded_steps(app, running) if name.startswith(("c:", "d:"))]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_a_replay_keeps_the_numbers_of_the_idempotency_keys(app: App, *, fresh: bool) -> None:
+    shop = Shop()
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def buy(ctx: Context) -> None:
+        async with ctx.saga() as saga:
+            payment = await saga.step("charge", shop.charge, "x", undo=shop.refund)
+            await saga.step("ship", shop.ship, payment)
+
+    async with app:
+        running = await buy.enqueue()
+        await work_off(app)
+        await replay(app.producer.gateway, await letter(app, running), Replay(fresh=fresh))
+        await work_off(app)
+        await bounded(running.result())
+        assert shop.keys == ["charge", "charge:1"]
