@@ -14,7 +14,7 @@ from typing import Final
 
 import orjson
 
-from ...queues.delivery.checkpoint import recorded_steps
+from ...queues.delivery.checkpoint import Entry, Kind, recorded_steps
 from ...queues.event_log import walk_events
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.large_values import LargeValue
@@ -24,15 +24,20 @@ from ..log import log_wait
 from .journal.step_record import StepRecord
 from .run import Run, RunObserver
 from .steps.current import FORGOTTEN, check_call, check_name
+from .steps.matching import digest_of, match_call
 
 ENQUEUED: Final = "#enqueue"
 """Beginning of the names of the records of enqueued tasks."""
 
-_ENQUEUED: Final = re.compile(rf"(?:^|/){ENQUEUED}:")
+_FORGET: Final = "#forget"
+"""Name of the records of `ctx.forget`."""
+
+_ENDING: Final = re.compile(rf"(?:^|/)(?:{ENQUEUED}:|{_FORGET}(?:#|$))")
+"""Keys of records that end with each attempt."""
 
 
 class AttemptEnd(RunObserver):
-    """Records that end with the attempt of a run: keys of enqueued tasks, and forgotten steps."""
+    """Records that end with the attempt of a run: of enqueued tasks and calls of `forget`, and forgotten steps."""
 
     __slots__ = ("enqueued", "forgotten", "undone")
 
@@ -59,8 +64,8 @@ def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
     error: with which the attempt ends.
     """
     history, end = run.history, run.observer(AttemptEnd)
-    ended = {key: chunks_of(record) for key, record in history.done.items() if _ENQUEUED.search(key)}
-    ended |= {key: () for key in history.saved if _ENQUEUED.search(key)}
+    ended = {key: chunks_of(record) for key, record in history.done.items() if _ENDING.search(key)}
+    ended |= {key: () for key in history.saved if _ENDING.search(key)}
     if end is not None:
         causes = _causes(error)
         for failure, keys in end.undone:
@@ -81,12 +86,30 @@ def checkpoint_changes(run: Run, error: BaseException) -> list[Argument]:
 
 
 async def forget(run: Run, names: Sequence[str]) -> None:
-    """Let the records of steps end with this attempt. See `Context.forget`."""
-    await check_call(run, "#forget", own=True)
+    """Let the records of steps end with this attempt. See `Context.forget`.
+
+    The keys are recorded: a resumed run must not forget what was recorded after the call.
+    """
+    await check_call(run, _FORGET, own=True)
     if not names:
         raise StepDefinitionError('forget needs the names of steps: await ctx.forget("charge")')
     for name in names:
         check_name("name", name)
+    digest = digest_of(orjson.dumps(names))
+    key, known_keys, _ = await match_call(run, _FORGET, digest)
+    end = AttemptEnd.of(run)
+    end.enqueued[key] = ()
+    if known_keys is None:
+        found = sorted(await _recorded_since(run, names))
+        record = StepRecord(orjson.dumps(found), digest, ", ".join(names)).encode()
+        await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), wait=False)
+    else:
+        found = orjson.loads(known_keys)
+    end.forgotten |= await _with_chunks(run, found)
+
+
+async def _recorded_since(run: Run, names: Sequence[str]) -> set[str]:
+    """Return the keys of the named steps, and of all steps that were recorded after the first of them."""
     await run.flush()
     partition = run.delivery.partition
     wait = log_wait(f"task {run.id}", run.touch)
@@ -105,9 +128,9 @@ async def forget(run: Run, names: Sequence[str]) -> None:
         number += 1
         if event.step is not None:
             last[event.step] = number
-    first = min((last[key] for key in named if key in last), default=number + 1)
-    later = {key for key in recorded if last.get(key, -1) >= first and not _ENQUEUED.search(key)}
-    AttemptEnd.of(run).forgotten |= await _with_chunks(run, named | later)
+    first = min((last.get(key, 0) for key in named if key in recorded), default=number + 1)  # 0: it left the log
+    later = {key for key in recorded if last.get(key, -1) >= first and not _ENDING.search(key)}
+    return named | later
 
 
 async def forget_undone(run: Run, keys: Iterable[str], error: BaseException) -> None:

@@ -101,6 +101,35 @@ async def test_a_crash_before_the_end_of_the_attempt_forgets_nothing(app: App) -
         assert shop.done == ["look up", "charge"]
 
 
+async def test_a_resumed_run_forgets_what_the_lost_one_forgot(app: App) -> None:
+    """What was recorded after the call stays, though the resumed run calls it again."""
+    shop, runs, done = Shop(refusals=0), list[int](), list[str]()
+
+    async def notify() -> None:
+        done.append("notify")
+
+    @app.task(retry=AT_ONCE)
+    async def buy(ctx: Context) -> str:
+        runs.append(1)
+        payment = await ctx.step("charge", shop.charge, "order")
+        if ctx.attempt == 1:
+            await ctx.forget("charge")
+        await ctx.step("notify", notify)
+        if len(runs) == 1:
+            await lose_worker(app, running)
+        if ctx.attempt == 1:
+            raise RuntimeError("no van")
+        return payment
+
+    async with app:
+        running = await buy.enqueue()
+        await work_off(app)
+        await work_off(app)
+        assert await bounded(running.result()) == "payment of order"
+        assert (shop.done, done) == (["charge", "charge"], ["notify"])
+        assert not [name for name in await recorded_steps(app, running) if "#forget" in name and name[0] == "d"]
+
+
 async def test_a_dead_letter_has_forgotten_too(app: App) -> None:
     shop = Shop(refusals=9)
 
