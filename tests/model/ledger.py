@@ -1086,7 +1086,10 @@ class Ledger:
             self.held.drop(record, *_chunks_of(found))
             self.held.put(record, {"edited": 1})
         if fresh:
-            self.held.delete(steps)
+            kept = self.held.hashes.get(steps, {}).get("s:#forgotten")
+            self.held.drop(steps, *(name for name in tuple(self.held.hashes.get(steps, ())) if name != "s:#forgotten"))
+            if kept is None:
+                self.held.delete(steps)
             self.held.drop(record, "handed_to", "progress", "progress_at")
         self.held.persist(record, steps, log, inbox)
         self.tell(task, "replayed")

@@ -154,7 +154,9 @@ rarely = st.sampled_from([False, False, False, True])
 which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
 lifetimes = st.sampled_from([HOUR, 2 * HOUR])
-changes = st.sampled_from([NO_CHANGES, NO_CHANGES, {"d:s": b"", "i:s": b"", "s:u:1": b""}, {"s:#f": b"1", "d:s": b""}])
+changes = st.sampled_from(
+    [NO_CHANGES, NO_CHANGES, {"d:s": b"", "i:s": b"", "s:u:1": b""}, {"s:#forgotten": b"1", "d:s": b""}]
+)
 """Fields of the checkpoint for the next attempt."""
 entries = st.lists(
     st.tuples(
