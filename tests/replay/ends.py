@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
-from perdure import Agent, AgentState, App, Context, PlanStep, current_step
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, State, current_step
 from perdure.worker.task import Task
 
 from tests.replay.handlers import RETRY, handler
@@ -52,6 +53,53 @@ def children_of_a_step(app: App, world: Journal) -> Task[Any, Any]:
 
 async def _echo(value: Any) -> Any:
     return value
+
+
+def _cleaned_up_once(effects: Counter[str]) -> str:
+    tasks = [name for name in effects if name.startswith("clean up ")]
+    return (
+        ""
+        if len(tasks) == 1 and effects["give back"]
+        else f"clean-up tasks: {tasks}, {effects['give back']} given back"
+    )
+
+
+def _hotel(app: App, world: Journal) -> Task[Any, Any]:
+    """Return the clean-up task of the tasks that book a room."""
+
+    async def release(room: str) -> None:
+        world.call("give back")
+
+    @app.task
+    async def give_back(ctx: Context, task_id: str) -> None:
+        world.call(f"clean up {ctx.task_id}")
+        ended = await ctx.ended_task(task_id)
+        if ended.state is not State.SUCCEEDED and "book" in ended.steps:
+            await ctx.step("give back", release, ended.steps["book"])
+
+    return give_back
+
+
+@handler(flaky=True, retried=False, enqueues=True, cancels=True, allowed=_cleaned_up_once)
+def booking_that_is_cancelled_while_it_waits(app: App, world: Journal) -> Task[Any, Any]:
+    @app.task(retry=RETRY, on_end=_hotel(app, world))
+    async def stay(ctx: Context) -> str:
+        booking = await ctx.step("book", _echo, "blue")
+        await ctx.ask("ada", "Confirm?")
+        return str(booking)
+
+    return stay
+
+
+@handler(flaky=True, retried=False, enqueues=True, allowed=_cleaned_up_once)
+def booking_that_runs_out_of_time(app: App, world: Journal) -> Task[Any, Any]:
+    @app.task(timeout=0.3, retry=Retry(max_attempts=1, max_crashes=5), on_end=_hotel(app, world))
+    async def stay(ctx: Context) -> str:
+        booking = await ctx.step("book", _echo, "blue")
+        await asyncio.sleep(60)  # a call of a service that does not answer
+        return str(booking)
+
+    return stay
 
 
 def _one_payment(effects: Counter[str]) -> str:

@@ -94,6 +94,7 @@ class Handler:
             in flight. Only what the handler has continued from must stay, and `allowed` holds.
         retried: Whether the task has more than one attempt.
         enqueues: Whether it enqueues tasks, which are run to their end.
+        cancels: Whether it is cancelled when it waits.
         undoes: Whether it forgets steps, so that a later attempt runs them again.
         agent: Whether it is an agent, whose finished steps are not called again.
         beyond: External calls that a retry adds.
@@ -108,6 +109,7 @@ class Handler:
     flaky: bool = False
     retried: bool = True
     enqueues: bool = False
+    cancels: bool = False
     undoes: bool = False
     agent: bool = False
     beyond: Sequence[str] = ()
@@ -325,6 +327,11 @@ class Rehearsal:
             gateway = app.producer.gateway
             state, waits, due = await gateway.command("HMGET", self._record, "state", "waits", "due")
             if state != b"scheduled" or waits is None:
+                return
+            if self.handler.cancels:
+                handle = await app.producer.find(self._task_id, queue=self.name)
+                assert handle is not None
+                await handle.cancel()
                 return
             if self._sent < len(self.handler.answers):
                 sender, content = self.handler.answers[self._sent]
