@@ -344,6 +344,9 @@ async def test_a_round_that_finds_a_lost_task_looks_at_all(
     names = [f"t{number}" for number in range(9)]
     await stored(producer, *names)
     entries = [entry for entry, _ in await gateway.command("XRANGE", partition.ready, "-", "+")]
+    first = int(entries[0].partition(b"-")[0])
+    for number, name in enumerate(names):  # tasks of one millisecond would be looked at together
+        await gateway.command("ZADD", partition.timeline, "XX", first + number, name)
     await gateway.command("XDEL", partition.ready, entries[5])
     assert await put_back_lost(gateway, partition, 0.0) == 0  # the last two, and the first three
     assert await put_back_lost(gateway, partition, 0.0) == 1
