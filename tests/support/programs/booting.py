@@ -12,6 +12,7 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Worker
 from perdure.queues import Gateway
 from perdure.queues.transport.scripts import Script
 from perdure.worker.durable.journal.handoff.document import Handoff
+from perdure.worker.durable.steps.current import CURRENT_RUN
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 
@@ -57,16 +58,17 @@ def shown(part: Any) -> Any:
 
 
 def listening() -> list[str]:
-    """Record the Redis commands and the scripts that read, from now on."""
+    """Record the Redis commands and the scripts that read, from now on: those of handlers, not the worker's chores."""
     asked: list[str] = []
     ask, run = Gateway.command, Gateway.run
 
     async def noted(gateway: Gateway, *command: Any, **options: Any) -> Any:
-        asked.append(str(command[0]))
+        if CURRENT_RUN.get() is not None:
+            asked.append(str(command[0]))
         return await ask(gateway, *command, **options)
 
     async def called(gateway: Gateway, script: Script, keys: Any, args: Any) -> Any:
-        if script.name.startswith("read_"):
+        if CURRENT_RUN.get() is not None and script.name.startswith("read_"):
             asked.append(script.name)
         return await run(gateway, script, keys, args)
 
