@@ -278,6 +278,7 @@ async def test_threads_of_steps_and_handlers_enqueue_tasks(app: App) -> None:
         await work_off(app)
         assert await bounded(running.result()) == ids[-1]
         assert len(set(ids)) == 2
+    await asyncio.to_thread(app.sync().close)  # of the calls of the threads
 
 
 async def test_wrong_ids_are_refused_before_anything_is_stored(app: App) -> None:
