@@ -255,7 +255,7 @@ async def test_ids_that_a_deleted_stream_gives_again_confuse_no_tasks(
 async def test_a_run_that_does_not_know_the_checkpoint_writes_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, how: str
 ) -> None:
-    """Where the group reads a message again as a new one: its run would repeat what the first one has done."""
+    """A group that reads a message again as a new one would repeat the run of the first delivery."""
     await stored(producer, "x")
     first = await read_one(await worker(gateway, partition))
     entries = [Entry(Kind.DONE, "a", b"1"), Entry(Kind.DONE, "b", b"2")]

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from perdure import App, Context, Retry, Snooze, SyncContext, TaskHandle
+from perdure.deadletter.replay import Replay, replay
 from perdure.queues import TaskExists
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from pydantic import ValidationError
 
-from tests.support.workers import bounded, recorded_steps, steal, work_off
+from tests.support.workers import bounded, letter, recorded_steps, steal, work_off
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:a task waits for the result")]
 
@@ -126,6 +127,30 @@ async def test_a_replay_enqueues_a_new_task(app: App) -> None:
         running = await parent.enqueue()
         await work_off(app)
         assert not [name for name in await recorded_steps(app, running) if "#enqueue" in name]
+
+
+async def test_a_replay_after_too_many_crashes_enqueues_a_new_task(app: App) -> None:
+    """The attempt ends with the burial, though no handler has raised."""
+    ids: list[str] = []
+
+    @app.task
+    async def child(ctx: Context) -> None: ...
+
+    @app.task(retry=Retry(max_attempts=1, max_crashes=0))
+    async def parent(ctx: Context) -> int:
+        ids.append((await child.enqueue()).id)
+        if len(ids) == 1:
+            await lose_worker(app, running)
+        return len(ids)
+
+    async with app:
+        running = await parent.enqueue()
+        await work_off(app)
+        await work_off(app)
+        assert await replay(app.producer.gateway, await letter(app, running), Replay())
+        await work_off(app)
+        assert await bounded(running.result()) == 2
+        assert len(set(ids)) == 2
 
 
 async def test_a_crash_in_a_step_doubles_no_task_and_another_try_enqueues_one(app: App) -> None:
