@@ -8,17 +8,24 @@ with its time. A restart executes those again that were kept.
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha1
 from typing import Any, Final
 
-import hiredis
-from fakeredis._helpers import NoResponse, SimpleError
-from fakeredis._socket._fakesocket import FakeSocket
+from fakeredis import FakeServer
+from fakeredis._helpers import SimpleError
 from fakeredis.model import is_write_command
+from perdure.worker.testing.fake_engine import (
+    INFO,
+    EngineSocket,
+    at_time,
+    encoded,
+    engine_runtime,
+    new_engine,
+)
 
-from .engine import DENY_OOM, EPOCH, clock, encoded, engine_runtime, new_engine, restore, snapshot
 from .loop import Machine, SimulatedLoop
 from .network import Connection
 
@@ -32,10 +39,18 @@ _READS: Final = frozenset(
 )
 """Commands that change nothing that an append-only file keeps."""
 
-_INFO: Final = b"redis_version:7.2.0\r\nredis_mode:standalone\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"
+EPOCH: Final = 1_800_000_000.0
+"""Time of each server at the start of a run, in seconds since 1970."""
+
+_DENY_OOM: Final = (
+    "append copy hincrby hincrbyfloat hmset hset hsetnx incr incrby lpush mset psetex restore rpush sadd set setex"
+    " setnx setrange xadd zadd zincrby"
+)
+DENY_OOM: Final = frozenset(_DENY_OOM.split())
+"""Commands with the flag `denyoom` (COMMAND INFO) that Perdure may use."""
 
 _ADMINISTRATION: Final[dict[bytes, Callable[[list[bytes]], Any]]] = {
-    b"INFO": lambda fields: _INFO,
+    b"INFO": lambda fields: INFO,
     b"CONFIG": lambda fields: [fields[2], b"everysec"],
     b"COMMAND": lambda fields: [[name] for name in fields[2:]],
 }
@@ -138,11 +153,11 @@ class SimulatedServer:
         begin = 0
         if self._snapshots:
             begin, stored = self._snapshots[-1]
-            restore(self._engine, stored)
+            _restore(self._engine, stored)
         if begin < kept:
             replayed = _Socket(self, None)
             for at, fields in self.log[begin:]:
-                with clock(at):
+                with at_time(at):
                     replayed.execute(fields)
         self.up = True
         self.on_start()
@@ -166,7 +181,7 @@ class SimulatedServer:
     def replay(self, at: float, command: list[bytes], scripts: dict[bytes, bytes]) -> Any:
         """Execute a command at once, outside of the network, at a time of the server's clock; return its reply."""
         self.scripts |= scripts
-        with engine_runtime(self.loop.random), clock(at):
+        with engine_runtime(self.loop.random), at_time(at):
             return _Socket(self, None).execute(command)
 
     def record(self, at: float, fields: list[bytes], *, ago: float = 0.0) -> None:
@@ -178,55 +193,50 @@ class SimulatedServer:
         self._written.append(self.loop.now - ago)
         self.on_write(fields)
         if len(self.log) % _SNAPSHOT_EVERY == 0:
-            self._snapshots.append((len(self.log), snapshot(self._engine)))
+            self._snapshots.append((len(self.log), _snapshot(self._engine)))
 
 
-class _Socket(FakeSocket):
+class _Socket(EngineSocket):
     """The server's end of a connection; without one, it keeps its replies."""
 
     def __init__(self, server: SimulatedServer, connection: Connection | None) -> None:
         self._owner = server
         self._connection = connection
-        self._unblock: Callable[[], None] | None = None
         self._waiting: list[bytes] = []  # the read that blocks, without its wait
-        self._blocks = False
         self._replied: Any = None
         self._wrote = False  # whether the script that runs has written
         self.replies: list[Any] = []
-        self._commands = hiredis.Reader(notEnoughData=None)
-        super().__init__(server._engine, 0, None, object)
+        super().__init__(server._engine)
         if connection is None:
             server._engine.sockets.remove(self)
 
     def __hash__(self) -> int:
         return 0 if self._connection is None else self._connection.number
 
-    def feed(self, data: bytes) -> None:
-        self._commands.feed(data)
-        with clock(self._owner.now):
-            self._process_commands()
+    def _time(self) -> float:
+        return self._owner.now
 
-    def resume(self) -> None:
-        """Execute the commands that came while a read blocked."""
-        self._paused = False
-        self._process_commands()
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        self._owner.loop.call_soon(callback, context=self._context)
 
-    def _process_commands(self) -> None:
-        while not self._paused and (fields := self._commands.gets()) is not None:
-            self._process_command(fields)
+    def _call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
+        return self._owner.loop.call_later(seconds, callback, context=self._context)
+
+    @property
+    def _context(self) -> Any:
+        return self._owner.loop.context_of(self._owner.machine)
+
+    def _may_block(self) -> bool:
+        return self._connection is not None
+
+    def _on_blocked_reply(self, at: float) -> None:
+        self._owner.record(at, self._waiting)
 
     def execute(self, fields: list[bytes]) -> Any:
         """Execute a command and return its reply."""
         self.replies.clear()
         self._process_command(fields)
         return self.replies[0] if self.replies else None
-
-    def end(self) -> None:
-        """Forget the client."""
-        self._finish_blocking()
-        self._cleanup(self._server)
-        if self in self._server.sockets:
-            self._server.sockets.remove(self)
 
     def _process_command(self, fields: list[bytes]) -> None:
         name = fields[0].upper()
@@ -245,7 +255,6 @@ class _Socket(FakeSocket):
             self.put_response([int(digest.lower() in self._server.script_cache) for digest in fields[2:]])
             return
         at = self._owner.now
-        self._blocks = False
         before = self._owner.before_script(fields) if name == b"EVALSHA" else None
         super()._process_command(fields)
         if before is not None:
@@ -254,7 +263,7 @@ class _Socket(FakeSocket):
             self._owner.on_script_error(self._replied.value)
         if name not in _READS:
             written = _unblocked(fields)
-            if self._blocks:
+            if self._blocked:
                 self._waiting = written
             elif not isinstance(self._replied, Exception):
                 self._owner.record(at, written)
@@ -266,13 +275,6 @@ class _Socket(FakeSocket):
             return SimpleError("OOM command not allowed when used memory > 'maxmemory'.")
         self._wrote = from_script and (self._wrote or is_write_command(name.encode()))
         return super()._run_command(func, sig, args, from_script)
-
-    def _lua_redis_pcall(self, lua_runtime: Any, expected_globals: set[Any], op: bytes, *args: Any) -> Any:
-        """Return an error as bytes, which become text of Lua. lupa confuses Python objects that it passes often."""
-        try:
-            return self._lua_redis_call(lua_runtime, expected_globals, op, *args)
-        except SimpleError as error:
-            return lua_runtime.table_from({b"err": error.value.encode()})
 
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         self._wrote = False
@@ -298,73 +300,15 @@ class _Socket(FakeSocket):
         else:
             self._connection.reply(encoded(msg))
 
-    def _decode_error(self, error: SimpleError) -> Any:
-        return error
 
-    def _blocking(self, timeout: float | None, func: Callable[[bool], Any], shape: Any = None) -> Any:
-        found = func(True) or None  # the engine answers a read in vain with an empty reply, and would not wait
-        if found is not None or self._in_transaction or self._connection is None:
-            return found if shape is None else shape(found)
-        loop = self._owner.loop
-        context = loop.context_of(self._owner.machine)
-        self.pause()
-        self._blocked = True
-        self._blocks = True
-        woken = False
+def _snapshot(engine: FakeServer) -> bytes:
+    return pickle.dumps((engine.dbs[0]._dict, engine.dbs[0]._expiry_heap))
 
-        def answer(reply: Any) -> None:
-            self._finish_blocking()
-            self.put_response(self._decode_result(reply))
-            with clock(self._owner.now):
-                self.resume()
 
-        def look() -> None:
-            nonlocal woken
-            woken = False
-            if self._unblock is None:
-                return
-            at = self._owner.now
-            with clock(at):
-                if self._unblock_reason is not None:
-                    try:
-                        self._take_unblock_reason()
-                        answer(None if shape is None else shape(None))
-                    except SimpleError as error:
-                        answer(error)
-                    return
-                reply = func(False) or None
-            if reply is not None:
-                self._owner.record(at, self._waiting)
-                answer(reply if shape is None else shape(reply))
-
-        def wake() -> None:
-            nonlocal woken
-            if not woken:
-                woken = True
-                loop.call_soon(look, context=context)
-
-        def expire() -> None:
-            if self._unblock is not None:
-                answer(None if shape is None else shape(None))
-
-        timer = loop.call_later(timeout, expire, context=context) if timeout else None
-        database = self._db
-        database.add_change_callback(wake)
-
-        def unblock() -> None:
-            database.remove_change_callback(wake)
-            if timer is not None:
-                timer.cancel()
-            self._blocked = False
-            self._unblock_reason = None
-
-        self._unblock = unblock
-        return NoResponse()
-
-    def _finish_blocking(self) -> None:
-        unblock, self._unblock = self._unblock, None
-        if unblock is not None:
-            unblock()
+def _restore(engine: FakeServer, stored: bytes) -> None:
+    items, expiry = pickle.loads(stored)
+    engine.dbs[0]._dict.update(items)
+    engine.dbs[0]._expiry_heap.extend(expiry)
 
 
 @cache

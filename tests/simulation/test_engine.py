@@ -11,11 +11,11 @@ from typing import Any
 
 import hiredis
 import pytest
+from perdure.worker.testing.fake_engine import encoded
 
 from tests.support.servers.clock import SettableClock, compiler
 from tests.support.servers.redis import SYSTEM, RedisServer, find_program
 
-from .engine import encoded
 from .plan import draw
 from .server import SimulatedServer
 from .world import World

@@ -24,10 +24,10 @@ from perdure.queues.transport import gateway
 from perdure.queues.transport.scripts import loaded_scripts, queue_script
 from perdure.worker.durable.run import Run
 from perdure.worker.log import logger
+from perdure.worker.testing.fake_engine import engine_runtime
 
 from .app import NAMESPACE, Journal, make_app, messages_of
 from .checks import Checks, Violation
-from .engine import engine_runtime
 from .faults import strike
 from .fleet.elements import WorkerPlan
 from .fleet.processes import SimulatedProcess

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from ..engine import set_lua_function
+from perdure.worker.testing.fake_engine import set_lua_function
+
 from .guards import FUNCTION, ROOT, Guard
 from .module_guards import guards_of_modules, without_guards
 from .script_guards import guards_of_scripts, rewritten
