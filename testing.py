@@ -1,10 +1,11 @@
 """Support for tests of an app: run its tasks until none is left, or call one handler without a server.
 
-The fixtures `perdure` and `perdure_server` come from the pytest plugin `perdure`.
+The fixtures `perdure`, `perdure_clock` and `perdure_server` come from the pytest plugin `perdure`.
 """
 
+from .worker.testing.clock import PerdureClock
 from .worker.testing.fixture import PerdureFixture
 from .worker.testing.idle import run_until_idle
 from .worker.testing.unit_context import UnitContext, make_context
 
-__all__ = ["PerdureFixture", "UnitContext", "make_context", "run_until_idle"]
+__all__ = ["PerdureClock", "PerdureFixture", "UnitContext", "make_context", "run_until_idle"]

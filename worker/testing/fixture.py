@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
+from ...queues.durations import Duration
 from ...queues.embedded.control import stop
 from ...queues.embedded.server import EmbeddedServer
 from ...queues.inspection.views import queue_partitions
@@ -33,8 +35,6 @@ class PerdureFixture:
         data_dir: folder of artifacts and memories.
     """
 
-    run_until_idle = staticmethod(run_until_idle)
-
     def __init__(self, redis_url: str, data_dir: Path) -> None:
         self.redis_url = redis_url
         self.namespace = f"test-{uuid.uuid4().hex[:12]}"
@@ -45,6 +45,27 @@ class PerdureFixture:
         """Settings that apps get, and subprocesses from PERDURE_* variables."""
         return {"redis_url": self.redis_url, "namespace": self.namespace, "data_dir": str(self.data_dir)}
 
+    async def run_until_idle(
+        self,
+        app: App,
+        *,
+        wait_due: bool = False,
+        allow_failures: bool = False,
+        timeout: Duration = 30.0,
+        concurrency: int = 16,
+        queues: Sequence[str] | None = None,
+    ) -> Counter[str]:
+        """Run a worker until nothing is left to do, as `perdure.testing.run_until_idle` does."""
+        __tracebackhide__ = True
+        return await run_until_idle(
+            app,
+            wait_due=wait_due,
+            allow_failures=allow_failures,
+            timeout=timeout,
+            concurrency=concurrency,
+            queues=queues,
+        )
+
     def __enter__(self) -> Self:
         close_sync_producers()  # one that stays open until the end of the process would keep its namespace
         self._outer, App.overrides = App.overrides, {**self.settings, "data_dir": self.data_dir}
@@ -53,6 +74,9 @@ class PerdureFixture:
     def __exit__(self, *raised: object) -> None:
         close_sync_producers()
         App.overrides = self._outer
+        self._remove_keys()
+
+    def _remove_keys(self) -> None:
         with ThreadPoolExecutor(1) as thread:  # the thread of the test may have an event loop that pytest keeps
             thread.submit(asyncio.run, _remove_keys(self.redis_url, self.namespace)).result()
 

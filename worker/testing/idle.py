@@ -51,23 +51,23 @@ async def run_until_idle(
         TimeoutError: there was still something to do.
     """
     __tracebackhide__ = True  # pytest shows the line of the test
-    outcomes, limit = _Outcomes(), to_seconds(timeout, "timeout")
+    outcomes, limit = Outcomes(), to_seconds(timeout, "timeout")
     ends = time.monotonic() + limit
     while True:
         with anyio.move_on_after(ends - time.monotonic()) as scope:
-            async with _worker(app, outcomes, concurrency, queues) as worker:
+            async with make_worker(app, outcomes, concurrency, queues) as worker:
                 await worker.run(burst=True)
-        if outcomes.failed is not None and not allow_failures:
-            raise outcomes.failed from outcomes.error
+        if not allow_failures:
+            outcomes.check()
         if scope.cancelled_caught:
-            raise TimeoutError(f"app {app.name!r} was not idle after {limit:g} seconds: {outcomes.unfinished()}")
+            raise outcomes.time_out(app, limit)
         delay = await _next_due(app, worker.queues) if wait_due else math.inf
         if delay > ends - time.monotonic():
             return outcomes.states
         await anyio.sleep(delay)
 
 
-def _worker(app: App, outcomes: _Outcomes, concurrency: int, queues: Sequence[str] | None) -> Worker:
+def make_worker(app: App, outcomes: Outcomes, concurrency: int, queues: Sequence[str] | None) -> Worker:
     """Return a worker of the app that has one more middleware, as the outermost."""
     own = app.middleware
     app.middleware = (outcomes, *own)
@@ -92,26 +92,32 @@ async def _next_due(app: App, queues: Sequence[str]) -> float:
     return max(0.0, first / 1000 - int(now) - int(micros) / 1e6)
 
 
-class _Outcomes(Middleware):
+class Outcomes(Middleware):
     """Counts the outcomes, and keeps the first dead letter and the error that led to it."""
 
     def __init__(self) -> None:
         self.states: Counter[str] = Counter()
         self.failed: TaskFailed | None = None
         self.error: BaseException | None = None
-        self._running: dict[str, str] = {}
+        self.running: dict[str, str] = {}
+        """Tasks whose runs have not been settled, in words."""
         self._retries: dict[str, str] = {}
+        self.owed: set[str] = set()
+        """Tasks that failed here and run again later."""
 
     async def run(self, ctx: Context, call_next: CallNext) -> Any:
         self._retries.pop(ctx.task_id, None)
-        self._running[ctx.task_id] = f"task {ctx.task!r} {ctx.task_id} runs"
+        self.owed.discard(ctx.task_id)
+        self.running[ctx.task_id] = f"task {ctx.task!r} {ctx.task_id} runs"
         return await call_next()
 
     async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
         await call_next()
         self.states[str(settlement.state)] += 1
         if settlement.state is not State.QUEUED:  # released, when the time was up
-            self._running.pop(ctx.task_id, None)
+            self.running.pop(ctx.task_id, None)
+        if settlement.state is State.SCHEDULED:
+            self.owed.add(ctx.task_id)
         error = settlement.error
         shown = {} if error is None else {"error": type(error).__name__, "message": error_text(error)}
         if settlement.state is State.DEAD and self.failed is None:
@@ -123,4 +129,14 @@ class _Outcomes(Middleware):
 
     def unfinished(self) -> str:
         """Return what the worker was waiting for."""
-        return "; ".join([*self._running.values(), *self._retries.values()]) or "its queues were not empty"
+        return "; ".join([*self.running.values(), *self._retries.values()]) or "its queues were not empty"
+
+    def check(self) -> None:
+        """Raise `TaskFailed` if a task became a dead letter; its cause is the error of the handler."""
+        __tracebackhide__ = True
+        if self.failed is not None:
+            raise self.failed from self.error
+
+    def time_out(self, app: App, limit: float) -> TimeoutError:
+        """Return the error that names what is left to do."""
+        return TimeoutError(f"app {app.name!r} was not idle after {limit:g} seconds: {self.unfinished()}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from .clock import PerdureClock
     from .fixture import PerdureFixture
 
 
@@ -40,7 +41,22 @@ def perdure(perdure_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from .fixture import PerdureFixture
 
     fixture = PerdureFixture(perdure_server, tmp_path / "perdure-data")
-    for name, value in fixture.settings.items():
-        monkeypatch.setenv(f"PERDURE_{name.upper()}", value)
+    _set_environment(fixture, monkeypatch)
     with fixture:
         yield fixture
+
+
+@pytest.fixture
+def perdure_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PerdureClock]:
+    """The test's own server in this process, whose time the test sets forward. Needs the extra `testing`."""
+    from .clock import open_clock
+
+    with open_clock(tmp_path / "perdure-data") as clock:
+        _set_environment(clock, monkeypatch)
+        yield clock
+
+
+def _set_environment(fixture: PerdureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let subprocesses use the server and the namespace of the test."""
+    for name, value in fixture.settings.items():
+        monkeypatch.setenv(f"PERDURE_{name.upper()}", value)

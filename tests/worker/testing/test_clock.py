@@ -1,0 +1,230 @@
+"""The clock of a test: stored times pass as if the test had waited, in milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import pytest
+from perdure import App, Context, Retry, Snooze, TaskFailed, Worker
+from perdure.queues import State, TaskNotFound
+from perdure.testing import PerdureClock
+
+DAY = 86_400
+
+
+class Shop:
+    """An app that notes what ran, and when."""
+
+    def __init__(self, clock: PerdureClock) -> None:
+        self.clock = clock
+        self.began = clock.now()
+        self.ran: list[tuple[str, float]] = []
+        self.held, self.gate = asyncio.Event(), asyncio.Event()
+        self.app = App("shop")
+        self.work = self.app.task(retry=Retry(max_attempts=6, base=10.0, jitter=0.0))(self._work)
+        self.remind = self.app.task(self._remind)
+        self.ask = self.app.task(self._ask)
+        self.hold = self.app.task(self._hold)
+
+    def note(self, what: str) -> None:
+        self.ran.append((what, (self.clock.now() - self.began).total_seconds()))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.ran]
+
+    async def _work(self, ctx: Context, what: str, failures: int = 0) -> str:
+        self.note(what)
+        if ctx.attempt <= failures:
+            raise ValueError(f"no {what}")
+        return what
+
+    async def _remind(self, ctx: Context, times: int, every: float) -> int:
+        self.note("remind")
+        if len(self.ran) < times:
+            raise Snooze(after=every)
+        return times
+
+    async def _ask(self, ctx: Context, wait: float) -> list[Any]:
+        messages = await ctx.inbox(wait)
+        self.note("answered" if messages else "no answer")
+        return [message.content for message in messages]
+
+    async def _hold(self, ctx: Context) -> int:
+        self.held.set()
+        await self.gate.wait()
+        return ctx.attempt
+
+
+@pytest.fixture
+async def shop(perdure_clock: PerdureClock) -> AsyncIterator[Shop]:
+    shop = Shop(perdure_clock)
+    async with shop.app:
+        yield shop
+
+
+@asynccontextmanager
+async def working(app: App, workers: int = 1) -> AsyncIterator[None]:
+    """Run workers while the block runs."""
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(anyio.create_task_group())
+        running = [await stack.enter_async_context(Worker(app)) for _ in range(workers)]
+        for worker in running:
+            group.start_soon(worker.run)
+        yield
+        group.cancel_scope.cancel()
+
+
+async def test_a_delay_of_days_passes_with_a_worker(shop: Shop) -> None:
+    async with working(shop.app):
+        handle = await shop.work.options(delay=timedelta(days=3)).enqueue("late")
+        await shop.clock.advance(timedelta(days=2, hours=23))
+        assert await handle.status() is State.SCHEDULED
+        await shop.clock.advance(3600)
+        assert await handle.result() == "late"
+
+
+async def test_a_delay_of_days_passes_without_a_worker(shop: Shop) -> None:
+    handle = await shop.work.options(delay=3 * DAY).enqueue("late")
+    assert await shop.clock.run_until_idle(shop.app) == {}
+    await shop.clock.advance(3 * DAY)
+    assert shop.names == []
+    assert await shop.clock.run_until_idle(shop.app) == {"succeeded": 1}
+    assert await handle.result() == "late"
+
+
+async def test_the_retries_of_a_task_pass_with_a_worker(shop: Shop) -> None:
+    async with working(shop.app):
+        handle = await shop.work.enqueue("flaky", failures=5)
+        await shop.clock.advance(timedelta(hours=1))
+        assert await handle.result() == "flaky"
+    delays = [later - earlier for (_, earlier), (_, later) in zip(shop.ran, shop.ran[1:], strict=False)]
+    assert delays == pytest.approx([10, 20, 40, 80, 160], abs=0.5)
+
+
+async def test_run_until_idle_sets_the_time_forward_to_retries(shop: Shop) -> None:
+    await shop.work.enqueue("flaky", failures=5)
+    await shop.work.options(delay=60).enqueue("delayed")
+    assert await shop.clock.run_until_idle(shop.app) == {"succeeded": 2, "scheduled": 5}
+    assert shop.names == ["flaky", "flaky", "flaky", "delayed", "flaky", "flaky", "flaky"]
+
+
+async def test_run_until_idle_leaves_delayed_tasks_unless_they_are_asked_for(shop: Shop) -> None:
+    await shop.work.options(delay=7 * DAY).enqueue("later")
+    await shop.ask.enqueue(2 * DAY)
+    assert await shop.clock.run_until_idle(shop.app) == {"waiting": 1}
+    assert await shop.clock.run_until_idle(shop.app, wait_due=True) == {"succeeded": 2}
+    assert shop.names == ["no answer", "later"]
+
+
+async def test_a_dead_letter_is_raised_after_its_retries(shop: Shop) -> None:
+    await shop.work.enqueue("bad", failures=6)
+    with pytest.raises(TaskFailed, match="ValueError: no bad"):
+        await shop.clock.run_until_idle(shop.app)
+
+
+async def test_a_task_that_sleeps_again_is_woken_again(shop: Shop) -> None:
+    async with working(shop.app):
+        handle = await shop.remind.enqueue(times=25, every=60.0)
+        await shop.clock.advance(timedelta(minutes=20))
+        assert len(shop.ran) == 21
+        await shop.clock.advance(timedelta(minutes=10))
+        assert await handle.result() == 25
+    delays = [later - earlier for (_, earlier), (_, later) in zip(shop.ran, shop.ran[1:], strict=False)]
+    assert delays == pytest.approx([60.0] * 24, abs=0.5)
+
+
+async def test_tasks_run_in_the_order_of_their_times_with_two_workers(shop: Shop) -> None:
+    async with working(shop.app, workers=2):
+        for hours in (5, 2, 4, 1, 3):
+            await shop.work.options(delay=timedelta(hours=hours)).enqueue(f"{hours}")
+        await shop.clock.advance(DAY)
+    assert shop.names == ["1", "2", "3", "4", "5"]
+    assert [at for _, at in shop.ran] == pytest.approx([3600, 7200, 10800, 14400, 18000], abs=0.5)
+
+
+async def test_a_wait_for_a_message_ends_with_the_message_or_the_time(shop: Shop) -> None:
+    async with working(shop.app):
+        answered, alone = await shop.ask.enqueue(2 * DAY), await shop.ask.enqueue(2 * DAY)
+        await shop.clock.advance(DAY)
+        assert await answered.status() is await alone.status() is State.WAITING
+        await answered.send("yes")
+        await shop.clock.advance(0)
+        assert await answered.result() == ["yes"]
+        await shop.clock.advance(DAY)
+        assert await alone.result() == []
+    assert [at for _, at in shop.ran] == pytest.approx([DAY, 2 * DAY], abs=1)
+
+
+async def test_a_result_expires(shop: Shop) -> None:
+    handle = await shop.work.enqueue("short")
+    await shop.clock.run_until_idle(shop.app)
+    await shop.clock.advance(DAY - 60)
+    assert await handle.result() == "short"
+    await shop.clock.advance(120)
+    with pytest.raises(TaskNotFound):
+        await handle.result()
+
+
+async def test_the_lease_of_a_running_task_lasts_through_a_jump(shop: Shop) -> None:
+    async with working(shop.app, workers=2):
+        handle = await shop.hold.enqueue()
+        await shop.held.wait()
+        for _ in range(5):
+            shop.clock.jump(shop.app.settings.lease * 0.4)
+            await anyio.sleep(0.01)
+        shop.clock.jump(30 * DAY)
+        shop.gate.set()
+        assert await handle.result() == 1
+
+
+async def test_a_task_that_does_not_end_stops_the_clock(shop: Shop) -> None:
+    async with working(shop.app):
+        await shop.hold.enqueue()
+        await shop.held.wait()
+        with pytest.raises(TimeoutError, match=r"could not move the clock: after 0.05 s message .* of queue 'shop'"):
+            await shop.clock.advance(DAY, timeout=0.05)
+        shop.gate.set()
+        await shop.clock.advance(DAY)
+
+
+async def test_a_datetime_is_one_of_the_clock(shop: Shop) -> None:
+    await shop.clock.advance(40 * DAY)
+    handle = await shop.work.options(delay=shop.clock.now() + timedelta(hours=1)).enqueue("then")
+    async with working(shop.app):
+        await shop.clock.move_to(shop.clock.now() + timedelta(minutes=59))
+        assert await handle.status() is State.SCHEDULED
+        await shop.clock.move_to(shop.clock.now() + timedelta(minutes=1))
+        assert await handle.result() == "then"
+    assert (shop.clock.now() - datetime.now(UTC)).days == 40
+
+
+async def test_the_time_flows_with_that_of_the_host(perdure_clock: PerdureClock) -> None:
+    first, began = perdure_clock.now(), time.monotonic()
+    await anyio.sleep(0.02)
+    assert timedelta(seconds=0.02) <= perdure_clock.now() - first
+    assert perdure_clock.now() - first <= timedelta(seconds=time.monotonic() - began + 0.001)
+
+
+@pytest.mark.parametrize("wrong", [-1, math.inf, math.nan, timedelta(days=-1)])
+async def test_the_clock_only_moves_forward(perdure_clock: PerdureClock, wrong: Any) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        await perdure_clock.advance(wrong)
+    with pytest.raises(ValueError, match="must be"):
+        perdure_clock.jump(wrong)
+
+
+async def test_a_moment_has_a_time_zone_and_is_not_past(perdure_clock: PerdureClock) -> None:
+    with pytest.raises(ValueError, match="must have a time zone"):
+        await perdure_clock.move_to(datetime(2100, 1, 1))  # noqa: DTZ001 - the mistake
+    with pytest.raises(ValueError, match="only moves forward"):
+        await perdure_clock.move_to(perdure_clock.now() - timedelta(seconds=1))
+    with pytest.raises(TypeError, match="must be seconds or a timedelta"):
+        await perdure_clock.advance("1h")  # type: ignore[arg-type]
