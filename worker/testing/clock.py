@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -17,6 +18,8 @@ from ...queues.durations import Duration, to_seconds
 from ...queues.errors import ConfigurationError
 from ...queues.runtime import RUNTIME
 from ..app import App
+from ..runtime.maintenance.janitor import RUNNING
+from ..runtime.shared_settings import WorkerTimings
 from .fixture import PerdureFixture
 from .idle import Outcomes, make_worker
 
@@ -41,6 +44,7 @@ class PerdureClock(PerdureFixture):
     def __init__(self, server: TimedServer, data_dir: Path) -> None:
         super().__init__(server.url, data_dir)
         self._server = server
+        self._cleaned = server.time.now()
 
     def __enter__(self) -> Self:
         self._wall_clock, RUNTIME.wall_clock = RUNTIME.wall_clock, self._server.time.now
@@ -77,7 +81,9 @@ class PerdureClock(PerdureFixture):
         Raises:
             TimeoutError: a task did not end in that time.
         """
-        await self._move(self._server.time.now() + _forward(duration), to_seconds(timeout, "timeout"))
+        seconds, limit = _forward(duration), to_seconds(timeout, "timeout")
+        with self._held() as now:
+            await self._move(now + seconds, limit)
 
     async def move_to(self, moment: datetime, *, timeout: Duration = 10.0) -> None:
         """Let the time pass until a datetime, as `advance` does. Raises `ValueError` if it has passed."""
@@ -115,6 +121,8 @@ class PerdureClock(PerdureFixture):
             with anyio.move_on_after(limit), self._held():
                 while (due := self._due(await self._settle(math.inf, outcomes), wait_due, outcomes)) is not None:
                     self._server.step(due)
+                if await self._clean_up():
+                    await self._settle(math.inf, outcomes)
                 idle = True
             if idle:
                 worker.stop()
@@ -131,20 +139,37 @@ class PerdureClock(PerdureFixture):
         return min((at for task_id, at in work.due.items() if wait_due or task_id in outcomes.owed), default=None)
 
     async def _move(self, target: float, limit: float) -> None:
-        with self._held():
-            while True:
-                work = await self._settle(limit)
-                first = min(work.due.values(), default=math.inf)
-                if not work.served or first > target:
-                    break
-                self._server.step(first)
-            self._server.step(target)
+        while (work := await self._settle(limit)).served:
+            first = min(work.due.values(), default=math.inf)
+            if first > target:
+                break
+            self._server.step(first)
+        self._server.step(target)
+        await self._settle(limit)
+        if await self._clean_up():
             await self._settle(limit)
+
+    async def _clean_up(self) -> bool:
+        """Let the janitor of each worker clean up, which it does once a minute. Return whether one did.
+
+        It is due if that much time has passed by the clock of the server since the last time.
+        """
+        now = self._server.time.now()
+        if now - self._cleaned < WorkerTimings.clean_interval:
+            return False
+        janitors = [janitor for janitor, loop in RUNNING.items() if loop is asyncio.get_running_loop()]
+        for janitor in janitors:
+            await janitor.clean()
+            self._cleaned = now
+        return bool(janitors)
 
     async def _settle(self, limit: float, outcomes: Outcomes | None = None) -> Work:
         """Wait until nothing is left to do now, and the outcomes of all runs are known. Raises `TimeoutError`."""
-        ends = time.monotonic() + limit
+        ends, left = time.monotonic() + limit, list[str]()
         while ((work := self._server.work()).left and work.served) or (outcomes is not None and outcomes.running):
+            if work.left != left:
+                left = work.left
+                self._server.hold()
             if time.monotonic() > ends:
                 shown = "; ".join(work.left[:_SHOWN])
                 raise TimeoutError(f"could not move the clock: after {limit:g} s {shown}")
@@ -152,10 +177,10 @@ class PerdureClock(PerdureFixture):
         return work
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
-        self._server.hold()
+    def _held(self) -> Iterator[float]:
+        """Let the time stand still while there is progress, and return it."""
         try:
-            yield
+            yield self._server.hold()
         finally:
             self._server.release()
 

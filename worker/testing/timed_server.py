@@ -26,8 +26,8 @@ from .fake_engine import INFO, EngineSocket, at_time, encoded, new_engine, timed
 
 T = TypeVar("T")
 
-_HOLD: Final = 0.25
-"""Seconds for which the time stands still at most: a task that waits in memory for less than a second needs it."""
+_HOLD: Final = 0.5
+"""Seconds for which the time stands still at most, until it is held again: a task may wait for it in memory."""
 
 _LEASE: Final = 30.0
 """Seconds of the lease of a worker that has not registered."""

@@ -173,6 +173,20 @@ async def test_a_result_expires(shop: Shop) -> None:
         await handle.result()
 
 
+@pytest.mark.parametrize("running", [True, False])
+async def test_dead_letters_are_removed_after_their_retention(shop: Shop, running: bool) -> None:
+    handle = await shop.work.enqueue("bad", failures=6)
+    await shop.clock.run_until_idle(shop.app, allow_failures=True)
+    async with working(shop.app, workers=2 if running else 0):
+        await shop.clock.advance(shop.app.settings.dead_letter_ttl - 60)
+        assert await handle.status() is State.DEAD
+        await shop.clock.advance(120)
+        if not running:
+            await shop.clock.run_until_idle(shop.app)
+        with pytest.raises(TaskNotFound):
+            await handle.status()
+
+
 async def test_the_lease_of_a_running_task_lasts_through_a_jump(shop: Shop) -> None:
     async with working(shop.app, workers=2):
         handle = await shop.hold.enqueue()

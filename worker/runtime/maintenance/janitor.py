@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -35,6 +36,9 @@ IDLE_CONSUMER: Final = 10.0
 
 Such a worker is presumed dead. If it is alive after all, its next read creates the consumer again.
 """
+
+RUNNING: Final[WeakKeyDictionary[Janitor, asyncio.AbstractEventLoop]] = WeakKeyDictionary()
+"""Janitors of this process, with their event loops: the clock of perdure.testing lets them clean up after a step."""
 
 
 class Janitor:
@@ -77,9 +81,13 @@ class Janitor:
         self._lock_ttl = lock_ttl
 
     async def run(self) -> None:
-        while True:
-            await anyio.sleep(jittered(self._interval))
-            await self._errors.attempt(self.clean)
+        RUNNING[self] = asyncio.get_running_loop()
+        try:
+            while True:
+                await anyio.sleep(jittered(self._interval))
+                await self._errors.attempt(self.clean)
+        finally:
+            del RUNNING[self]
 
     async def clean(self) -> None:
         """Load scripts that the server has lost, and clean up the partitions whose lock this worker gets."""
