@@ -20,6 +20,7 @@ from typing import Final
 
 from ..durable.step_files import FOLDER_PREFIX, folder_name
 from ..errors import WorkspaceError
+from .manifest import FOLDER_MODE, Manifest
 
 with suppress(ModuleNotFoundError):  # Windows, where producers run, and no workers
     import fcntl
@@ -55,9 +56,40 @@ def make_folder(place: Path, task_id: str) -> Path:
         ) from error
 
 
+def lay_out_folder(folder: Path, manifest: Manifest) -> None:
+    """Create the folders of a manifest in an empty one, so that files can be written. It blocks.
+
+    Raises `WorkspaceError`.
+    """
+    try:
+        for path in manifest.all_folders():
+            (folder / path).mkdir(exist_ok=True)  # there if the store was away, and the restore starts over
+            (folder / path).chmod(FOLDER_MODE)
+    except OSError as error:
+        raise WorkspaceError(f"could not restore a folder of {str(folder)!r}: {error}") from error
+
+
+def finish_folder(folder: Path, manifest: Manifest) -> None:
+    """Create the links of a manifest, and set the modes of its folders, after the files were written. It blocks.
+
+    Nothing is written after this, so no link leads a write out of the folder.
+
+    Raises `WorkspaceError`.
+    """
+    try:
+        for path, link in manifest.links.items():
+            target = os.path.join(folder, link.target).rstrip("/") if link.inside else link.target  # noqa: PTH118 - a text
+            (folder / path).symlink_to(target)
+        for path, mode in reversed(manifest.all_folders().items()):
+            if mode != FOLDER_MODE:
+                (folder / path).chmod(mode)
+    except OSError as error:
+        raise WorkspaceError(f"could not restore a link or a folder of {str(folder)!r}: {error}") from error
+
+
 def remove_folder(folder: Path) -> None:
     """Remove the folder of a run, and its mark. What cannot be removed stays until the process has ended."""
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
     keep_folder(folder, keep=False)
 
 
@@ -97,6 +129,17 @@ def take_folder(place: Path, name: str) -> Path | None:
     except OSError as error:
         raise WorkspaceError(f"could not take over workspace {name!r} in {str(place)!r}: {error}") from error
     return folder
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder with all that is in it, as far as possible: also folders that their owner may not write to."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.is_dir():
+        return
+    with suppress(OSError):
+        for path, _, _ in os.walk(folder):  # which follows no links
+            Path(path).chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_own(folder: Path) -> bool:
@@ -150,8 +193,8 @@ def _remove_unmarked(folder: Path) -> None:
             if time.time() - mark.stat().st_mtime < _KEPT_SECONDS:
                 kept |= {mark.name, mark.name.removesuffix(_UNSAVED)}
     if not any((folder / name).is_dir() for name in kept):
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         return
     for path in folder.iterdir():
         if path.name not in kept and path.name != _LOCK:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)

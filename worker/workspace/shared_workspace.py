@@ -6,6 +6,7 @@ writer that dies in between leaves bytes without a link, which the collector rem
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -28,7 +29,9 @@ from ..durable.handler_task import HandlerTask
 from ..durable.steps.current import Step, step_here
 from ..errors import FileConflict, WorkspaceError, WorkspaceTooLarge, first_problem
 from ..settings import Settings
-from .scan import check_path
+from .manifest import check_path
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 _PUT: Final = queue_script("put_file")
 
@@ -174,7 +177,7 @@ class SharedWorkspace:
             await self._run.check_stopped()
 
     def _check(self, path: str) -> None:
-        if (problem := check_path(path)) is not None:
+        if (problem := _problem_of(path)) is not None:
             raise WorkspaceError(f"{self._what(path)} cannot be used: {problem}")
 
     def _what(self, path: str) -> str:
@@ -207,9 +210,18 @@ def _kind(path: str) -> str:
     return f"file:{path}"
 
 
+def _problem_of(path: str) -> str | None:
+    """Return what is wrong with a path, None if it is valid: it is a name for people and programs, so it is text."""
+    if (problem := check_path(path)) is not None:
+        return problem
+    if any("\ud800" <= char <= "\udfff" for char in path):
+        return "its name is not valid UTF-8"
+    return "its name contains a control character" if _CONTROL.search(path) else None
+
+
 def _decode(cipher: TaskCipher, workspace: str, path: str, held: bytes) -> SharedFile:
     try:
-        if (problem := check_path(path)) is not None:
+        if (problem := _problem_of(path)) is not None:
             raise ValueError(problem)
         version, _, stored = held.split(b" ", 2)
         data = orjson.loads(cipher.decrypt(_kind(path), stored))

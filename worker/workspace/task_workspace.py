@@ -50,8 +50,17 @@ from ..durable.stop_reasons import ParkReason
 from ..errors import ArtifactTooLarge, RunStopped, StoreUnavailable, WorkspaceError, WorkspaceTooLarge, first_problem
 from ..log import log_wait, logger
 from ..settings import Settings
-from .folders import check_folder_name, keep_folder, make_folder, remove_folder, take_folder
-from .scan import Limits, Manifest, SavedFile, Scanner, decode_manifest, encode_manifest
+from .folders import (
+    check_folder_name,
+    finish_folder,
+    keep_folder,
+    lay_out_folder,
+    make_folder,
+    remove_folder,
+    take_folder,
+)
+from .manifest import Limits, Manifest, SavedFile, decode_manifest, encode_manifest, shown_path
+from .scan import Scanner
 
 WORKSPACE_ROOM: Final = "workspace"
 """Kind of the wait of a task whose files exceed a limit."""
@@ -94,15 +103,16 @@ class _Mark(BaseModel):
 class Workspace:
     """Folder of the running task, whose files are saved with each step.
 
-    Not saved are symbolic links, empty folders, what tools make again (`__pycache__`, `.venv`, `node_modules` and so
-    on), and what the patterns in `.perdureignore` match.
+    With them are saved their permissions, symbolic links, as they are, and empty folders. Not saved are sockets and
+    other special files, what tools make again (`__pycache__`, `.venv`, `node_modules` and so on), and what the patterns
+    in `.perdureignore` match.
     """
 
     def __init__(self, run: Run, settings: Settings) -> None:
         self._run = run
         self._settings = settings
         self._folder: Path | None = None
-        self._files: Manifest = {}
+        self._files = Manifest()
         self._scanner: Scanner | None = None
         self._scanning = asyncio.Lock()
         self._scans = 0
@@ -176,21 +186,18 @@ class Workspace:
             saved[path] = SavedFile(stored.hash, stored.size, scan.signatures[path][1])
 
         await _each(scan.changed, keep)
-        files = {**scan.known, **saved}
+        files = Manifest.of({**scan.known, **saved}, scan.links, scan.folders)
         self._limits.check_all(self._what, files)  # some may have grown since the scan
         scanner.saved(scan, saved)
         former = self._files
         if files == former:
             return None
         data = encode_manifest(files)
+        self._limits.check_manifest(self._what, len(data))
         stored = await store.save(f"the manifest of {self._what}", data)
         self._files = files
-        size = sum(file.size for file in files.values())
-        return Change(
-            WorkspaceLink(hash=stored.hash, size=stored.size, files=len(files), bytes=size),
-            tuple(sorted(path for path, file in files.items() if former.get(path) != file)),
-            tuple(sorted(former.keys() - files.keys())),
-        )
+        link = WorkspaceLink(hash=stored.hash, size=stored.size, files=files.number, bytes=files.size)
+        return Change(link, *files.changed_since(former))
 
     def _warn_of(self, skipped: Sequence[str]) -> None:
         """Log which files are not saved, each once."""
@@ -198,10 +205,9 @@ class Workspace:
         if not new:
             return
         self._warned.update(new)
-        named = listed(map(repr, new), _SKIPPED)
+        named = listed([repr(shown_path(path)) for path in new], _SKIPPED)
         logger.bind(id=self._run.id).warning(
-            "workspace: these links, special files, and names that are too long, too deep in folders, not in UTF-8, or "
-            "have control characters are not saved: {}",
+            "workspace: these special files, and names that are too long or too deep in folders, are not saved: {}",
             named,
         )
 
@@ -333,24 +339,21 @@ class Workspace:
         )
 
     async def _restore(self, link: WorkspaceLink) -> None:
-        if link.size > self._limits.manifest_bytes:
-            raise WorkspaceTooLarge(
-                f"{self._what}: its manifest has {link.size:,} bytes, and so more than {self._limits.files:,} files; "
-                "raise PERDURE_WORKSPACE_FILES"
-            )
-        files = await self._manifest(link)
-        self._limits.check_all(self._what, files)
-        store, folder = await self._store(), self.path
+        self._limits.check_manifest(self._what, link.size)
+        manifest = await self._manifest(link)
+        self._limits.check_all(self._what, manifest)
+        store, folder, files = await self._store(), self.path, manifest.files
+        await anyio.to_thread.run_sync(lay_out_folder, folder, manifest)
 
         async def fetch(path: str) -> None:
             file, to = files[path], folder / path
-            await anyio.to_thread.run_sync(partial(to.parent.mkdir, parents=True, exist_ok=True))
             await store.fetch(self._file(path), file.hash, file.size, to)
-            await anyio.to_thread.run_sync(_restored, to, 0o755 if file.executable else 0o644)
+            await anyio.to_thread.run_sync(_restored, to, file.mode)
             self._run.touch()
 
         await _each(files, fetch)
-        self._files = files
+        await anyio.to_thread.run_sync(finish_folder, folder, manifest)
+        self._files = manifest
         if self._scanner is not None:
             scan = await anyio.to_thread.run_sync(self._scanner.scan)
             self._scanner.saved(scan, {path: files[path] for path in scan.changed if path in files})
@@ -450,7 +453,7 @@ async def workspace_hashes(gateway: Gateway, namespace: Namespace, store: Artifa
 async def _hashes(owner: str, data: bytes, store: ArtifactStore) -> AsyncIterator[str]:
     link, what = _decode(owner, data), f"the workspace of {owner}"
     yield link.hash
-    for file in decode_manifest(what, await store.read(what, link.hash, link.size)).values():
+    for file in decode_manifest(what, await store.read(what, link.hash, link.size)).files.values():
         yield file.hash
 
 
@@ -462,7 +465,7 @@ async def task_workspace_files(
         link, what = _decode(f"task {task_id}", data), f"the workspace of task {task_id}"
         yield f"the manifest of {what}", SavedFile(link.hash, link.size)
         manifest = await store.read(f"the manifest of {what}", link.hash, link.size)
-        for path, file in decode_manifest(what, manifest).items():
+        for path, file in decode_manifest(what, manifest).files.items():
             yield f"file {path!r} in {what}", file
 
 

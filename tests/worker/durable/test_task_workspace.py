@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from perdure.worker.artifacts.links import orphans
 from perdure.worker.artifacts.local import LocalBackend
 from perdure.worker.artifacts.store import artifact_store
 from perdure.worker.errors import WorkspaceError
-from perdure.worker.workspace.scan import FolderScan, SavedFile, Scanner, encode_manifest
+from perdure.worker.workspace.manifest import Manifest, SavedFile, encode_manifest
+from perdure.worker.workspace.scan import FolderScan, Scanner
 from perdure.worker.workspace.shared_workspace import SharedWorkspace
 from perdure.worker.workspace.task_workspace import workspace_hashes
 
@@ -168,17 +171,110 @@ async def test_an_agent_resumes_with_its_files(app: App) -> None:
         assert await bounded(handle.result()) == {"found": ["a.txt"], "files": ["a.txt", "b.txt"]}
 
 
-async def test_links_and_ignored_files_are_not_saved(app: App, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.txt"
-    secret.write_text("secret")
+def tree(folder: Path) -> dict[bytes, object]:
+    """Return what is below a folder: the target of a link, or the mode of a folder or file and its bytes."""
+    shown = dict[bytes, object]()
+    for root, folders, files in os.walk(os.fsencode(folder)):
+        for name in folders + files:
+            path = os.path.join(root, name)  # noqa: PTH118 - names of any bytes
+            key = os.path.relpath(path, os.fsencode(folder))
+            mode = os.lstat(path).st_mode
+            if stat.S_ISLNK(mode):
+                shown[key] = os.readlink(path).replace(os.fsencode(folder), b"FOLDER")  # noqa: PTH115
+            else:
+                data = b"" if stat.S_ISDIR(mode) else Path(os.fsdecode(path)).read_bytes()
+                shown[key] = (oct(mode & 0o7777), data)
+    return shown
 
+
+def fill(folder: Path, outside: Path) -> None:
+    for path, mode in {"a.txt": 0o644, "run.sh": 0o755, "key": 0o600, "read-only": 0o444, "group": 0o660}.items():
+        (folder / path).write_text(path)
+        (folder / path).chmod(mode)
+    for path, mode in {"empty/deep": 0o755, "private": 0o700, "sealed": 0o555}.items():
+        (folder / path).mkdir(parents=True)
+        (folder / path).chmod(mode)
+    (folder / "private" / "key").write_text("key")
+    (folder / "sealed").chmod(0o755)
+    (folder / "sealed" / "b.txt").write_text("b")
+    (folder / "sealed").chmod(0o555)
+    (folder / "only-ignored" / "__pycache__").mkdir(parents=True)
+    for name in (b"new\nline", b"foo\x80", b"\x1b[31m"):
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_text("odd")
+    for path, target in {
+        "link.txt": "a.txt",
+        "empty/up": "../private",
+        "here": str(folder / "run.sh"),
+        "self": str(folder),
+        "outside": str(outside),
+        "outside.txt": str(outside / "secret.txt"),
+        "escape": "../../secret.txt",
+        "missing": "none",
+    }.items():
+        (folder / path).symlink_to(target)
+
+
+async def test_a_resumed_run_finds_links_modes_empty_folders_and_any_names(app: App, tmp_path: Path) -> None:
+    """Links that lead out of the folder are restored as they are, and neither read nor written through."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("secret")
+    seen: list[dict[bytes, object]] = []
+
+    @app.task(retry=Retry(max_attempts=3, base=0.0))
+    async def mixed(ctx: Context) -> None:
+        folder = ctx.workspace.path
+        if ctx.attempt == 1:
+            await ctx.step("fill", fill, folder, outside)
+            (folder / "only-ignored" / "__pycache__").rmdir()
+        seen.append(tree(folder))
+        if ctx.attempt < 3:
+            raise Crash
+
+    async with app:
+        handle = await mixed.enqueue()
+        await work_off(app)
+        await bounded(handle.result())
+        (event,) = [event.data for event in await history(handle) if event.type == "workspace_saved"]
+        store = await artifact_store(app.producer.gateway, app.settings)
+        hashes = {digest async for digest in workspace_hashes(app.producer.gateway, app.producer.namespace, store)}
+    assert len(seen[0]) > 20
+    assert seen == [seen[0]] * 3
+    assert {"foo\\x80", "new\\x0aline", "outside", "empty/deep/", "private/"} <= {*event["changed"]}
+    assert hashlib.sha256(b"secret").hexdigest() not in hashes
+    assert tree(outside) == {b"secret.txt": ("0o644", b"secret")}
+    assert not running(tmp_path), "also folders that their owner may not write to are removed"
+
+
+async def test_a_folder_that_becomes_empty_and_a_link_that_changes_are_saved(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def change(ctx: Context) -> dict[str, object]:
+        folder = ctx.workspace.path
+        if ctx.attempt == 2:
+            return {os.fsdecode(path): str(found) for path, found in tree(folder).items()}
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text("1")
+        (folder / "link").symlink_to("one")
+        await ctx.step("first", lambda: None)
+        (folder / "refs" / "main").unlink()
+        await ctx.step("second", lambda: None)
+        (folder / "link").unlink()
+        (folder / "link").symlink_to("two")
+        await ctx.step("third", lambda: None)
+        raise Crash
+
+    async with app:
+        handle = await change.enqueue()
+        await work_off(app)
+        assert await bounded(handle.result()) == {"refs": "('0o755', b'')", "link": "b'two'"}
+
+
+async def test_ignored_files_are_not_saved(app: App) -> None:
     @app.task(retry=Retry(max_attempts=2, base=0.0))
     async def mixed(ctx: Context) -> list[str]:
         folder = ctx.workspace.path
         if ctx.attempt == 2:
             return sorted(found(folder))
-        (folder / "link.txt").symlink_to(secret)
-        (folder / "outside").symlink_to(tmp_path)
         (folder / "__pycache__").mkdir()
         (folder / "__pycache__" / "a.pyc").write_text("code")
         (folder / ".perdureignore").write_text("# own\n*.log\nbuild/out\n")
@@ -359,7 +455,7 @@ async def test_a_step_that_runs_again_repeats_no_write_to_a_shared_workspace(app
 
 def rows(number: int, size: int) -> bytes:
     """Return a manifest of so many files of this size."""
-    return encode_manifest({f"f{at}": SavedFile("0" * 64, size) for at in range(number)})
+    return encode_manifest(Manifest({f"f{at}": SavedFile("0" * 64, size) for at in range(number)}))
 
 
 @pytest.mark.parametrize(
@@ -372,7 +468,7 @@ def rows(number: int, size: int) -> bytes:
         pytest.param(rows(1, 1), {"size": 5}, "does not have the bytes that were saved", id="size"),
         pytest.param(rows(1, 1), {"size": -5}, "size: Input should be greater", id="no size"),
         pytest.param(rows(1, 1), {"hash": "../" * 10 + "etc/passwd"}, "hash: String should match", id="hash"),
-        pytest.param(b'{"v":1,"files":[["a","0",1,false]]}', {}, "file 'a' has no hash or no size", id="file's hash"),
+        pytest.param(b'{"v":1,"files":[["a","0",1,420]]}', {}, "file 'a' has no hash or no size", id="file's hash"),
     ],
 )
 async def test_a_restore_keeps_to_the_limits_of_a_save(

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from perdure.queues.regular_files import open_folder_below
-from perdure.worker.errors import WorkspaceError
+from perdure.worker.errors import WorkspaceError, WorkspaceTooLarge
 from perdure.worker.workspace import scan
-from perdure.worker.workspace.scan import Limits, Scanner
+from perdure.worker.workspace.manifest import Limits, SavedLink
+from perdure.worker.workspace.scan import Scanner
 
 
-def scanner(folder: Path) -> Scanner:
-    return Scanner("the workspace", folder, Limits(bytes=100_000, files=10, file_bytes=100_000))
+def scanner(folder: Path, *, files: int = 10) -> Scanner:
+    return Scanner("the workspace", folder, Limits(bytes=100_000, files=files, file_bytes=100_000))
 
 
 def replace(folder: Path) -> None:
@@ -116,6 +117,76 @@ def test_what_is_too_deep_is_left_out(tmp_path: Path) -> None:
         folder.mkdir()
     (folder / "a.txt").write_text("a")
     (tmp_path / "kept.txt").write_text("kept")
-    found = scanner(tmp_path).scan()
+    found = scanner(tmp_path, files=100).scan()
     assert found.changed == ["kept.txt"]
     assert found.skipped
+
+
+def test_links_are_read_and_never_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("key")
+    for name, target in {
+        "beside": "lib",
+        "out": str(tmp_path / "secret"),
+        "up": "../secret/key",
+        "own": f"{folder}/lib",
+        "root": str(folder),
+        "escape": f"{folder}/../secret",
+        "none": "missing",
+        "circle": "circle",
+    }.items():
+        (folder / name).symlink_to(target)
+    found = scanner(folder).scan()
+    assert found.changed == []
+    assert found.links == {
+        "beside": SavedLink("lib"),
+        "out": SavedLink(str(tmp_path / "secret")),
+        "up": SavedLink("../secret/key"),
+        "own": SavedLink("lib", inside=True),
+        "root": SavedLink("", inside=True),
+        "escape": SavedLink(f"{folder}/../secret"),
+        "none": SavedLink("missing"),
+        "circle": SavedLink("circle"),
+    }
+
+
+def test_names_of_any_bytes_are_found(tmp_path: Path) -> None:
+    names = [b"new\nline", b"foo\x80", b"back\\slash", b"\x01\x7f", b"caf\xc3\xa9", b"tab\t "]
+    for name in names:
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text("a")
+    found = scanner(tmp_path).scan()
+    assert sorted(map(os.fsencode, found.changed)) == sorted(names)
+    assert found.skipped == []
+
+
+def test_the_folders_and_links_of_a_workspace_are_limited(tmp_path: Path) -> None:
+    for number in range(11):
+        (tmp_path / f"d{number}").mkdir()
+    with pytest.raises(WorkspaceTooLarge, match="more than 10 folders"):
+        scanner(tmp_path).scan()
+    for number in range(11):
+        (tmp_path / f"d{number}").rmdir()
+        (tmp_path / f"l{number}").symlink_to("a")
+    with pytest.raises(WorkspaceTooLarge, match="more than 10 files"):
+        scanner(tmp_path).scan()
+
+
+def test_lock_files_of_git_are_left_out(tmp_path: Path) -> None:
+    """The process that holds one does not survive a restore, and git refuses to work while it is there."""
+    for path in (".git/index.lock", ".git/refs/heads/main.lock", "sub/.git/HEAD.lock", ".git/index", "uv.lock"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    assert sorted(scanner(tmp_path).scan().changed) == [".git/index", "uv.lock"]
+
+
+def test_what_tools_make_again_is_saved_if_the_ignore_file_says_so(tmp_path: Path) -> None:
+    for path in (".venv/pyvenv.cfg", "node_modules/a.js"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text("")
+    (tmp_path / ".perdureignore").write_text("!.venv/\n")
+    assert sorted(scanner(tmp_path).scan().changed) == [".perdureignore", ".venv/pyvenv.cfg"]
+    (tmp_path / ".perdureignore").write_text("!*.log\n")
+    with pytest.raises(WorkspaceError, match=r"'!' takes out one of __pycache__, .+, got '\*\.log'"):
+        scanner(tmp_path).scan()

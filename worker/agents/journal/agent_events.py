@@ -119,9 +119,9 @@ class WorkspaceSaved(Event):
     """Files of the workspace that changed and were saved.
 
     Attributes:
-        changed, removed: Their paths, at most 50 of each.
+        changed, removed: Paths of files, links and folders, which end in `/`: at most 50 of each.
         more: Number of those that are not named.
-        files: Number of files in the workspace.
+        files: Number of files and links in the workspace.
         size: Bytes of all of them.
         manifest, manifest_size: Hash and bytes of the manifest; empty if an earlier version saved them.
     """
