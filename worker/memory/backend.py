@@ -21,12 +21,19 @@ import anyio
 from ..errors import EmbedderMismatch
 from .embedders import Vector
 from .memory import Memory, MemoryLink, Relation, linked, merged
+from .text import contradict
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Rows = list[tuple[Any, ...]]
 Transaction = Generator[tuple[str, Sequence[Any]], Rows, R]
+
+_SIMILAR: Final = 0.5
+"""Cosine from which a memory is compared with a new one, to find out whether they contradict each other."""
+
+_CANDIDATES: Final = 20
+"""Number of similar memories that are compared."""
 
 KEY_LIFETIME: Final = 90 * 86_400.0
 """Lifetime of an idempotency key in seconds: longer than any task or dead letter is kept by default."""
@@ -272,6 +279,10 @@ class SqlBackend(ABC):
 
     @_writes
     def _record_embedder(self, embedder: EmbedderIdentity) -> Transaction[None]:
+        yield from self._recorded_embedder(embedder)
+
+    def _recorded_embedder(self, embedder: EmbedderIdentity) -> Transaction[None]:
+        """Record the first embedder of a store. Raises `EmbedderMismatch` if it has another one."""
         yield from self._check_embedder(embedder)
         yield f"INSERT INTO {self._dialect.embedder} VALUES (1, ?, ?) ON CONFLICT DO NOTHING", embedder
 
@@ -287,7 +298,8 @@ class SqlBackend(ABC):
     def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Transaction[Memory]:
         """Store a memory unless the key is known.
 
-        Merge it into the one with its digest, owner and type; store its links in the linked memories of its scope too.
+        Merge it into the one with its digest, owner and type. Link it to the similar ones of its scope that state the
+        opposite, and store its links in the linked memories too.
         """
         if key is not None:
             yield from self._lock("key", key)  # writers with the same key take turns
@@ -299,6 +311,8 @@ class SqlBackend(ABC):
             number = yield from self._insert(memory, digest)
             stored = (yield from self._merge(memory, digest)) if number is None else (number, memory)
         number, whole = stored
+        if vector is not None:
+            whole = yield from self._link_conflicts(number, whole, vector)
         yield from self._link_back(whole)
         yield from self._put_vector(number, vector)
         if key is not None:
@@ -366,6 +380,23 @@ class SqlBackend(ABC):
         values = [value for _, value in columns.values()]
         yield f"UPDATE {self._dialect.memories} SET {setting} WHERE number = ?", [*values, number]
         return int(number), whole
+
+    def _link_conflicts(self, number: int, memory: Memory, vector: Vector) -> Transaction[Memory]:
+        """Link a memory to similar ones of its scope that state the opposite; return it with these links."""
+        if self._embedder is None:
+            return memory
+        where = Where.of(memory.owner, memory.type, (), memory.subject)
+        near = yield from self._by_vector(self._embedder, vector, where, _CANDIDATES)
+        linked_already = {memory.id, *(link.id for link in memory.links)}
+        close = [one.id for one in near if one.similarity >= _SIMILAR and one.id not in linked_already]
+        others = (yield from self._get(close)).values() if close else ()
+        found = [MemoryLink("conflicts", other.id) for other in others if contradict(memory.text, other.text)]
+        if not found:
+            return memory
+        whole = linked(memory.model_copy(update={"links": ()}), [*found, *memory.links])  # the caller's are kept first
+        links = self._written(whole, ["links"])["links"][1]
+        yield f"UPDATE {self._dialect.memories} SET links = ? WHERE number = ?", [links, number]
+        return whole
 
     def _link_back(self, memory: Memory) -> Transaction[None]:
         """Store in the linked memories of its scope their links to this one."""
@@ -503,6 +534,9 @@ class SqlBackend(ABC):
     @_reads
     def by_vector(self, known: EmbedderIdentity, vector: Vector, where: Where, limit: int) -> Transaction[list[Near]]:
         """Return the memories with the nearest vectors, the nearest first, except those of importance 0."""
+        return (yield from self._by_vector(known, vector, where, limit))
+
+    def _by_vector(self, known: EmbedderIdentity, vector: Vector, where: Where, limit: int) -> Transaction[list[Near]]:
         dialect = self._dialect
         condition, values = self._condition(where)
         yield from self._check_embedder(known)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,9 +21,13 @@ import anyio
 import anyio.to_thread
 
 from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreMissing, MemoryStoreUnavailable, NotAMemoryStore
+from ..log import logger
 from .backend import COLUMNS, Dialect, SqlBackend, Transaction, memory_of
 from .memory import Memory
 from .sqlite_driver import Database
+
+with suppress(ModuleNotFoundError):  # Windows
+    import fcntl
 
 R = TypeVar("R")
 
@@ -100,7 +105,10 @@ class SqliteBackend(SqlBackend):
         super().__init__(_DIALECT)
         self._path = path
         self._wait = wait
-        self._database: Database | None = None
+        self._create = False
+        self._is_open = False
+        self._database: _StoreFile | None = None
+        """None while the file that was moved or replaced could not be opened again."""
         self._one = anyio.CapacityLimiter(1)
 
     @property
@@ -108,36 +116,105 @@ class SqliteBackend(SqlBackend):
         return str(self._path)
 
     async def _connect(self, *, create: bool) -> None:
-        def connect() -> Database:
-            return open_store_file(self._path, self._wait, create=create)
-
-        self._database = await anyio.to_thread.run_sync(connect, limiter=self._one)
-        self._has_vectors = True
+        self._create = create
+        self._database = await anyio.to_thread.run_sync(self._opened, limiter=self._one)
+        self._is_open = self._has_vectors = True
 
     async def _prepare_vectors(self) -> None:
-        self._connected().need_vectors()
+        await anyio.to_thread.run_sync(lambda: self._connected().need_vectors(), limiter=self._one)
 
     async def close(self) -> None:
-        database, self._database = self._database, None
-        if database is not None:
-            await anyio.to_thread.run_sync(database.close, limiter=self._one)
+        file, self._database, self._is_open = self._database, None, False
+        if file is not None:
+            await anyio.to_thread.run_sync(file.database.close, limiter=self._one)
+
+    def _opened(self) -> _StoreFile:
+        return _StoreFile(open_store_file(self._path, self._wait, create=self._create), self._path)
 
     def _connected(self) -> Database:
-        if self._database is None:
+        """Return a connection to the file that is at the path now; called in the thread."""
+        if not self._is_open:
             raise RuntimeError(f"memory store {self.store} is not open")
-        return self._database
+        file = self._database
+        if file is not None and file.is_elsewhere():
+            logger.warning("memory file {} was moved or replaced: the one that is there now is used", self.store)
+            self._database = None
+            file.leave()
+        if self._database is None:
+            file = self._opened()
+            try:
+                if self._embedder is not None:
+                    file.database.need_vectors()
+                    with file.database.transaction():
+                        file.database.follow(self._recorded_embedder(self._embedder))
+            except BaseException:
+                file.database.close()
+                raise
+            self._database = file
+        return self._database.database
 
     async def _run(self, transaction: Transaction[R], *, write: bool) -> R:
         """Run a transaction in a thread. A cancellation waits for its end, so that no work outlives the call."""
-        database = self._connected()
 
         def run() -> R:
+            database = self._connected()
             if not write:
                 return database.follow(transaction)
             with database.transaction():
-                return database.follow(transaction)
+                result = database.follow(transaction)
+            if self._database is not None and self._database.is_elsewhere():
+                raise MemoryStoreUnavailable(self.store, "it was moved or replaced while it was written to; try again")
+            return result
 
         return await anyio.to_thread.run_sync(run, limiter=self._one)
+
+
+class _StoreFile:
+    """Open store, and the identities of its files: of the database, its write-ahead log, and the index of that."""
+
+    def __init__(self, database: Database, path: Path) -> None:
+        self.database = database
+        self._path = path
+        self._files = {suffix: _identity(path, suffix) for suffix in ("", *_BESIDE)}
+
+    def is_elsewhere(self) -> bool:
+        """Return whether another file, or none, is at the path now."""
+        return _identity(self._path, "") != self._files[""]
+
+    def leave(self) -> None:
+        """Close the file, wherever it is, with all that was written, and leave nothing of it at the path.
+
+        SQLite would take a log that was left there for that of the file that is there now. Processes take turns, so
+        that none removes the log that another one has just begun.
+        """
+        with suppress(MemoryStoreError):
+            self.database.run("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.database.close()
+        with suppress(OSError), _locked(self._path.parent):
+            for suffix in _BESIDE:
+                if self._files[suffix] is not None and _identity(self._path, suffix) == self._files[suffix]:
+                    Path(f"{self._path}{suffix}").unlink()
+
+
+_BESIDE: Final = ("-wal", "-shm")
+
+
+def _identity(path: Path, suffix: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(f"{path}{suffix}")  # noqa: PTH116 - called for each statement
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
 
 
 def open_store_file(path: Path, wait: float, *, create: bool) -> Database:

@@ -100,3 +100,68 @@ def content_words(query: str) -> list[str]:
 def has_words(text: str, asked: Collection[str]) -> bool:
     """Return whether a text has all of these words, in the same forms. No words: False."""
     return bool(asked) and {*asked} <= {*_WORD.findall(unicodedata.normalize("NFKC", text).casefold())}
+
+
+_NEGATIONS: Final = word_set(
+    "not no never neither nobody nothing none without hardly barely rarely "
+    "nicht nie niemals kein keine keinen keinem keiner ohne pas jamais sans nunca jamás sin non mai senza"
+)
+"""Words that turn a statement into its opposite, of five languages."""
+
+_FILLERS: Final = word_set(
+    "do does did the a an longer any anymore yet ever already nor and both with always somebody everybody "
+    "immer mit toujours avec ne siempre con sempre"
+)
+"""Words that come and go with a negation: "wants" and "does not want", "with" and "without", "always" and "never"."""
+
+_OPPOSITES: Final = {
+    word: (pair.split()[0], place)
+    for pair in (
+        "on off", "allow deny", "allowed denied", "start stop", "started stopped", "open closed", "before after",
+        "true false", "more less", "most least", "accept reject", "accepted rejected", "agree refuse", "rise fall",
+        "rose fell", "succeed fail", "enabled disabled", "legal illegal", "like dislike", "agree disagree",
+    )
+    for place, word in enumerate(pair.split())
+}  # fmt: skip
+_STATEMENT: Final = 1_000
+"""Largest length of a statement in characters."""
+
+_NEGATED: Final = re.compile(r"(?:un|in|im|dis)(?=[a-z]{4})")
+_CONTRACTED: Final = re.compile(r"\b(\w+?)(?:n't|(?<=can)'t|(?<=can)not)\b")
+_WHOLE: Final = {"ca": "can", "wo": "will", "sha": "shall"}
+"""Words that "can't", "won't" and "shan't" are contracted from."""
+
+_PLURAL: Final = re.compile(r"(?<=\w{2})ies$|(?<=\w{2}[^\Ws])s$")
+_TOKEN: Final = re.compile(r"[^\W_]+(?:[.,:/-][^\W_]+)*")
+
+
+def contradict(one: str, other: str) -> bool:
+    """Return whether two texts state the opposite: the same words in the same order, but for a negation.
+
+    A text has "not", "never" or "without" where the other has none, a word with "un" or "dis" before it, or the other
+    word of a pair such as "on" and "off". Another name, number or unit is no opposite: both statements may be true.
+    Texts of more than 1,000 characters are no single statements.
+    """
+    if max(len(one), len(other)) > _STATEMENT:
+        return False
+    (mine, negated), (others, negated_other) = _statement(one), _statement(other)
+    return bool(mine) and mine == others and negated != negated_other
+
+
+def _statement(text: str) -> tuple[list[str], bool]:
+    """Return the words of a text without its negations, and whether it has an odd number of these."""
+    folded = unicodedata.normalize("NFC", text).casefold().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    kept, odd = list[str](), False
+    for token in _TOKEN.findall(_CONTRACTED.sub(lambda found: f"{_WHOLE.get(found[1], found[1])} not", folded)):
+        word = _PLURAL.sub(lambda found: "y" if found[0] == "ies" else "", token)
+        if token in _NEGATIONS:
+            odd = not odd
+        elif (opposite := _OPPOSITES.get(word)) is not None:
+            kept.append(opposite[0])
+            odd ^= opposite[1] == 1
+        elif (bare := _NEGATED.sub("", word, count=1) if _NEGATED.match(word) else word) != word:
+            kept.append(bare)
+            odd = not odd
+        elif token not in _FILLERS:
+            kept.append(word)
+    return kept, odd

@@ -49,6 +49,44 @@ async def test_of_memories_that_the_caller_links_the_newer_is_found(
         assert (left.memory.id, left.related) == (first.id, ())
 
 
+async def test_similar_memories_that_contradict_each_other_are_linked(stores: Stores) -> None:
+    async with stores(near(WANTS, WANTS_NOT)) as store:
+        first = await store.add(new_memory(WANTS), owner="a")
+        for other in ({"owner": "b"}, {"owner": "a", "type": "lesson"}, {"owner": "a", "subject": "user:7"}):
+            owner = other.pop("owner")
+            assert (await store.add(new_memory(WANTS_NOT, **other), owner=owner)).links == ()
+        stores.clock.now += 5
+        second = await store.add(new_memory(WANTS_NOT), owner="a")
+        assert second.links == (MemoryLink("conflicts", first.id),)
+        [back] = (await store.get([first.id]))[0].links
+        assert back == MemoryLink("conflicts", second.id)
+        [found] = await store.search(WANTS, owner="a", type="fact")
+        assert found.memory == second
+        assert [(note.relation, note.text) for note in found.related] == [("conflicts", WANTS)]
+        stores.clock.now += 5
+        await store.add(new_memory(WANTS), owner="a")
+        [found] = await store.search(WANTS, owner="a", type="fact")
+        assert (found.memory.id, [note.text for note in found.related]) == (first.id, [WANTS_NOT])
+
+
+async def test_what_the_caller_says_of_a_contradiction_counts(stores: Stores) -> None:
+    async with stores(near(WANTS, WANTS_NOT)) as store:
+        first = await store.add(new_memory(WANTS))
+        second = await store.add(new_memory(WANTS_NOT, links=[("supersedes", first.id)]))
+        again = await store.add(new_memory(WANTS_NOT))
+        assert second.links == again.links == (MemoryLink("supersedes", first.id),)
+
+
+async def test_contradictions_are_not_linked_without_an_embedder_or_if_the_vectors_disagree(stores: Stores) -> None:
+    async with stores() as store:
+        await remember(store, WANTS, WANTS_NOT)
+        assert [memory.links for memory in await store.list()] == [(), ()]
+        assert len(await store.search(WANTS)) == 2
+    async with stores(Angles({"It is on": 0.0, "It is off": 80.0})) as store:
+        await remember(store, "It is on", "It is off")
+        assert {memory.links for memory in await store.list()} == {()}
+
+
 async def test_a_repeated_memory_is_linked_to_what_the_repetition_names(stores: Stores) -> None:
     async with stores(near(TEN, TWELVE)) as store:
         old, new = await remember(store, TEN, TWELVE)

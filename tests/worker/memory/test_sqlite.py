@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import sqlite3
 import stat
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from perdure.worker.errors import EmbedderMismatch
 from perdure.worker.memory import (
+    HashingEmbedder,
     HybridStore,
     Memory,
     MemoryStoreDamaged,
@@ -227,6 +231,85 @@ async def test_a_store_works_with_and_without_the_extra_in_turn(path: Path, monk
     async with HybridStore(SqliteBackend(path), Numbers()) as store:
         assert [found.memory.text for found in await store.search("2")] == ["2 of all"]
         assert await store.search("1") == []
+
+
+def move(path: Path, how: str, backup: Path) -> Path:
+    """Move a file away, with or without its log, or replace or remove it; return where it is."""
+    away = path.with_name("away.sqlite3")
+    if how == "replaced":
+        os.link(path, away)
+        backup.replace(path)
+    else:
+        for suffix in ("", "-wal", "-shm") if how == "moved whole" else ("",):
+            Path(f"{path}{suffix}").rename(f"{away}{suffix}")
+    if how == "removed":
+        away.unlink()
+    return away
+
+
+def replace(path: Path, data: bytes | None) -> None:
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["moved", "moved whole", "replaced", "removed"])
+async def test_a_file_that_was_moved_or_replaced_is_noticed(path: Path, how: str) -> None:
+    """Also by a second process, whose connection is to the old file. No memory is lost that was stored before."""
+    async with HybridStore(SqliteBackend(path)) as store, HybridStore(SqliteBackend(path)) as other:
+        await remember(store, *(f"before {number}" for number in range(300)))
+        assert await other.count() == 300
+        backup = path.with_name("backup.sqlite3")
+        async with HybridStore(SqliteBackend(backup)) as saved:
+            await remember(saved, "from the backup")
+        away = move(path, how, backup)
+        await remember(store, "after")
+        await remember(other, "after by another")
+        expected = {"after", "after by another", *(["from the backup"] if how == "replaced" else [])}
+        assert {memory.text for memory in await store.list()} == expected
+        assert {memory.text for memory in await other.list()} == expected
+    async with HybridStore(SqliteBackend(path)) as store:
+        assert {memory.text for memory in await store.list()} == expected, "another process finds them"
+    if how != "removed":
+        async with HybridStore(SqliteBackend(away)) as store:
+            assert await store.count() == 300
+
+
+async def test_a_file_that_is_moved_while_it_is_written_to_is_an_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is in the file that was moved: the caller tries again."""
+    async with HybridStore(SqliteBackend(path)) as store:
+        run = Database.run
+
+        def moved(self: Database, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+            if sql == "COMMIT":
+                move(path, "moved", path)
+            return run(self, sql, *values)
+
+        monkeypatch.setattr(Database, "run", moved)
+        with pytest.raises(MemoryStoreUnavailable, match="moved or replaced while it was written to"):
+            await store.add(new_memory("x"), key="k")
+        monkeypatch.undo()
+        await store.add(new_memory("x"), key="k")
+        assert await store.count() == 1
+
+
+async def test_a_store_is_used_again_once_its_file_can_be_opened(path: Path) -> None:
+    async with HybridStore(SqliteBackend(path), HashingEmbedder()) as store:
+        await remember(store, "x")
+        replace(path, b"not a store" * 100)
+        for _ in range(2):
+            with pytest.raises(NotAMemoryStore):
+                await store.count()
+        replace(path, None)
+        async with HybridStore(SqliteBackend(path), Angles()) as other:
+            await remember(other, "y")
+        with pytest.raises(EmbedderMismatch):
+            await remember(store, "z")
+        replace(path, None)
+        await remember(store, "z")
+        assert [memory.text for memory in await store.list()] == ["z"]
 
 
 async def test_forgotten_memories_leave_no_rows(path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp_
         load_embedder("wordllama")
 
 
-async def test_statements_with_a_negation_are_kept_apart_by_a_real_model(stores: Stores) -> None:
+async def test_statements_with_a_negation_are_linked_by_a_real_model(stores: Stores) -> None:
     embedder = load_embedder("wordllama")
     [one, other] = list(embedder.embed([WANTS, WANTS_NOT]))  # type: ignore[arg-type]  # it is not async
     assert cosine(list(one), list(other)) > 0.92
@@ -59,4 +59,6 @@ async def test_statements_with_a_negation_are_kept_apart_by_a_real_model(stores:
         for text in (WANTS, WANTS_NOT):
             stores.clock.now += 5
             await store.add(new_memory(text))
-        assert {found.memory.text for found in await store.search("is EU data wanted?")} == {WANTS, WANTS_NOT}
+        [found] = await store.search("is EU data wanted?")
+        assert found.memory.text == WANTS_NOT
+        assert [(note.relation, note.text) for note in found.related] == [("conflicts", WANTS)]

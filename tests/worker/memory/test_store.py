@@ -217,7 +217,7 @@ async def test_equal_texts_of_other_types_and_owners_are_separate(stores: Stores
 
 async def test_similar_vectors_neither_merge_nor_link(stores: Stores) -> None:
     long = "a " * 16_000
-    everything = ["cats sleep", "cats never sleep", *(f"{long}{number}" for number in range(3))]
+    everything = ["cats sleep", "cats eat", "9 cats", "10 cats", *(f"{long}{number}" for number in range(3))]
     async with stores(Angles(dict.fromkeys(everything, 10.0))) as store:
         added = await remember(store, *everything)
         assert len({memory.id for memory in added}) == len(everything)
