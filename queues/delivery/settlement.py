@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 import orjson
 
@@ -209,15 +209,24 @@ async def reschedule(
     check_accepted(await gateway.run(_RESCHEDULE, keys, args), task_id, "retry")
 
 
-class Wake(StrEnum):
-    """An event that wakes a parked task before its time has come."""
+WakeCondition: TypeAlias = tuple[str, str]
+"""Kind and value of a condition that ends the wait of a parked task:
 
-    MESSAGE = "message"
-    """Any message to its inbox."""
-    TIME = "time"
-    """None: the task sleeps."""
-    VERSION = "version"
-    """A worker of a newer version, see `await_version`."""
+`("message", N)`: a message to its inbox after the one with this number. `("answer", WAIT_ID)`: an answer to this wait.
+`("time", "")`: only its time.
+"""
+
+TIME: Final[WakeCondition] = ("time", "")
+
+
+def message_after(number: int) -> WakeCondition:
+    """Return the condition that a message comes after the one with this number."""
+    return ("message", str(number))
+
+
+def wake_word(kind: str, value: str = "") -> str:
+    """Return the word that the field `wakes` of a record has for a condition; a space in the value is quoted."""
+    return kind if kind in ("message", "time") else f"{kind}:{quote(value, safe='/:#')}"
 
 
 async def park(
@@ -228,8 +237,7 @@ async def park(
     *,
     delay: float,
     waits: str,
-    seen: int,
-    wakes: Wake = Wake.MESSAGE,
+    conditions: Sequence[WakeCondition] = (),
     entries: int = 0,
 ) -> None:
     """Put the task into the due set until it is woken, and acknowledge its message.
@@ -237,8 +245,7 @@ async def park(
     Args:
         delay: Seconds after which the task runs in any case.
         waits: What it waits for, such as "message"; shown to people.
-        seen: Number of the last message that the run knows of. If a later one wakes it, it is due at once.
-        wakes: What wakes it.
+        conditions: Conditions that wake it. If any is over already, it is due at once.
         entries: See `succeed`.
 
     Raises:
@@ -247,7 +254,9 @@ async def park(
     """
     partition = delivery.partition
     keys = [*_deferral_keys(partition, task_id), partition.inbox(task_id), partition.control(task_id)]
-    args: list[Argument] = [*delivery.fence, entries, task_id, *counters, _milliseconds(delay), waits, wakes, seen]
+    wakes = " ".join(dict.fromkeys(wake_word(*condition) for condition in conditions))
+    args: list[Argument] = [*delivery.fence, entries, task_id, *counters, _milliseconds(delay), waits, wakes]
+    args += [part for condition in dict.fromkeys(conditions) if condition != TIME for part in condition]
     check_accepted(await gateway.run(_PARK, keys, args), task_id, "park")
 
 

@@ -1,3 +1,4 @@
+-- include: wake
 -- Edit the checkpoint of a task that no worker has, log it as an event, and wake the task if it waits for the edit.
 -- KEYS  record, steps, log, due set, nudge stream, ready stream
 -- ARGV  group, first character of the consumers that are not workers, task id, what the caller has read of the record:
@@ -42,8 +43,5 @@ if task[1] ~= 'scheduled' or task[7] ~= ARGV[11] then
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local earliest = redis.call('ZRANGE', KEYS[4], 0, 0, 'WITHSCORES')
-if redis.call('ZADD', KEYS[4], 'XX', 'LT', 'CH', now, ARGV[3]) == 1 and now < tonumber(earliest[2]) then
-  redis.call('XADD', KEYS[5], 'MAXLEN', 16, '*', 'why', 'due')
-end
+wake(KEYS[4], KEYS[5], ARGV[3], now)
 return 2

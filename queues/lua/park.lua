@@ -1,15 +1,25 @@
 -- include: fence, inbox
--- Settle a delivery by putting the task into the due set until what it waits for has come, or its time.
+-- Settle a delivery by putting the task into the due set until a condition that it waits for is over, or its time.
 -- KEYS  ready stream, record, due set, nudge stream, inbox, control
 -- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, milliseconds after which it runs in any
---       case, what it waits for, what wakes it (message: any message to its inbox; time: nothing before its time),
---       number of the last message that the run knows of
+--       case, what it waits for, what wakes it (words, separated by spaces: message, answer:ID, join:GROUP, time), then
+--       pairs: kind and value of a condition that may be over already (see is_over)
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: the task is due or pending, never both, never neither. Its payload is in the record.
--- If a message wakes the task, and one came after the run has looked, the task is due at once: no message can come
--- between the run's look and this act unseen. So is a task whose cancellation was requested. Field `wakes` tells the
--- scripts that may wake a task whether they do. A record without it was parked by an earlier version: a message wakes
--- it. The run has logged already that it waits.
+-- If a condition is over, because its message or answer came after the run has looked, the task is due at once: nothing
+-- can come between the run's look and this act unseen. So is a task whose cancellation was requested. Field `wakes` tells
+-- the scripts that may wake a task whether they do (see wake.lua). The run has logged already that it waits.
+local function is_over(kind, value)
+  if kind == 'message' then
+    -- a message came after the one with this number
+    return inbox_number(redis.call('HGET', KEYS[5], 'last')) > tonumber(value)
+  elseif kind == 'answer' then
+    -- the wait with this id is answered
+    return redis.call('HEXISTS', KEYS[5], 'a:' .. value) == 1
+  end
+  return false
+end
+
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
@@ -17,9 +27,12 @@ local lost = gap(KEYS[2], ARGV[5])
 if lost then
   return lost
 end
-local came = ARGV[12] == 'message' and inbox_number(redis.call('HGET', KEYS[5], 'last')) > tonumber(ARGV[13])
+local over = redis.call('HEXISTS', KEYS[6], 'cancel') == 1
+for i = 13, #ARGV, 2 do
+  over = over or is_over(ARGV[i], ARGV[i + 1])
+end
 local due = now_ms()
-if not came and redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
+if not over then
   due = due + tonumber(ARGV[10])
 end
 begin_outcome(KEYS[1], KEYS[2])

@@ -1,4 +1,4 @@
--- include: inbox
+-- include: inbox, wake
 -- Add a message to the inbox of a task once, and wake the task if a message wakes it.
 -- KEYS  record, inbox, due set, nudge stream
 -- ARGV  task id, digest of the message id, the message, largest number of messages in an inbox, largest size of them in bytes
@@ -59,11 +59,8 @@ local digest = string.match(redis.call('HGET', KEYS[2], oldest) or '', ' (.*)$')
 if digest then
   redis.call('HDEL', KEYS[2], 'id:' .. digest, oldest)
 end
-if state == 'scheduled' and task[3] and (task[4] or 'message') == 'message' then
-  local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
-  if redis.call('ZADD', KEYS[3], 'XX', 'LT', 'CH', now, ARGV[1]) == 1 and now < tonumber(first[2]) then
-    redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'why', 'due')
-  end
+if state == 'scheduled' and task[3] and is_woken_by(task[4], 'message') then
+  wake(KEYS[3], KEYS[4], ARGV[1], now)
 end
 redis.call('PUBLISH', KEYS[1], 'message')
 return {'sent', number, shown}

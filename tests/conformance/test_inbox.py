@@ -27,7 +27,7 @@ from perdure.queues import (
 )
 from perdure.queues.delivery.checkpoint import Entry, Kind
 from perdure.queues.delivery.leases import Delivery
-from perdure.queues.delivery.settlement import Counters, Wake, park, reschedule, succeed
+from perdure.queues.delivery.settlement import TIME, Counters, message_after, park, reschedule, succeed
 from perdure.queues.errors import NoKey
 from perdure.queues.inbox import read_inbox, send_message
 from perdure.queues.security.encryption import is_encrypted
@@ -292,7 +292,7 @@ class Parking:
 
     async def park(self) -> None:
         for _ in range(2):  # the reply may be lost
-            await park(self.gateway, self.delivery, "t", Counters(), delay=600, waits="message", seen=self.seen)
+            await park(self.gateway, self.delivery, "t", Counters(), delay=600, waits="message", conditions=[message_after(self.seen)])
 
     async def send(self) -> None:
         for _ in range(2):
@@ -336,7 +336,7 @@ async def test_a_message_wakes_no_task_that_waits_for_something_else(producer: P
     assert not await _is_due(gateway, partition)
     await promote(gateway, partition, "t")
     delivery = await read_one(await worker(gateway, partition))
-    await park(gateway, delivery, "t", Counters(), delay=600, waits="message", seen=early.number)
+    await park(gateway, delivery, "t", Counters(), delay=600, waits="message", conditions=[message_after(early.number)])
     await promote(gateway, partition, "t")
     delivery = await read_one(await worker(gateway, partition))
     # a worker of an earlier version has promoted it, and left what it had waited for
@@ -354,25 +354,12 @@ async def test_a_message_wakes_no_task_that_sleeps(producer: Producer, partition
     await producer.enqueue("t", task_id="t", queue="default")
     await producer.send_message("t", "before")
     delivery = await read_one(await worker(gateway, partition))
-    await park(gateway, delivery, "t", Counters(), delay=600, waits="sleep", seen=0, wakes=Wake.TIME)
+    await park(gateway, delivery, "t", Counters(), delay=600, waits="sleep", conditions=[TIME])
     await producer.send_message("t", "during")
     assert not await _is_due(gateway, partition)
     await promote(gateway, partition, "t")
     assert await gateway.command("HMGET", record, "waits", "wakes") == [None, None]
     assert await unread(gateway, partition) == ["before", "during"]
-
-
-async def test_a_message_wakes_a_task_that_an_earlier_version_has_parked(
-    producer: Producer, partition: Partition
-) -> None:
-    """Such a record does not say what wakes the task."""
-    gateway = producer.gateway
-    await producer.enqueue("t", task_id="t", queue="default")
-    delivery = await read_one(await worker(gateway, partition))
-    await park(gateway, delivery, "t", Counters(), delay=600, waits="message", seen=0)
-    assert await gateway.command("HDEL", partition.record("t"), "wakes") == 1
-    await producer.send_message("t", "now")
-    assert await _is_due(gateway, partition)
 
 
 async def test_messages_are_sealed(producer: Producer, partition: Partition) -> None:
@@ -519,7 +506,7 @@ async def test_a_plain_message_to_a_task_with_encrypted_data_is_refused(
         handle = await producer.enqueue("t", task_id="t", queue="default", delay=delay)
         if place == "parked":
             delivery = await read_one(await worker(gateway, partition))
-            await park(gateway, delivery, "t", Counters(), delay=60, waits="message", seen=0)
+            await park(gateway, delivery, "t", Counters(), delay=60, waits="message", conditions=[message_after(0)])
         await handle.send("sealed")
         gateway.encryptor = Encryptor()
         with pytest.raises(NoKey, match="message to task t: the data of the task is encrypted"):

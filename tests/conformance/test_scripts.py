@@ -79,7 +79,7 @@ from tests.support.servers.every_node import on_every_node
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
-PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload"}
+PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload", "wake"}
 
 
 def header(path: Path) -> str:

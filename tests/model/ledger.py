@@ -589,21 +589,31 @@ class Ledger:
         delay: int,
         counts: tuple[int, int, int],
         waits: str,
-        wakes: str,
-        seen: int,
+        conditions: Sequence[tuple[str, str]],
         last: int = 0,
     ) -> bool:
-        """Park the task. seen: the last message that the run knows of."""
+        """Park the task. conditions: kind and value of each."""
         if not self.owned(delivery):
             return self.settled(delivery, task)
         if self._gap(task, last) is not None:
             return False
         record = self.at.record(task)
-        came = wakes == "message" and int(self.held.get(self.at.inbox(task), "last") or 0) > seen
-        self._defer(delivery, task, 0 if came or self.held.exists(self.at.control(task)) else delay, counts)
+        over = self.held.exists(self.at.control(task)) or any(self._is_over(task, *each) for each in conditions)
+        self._defer(delivery, task, 0 if over else delay, counts)
+        wakes = " ".join(dict.fromkeys(_wake_word(*each) for each in conditions))
         self.held.put(record, {"waits": waits, "wakes": wakes})
         self.tell(task, "waiting")
         return True
+
+    def _is_over(self, task: str, kind: str, value: str) -> bool:
+        """Return whether what a condition waits for has come."""
+        inbox = self.at.inbox(task)
+        match kind:
+            case "message":
+                return int(self.held.get(inbox, "last") or 0) > int(value)
+            case "answer":
+                return self.held.get(inbox, f"a:{value}") is not None
+        return False
 
     def await_version(
         self,
@@ -864,7 +874,7 @@ class Ledger:
         if past is not None:
             self.held.drop(inbox, f"id:{past.partition(b' ')[2].decode()}", f"n:{sent + 1 - most}")
         parked = state == b"scheduled" and self.held.get(record, "waits") is not None
-        if parked and self.held.get(record, "wakes") in (b"message", None):
+        if parked and b"message" in (self.held.get(record, "wakes") or b"").split(b" "):
             self._wake(task)
         self.tell(task, "message")
         return [b"sent", b"%d" % number, b"waiting" if parked else state]
@@ -1259,6 +1269,10 @@ def _task_of(fields: Fields | None) -> str | None:
         return str(orjson.loads(_plain(fields or ())[b"env"])["id"])
     except (LookupError, TypeError, orjson.JSONDecodeError):
         return None
+
+
+def _wake_word(kind: str, value: str) -> str:
+    return kind if kind in ("message", "time") else f"{kind}:{value}"
 
 
 def _fence(delivery: Delivery) -> bytes:

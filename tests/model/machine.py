@@ -35,7 +35,7 @@ from perdure.queues.delivery.quarantine_store import (
 )
 from perdure.queues.delivery.settlement import (
     Counters,
-    Wake,
+    WakeCondition,
     await_version,
     cancelled,
     park,
@@ -478,7 +478,7 @@ class Queues(RuleBasedStateMachine):
             delivery, task = self.pick(which, MINE)
             if task in TASKS and self.ledger.owned(delivery):
                 if how == "parked":
-                    self.park(which, MINE, HOUR, (1, 0, 0), Wake.MESSAGE, came=False, earlier=False)
+                    self.park(which, MINE, HOUR, (1, 0, 0), ["message"], came=False)
                 else:
                     self.bury(which, MINE, raw=False, counters=(1, 0), kept=HOUR)
                 self.is_as_expected()
@@ -765,9 +765,8 @@ class Queues(RuleBasedStateMachine):
         standing=standings,
         delay=delays,
         counters=st.tuples(numbers, numbers, numbers),
-        wakes=st.sampled_from(Wake),
+        waits=st.lists(st.sampled_from(["message", "time", "answer"]), max_size=3),
         came=st.booleans(),
-        earlier=st.booleans(),
         ahead=aheads,
     )
     def park(
@@ -776,32 +775,26 @@ class Queues(RuleBasedStateMachine):
         standing: str,
         delay: int,
         counters: tuple[int, int, int],
-        wakes: Wake,
+        waits: Sequence[str],
         came: bool,
-        earlier: bool,
         ahead: int = 0,
     ) -> None:
-        """Park a task that waits for a message, or sleeps; one message may arrive before the call, another after it.
-
-        earlier: a worker of an earlier version parks it, which does not write what wakes it.
-        """
+        """Park a task that waits for messages, answers, or its time; messages may come before the call and after it."""
         delivery, task = self.pick(which, standing)
         if task not in TASKS:
             return
-        record = self.partition.record(task)
         seen = int(self.ledger.held.get(self.partition.inbox(task), "last") or 0)
+        values = {"message": str(seen), "answer": "approval", "time": ""}
+        conditions: list[WakeCondition] = [(kind, values[kind]) for kind in waits]
         last = self.last_entry(task) + ahead
         if came:
             self.send(task, which + 1)
         for _ in range(2):
-            expected = self.ledger.park(delivery, task, delay, counters, "message", wakes, seen, last)
-            given: Any = {"delay": delay / 1000, "waits": "message", "seen": seen, "wakes": wakes, "entries": last}
+            expected = self.ledger.park(delivery, task, delay, counters, "message", conditions, last)
+            given: Any = {"delay": delay / 1000, "waits": "message", "conditions": conditions, "entries": last}
             act = park(self.ground.gateway, delivery, task, Counters(*counters), **given)
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
-        if earlier and wakes is Wake.MESSAGE:
-            self.ground.command("HDEL", record, "wakes")
-            self.ledger.held.drop(record, "wakes")
         self.send(task, which)
 
     @rule(
@@ -840,7 +833,7 @@ class Queues(RuleBasedStateMachine):
     @rule(which=which, delay=st.sampled_from([MINUTE, HOUR]))
     def sleep(self, which: int, delay: int) -> None:
         """Park a task that sleeps, which no message wakes: neither one before the call nor one after it."""
-        self.park(which, MINE, delay, (1, 0, 0), Wake.TIME, came=True, earlier=False)
+        self.park(which, MINE, delay, (1, 0, 0), ["time"], came=True)
 
     @rule(task=tasks, which=which)
     def send(self, task: str, which: int) -> None:

@@ -20,7 +20,7 @@ from tests.conftest import watched
 SCRIPTS = sorted(Path(perdure.__file__).parent.glob("*/lua/*.lua"))
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
-PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload"}
+PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload", "wake"}
 KEYLESS = {"INFO", "TIME"}
 FIRST = {
     "XPENDING",

@@ -10,7 +10,7 @@ from perdure.queues import Gateway
 from perdure.queues.delivery.checkpoint import Entry, Kind, Written, write_entries
 from perdure.queues.delivery.heartbeat import renewal
 from perdure.queues.delivery.leases import Delivery, RunStatus
-from perdure.queues.delivery.settlement import Counters, cancelled, park, release, reschedule, succeed
+from perdure.queues.delivery.settlement import Counters, cancelled, message_after, park, release, reschedule, succeed
 from perdure.queues.transport.scripts import queue_script
 
 
@@ -46,7 +46,10 @@ async def _reschedule(gateway: Gateway, delivery: Delivery, task_id: str, entrie
 
 
 async def _park(gateway: Gateway, delivery: Delivery, task_id: str, entries: int = 0) -> None:
-    await park(gateway, delivery, task_id, Counters(), delay=60, waits="message", seen=0, entries=entries)
+    conditions = [message_after(0)]
+    await park(
+        gateway, delivery, task_id, Counters(), delay=60, waits="message", conditions=conditions, entries=entries
+    )
 
 
 async def _release(gateway: Gateway, delivery: Delivery, task_id: str, entries: int = 0) -> None:

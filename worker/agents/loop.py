@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from ...deadletter.error_text import error_text
 from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.delivery.settlement import message_after
 from ...queues.doubts import Resolution, encode_intent, intent_arguments, resolution_in
 from ...queues.envelope import check_size
 from ...queues.errors import EntriesLost, LeaseLost, PayloadTooLarge
@@ -694,7 +695,7 @@ async def resume_after_compaction(run: Run) -> None:
 
 
 async def _park(run: Run) -> NoReturn:
-    await run.park(ParkReason(MAX_SECONDS, COMPACTION, run.history.mail))
+    await run.park(ParkReason(MAX_SECONDS, COMPACTION, (message_after(run.history.mail),)))
 
 
 _PAYLOADS: Final = 16

@@ -20,6 +20,7 @@ import orjson
 
 from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.delivery.settlement import message_after
 from ...queues.errors import PayloadTooLarge
 from ...queues.inbox import CORRECTION, last_message
 from ...queues.transport.backoff import retry_while_unavailable
@@ -246,7 +247,7 @@ async def confirm_resume(
         question = run.history.saved[_ASKED] = orjson.dumps(asked)
         waiting = run.next_entry(WaitStarted(what=_WAITS, why=why))
         await run.recorder.put(waiting, Entry(Kind.SAVED, _ASKED, question), wait=True)
-    await run.park(ParkReason((asked["until"] - now) / 1000, _WAITS, last))
+    await run.park(ParkReason((asked["until"] - now) / 1000, _WAITS, (message_after(last),)))
 
 
 def _reason(live: LiveState[Any], closed: int) -> After | None:

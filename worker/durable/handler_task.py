@@ -50,6 +50,7 @@ class HandlerTask:
         "_retry_cancel",
         "_step_tasks",
         "_task",
+        "branched",
         "steps_in_flight",
         "stopped",
         "stopping",
@@ -58,6 +59,8 @@ class HandlerTask:
     def __init__(self) -> None:
         self.steps_in_flight: dict[str, float] = {}
         """Monotonic time at which each began, by their keys."""
+        self.branched = False
+        """Whether another asyncio task than the handler's own has made a call of the context."""
         self.stopping = self._failed = False
         """stopping: whether the run stops at its next step boundary."""
         self.stopped = False
@@ -126,12 +129,29 @@ class HandlerTask:
             if self._equal_calls is not None:
                 self._equal_calls.check(key, digest)
             return
+        self.branched = True
         self._step_tasks[key] = task
         if digest:
             if self._equal_calls is None:
                 self._equal_calls = EqualCalls()
             own = self._own_call
             self._equal_calls.add(key, digest, task, own if own[0] in self.steps_in_flight else ("", ""))
+
+    def note_caller(self) -> None:
+        """Note whether another asyncio task than the handler's own makes a call."""
+        if not self.branched and asyncio.current_task() is not self._task:
+            self.branched = True
+
+    def wait_began(self, name: str, task: asyncio.Task[object] | None = None) -> None:
+        """Note an asyncio task beside the handler's that waits, and is cancelled with it. None: the current one."""
+        if task is None:
+            task = asyncio.current_task()
+            self.note_caller()
+        if task is not None and task is not self._task:
+            self._step_tasks[name] = task
+
+    def wait_ended(self, name: str) -> None:
+        self._step_tasks.pop(name, None)
 
     def _cancel_steps(self) -> None:
         """Cancel the steps that run beside the handler, which has ended: their results are not awaited."""

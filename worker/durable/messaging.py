@@ -9,7 +9,6 @@ question of one person: a recorded one is not taken for another question, which 
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -18,6 +17,7 @@ import orjson
 
 from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.delivery.settlement import WakeCondition, message_after
 from ...queues.durations import Moment, seconds_until
 from ...queues.envelope import check_size
 from ...queues.errors import TaskNotFound
@@ -27,7 +27,7 @@ from ...queues.inspection.views import find_task
 from ...queues.json_form import encodable
 from ...queues.keys import Namespace
 from ...queues.records import State
-from ..errors import StepDefinitionError, StepMismatch, StepOutsideTask
+from ..errors import StepDefinitionError, StepMismatch
 from ..log import FirstOfEach, logger
 from .journal.event import Event
 from .journal.event_redaction import redacted
@@ -38,7 +38,7 @@ from .steps.codec import arguments_text, fingerprint
 from .steps.current import DEFAULT_OPTIONS, Durability, StepOptions, check_call, check_name
 from .steps.keys import changed_scope, forget_steps
 from .steps.matching import match_call, match_step
-from .stop_reasons import ParkReason
+from .waiting import OPEN, TIMED_OUT, Condition, WaitEnd, wait_until
 
 _INBOX: Final = "#inbox"
 _SEND: Final = "#send"
@@ -131,7 +131,7 @@ async def _receive(
 ) -> list[InboxMessage]:
     """Read messages, or park the task until one arrives."""
     await check_call(run, read.name, own=True)
-    _check_wait(run, wait)
+    _check_wait(wait)
     _check_options(options)
     key, recorded, former = await match_call(run, read.name, read.digest, run.history.saved, order=read.order)
     if former is not None:
@@ -152,8 +152,9 @@ async def _receive(
     started = _started_wait(run, key)
     withdrawn = _withdrawn(run, key, read, former, started, options)
     if withdrawn is not None:
-        last = await _ask_instead(run, key, read, withdrawn, _wait(read, wait, now, last), also)
-        started = _started_wait(run, key)
+        started = _wait(read, wait, now, last)
+        last = await _ask_instead(run, key, read, withdrawn, started, also)
+        also = []
     else:
         after = started["after"] if started is not None else last if read.new_only else 0
         found = await _unread(run, limit, sender, after)
@@ -164,9 +165,44 @@ async def _receive(
             started = _wait(read, wait, now, after)
             left = forget_steps(_left_open(run), run.history) if read.shown else []
             await run.recorder.put(*left, _saved(run, key, started), run.next_entry(read.waiting), *also, wait=True)
-    delay = MAX_SECONDS if started is None or started["until"] is None else (started["until"] - now) / 1000
-    await run.park(ParkReason(delay, read.waiting.what, last))
-    raise AssertionError("a parked run continues")
+            also = []
+    message = _NewMessage(run, key, read.waiting.what, started, limit, sender, last)
+    ended = await wait_until(run, message, looked=now)
+    found = [] if ended is TIMED_OUT else ended
+    await _record(run, key, read, found, also, waited=True, durability=options.durability)
+    return found
+
+
+class _NewMessage(Condition):
+    """The condition that the inbox has messages which a call takes."""
+
+    __slots__ = ("_after", "_last", "_limit", "_run", "_sender")
+
+    def __init__(
+        self, run: Run, key: str, what: str, started: dict[str, Any], limit: int | None, sender: str | None, last: int
+    ) -> None:
+        """last: number of the last message as of the last look."""
+        super().__init__(key, what, started["until"])
+        self._run = run
+        self._after = started["after"]
+        self._limit = limit
+        self._sender = sender
+        self._last = last
+
+    @property
+    def parked(self) -> WakeCondition:
+        return message_after(self._last)
+
+    async def look(self) -> list[InboxMessage] | WaitEnd:
+        run = self._run
+        last, _ = await last_message(run.gateway, run.delivery.partition, run.id)
+        found = await _unread(run, self._limit, self._sender, self._after)
+        self._last = last
+        return found or OPEN
+
+    def withdraw(self, value: Any) -> None:
+        if value is not TIMED_OUT:
+            used_messages(self._run).difference_update([message.number for message in value])
 
 
 def _check_options(options: StepOptions) -> None:
@@ -230,16 +266,9 @@ def _saved(run: Run, key: str, started: dict[str, Any]) -> Entry:
     return Entry(Kind.SAVED, key, data)
 
 
-def _check_wait(run: Run, wait: float | None) -> None:
-    if wait is None:
-        return
-    if math.isnan(wait) or wait < 0:
+def _check_wait(wait: float | None) -> None:
+    if wait is not None and (math.isnan(wait) or wait < 0):
         raise ValueError(f"wait must be 0 or more seconds, got {wait}")
-    if asyncio.current_task() is not run.task:
-        raise StepOutsideTask(
-            "waiting for a message parks the whole task; await it in the handler itself, "
-            "not in another asyncio task (call ctx.inbox() without wait there)"
-        )
 
 
 def _started_wait(run: Run, key: str) -> dict[str, Any] | None:

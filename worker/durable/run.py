@@ -370,6 +370,13 @@ class Run(HandlerTask):
             return RunStatus(now - self.started, step, now - began)
         return RunStatus(now - self.started)
 
+    @property
+    def may_park(self) -> bool:
+        """Whether open waits may park the run now: no step is in flight, and it does not stop for another reason."""
+        if self.stopped or self._failed or self._leaving_itself or self.steps_in_flight:
+            return False
+        return not self.stopping or self._leaving is _SHUTDOWN
+
     # its steps
 
     def touch(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
-from ...queues.delivery.settlement import Counters
+from ...queues.delivery.settlement import Counters, WakeCondition
 from .journal.handoff.document import Why
 from .journal.resumption import After
 
@@ -63,15 +63,15 @@ class StopReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ParkReason:
-    """The condition that a parked run waits for.
+    """The conditions that a parked run waits for.
 
-    delay: seconds until it runs again anyway. waits: what it waits for, such as "message". seen: the number of the last
-    inbox message that the run knows of; a later one wakes the task.
+    delay: seconds until it runs again anyway. waits: what it waits for, such as "message". conditions: what wakes it,
+    see `queues.delivery.settlement.WakeCondition`.
     """
 
     delay: float
     waits: str
-    seen: int
+    conditions: tuple[WakeCondition, ...]
 
 
 StopWord = Literal["park", "shutdown", "cancel", "timeout", "lost", "continue", "incoherent"]

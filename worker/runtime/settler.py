@@ -117,9 +117,11 @@ class Settler:
         last = run.last_entry
         bound = logger.bind(task=run.envelope.task, id=task_id)
         if isinstance(outcome, Park):
-            delay, waits, seen = outcome.parked.delay, outcome.parked.waits, outcome.parked.seen
-            bound.debug("parked until a {} arrives", waits)
-            return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen, entries=last)
+            delay, waits, conditions = outcome.parked.delay, outcome.parked.waits, outcome.parked.conditions
+            bound.debug("parked: it waits for {}", waits)
+            return lambda: park(
+                gateway, delivery, task_id, counters, delay=delay, waits=waits, conditions=conditions, entries=last
+            )
         if isinstance(outcome, AwaitVersion):
             needed, limit, task = outcome.needed, outcome.limit, outcome.task
             known = None if task is None else counters

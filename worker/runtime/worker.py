@@ -25,6 +25,7 @@ from ...queues.shared_config import SharedConfig, load_config
 from ..app import App
 from ..durable.run import Run
 from ..durable.stop_reasons import StopReason
+from ..durable.waiting import SharedNotifications
 from ..log import logger
 from ..loop_errors import keep_running
 from ..on_demand import keep_large_values, load_drafts, session_chores
@@ -305,6 +306,7 @@ class Worker:
             )
             for duty in (self._assignment_watcher, self._registration, self._contact, self._deadlines, self._webhooks):
                 background.start_soon(keep_running, duty.run)
+            self._executor.extras.put(SharedNotifications(self.app.producer.notifications))
             cancellations = CancelListener(self.app.producer, self.id, self._heartbeat.renew_now)
             background.start_soon(keep_running, cancellations.run)
             if not self._gate.dedicated:

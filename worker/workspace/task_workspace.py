@@ -29,6 +29,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.delivery.settlement import message_after
 from ...queues.event_log import walk_events
 from ...queues.inspection.views import checkpoint_fields, checkpoint_fields_of_all
 from ...queues.keys import Namespace, Partition
@@ -313,7 +314,8 @@ class Workspace:
         mark = mark.model_copy(update={"tries": tries + 1, "why": why})
         await run.recorder.put(self._saved_mark(mark), *entries, wait=True)
         delay = min(_LATEST, _SOONEST * 2.0 ** min(tries, 10))
-        await run.park(ParkReason(delay, WORKSPACE_ROOM, max(run.history.mail, run.recorder.mail)))
+        mail = message_after(max(run.history.mail, run.recorder.mail))
+        await run.park(ParkReason(delay, WORKSPACE_ROOM, (mail,)))
 
     async def _while_away(self, act: Callable[[], Awaitable[T]]) -> T:
         """Repeat an act while the artifact store is away, as a run does while Redis is."""

@@ -10,7 +10,7 @@ from perdure.deadletter.replay import Replay, replay
 from perdure.queues import Gateway, Namespace, Partition, Producer, State
 from perdure.queues.delivery.checkpoint import Entry, Kind, Position, edit_checkpoint, load_history, read_position
 from perdure.queues.delivery.leases import Delivery
-from perdure.queues.delivery.settlement import Counters, park, release
+from perdure.queues.delivery.settlement import Counters, message_after, park, release
 from perdure.queues.event_log import read_events
 
 from tests.support.consumers import promote, read_one, worker
@@ -42,7 +42,7 @@ async def test_a_parked_task_is_edited_and_woken_if_it_waits_for_that(
     gateway: Gateway, partition: Partition, delivery: Delivery, waits: str, woken: bool
 ) -> None:
     await add_entries(gateway, delivery, "x", [Entry(Kind.SAVED, "#blob", b"large")])
-    await park(gateway, delivery, "x", Counters(), delay=3600, waits=waits, seen=0)
+    await park(gateway, delivery, "x", Counters(), delay=3600, waits=waits, conditions=[message_after(0)])
     position = await read_position(gateway, partition, "x")
     assert position == Position(State.SCHEDULED, 1, 3)
     assert await edit(gateway, partition, position) is woken
@@ -77,7 +77,7 @@ async def test_a_task_that_a_worker_has_is_not_edited(
     before = await dump(gateway, namespace)
     assert await edit(gateway, partition, position) is None
     assert await dump(gateway, namespace) == before
-    await park(gateway, delivery, "x", Counters(), delay=0, waits="compaction", seen=0)
+    await park(gateway, delivery, "x", Counters(), delay=0, waits="compaction", conditions=[message_after(0)])
     await promote(gateway, partition, "x")
     await read_one(await worker(gateway, partition))
     position = await read_position(gateway, partition, "x")
@@ -91,7 +91,7 @@ async def test_a_queued_task_is_edited_before_a_worker_takes_it(
     gateway: Gateway, partition: Partition, delivery: Delivery, queued: str
 ) -> None:
     if queued == "ready":
-        await park(gateway, delivery, "x", Counters(), delay=0, waits="compaction", seen=0)
+        await park(gateway, delivery, "x", Counters(), delay=0, waits="compaction", conditions=[message_after(0)])
         await promote(gateway, partition, "x")
     else:
         await release(gateway, delivery, "x", data={})
@@ -118,7 +118,7 @@ async def test_an_edit_of_a_task_with_equal_numbers_that_was_queued_since_is_ref
         assert found is not None
         assert await replay(gateway, found, Replay())
     else:
-        await park(gateway, delivery, "x", Counters(), delay=0, waits="compaction", seen=0)
+        await park(gateway, delivery, "x", Counters(), delay=0, waits="compaction", conditions=[message_after(0)])
         position = await read_position(gateway, partition, "x")
         await promote(gateway, partition, "x")
     before = await dump(gateway, namespace)
@@ -129,7 +129,7 @@ async def test_an_edit_of_a_task_with_equal_numbers_that_was_queued_since_is_ref
 async def test_an_edit_of_what_has_changed_since_is_refused(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
-    await park(gateway, delivery, "x", Counters(), delay=3600, waits="compaction", seen=0)
+    await park(gateway, delivery, "x", Counters(), delay=3600, waits="compaction", conditions=[message_after(0)])
     position = await read_position(gateway, partition, "x")
     assert await edit(gateway, partition, position) is True
     before = await dump(gateway, namespace)

@@ -12,7 +12,7 @@ from perdure.deadletter.policy import Reason
 from perdure.queues import Gateway, Namespace, Partition, Producer, State, TaskExists
 from perdure.queues.delivery.checkpoint import Entry, Kind, close_exported, load_history, read_mark
 from perdure.queues.delivery.leases import Delivery
-from perdure.queues.delivery.settlement import Counters, park
+from perdure.queues.delivery.settlement import Counters, message_after, park
 from perdure.queues.derived_tasks import TaskPast, store_copy
 from perdure.queues.envelope import Envelope
 from perdure.queues.event_log import read_events
@@ -139,7 +139,7 @@ async def test_a_parked_task_ends_if_it_is_as_it_was_read(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
     assert not await close(gateway, partition, await read_mark(gateway, partition, "x"))  # a worker has it
-    await park(gateway, delivery, "x", Counters(), delay=3600, waits="message", seen=0)
+    await park(gateway, delivery, "x", Counters(), delay=3600, waits="message", conditions=[message_after(0)])
     mark = await read_mark(gateway, partition, "x")
     await send_message(gateway, partition, "x", "news")
     assert not await close(gateway, partition, mark)

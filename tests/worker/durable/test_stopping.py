@@ -160,8 +160,8 @@ async def test_a_wait_in_the_body_of_a_task_group_is_a_group_with_run_stopped(ap
         assert await bounded(handle.result()) == "answered"
 
 
-async def test_a_wait_lets_the_steps_in_flight_be_recorded_first(app: App) -> None:
-    """A branch whose next step meets the end of the run is cancelled, and the handler gets `RunStopped`."""
+async def test_a_run_parks_when_its_branches_wait_too(app: App) -> None:
+    """Steps of a branch run while the handler waits. Then that gets `RunStopped`, and the branch is cancelled."""
     seen, proceed = Seen(), asyncio.Event()
     calls: list[str] = []
 
@@ -175,7 +175,9 @@ async def test_a_wait_lets_the_steps_in_flight_be_recorded_first(app: App) -> No
     async def job(ctx: Context) -> list[str]:
         async def branch() -> list[str]:
             try:
-                return [await ctx.step("first", slow, "first"), await ctx.step("second", slow, "second")]
+                done = [await ctx.step("first", slow, "first"), await ctx.step("second", slow, "second")]
+                await ctx.inbox(wait=3600, sender="nemo")
+                return done
             except BaseException as error:
                 seen.note(error, ctx)
                 raise
@@ -196,7 +198,8 @@ async def test_a_wait_lets_the_steps_in_flight_be_recorded_first(app: App) -> No
         handle = await job.enqueue()
         await waits(handle)
         assert sorted(seen.raised) == ["CancelledError", "RunStopped"]
-        assert calls == ["first"]
+        assert calls == ["first", "second"]
+        await handle.send("no", sender="nemo")
         await handle.send("yes", sender="ada")
         assert await bounded(handle.result()) == ["first", "second"]
     assert calls == ["first", "second"]

@@ -18,6 +18,7 @@ import anyio
 
 from ....queues.defaults import MAX_SECONDS
 from ....queues.delivery.checkpoint import Entry, Kind
+from ....queues.delivery.settlement import message_after
 from ....queues.errors import EntriesLost, LeaseLost
 from ....queues.event_log import TaskEvent, read_last_events
 from ....queues.inbox import last_message
@@ -314,7 +315,7 @@ class CoherenceMonitor(RunChecks):
 
     async def _hand_off(self) -> None:
         """Park the task until a message arrives. A message since the finding counts."""
-        review = ParkReason(MAX_SECONDS, "review", self._stored.mail)
+        review = ParkReason(MAX_SECONDS, "review", (message_after(self._stored.mail),))
         await self._run.park(review, grace=self._run.settings.grace)
 
 

@@ -169,6 +169,8 @@ async def check_call(run: Run, name: Any, *, own: bool = False, within: bool = F
     """
     check_place(run, name, own=own, within=within)
     await run.check_stopped()
+    if not within:
+        run.note_caller()
     if own and run.failures:
         await handle_failures(run)
 

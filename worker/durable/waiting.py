@@ -1,0 +1,367 @@
+"""Waits of a run: what its calls wait for, in the handler and in its branches, and when the run parks.
+
+A call that waits records its wait first (`Kind.SAVED`), then awaits `wait_until`, then records the result like a step.
+So a later run finds the wait, and continues it. A wait costs no slot while the task is parked. The run parks when it
+has open waits and nothing else to do: no step is in progress, and no call of the context began for
+`WaitBoard.park_after` seconds. Code outside steps runs again in the next run anyway. Where only the handler's own
+asyncio task makes calls, it parks at once. Until then the waits are held in memory: the record's channel notifies of
+messages, answers and children.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from enum import Enum
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import anyio
+
+from ...queues.defaults import MAX_SECONDS
+from ...queues.delivery.settlement import TIME, WakeCondition
+from ...queues.pubsub import LOST, TaskNotifications
+from ...queues.runtime import RUNTIME
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.transport.scripts import milliseconds
+from ..log import log_wait
+from .run import Run
+from .stop_reasons import ParkReason, StopReason
+
+
+class WaitEnd(Enum):
+    """Results of a look, and of a wait, that are no value."""
+
+    OPEN = "open"
+    TIMED_OUT = "timed out"
+
+
+OPEN: Final = WaitEnd.OPEN
+"""Result of a look at a condition that is not over."""
+
+_PARK: Final = object()
+_CHANGED: Final = b"waits"
+_WATCHER: Final = "#waits"
+_LEAST_PAUSE: Final = 0.001
+
+TIMED_OUT: Final = WaitEnd.TIMED_OUT
+"""Result of a wait whose time has passed first."""
+
+
+class Condition(ABC):
+    """The condition that ends the wait of one call.
+
+    Attributes:
+        key: key of the call among the records.
+        what: word for people, such as "time", "message", "answer", "children", "result".
+        until: time at which the wait ends anyway, in milliseconds of Redis' clock; None for never.
+    """
+
+    __slots__ = ("key", "until", "what")
+
+    def __init__(self, key: str, what: str, until: int | None) -> None:
+        self.key = key
+        self.what = what
+        self.until = until
+
+    @property
+    @abstractmethod
+    def parked(self) -> WakeCondition:
+        """Kind and value by which scripts see the condition, as of the last look. See `settlement.WakeCondition`."""
+
+    @abstractmethod
+    async def look(self) -> Any:
+        """Return the value that ends the wait, or `OPEN`. Asks Redis, and writes nothing; it may be repeated."""
+
+    def withdraw(self, value: Any) -> None:  # noqa: B027 - most values need nothing
+        """Called if the call was cancelled, and so does not get a value that a look has found."""
+
+
+class TimePassed(Condition):
+    """A time of Redis' clock, before which nothing ends the wait."""
+
+    __slots__ = ()
+
+    def __init__(self, key: str, until: int) -> None:
+        super().__init__(key, "time", until)
+
+    @property
+    def parked(self) -> WakeCondition:
+        return TIME
+
+    async def look(self) -> Any:
+        return OPEN
+
+
+async def wait_until(run: Run, condition: Condition, *, looked: int | None = None) -> Any:
+    """Return the value of a condition that is over, `TIMED_OUT` when its time has passed; meanwhile the run may park.
+
+    looked: time of Redis in milliseconds at which the caller has looked, and found nothing; else this looks first.
+
+    Raises what `look` raises, `RunStopped` where the handler's own task waits and the run parks, `CancelledError`,
+    `LeaseLost`.
+    """
+    return await _board(run).wait(condition, looked)
+
+
+async def redis_time(run: Run) -> int:
+    """Return the time of Redis in milliseconds; wait while Redis is unavailable."""
+    return await _board(run).read_time()
+
+
+def _board(run: Run) -> WaitBoard:
+    return run.extras.of(WaitBoard, lambda: WaitBoard(run))
+
+
+class SharedNotifications:
+    """The task notifications that the runs of a worker share; an object of its extras, which do not close them."""
+
+    def __init__(self, notifications: TaskNotifications) -> None:
+        self.listen = notifications.listen
+
+
+class _Waiter:
+    """One call that waits in memory. own: in the handler's own asyncio task. stale: it has not looked since."""
+
+    __slots__ = ("condition", "future", "own", "stale")
+
+    def __init__(self, condition: Condition, *, own: bool) -> None:
+        self.condition = condition
+        self.own = own
+        self.stale = True
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def end(self, value: Any) -> bool:
+        """Return a value to the call, unless it has ended."""
+        if self.future.done():
+            return False
+        self.future.set_result(value)
+        return True
+
+
+class WaitBoard:
+    """The waits of one run that are held in memory, and the decision to park."""
+
+    park_after: ClassVar[float] = 1.0
+    """Seconds without a call of the context after which a run with branches parks. Shorter waits stay in memory."""
+
+    look_every: ClassVar[float] = 5.0
+    """Seconds after which a wait in memory looks again without a notification, which may be lost."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._waiters: dict[str, _Waiter] = {}
+        self._number = 0
+        self._ahead = 0.0
+        """Milliseconds by which the clock of Redis is ahead of the monotonic one."""
+        self._activity: tuple[object, ...] = ()
+        self._quiet_since = self._looked = RUNTIME.monotonic()
+        self._news: asyncio.Queue[bytes] = asyncio.Queue()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def read_time(self) -> int:
+        """Return the time of Redis in milliseconds."""
+        run = self._run
+        record = run.delivery.partition.record(run.id)
+        read = partial(run.gateway.command, "TIME", node_of=record)
+        now = milliseconds(await retry_while_unavailable(read, on_wait=self._on_wait))
+        self._note_time(now)
+        return now
+
+    def _note_time(self, now: int) -> None:
+        self._ahead = now - RUNTIME.monotonic() * 1000
+
+    def _now(self) -> float:
+        """Return the time of Redis in milliseconds, by the last one that was read."""
+        return RUNTIME.monotonic() * 1000 + self._ahead
+
+    def _on_wait(self, error: Exception) -> None:
+        log_wait(f"the waits of task {self._run.id}", self._run.touch)(error)
+
+    async def wait(self, condition: Condition, looked: int | None) -> Any:
+        """See `wait_until`."""
+        run = self._run
+        await run.check_stopped()
+        if looked is None:
+            value = await self._look(condition)
+            if value is not OPEN:
+                return value
+        else:
+            self._note_time(looked)
+        own = run.is_own_task()
+        if own and not run.branched and not self._waiters and run.may_park and self._is_long([condition]):
+            await run.park(self._reason([condition]))
+        self._number += 1
+        name, waiter = f"#wait:{self._number}", _Waiter(condition, own=own)
+        run.wait_began(name)
+        self._waiters[name] = waiter
+        self._wake_watcher()
+        try:
+            while (value := await waiter.future) is _PARK:
+                waiter.future = asyncio.get_running_loop().create_future()
+                if self._may_park():
+                    await run.park(self._reason(self._conditions()))
+            return value
+        except BaseException:
+            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+                condition.withdraw(waiter.future.result())
+            raise
+        finally:
+            del self._waiters[name]
+            run.wait_ended(name)
+            self._wake_watcher()
+
+    async def _look(self, condition: Condition) -> Any:
+        """Return the value of a condition, `TIMED_OUT` or `OPEN`. The time is read first: a value until then counts."""
+        now = None if condition.until is None else await self.read_time()
+        value = await retry_while_unavailable(condition.look, on_wait=self._on_wait)
+        ended = value is OPEN and condition.until is not None and now is not None and now >= condition.until
+        return TIMED_OUT if ended else value
+
+    # parking
+
+    def _conditions(self) -> list[Condition]:
+        return [waiter.condition for waiter in self._waiters.values() if not waiter.future.done()]
+
+    def _is_long(self, conditions: Sequence[Condition]) -> bool:
+        """Return whether none of the waits ends by its time so soon that parking is not worth it."""
+        ends = [condition.until for condition in conditions if condition.until is not None]
+        return not ends or min(ends) - self._now() >= self.park_after * 1000
+
+    def _may_park(self) -> bool:
+        """Return whether the run has nothing to do but wait."""
+        run, conditions = self._run, self._conditions()
+        if not conditions or len(conditions) < len(self._waiters) or not run.may_park or not self._is_long(conditions):
+            return False
+        return run.stopping or RUNTIME.monotonic() - self._quiet_since >= self.park_after
+
+    def _reason(self, conditions: Sequence[Condition]) -> ParkReason:
+        ends = [condition.until for condition in conditions if condition.until is not None]
+        delay = (min(ends) - self._now()) / 1000 if ends else MAX_SECONDS
+        words = list(dict.fromkeys(condition.what for condition in conditions))
+        parked = dict.fromkeys(condition.parked for condition in conditions)
+        return ParkReason(max(0.0, min(delay, MAX_SECONDS)), " or ".join(words), tuple(parked))
+
+    def _park(self) -> None:
+        """Stop the run: the handler's own task, where it waits, stops itself."""
+        for waiter in self._waiters.values():
+            if waiter.own:
+                waiter.end(_PARK)
+                return
+        self._run.cancel(StopReason.PARKED, self._reason(self._conditions()))
+
+    # watching
+
+    def _wake_watcher(self) -> None:
+        """Let the watcher see a new wait or the end of one; start it with the first one."""
+        if self._watcher is None or self._watcher.done():
+            if not self._waiters:
+                return
+            self._watcher = asyncio.create_task(self._watch(), name="perdure waits")
+            self._run.wait_began(_WATCHER, self._watcher)
+        if self._news.empty():
+            self._news.put_nowait(_CHANGED)
+
+    async def _watch(self) -> None:
+        """Look at the waits when they may be over, and park the run when it does nothing else."""
+        self._quiet_since, self._looked = RUNTIME.monotonic(), RUNTIME.monotonic()
+        listening, news = False, {_CHANGED}
+        try:
+            async with AsyncExitStack() as stack:
+                while self._waiters:
+                    if not listening and any(condition.parked != TIME for condition in self._conditions()):
+                        await self._listen(stack)
+                        listening, news = True, {LOST}
+                    await self._look_at(self._stale(news))
+                    self._note_activity()
+                    if self._may_park():
+                        self._park()
+                    news = await self._next_news()
+        except Exception as error:  # noqa: BLE001 - each call that waits raises it
+            for waiter in self._waiters.values():
+                if not waiter.future.done():
+                    waiter.future.set_exception(error)
+        finally:
+            self._news, self._watcher = asyncio.Queue(), None
+            self._run.wait_ended(_WATCHER)
+
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        """Subscribe to the record's channel; in unit tests, where nothing listens, looks are repeated only."""
+        run = self._run
+        shared = None if run.host.extras is None else run.host.extras.get(SharedNotifications)
+        if shared is not None:
+            channel = run.delivery.partition.record(run.id)
+            enter = partial(_enter, stack, shared, channel)
+            self._news = await retry_while_unavailable(enter, on_wait=self._on_wait)
+
+    async def _next_news(self) -> set[bytes]:
+        """Return the notifications of the next time that there is something to do."""
+        found: set[bytes] = set()
+        with anyio.move_on_after(self._pause()):
+            found.add(await self._news.get())
+        while not self._news.empty():
+            found.add(self._news.get_nowait())
+        return found
+
+    def _pause(self) -> float:
+        """Return the seconds until there is something to do without a notification."""
+        now, conditions = RUNTIME.monotonic(), self._conditions()
+        quiet = max(self._quiet_since + self.park_after - now, self.park_after / 4)
+        ends = [(condition.until - self._now()) / 1000 for condition in conditions if condition.until is not None]
+        return max(_LEAST_PAUSE, min(quiet, self._looked + self.look_every - now, *ends))
+
+    def _stale(self, news: set[bytes]) -> list[_Waiter]:
+        """Return the calls that look now: by their time, by a notification, or because all do now and then."""
+        now = RUNTIME.monotonic()
+        every = LOST in news or now - self._looked >= self.look_every
+        if every:
+            self._looked = now
+        at = self._now()
+        return [
+            waiter
+            for waiter in self._waiters.values()
+            if not waiter.future.done()
+            and (
+                every
+                or waiter.stale
+                or waiter.condition.parked[0].encode() in news
+                or (waiter.condition.until is not None and waiter.condition.until <= at)
+            )
+        ]
+
+    async def _look_at(self, waiters: Sequence[_Waiter]) -> None:
+        """Look at the conditions of these calls, and return the values of those that are over."""
+        if not waiters:
+            return
+        timed = any(waiter.condition.until is not None for waiter in waiters)
+        now = await self.read_time() if timed else None
+        looking = [waiter for waiter in waiters if waiter.condition.parked != TIME]
+        await asyncio.gather(*[self._look_for(waiter) for waiter in looking])
+        for waiter in waiters:
+            waiter.stale = False
+            until = waiter.condition.until
+            if until is not None and now is not None and now >= until:
+                waiter.end(TIMED_OUT)
+
+    async def _look_for(self, waiter: _Waiter) -> None:
+        try:
+            value = await retry_while_unavailable(waiter.condition.look, on_wait=self._on_wait)
+        except Exception as error:  # noqa: BLE001 - the call raises it
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+            return
+        if value is not OPEN and not waiter.end(value):
+            waiter.condition.withdraw(value)
+
+    def _note_activity(self) -> None:
+        """Note whether a call of the context has begun or ended since the last look."""
+        run = self._run
+        activity = (run.active, run.last_entry, self._number)
+        if activity != self._activity or run.steps_in_flight:
+            self._activity, self._quiet_since = activity, RUNTIME.monotonic()
+
+
+async def _enter(stack: AsyncExitStack, shared: SharedNotifications, channel: str) -> asyncio.Queue[bytes]:
+    return await stack.enter_async_context(shared.listen(channel))
