@@ -1,8 +1,9 @@
-"""Durations and points in time as callers give them: seconds, a timedelta, or a datetime."""
+"""Durations and points in time as callers give them: seconds, a timedelta, a text, or a datetime."""
 
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -16,6 +17,20 @@ Moment = Duration | datetime
 
 _LEAST: Final = 0.001
 """Seconds until a datetime that has passed: it stays a wait, and ends at once."""
+
+
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d|)", re.ASCII)
+
+
+def parse_duration(text: str | float, *, positive: bool = False) -> float:
+    """Return the seconds of 90, 90s, 15m, 30min, 2h or 7d. Raises `ValueError`. positive: refuse 0."""
+    found = _DURATION.fullmatch(str(text).strip())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else math.nan
+    if not seconds < math.inf or (positive and not seconds):
+        range_text = "greater than 0" if positive else "0 or more"
+        raise ValueError(f"must be a number of seconds, {range_text}; got {text!r}; with a unit: 90s, 15m, 2h, 7d")
+    return seconds
 
 
 def to_seconds(duration: Duration, what: str = "a duration") -> float:

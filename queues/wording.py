@@ -74,6 +74,15 @@ def duration(seconds: float, *, whole: bool = False) -> str:
     return f"{seconds / size:.{1 if seconds < 10 * size else 0}f} {unit}"
 
 
+_WAITED_FOR: Final = {"children": "its children", "time": "its time"}
+
+
+def waited_for(what: str) -> str:
+    """Return what a parked task waits for as a phrase: "a message or its time" for `message or time`."""
+    things = what.split(" or ")
+    return " or ".join(_WAITED_FOR.get(thing, f"{'an' if thing[:1] in 'aeiou' else 'a'} {thing}") for thing in things)
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun. plural: that of the noun, by default with an s."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 from ..deadletter.policy import Retry
@@ -24,6 +25,7 @@ from .durable.journal.event import Event
 from .durable.journal.resumption import Resumption
 from .durable.messaging import send
 from .durable.run import Run
+from .durable.sleeping import sleep, sleep_until
 from .durable.step_caller import StepCaller
 from .durable.steps.current import (
     CURRENT_RUN,
@@ -396,6 +398,30 @@ class Context(TaskInfo, StepCaller):
 
         given: dict[str, Any] = {"why": why, "queue": queue, "message": message, "arguments": arguments}
         await continue_as(self._run, to, **given, draft=handoff_of)
+
+    # waits, see docs/how-to/sleep.md
+
+    async def sleep(self, duration: Duration | str) -> None:
+        """Wait for a time. The task is parked meanwhile, without a worker or a lease, and no message wakes it.
+
+        A time below a second passes in memory. A resumed run waits for the rest; one that has passed is recorded.
+
+        Args:
+            duration: seconds, a timedelta, or a text such as `"90s"`, `"15m"`, `"2h"`, `"7d"`.
+
+        Raises:
+            TypeError, ValueError: it is no duration, not more than 0, or longer than three centuries.
+            StepOutsideTask: a step called this.
+        """
+        await sleep(self._run, duration, self._options.durability)
+
+    async def sleep_until(self, moment: datetime) -> None:
+        """Wait until a point in time of Redis' clock; one that has passed is recorded. See `sleep`.
+
+        Raises:
+            TypeError, ValueError: it is no datetime, or has no time zone.
+        """
+        await sleep_until(self._run, moment, self._options.durability)
 
     # messages, see docs/how-to/messages.md
 

@@ -177,6 +177,8 @@ class SyncContext(TaskInfo, SyncStepCaller, Blocking[Context]):
     send = blocking(Context.send)
     ended_task = blocking(Context.ended_task)
     forget = blocking(Context.forget)
+    sleep = blocking(Context.sleep)
+    sleep_until = blocking(Context.sleep_until)
 
     @contextmanager
     def saga(self) -> Iterator[SyncSaga]:

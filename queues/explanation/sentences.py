@@ -14,7 +14,7 @@ from ..inbox import InboxMessage
 from ..keys import RELEASED, SUSPECTS, is_reserved
 from ..presence import WorkerInfo
 from ..records import State
-from ..wording import ago_text, at_text, clock, counted, in_text, iso_time, short, since_text, span
+from ..wording import ago_text, at_text, clock, counted, in_text, iso_time, short, since_text, span, waited_for
 from .facts import Facts
 
 _MISSED: Final = 0.6
@@ -229,10 +229,10 @@ def _waiting(facts: Facts) -> _Said:
         text = f"it is waiting because the files of its workspace could not be saved{reason}{again}"
         remedy = "do what the reason says: then it continues by itself"
         return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
-    article = "an" if what[0] in "aeiou" else "a"
-    text = (
-        f"it {'is' if since is None else 'has been'} waiting for {what if what == 'approval' else f'{article} {what}'}"
-    )
+    if what == "time":
+        return _asleep(facts, since, until)
+    things = "approval" if what == "approval" else waited_for(what)
+    text = f"it {'is' if since is None else 'has been'} waiting for {things}"
     text += f" by {on}" if on else ""
     text += f" since {clock(since, now)}" if since is not None else ""
     text += f" ({short(str(why))})" if why else ""
@@ -253,6 +253,15 @@ def _waiting(facts: Facts) -> _Said:
     return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
 
 
+def _asleep(facts: Facts, since: int | None, until: int | None) -> _Said:
+    now = facts.now
+    text = "it is asleep" if since is None else f"it has been asleep since {clock(since, now)}"
+    if until is not None and until <= now:
+        return _woken(facts, "time", text, None, None, since)
+    text += f"; it continues {at_text(until, now)}"
+    return _Said("time", text + unless_served(facts), None, since, until)
+
+
 def _unreadable(messages: Sequence[InboxMessage]) -> str:
     """Return why messages do not answer: they cannot be read."""
     first = messages[0]
@@ -265,7 +274,9 @@ def _unreadable(messages: Sequence[InboxMessage]) -> str:
 def _woken(facts: Facts, what: str, text: str, on: str | None, why: str | None, since: int | None) -> _Said:
     """Explain a parked task that is due: a message has come, or its time. on: the sender for which it waits."""
     senders = facts.senders
-    if senders is None:
+    if what == "time":
+        came = "its time has come"
+    elif senders is None:
         came = "a message or its time has come"
     elif any(on in (None, sender) for sender in senders):
         came = "the answer is there" if what == "approval" else f"the {what} is there"

@@ -292,7 +292,15 @@ class Parking:
 
     async def park(self) -> None:
         for _ in range(2):  # the reply may be lost
-            await park(self.gateway, self.delivery, "t", Counters(), delay=600, waits="message", conditions=[message_after(self.seen)])
+            await park(
+                self.gateway,
+                self.delivery,
+                "t",
+                Counters(),
+                delay=600,
+                waits="message",
+                conditions=[message_after(self.seen)],
+            )
 
     async def send(self) -> None:
         for _ in range(2):

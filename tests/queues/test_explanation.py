@@ -154,6 +154,21 @@ DEAD = record(State.DEAD, reason="timeout", error=ERROR, attempts=3, finished_at
         ),
         (explain(replace(WAITING, waits="message", due_at=10**15)), "message", "it is waiting for a message"),
         (
+            explain(replace(WAITING, waits="message or time")),
+            "message or time",
+            "it is waiting for a message or its time; without",
+        ),
+        (
+            explain(replace(WAITING, waits="time"), event("waiting", 90, {"what": "time"})),
+            "time",
+            "it has been asleep since 18:25; it continues at 19:26 (in 60 min)",
+        ),
+        (
+            explain(replace(WAITING, waits="time", due_at=NOW - 3_000), event("waiting", 90, {"what": "time"})),
+            "time",
+            "; its time has come, and a worker takes it next",
+        ),
+        (
             explain(replace(WAITING, waits="version 2")),
             "version",
             "a worker that reads data format 2; it becomes a dead",

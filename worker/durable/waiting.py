@@ -160,6 +160,7 @@ class WaitBoard:
         self._quiet_since = self._looked = RUNTIME.monotonic()
         self._news: asyncio.Queue[bytes] = asyncio.Queue()
         self._watcher: asyncio.Task[None] | None = None
+        run.on_stop_request = self._wake_watcher
 
     async def read_time(self) -> int:
         """Return the time of Redis in milliseconds."""

@@ -7,12 +7,13 @@ import math
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, cast
 
 from ...queues.delivery.checkpoint import Entry, History
 from ...queues.delivery.leases import Delivery
 from ...queues.delivery.settlement import Counters
-from ...queues.durations import Moment, seconds_until
+from ...queues.durations import Duration, Moment, seconds_until
 from ...queues.envelope import Envelope, new_task_id
 from ...queues.errors import Refused
 from ...queues.handle import TaskHandle
@@ -26,6 +27,7 @@ from ..durable.checkpoint_writer import CheckpointWriter
 from ..durable.extras import Host
 from ..durable.journal.event import Event
 from ..durable.run import Run, RunObserver
+from ..durable.sleeping import check_sleep, check_sleep_until
 from ..durable.step_caller import StepCaller
 from ..durable.steps.current import CURRENT_RUN, StepCall, StepOptions, check_place
 from ..durable.steps.threads import Threads
@@ -59,6 +61,7 @@ class UnitContext(Context):
         steps: results of the steps that the handler called, by key (`read`, `read#2`), in the order of their ends.
         events: what the handler logged: decisions, discoveries, messages, tool calls, failed tries.
         sent: messages that the handler sent: (task id, content).
+        slept: how long the handler slept: a duration or a datetime for each call. The time passes at once.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class UnitContext(Context):
         self.steps: dict[str, Any] = {}
         self.events: list[Event] = []
         self.sent: list[tuple[str, Any]] = []
+        self.slept: list[Duration | str | datetime] = []
         self._recorded = dict(recorded or {})
         self._inbox = [
             one if isinstance(one, InboxMessage) else InboxMessage(number, f"message-{number}", "", one, _now_ms())
@@ -129,6 +133,16 @@ class UnitContext(Context):
         task_id = to if isinstance(to, str) else to.id
         self.sent.append((task_id, content))
         return Sent(task_id, len(self.sent), State.QUEUED)
+
+    async def sleep(self, duration: Duration | str) -> None:
+        """Append the duration to `slept`."""
+        check_sleep(self._run, duration)
+        self.slept.append(duration)
+
+    async def sleep_until(self, moment: datetime) -> None:
+        """Append the moment to `slept`."""
+        check_sleep_until(self._run, moment)
+        self.slept.append(moment)
 
     @property
     def memory(self) -> TaskMemory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from datetime import UTC, datetime
 
 import pytest
 from perdure import App, Context, PerdureError, Retry, SyncContext, current_context, current_step
@@ -124,3 +125,13 @@ async def test_the_context_says_what_the_test_gave() -> None:
 def test_an_event_loop_is_needed() -> None:
     with pytest.raises(RuntimeError, match=r"make_context\(\) must be called in an 'async def' test"):
         make_context()
+
+
+async def test_a_sleep_passes_at_once() -> None:
+    ctx = make_context()
+    moment = datetime(2100, 1, 1, tzinfo=UTC)
+    await ctx.sleep("2h")
+    await ctx.sleep_until(moment)
+    assert ctx.slept == ["2h", moment]
+    with pytest.raises(ValueError, match="duration must be more than 0 seconds"):
+        await ctx.sleep(-1)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from ....queues.event_log import TaskEvent
-from ....queues.wording import short
+from ....queues.wording import short, shown_time
 from .output import timestamp
 
 Data = Mapping[str, Any]
@@ -129,6 +129,8 @@ def _compacted(data: Data) -> str:
 def _waiting(data: Data) -> str:
     source = f" from {_short(data['on'])}" if data.get("on") else ""
     why = f": {_short(data['why'])}" if data.get("why") else ""
+    if data.get("what") == "time" and isinstance(data.get("until"), int):
+        return f"until {shown_time(data['until'])}"
     instead = f", in place of {_short(data['withdrawn'])}" if data.get("withdrawn") else ""
     return f"for {_short(data.get('what') or 'something')}{source}{why}{instead}"
 

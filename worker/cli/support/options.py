@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import getpass
 import io
-import math
 import re
 import shutil
 import sys
@@ -21,6 +20,7 @@ import typer
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from ....queues.durations import parse_duration
 from ....queues.errors import PayloadTooLarge
 from ....queues.keys import check_name
 from ....queues.private_files import replaced_file
@@ -67,21 +67,7 @@ def read_app(text: str) -> str:
     return check_name("app", text)
 
 
-_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d|)", re.ASCII)
-
-
-def seconds_of(text: str | float, *, positive: bool = False) -> float:
-    """Return the seconds of 90, 90s, 15m, 30min, 2h or 7d: a duration in any option. Raises `ValueError`."""
-    found = _DURATION.fullmatch(str(text).strip())
-    seconds = float(found[1]) * _UNITS[found[2]] if found else math.nan
-    if not seconds < math.inf or (positive and not seconds):
-        range_text = "greater than 0" if positive else "0 or more"
-        raise ValueError(f"must be a number of seconds, {range_text}; got {text!r}; with a unit: 90s, 15m, 2h, 7d")
-    return seconds
-
-
-read_duration = parser(seconds_of)
+read_duration = parser(parse_duration)
 
 
 def in_duration(help_text: str, *, default: str | bool = False, positive: bool = False) -> Any:
@@ -115,7 +101,7 @@ class Delay:
                 raise ValueError(f"must have a time zone, such as {text}Z or {text}+01:00; got {given!r}")
             return cls(until=round(at.timestamp() * 1000))
         try:
-            return cls(seconds_of(given))
+            return cls(parse_duration(given))
         except ValueError as error:
             raise ValueError(f"{error}; or a time: 2026-11-22T18:00Z") from None
 
@@ -147,7 +133,7 @@ def read_time(text: str | PointInTime) -> PointInTime:
     if isinstance(text, PointInTime):
         return text
     with suppress(ValueError):
-        return PointInTime(ago=seconds_of(text))
+        return PointInTime(ago=parse_duration(text))
     try:
         return PointInTime(ms=round(datetime.fromisoformat(text.strip()).timestamp() * 1000))
     except (ValueError, OverflowError):

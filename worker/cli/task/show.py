@@ -12,7 +12,7 @@ from ....queues.keys import Partition
 from ....queues.producer import Producer
 from ....queues.records import Record
 from ....queues.transport.gateway import Gateway
-from ....queues.wording import duration
+from ....queues.wording import duration, waited_for
 from ...agents.coherence.findings import StoredFinding, stored_findings
 from ...artifacts.links import ArtifactLink, task_links
 from ..artifacts import describe_link, note_damaged, size_text
@@ -131,7 +131,9 @@ def _wait(explained: Explanation, since: Since) -> str | None:
     sender = f" from {explained.waits_on}" if explained.waits_on else ""
     began = "" if explained.since is None else f" since {timestamp(explained.since)} ({since(explained.since)})"
     reason = f": {explained.why}" if explained.why else ""
-    return f"for {'an' if what[0] in 'aeiou' else 'a'} {what}{sender}{began}{reason}"
+    if what == "time":
+        return f"asleep{began}"
+    return f"for {waited_for(what)}{sender}{began}{reason}"
 
 
 async def _links(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[ArtifactLink]:

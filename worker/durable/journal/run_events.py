@@ -144,10 +144,11 @@ class WaitStarted(Event):
     """Start of a wait.
 
     Attributes:
-        what: Kind of thing, such as "message" or "approval".
+        what: Kind of thing, such as "message", "approval" or "time".
         on: Sender that is expected.
         why: Reason, or the question.
         withdrawn: Person and question that this one replaces.
+        until: Time at which a sleep ends, in milliseconds of Redis' clock since the epoch.
     """
 
     type: Literal["waiting"] = "waiting"
@@ -155,6 +156,7 @@ class WaitStarted(Event):
     on: str = ""
     why: str = ""
     withdrawn: str = ""
+    until: int | None = None
 
 
 @built_in
