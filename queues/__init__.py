@@ -7,7 +7,7 @@
 | `doubts` | risky steps that were cut off, and decisions about them |
 | `step_failures` | recorded failures of steps: how they show, and their removal |
 | `handle` | status, result, events and cancellation of a task |
-| `inbox` | messages to tasks |
+| `inbox`, `waits` | messages to tasks; what tasks wait for, and the answers |
 | `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |
 | `member_registry` | members with an entry that expires, tolerant of foreign bytes |
 | `presence`, `supervisors`, `catalog` | registries of workers, supervisors and the tasks of apps |
@@ -31,6 +31,7 @@ layers in pyproject.toml say which module may import which.
 from .catalog import read_catalog
 from .defaults import ConnectionSettings, read_settings
 from .errors import (
+    AnswerRefused,
     CannotResolve,
     CatalogError,
     ConfigurationError,
@@ -38,6 +39,7 @@ from .errors import (
     EntriesLost,
     HandOffRefused,
     InboxFull,
+    InvalidAnswer,
     KeyMissing,
     LeaseLost,
     NotEncrypted,
@@ -56,6 +58,7 @@ from .errors import (
     TaskNotFound,
     Unavailable,
     UnreadableEnvelope,
+    WaitNotFound,
 )
 from .event_log import TaskEvent
 from .handle import TaskHandle
@@ -73,6 +76,7 @@ from .transport.gateway import Gateway
 
 __all__ = [
     "Address",
+    "AnswerRefused",
     "CannotResolve",
     "CatalogError",
     "ConfigurationError",
@@ -83,6 +87,7 @@ __all__ = [
     "Gateway",
     "HandOffRefused",
     "InboxFull",
+    "InvalidAnswer",
     "KeyMissing",
     "LeaseLost",
     "Namespace",
@@ -110,6 +115,7 @@ __all__ = [
     "TaskNotFound",
     "Unavailable",
     "UnreadableEnvelope",
+    "WaitNotFound",
     "WorkerInfo",
     "find_task",
     "generate_key",

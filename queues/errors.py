@@ -31,6 +31,9 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── CannotResolve           a person's decision about a step cannot be stored
 │   ├── InboxFull               the task has too many unread messages
 │   ├── TaskEnded               the task has ended and reads no messages
+│   ├── AnswerRefused           a wait takes no answer: it has one, was closed, or its time has passed
+│   │   ├── WaitNotFound        the task has no open wait of this id or token, or several of this name
+│   │   └── InvalidAnswer       the answer does not fit the JSON schema of the wait
 │   ├── TaskOutcome             an awaited task ended without a result
 │   │   ├── TaskFailed          it is a dead letter
 │   │   └── TaskCancelled       it was cancelled
@@ -343,9 +346,35 @@ class InboxFull(QueueError):
 class TaskEnded(QueueError):
     """The task has ended and reads no messages; nothing was sent. `state` is `succeeded` or `cancelled`."""
 
-    def __init__(self, task_id: str, state: str) -> None:
-        super().__init__(f"task {task_id} reads no more messages: it is {state}")
+    def __init__(self, task_id: str, state: str, what: str = "reads no more messages") -> None:
+        super().__init__(f"task {task_id} {what}: it is {state}")
         self.task_id, self.state = task_id, state
+
+
+class AnswerRefused(QueueError):
+    """A wait takes no answer: it has one, was closed, or its time has passed. Nothing was stored.
+
+    Attributes:
+        wait: Id, name or token of the wait, as the caller gave it.
+        task_id: Empty if no task is known.
+    """
+
+    def __init__(self, task_id: str, wait: str, problem: str) -> None:
+        whose = f" of task {task_id}" if task_id else ""
+        super().__init__(f"could not answer wait {wait!r}{whose}: {problem}")
+        self.task_id, self.wait = task_id, wait
+
+
+class WaitNotFound(AnswerRefused, LookupError):
+    """The task has no open wait of this id or token, or several of this name; see `TaskHandle.waits`."""
+
+
+class InvalidAnswer(AnswerRefused, ValueError):
+    """The answer does not fit the JSON schema of the wait. `problems`: each with the path of the value."""
+
+    def __init__(self, task_id: str, wait: str, problems: Sequence[str]) -> None:
+        super().__init__(task_id, wait, f"the value does not fit: {'; '.join(problems[:5])}")
+        self.problems = tuple(problems)
 
 
 class TaskOutcome(QueueError):

@@ -22,6 +22,7 @@ on one server.
                                                               format); TTL of their longest wait
     {ns:queue:n}:versions:TASK    zset    workers             tasks of a name that wait for a version of its code
                                                               (the score); TTL of their longest wait
+    {ns:queue:n}:waiting          zset    workers             tasks with open waits (score: ms of the first one)
     {ns:queue:n}:checked          string  workers             position of the last search for lost tasks in the
                                                               timeline; TTL of an hour
     {ns:queue:n}:lock:promote     string  workers             fleet lock for promoting; TTL of a few seconds
@@ -41,6 +42,8 @@ on one server.
     {ns:~sessions:n}:junk         stream  workers             like that of a queue
     {ns:~sessions:n}:junk:NAME    any     all                 like that of a queue
     {ns:~sessions:n}:forgotten    hash    workers, operators  while tasks of forgotten sessions are to be deleted
+    {ns:~tokens:n}:token:DIGEST   string  workers             while the wait with this token is open; its time-out and 30
+                                                              days, or 400 days
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:junk                     stream  all                 like that of a queue
     {ns}:junk:NAME                any     all                 like that of a queue
@@ -74,6 +77,7 @@ Channels of pub/sub:
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
@@ -108,6 +112,9 @@ LEFT_TTL_MS: Final = 3_600_000
 SESSION_PARTITIONS: Final = 16
 """Hash slots that the sessions of a namespace are spread over. Part of the data format."""
 
+TOKEN_PARTITIONS: Final = 16
+"""Hash slots that the tokens of open waits are spread over. Part of the data format."""
+
 TaskKey = Literal["record", "steps", "log", "inbox", "control"]
 """A kind of key that each task may have."""
 
@@ -134,7 +141,7 @@ def check_name(kind: str, name: object) -> str:
 
 
 _TYPES: Final = {
-    "string": ("seen", "mark", "checked", "lock:*", "registry:catalog:*"),
+    "string": ("seen", "mark", "checked", "lock:*", "token:*", "registry:catalog:*"),
     "hash": (
         *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
         *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),
@@ -142,8 +149,15 @@ _TYPES: Final = {
     ),
     "stream": ("ready", "nudge", "dead", "junk", "log:*", "history:*"),
     "zset": (
-        *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
-        *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
+        *("due", "timeline", "retentions", "versions", "versions:*", "waiting", "registry:sharing:*"),
+        *(
+            "registry:workers",
+            "registry:supervisors",
+            "registry:catalog",
+            "registry:crashes:*",
+            "registry:workspaces",
+            "control:paused",
+        ),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -179,7 +193,7 @@ def junk_keys(key: str) -> JunkKeys:
 
 
 _STREAMS: Final = ("ready", "nudge", "dead", "junk")
-_OTHERS: Final = ("due", "timeline", "seen", "closed", "mark", "retentions", "versions", "checked")
+_OTHERS: Final = ("due", "timeline", "seen", "closed", "mark", "retentions", "versions", "checked", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +215,7 @@ class Partition:
     versions: str = field(init=False, compare=False, repr=False)
     retentions: str = field(init=False, compare=False, repr=False)
     checked: str = field(init=False, compare=False, repr=False)
+    waiting: str = field(init=False, compare=False, repr=False)
     promote_lock: str = field(init=False, compare=False, repr=False)
     clean_lock: str = field(init=False, compare=False, repr=False)
     sweep_lock: str = field(init=False, compare=False, repr=False)
@@ -301,6 +316,14 @@ class SessionPartition:
         return f"{self._tag}:history:{digest}"
 
 
+class TokenKey(NamedTuple):
+    """Key of the token of an open wait, and the place as which its value is encrypted."""
+
+    key: str
+    place: Partition
+    digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """Keys of one deployment. Two namespaces on one Redis share no key."""
@@ -322,6 +345,12 @@ class Namespace:
     @property
     def session_partitions(self) -> list[SessionPartition]:
         return [SessionPartition(self.name, index) for index in range(SESSION_PARTITIONS)]
+
+    def token(self, token: str) -> TokenKey:
+        """Return the key of the token of a wait. No queue has the name of its place."""
+        digest = hashlib.blake2b(token.encode(), digest_size=16).hexdigest()
+        place = Partition(self.name, "~tokens", int(digest[:8], 16) % TOKEN_PARTITIONS)
+        return TokenKey(f"{{{self.name}:{place.queue}:{place.index}}}:token:{digest}", place, digest)
 
     @property
     def junk(self) -> str:

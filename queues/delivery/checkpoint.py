@@ -50,6 +50,10 @@ class Kind(StrEnum):
     """A chunk of the task's large result: `step` is its number."""
     CONSUMED = "taken"
     """A message of the inbox was used: `step` is its number there."""
+    WAIT = "wait"
+    """A wait is opened, or opened again without the answer that it has: `step` is its id, `log` its limits."""
+    WAIT_CLOSED = "answered"
+    """A wait is closed: `step` is its id, `value` the digest of its answer's id, empty without an answer."""
     TRANSFERRED = "moved"
     """The task has a successor, which gets the messages from now on: `value` is its id."""
     PROGRESS = "progress"
@@ -77,8 +81,13 @@ class Entry(NamedTuple):
         return self._replace(value=cipher.encrypt(f"{_FIELD_PREFIX[self.kind]}:{self.step}", self.value))
 
 
-_FIELD_PREFIX = {Kind.DONE: "d", Kind.DONE_WITH_EVENT: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
-"""Prefixes of the fields of a step hash."""
+_FIELD_PREFIX = {Kind.DONE: "d", Kind.DONE_WITH_EVENT: "d", Kind.INTENT: "i", Kind.SAVED: "s", Kind.WAIT: "wait"}
+"""Prefixes of the fields of a step hash, and of the kind as which a wait is encrypted."""
+
+_WAITS: Final = frozenset({Kind.WAIT, Kind.WAIT_CLOSED})
+
+_RUN_KEYS: Final = 6
+"""Keys that every write names; one with an entry of a wait also names the index of open waits."""
 
 
 @dataclass(slots=True)
@@ -222,6 +231,8 @@ async def write_entries(
     args: list[Argument] = [*delivery.fence, first]
     for entry in entries:
         args += entry
+        if entry.kind in _WAITS and len(keys) == _RUN_KEYS:
+            keys = (*keys, partition.waiting)
     try:
         if replicated:
             answer: Any = await gateway.run_replicated(_WRITE, keys, args, partition.mark)

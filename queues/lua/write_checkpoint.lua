@@ -1,6 +1,6 @@
--- include: fence, inbox
+-- include: fence, inbox, waits
 -- Write entries into the checkpoint and the event log of a running task.
--- KEYS  ready stream, record, steps, log, inbox, control
+-- KEYS  ready stream, record, steps, log, inbox, control, index of tasks with open waits if an entry is of a wait
 -- ARGV  fence (4), number of the first entry, then quadruples: kind, step key, value, log data
 --       done: the step's result, logged as step_completed; mark: the same for a step that has an event of its own;
 --       intent: the step is about to act, or is not any more (empty value); saved: its own progress; drop: delete its result, intent and progress;
@@ -11,6 +11,10 @@
 --       excuse: the entries of this call are progress that no earlier run had stored, so the crashes before it count no
 --       more in a row, but within a window; the event type in place of the step key, the value is the number of the
 --       task's crashes so far and the window in milliseconds;
+--       wait: open a wait, or open it again without the answer that it has: its id in place of the step key, what people
+--       need to answer it as the value, and in place of the log data the time after which it takes none (ms, 0: never),
+--       1 if it takes an answer that came early, and the task id; answered: close a wait: its id in place of the step
+--       key, the digest of the answer's id as the value (empty without an answer), the task id in place of the log data;
 --       chunk, part: a chunk of a large step result, of the task's result, by its name, which an entry of
 --       a later call refers to (an empty value deletes the chunk). The value of a drop has the digest and the number of the step's chunks, if it has any
 -- returns  0 refused, the lease has passed; -1 - N refused: entries before the first one are missing, N is the number of
@@ -39,6 +43,10 @@ if last < number - 1 then
   return -1 - last
 end
 
+if KEYS[7] then
+  -- a key of another type ends the script here, before its first write
+  redis.call('ZSCORE', KEYS[7], '')
+end
 local alone = ARGV[6] == 'progress'
 for i = 10, alone and #ARGV or 0, 4 do
   alone = alone and ARGV[i] == 'progress'
@@ -87,6 +95,10 @@ for i = 6, #ARGV, 4 do
   elseif kind == 'taken' then
     redis.call('HDEL', KEYS[5], 'm:' .. step)
     taken = true
+  elseif kind == 'wait' then
+    open_wait(KEYS[5], KEYS[7], KEYS[2], step, value, ARGV[i + 3], number)
+  elseif kind == 'answered' then
+    close_wait(KEYS[5], KEYS[7], ARGV[i + 3], step, value)
   elseif kind == 'moved' then
     redis.call('HSET', KEYS[2], 'handed_to', value)
   elseif kind == 'intent' then

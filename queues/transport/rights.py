@@ -70,6 +70,7 @@ ROLES: Final = (
             "{perdure}:registry:catalog*",
             "{perdure:*}:log:*",
             "{perdure:*}:dead",
+            "{perdure:*}:token:*",
         ),
         keys=(
             "{perdure:*}:record:*",
@@ -83,7 +84,20 @@ ROLES: Final = (
             "{perdure:*}:history:*",
         ),
         commands=(
-            *("exists", "get", "hget", "hset", "hmget", "hgetall", "hexists", "hdel", "hlen", "hstrlen"),
+            *(
+                "exists",
+                "get",
+                "hget",
+                "hset",
+                "hmget",
+                "hgetall",
+                "hexists",
+                "hdel",
+                "hkeys",
+                "hlen",
+                "hscan",
+                "hstrlen",
+            ),
             *(
                 "xadd",
                 "xrange",

@@ -32,6 +32,7 @@ holds for all scripts.
 | `test_timeline` | trim_timeline |
 | `delivery/test_transfer` | close_exported, enqueue_copy, upload_events |
 | `test_versions` | await_version, wake_version |
+| `test_waits` | answer, claim_token, forget_waits |
 | `registries/test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 | `delivery/test_touch` | touch |
 | `findings/test_notes_and_dismissals` | dismiss |

@@ -68,6 +68,7 @@ from perdure.queues.supervisors import count_crash, resume_supervisor, supervise
 from perdure.queues.transport.large_results import scan_fields
 from perdure.queues.transport.pipelining import Argument
 from perdure.queues.transport.scripts import Script, load_script, loaded_scripts, queue_script
+from perdure.queues.waits import answer_wait, claim_token, forget_ended_waits
 from perdure.worker.agents.identity import Identity, set_identity
 
 from tests import conformance
@@ -79,7 +80,7 @@ from tests.support.servers.every_node import on_every_node
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
-PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload", "wake"}
+PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload", "waits", "wake"}
 
 
 def header(path: Path) -> str:
@@ -211,6 +212,10 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
             await SETTLING[act](gateway, taken, act)
             assert await find_task(gateway, namespace, act) == partition
             assert len([message async for message in read_inbox(gateway, partition, act)]) == (act != "park")
+        assert (await answer_wait(gateway, partition, "park", "approval", "yes")).early
+        assert await claim_token(gateway, partition, "park", "approval", "order", timeout_ms=None) is None
+        await gateway.command("ZADD", partition.waiting, 1, "gone")
+        assert await forget_ended_waits(gateway, partition) == 1
         await SETTLING["cancelled"](gateway, await claim_one(a), "release")
         later = await producer.enqueue("t", task_id="later", delay=60, queue="default")
         await make_due(gateway, partition, "later")

@@ -20,7 +20,7 @@ from tests.conftest import watched
 SCRIPTS = sorted(Path(perdure.__file__).parent.glob("*/lua/*.lua"))
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
-PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload", "wake"}
+PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload", "waits", "wake"}
 KEYLESS = {"INFO", "TIME"}
 FIRST = {
     "XPENDING",
@@ -59,6 +59,7 @@ def all_keys(partition: Partition) -> list[str]:
             partition.inbox("x"),
             partition.control("x"),
         ),
+        partition.waiting,
     ]
 
 
@@ -82,10 +83,12 @@ def test_key_names_match_the_documented_table() -> None:
         "{perdure:mail:2}:log:x",
         "{perdure:mail:2}:inbox:x",
         "{perdure:mail:2}:control:x",
+        "{perdure:mail:2}:waiting",
     ]
     namespace = Namespace()
     assert (namespace.queues, namespace.workers) == ("{perdure}:queues", "{perdure}:registry:workers")
     assert namespace.sharing("mail") == "{perdure}:registry:sharing:mail"
+    assert re.fullmatch(r"\{perdure:~tokens:\d+\}:token:[0-9a-f]{32}", namespace.token("order:17").key)
     assert namespace.worker("a") == "{perdure}:registry:worker:a"
 
 

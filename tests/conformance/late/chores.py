@@ -28,6 +28,7 @@ from perdure.queues.inspection.timeline import trim_timeline
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.transport.scripts import queue_script
+from perdure.queues.waits import forget_ended_waits, opening
 
 from tests.conformance.late import Moments, Scene, Table
 from tests.support.consumers import pending, read, worker
@@ -153,6 +154,21 @@ async def setting_aside_of_a_key(scene: Scene) -> Moments:
     await scene.enqueue("y", delay=3600)
     yield
     assert await scene.gateway.command("ZRANGE", scene.partition.due, 0, -1) == [b"y"]
+
+
+@CHORES.case
+async def forgetting_of_waits(scene: Scene) -> Moments:
+    """A task under the same id waits."""
+    delivery = await scene.enqueue_and_read(opening("x", "approval", {}, until=None, early=True))
+    await scene.settle("succeed", delivery)
+    scene.hold("forget_waits")
+    assert await forget_ended_waits(scene.late, scene.partition) == 1
+    yield
+    await scene.enqueue_fresh()
+    second = await scene.read()
+    await scene.add_entries(second, opening("x", "approval", {}, until=None, early=True))
+    yield
+    assert await scene.gateway.command("ZSCORE", scene.partition.waiting, "x") is not None
 
 
 @CHORES.case

@@ -25,6 +25,7 @@ from perdure.queues.derived_tasks import (
 from perdure.queues.envelope import Envelope, EnvelopeTemplate
 from perdure.queues.inbox import send_message
 from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.waits import answer_wait, claim_token, closing, look_at_wait, opening
 
 from tests.conformance.late import Moments, Scene, Table
 from tests.support.consumers import make_due
@@ -75,12 +76,24 @@ async def settlement(scene: Scene, variant: str) -> Moments:
     yield
 
 
-@COMMANDS.each(Kind.SAVED, Kind.INTENT, Kind.DONE, Kind.DROP, Kind.EVENT, Kind.CONSUMED, Kind.EXCUSE)
+@COMMANDS.each(
+    *(
+        Kind.SAVED,
+        Kind.INTENT,
+        Kind.DONE,
+        Kind.DROP,
+        Kind.EVENT,
+        Kind.CONSUMED,
+        Kind.EXCUSE,
+        Kind.WAIT,
+        Kind.WAIT_CLOSED,
+    )
+)
 async def entry(scene: Scene, variant: Kind) -> Moments:
     delivery = await scene.enqueue_and_read()
     scene.hold("write_checkpoint")
     value = b"1 57" if variant is Kind.EXCUSE else b"57"
-    await write_entries(scene.late, delivery, "x", [Entry(variant, "1", value)], first=1)
+    await write_entries(scene.late, delivery, "x", [Entry(variant, "1", value, b"0 1 x")], first=1)
     yield
     for number, value in ((2, b"58"), (3, b"136")):
         await write_entries(scene.gateway, delivery, "x", [Entry(Kind.SAVED, "1", value)], first=number)
@@ -135,6 +148,43 @@ async def message(scene: Scene) -> Moments:
     sent = await send_message(scene.late, scene.partition, "x", "hello", sender="s", message_id="m")
     yield
     await write_entries(scene.gateway, delivery, "x", [Entry(Kind.CONSUMED, str(sent.number), b"")], first=1)
+    yield
+
+
+@COMMANDS.each("by name", "early")
+async def answer(scene: Scene, variant: str) -> Moments:
+    """The run has used it, and another wait of its name is open."""
+    delivery = await scene.enqueue_and_read()
+    opened = [opening("x", wait, {}, until=None, early=True) for wait in ("approval", "approval#2")]
+    if variant == "by name":
+        await write_entries(scene.gateway, delivery, "x", opened[:1], first=1)
+    scene.hold("answer")
+    found = await answer_wait(scene.late, scene.partition, "x", "approval", "yes", answer_id="a")
+    assert found.early is (variant == "early")
+    yield
+    first = 2
+    if variant == "early":
+        await write_entries(scene.gateway, delivery, "x", opened[:1], first=1)
+    look = await look_at_wait(scene.gateway, scene.partition, "x", "approval")
+    assert look.answer is not None
+    closed = closing("x", "approval", look.answer)
+    await write_entries(scene.gateway, delivery, "x", [closed, opened[1]], first=first)
+    yield
+
+
+@COMMANDS.case
+async def claim_of_a_token(scene: Scene) -> Moments:
+    """Another wait has taken it over."""
+    delivery = await scene.enqueue_and_read()
+    fields = {"token": "order:17"}
+    waits = [opening("x", wait, fields, until=None, early=True) for wait in ("approval", "other")]
+    await write_entries(scene.gateway, delivery, "x", waits, first=1)
+    scene.hold("claim_token")
+    assert await claim_token(scene.late, scene.partition, "x", "approval", "order:17", timeout_ms=None) is None
+    yield
+    closed = closing("x", "approval")
+    await write_entries(scene.gateway, delivery, "x", [closed], first=3)
+    assert await claim_token(scene.gateway, scene.partition, "x", "other", "order:17", timeout_ms=None) is None
     yield
 
 

@@ -26,6 +26,7 @@ from ....queues.partitions.route import Route
 from ....queues.presence import present_workers
 from ....queues.transport.backoff import jittered
 from ....queues.transport.gateway import Gateway
+from ....queues.waits import forget_ended_waits
 from ...log import logger
 from ...loop_errors import LoopErrors
 from ..shared_settings import WorkerTimings
@@ -106,6 +107,7 @@ class Janitor:
                 "lost tasks": partial(put_back_lost, self._gateway, partition, self._consumer.lease),
                 "timeline": partial(trim_timeline, self._gateway, partition),
                 "dead letters": partial(trim_letters, self._gateway, partition, self._dead_letter_ttl()),
+                "waits": partial(forget_ended_waits, self._gateway, partition),
                 "consumers": partial(self._consumer.remove_idle_consumers, partition, self._idle_consumer, present),
             }
             for part, work in parts.items():

@@ -1,0 +1,633 @@
+"""Waits of a task: what it asks people and programs for by name, and their answers.
+
+A wait is opened by the run, under an id that it has in every run: `approval`, `approval#2`, `page-3/approval`. It is
+answered by its id, by its token or by its name. Waits and answers are fields of the task's inbox (see inbox.py), so
+that they have its lifetime, and that a sender needs no right to write the task's record:
+
+    w:ID       an open wait: the time of its opening (ms of Redis' clock), the time after which it takes no answer (0:
+               none), the number of the entry, JSON (or encrypted JSON, of the kind `wait:ID`)
+    a:ID       its answer: the time (ms), the digest of the answer's id, JSON (kind `answer:ID`, or `early:NAME`)
+    e:NAME     an answer for the first wait of this name, which no run has opened yet (kind `early:NAME`)
+    c:NAME     waits of this name that were opened, those that were closed, and the digest of the answer's id that
+               closed the last one
+    open       open waits
+    early      answers that came early, and their bytes
+
+An answer belongs to the wait that its sender has read. By name, it goes to the open wait of this name. If no wait of
+this name was opened yet, it is kept for the first; if one was, it is refused, so that a late or a second answer reaches
+no other question. What was shown to people is part of the wait as a digest, and the answer has the digest that its
+sender has read: the run drops an answer to something else. Names and ids are not encrypted; a field that was moved or
+changed cannot be decrypted, and no count decides what a run does.
+
+`{tag}:waiting` has the tasks with open waits. Tasks that have ended are removed by who reads it and by the janitor.
+
+A token names one open wait in the namespace: a web handler knows the order, not the task. Its key, in a slot of its
+own, has the place of the wait, encrypted. The run claims it after the wait is stored, and again in each run, and frees
+it after the wait is closed. A run that dies in between leaves a token of a closed wait: the next claim takes it over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import orjson
+from pydantic_core import PydanticSerializationError
+
+from .delivery.checkpoint import Entry, Kind
+from .delivery.settlement import wake_word
+from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id, plain_data
+from .errors import (
+    AnswerRefused,
+    DecryptionError,
+    InvalidAnswer,
+    NoKey,
+    QueueError,
+    Refused,
+    TaskEnded,
+    TaskNotFound,
+    WaitNotFound,
+)
+from .inspection.views import find_task
+from .json_form import as_json
+from .junk import count_of
+from .keys import Namespace, Partition, check_name
+from .records import State
+from .schemas import UnusableSchema, find_problems
+from .transport.gateway import Gateway
+from .transport.large_results import scan_fields
+from .transport.pipelining import Argument
+from .transport.scripts import queue_script
+from .wording import counted, listed
+
+_ANSWER = queue_script("answer")
+_CLAIM = queue_script("claim_token")
+_FORGET = queue_script("forget_waits")
+
+RECORDS: Final = "#wait:"
+"""Beginning of the names of the records of waits in the checkpoint."""
+
+MAX_EARLY: Final = 100
+"""Answers that a task keeps for waits that were not opened yet."""
+
+EARLY_BYTES: Final = 4 * 1024 * 1024
+"""Largest size of these answers together, in bytes."""
+
+TOKEN_LENGTH: Final = 200
+"""Most characters of a token."""
+
+_KEPT_AFTER: Final = 30 * 86_400_000
+_KEPT: Final = 400 * 86_400_000
+"""Milliseconds for which a token is kept after the time-out of its wait, and without a time-out."""
+
+_TRIES: Final = 8
+"""Times that a sender reads the waits again, because they have changed."""
+
+_REDIRECTS: Final = 128
+"""Successors that an answer follows: more than a chain can have."""
+
+_PAGE: Final = 100
+"""Tasks with open waits that are read at once."""
+
+_SHOWN_IDS: Final = 10
+"""Ids of waits that an error names."""
+
+
+def wait_id(key: str) -> str:
+    """Return the id of a wait by the key of its record."""
+    scope, _, name = key.rpartition(RECORDS)
+    return scope + name
+
+
+def wait_name(wait: str) -> str:
+    """Return the name of a wait by its id."""
+    return wait.rpartition("/")[2].partition("#")[0]
+
+
+def answer_digest(answer_id: str) -> str:
+    """Return the digest of an answer's id, by which a repeated answer is known."""
+    return hashlib.blake2b(answer_id.encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWait:
+    """An open wait of a task.
+
+    Attributes:
+        id: Unique in the task: its name, with its number and its scope, such as `approval#2`.
+        who: Person or group that is asked.
+        why: Reason or question.
+        opened: Time of its opening, in milliseconds of Redis' clock since the epoch.
+        until: Time after which it takes no answer; None without a time-out.
+        schema: JSON schema of the answer; None for any JSON.
+        shows: Digest of what people were shown, without which an answer is void; None if nothing was shown.
+        shown: What they were shown; None if it is too large.
+        token: By which it is answered as well.
+        answered: Whether it has an answer, which the run has not read yet.
+        problem: Why it cannot be read, if it cannot.
+    """
+
+    id: str
+    who: str = ""
+    why: str = ""
+    opened: int = 0
+    until: int | None = None
+    schema: dict[str, Any] | None = None
+    shows: str | None = None
+    shown: Any = None
+    token: str | None = None
+    answered: bool = False
+    problem: str | None = None
+    head: str = ""
+
+    @property
+    def name(self) -> str:
+        return wait_name(self.id)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the wait as plain data."""
+        shown: dict[str, Any] = {
+            "wait": self.id,
+            "name": self.name,
+            "who": self.who,
+            "why": self.why,
+            "since": self.opened,
+            "until": self.until,
+            "schema": self.schema,
+            "shown": self.shown,
+            "token": self.token,
+            "answered": self.answered,
+        }
+        return shown if self.problem is None else shown | {"problem": self.problem}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to a wait.
+
+    Attributes:
+        value: JSON data.
+        by: Name of the sender.
+        at: Time of the answer, in milliseconds of Redis' clock since the epoch.
+        shows: Digest of what its sender has read.
+        digest: That of its id.
+        early: Whether it came before a wait of its name was opened.
+        problem: Why it cannot be read, if it cannot.
+    """
+
+    value: Any
+    by: str = ""
+    at: int = 0
+    shows: str | None = None
+    digest: str = ""
+    early: bool = False
+    problem: str | None = None
+
+
+class Waits(NamedTuple):
+    """Waits of a task: those that are open, and by name the answers that came early."""
+
+    open: list[OpenWait]
+    early: dict[str, Answer]
+
+
+class Answered(NamedTuple):
+    """Receipt of an answer.
+
+    Attributes:
+        task_id: Of the task that has it: the last successor.
+        wait: Id of the wait; the name, if the answer is kept for the first wait of it.
+        state: State of the task.
+        early: Whether it is kept.
+    """
+
+    task_id: str
+    wait: str
+    state: State
+    early: bool = False
+
+
+def opening(task_id: str, wait: str, fields: Mapping[str, Any], *, until: int | None, early: bool) -> Entry:
+    """Return the entry that opens a wait, or opens it again without the answer that it has.
+
+    Args:
+        fields: What senders read: `who`, `why`, `schema`, `shows`, `shown`, `token`.
+        until: Time after which it takes no answer, in milliseconds of Redis' clock.
+        early: Whether it takes an answer that came before it, if it is the first of its name.
+    """
+    return Entry(Kind.WAIT, wait, orjson.dumps(fields), f"{until or 0} {early:d} {task_id}".encode())
+
+
+def closing(task_id: str, wait: str, answer: Answer | None = None) -> Entry:
+    """Return the entry that closes a wait. answer: the one that the run has used."""
+    return Entry(Kind.WAIT_CLOSED, wait, b"" if answer is None else answer.digest.encode(), task_id.encode())
+
+
+class WaitLook(NamedTuple):
+    """State of one wait, as its run sees it. open: whether it is stored."""
+
+    open: bool
+    answer: Answer | None
+
+
+async def look_at_wait(gateway: Gateway, partition: Partition, task_id: str, wait: str) -> WaitLook:
+    """Read whether a wait is stored and answered."""
+    stored, answer = await gateway.command("HMGET", partition.inbox(task_id), f"w:{wait}", f"a:{wait}")
+    found = None if answer is None else _read_answer(gateway, partition, task_id, wait, answer)
+    return WaitLook(stored is not None, found)
+
+
+async def read_waits(gateway: Gateway, partition: Partition, task_id: str) -> Waits:
+    """Return the open waits of a task, the oldest first, and the answers that came early. None for an unknown task."""
+    found: list[OpenWait] = []
+    early: dict[str, Answer] = {}
+    answered: set[str] = set()
+    inbox = partition.inbox(task_id)
+    async for field, stored in scan_fields(gateway, inbox, "[wae]:*"):
+        kind, _, name = field.partition(":")
+        if kind == "a":
+            answered.add(name)
+        elif kind == "w":
+            found.append(_read_wait(gateway, partition, task_id, name, stored))
+        else:
+            early[name] = _read_answer(gateway, partition, task_id, name, stored, early=True)
+    waits = [replace(wait, answered=True) if wait.id in answered else wait for wait in found]
+    return Waits(sorted(waits, key=lambda wait: (wait.opened, wait.id)), early)
+
+
+def _read_wait(gateway: Gateway, partition: Partition, task_id: str, wait: str, stored: bytes) -> OpenWait:
+    """Decode an open wait. One that cannot be read hides no other."""
+    opened, until, entry, *rest = [*stored.split(b" ", 3), b"", b"", b""]
+    head = b" ".join((opened, until, entry)).decode("ascii", "replace")
+    since, limit = count_of(opened), count_of(until) or None
+    try:
+        fields = plain_data(gateway.encryptor.of(partition, task_id).decrypt(f"wait:{wait}", rest[0]))
+        if not isinstance(fields, dict):
+            raise ValueError("it must be a JSON object")
+        who, why, token, shows = (_text(fields, name) for name in ("who", "why", "token", "shows"))
+        schema = fields.get("schema")
+    except (DecryptionError, ValueError) as error:
+        problem = str(error) if isinstance(error, DecryptionError) else f"could not decode the wait: {error}"
+        return OpenWait(wait, opened=since, until=limit, problem=problem, head=head)
+    return OpenWait(
+        wait,
+        who or "",
+        why or "",
+        since,
+        limit,
+        schema if isinstance(schema, dict) else None,
+        shows,
+        fields.get("shown"),
+        token,
+        head=head,
+    )
+
+
+def _text(fields: dict[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} must be a text")
+    return value
+
+
+def _read_answer(
+    gateway: Gateway, partition: Partition, task_id: str, wait: str, stored: bytes, *, early: bool = False
+) -> Answer:
+    """Decode an answer. wait: the id of its wait, or the name if it is kept for the first.
+
+    One that came before its wait was moved to it as it was, so it is of the other kind.
+    """
+    at, digest, data, *_ = [*stored.split(b" ", 2), b"", b""]
+    cipher = gateway.encryptor.of(partition, task_id)
+    known = (count_of(at), digest.decode("ascii", "replace"))
+    problem = ""
+    kinds = (
+        [(f"early:{wait_name(wait)}", True)]
+        if early
+        else [(f"answer:{wait}", False), (f"early:{wait_name(wait)}", True)]
+    )
+    for kind, is_early in kinds:
+        try:
+            fields = plain_data(cipher.decrypt(kind, data))
+            if not isinstance(fields, dict) or "value" not in fields:
+                raise ValueError("it must be a JSON object with a value")
+            if bool(fields.get("early")) is not is_early:
+                raise ValueError("it is of another kind")
+            by, shows = _text(fields, "by"), _text(fields, "shows")
+            return Answer(fields["value"], by or "", known[0], shows, known[1], is_early)
+        except (DecryptionError, ValueError) as error:
+            problem = problem or f"could not read the answer: {error}"
+    return Answer(None, at=known[0], digest=known[1], problem=problem)
+
+
+async def answer_wait(
+    gateway: Gateway,
+    partition: Partition,
+    task_id: str,
+    wait: str,
+    value: Any,
+    *,
+    by: str = "",
+    answer_id: str | None = None,
+    limit: int = DEFAULT_PAYLOAD_LIMIT,
+    token: str | None = None,
+) -> Answered:
+    """Answer a wait of a task, or of its last successor.
+
+    Args:
+        wait: Id of the wait (`approval#2`; `approval#1` is the first one), or its name.
+        value: JSON data, pydantic models included.
+        by: Name of the sender.
+        answer_id: An answer that is sent again under the same id is stored once.
+        limit: Largest size in bytes.
+        token: By which the wait was found: one with another token does not take the answer.
+
+    Raises:
+        WaitNotFound: The task has no such wait, or several.
+        AnswerRefused: It takes no answer: it has one, was closed, or has timed out.
+        InvalidAnswer: The value does not fit its JSON schema.
+        TaskNotFound, TaskEnded: There is no such task, or it has ended.
+        NoKey, DecryptionError: The task's data is encrypted, and this process cannot read the wait.
+        PayloadTooLarge: The value is over the limit.
+        TypeError: The value is not JSON.
+    """
+    try:
+        encoded = as_json(value)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise TypeError(f"an answer must be JSON-serialisable: {error}") from None
+    check_size("the answer", len(encoded), limit)
+    if not is_wait_id(wait):
+        check_name("name of a wait", wait)
+    by_id = token is not None or is_wait_id(wait)
+    sent = _Sent(_plain_id(wait), by_id, encoded, by, answer_digest(answer_id or new_task_id()), token)
+    known: Partition | None = partition
+    for _ in range(_REDIRECTS):
+        if known is None:
+            break
+        target, (reply, *rest) = await _send(gateway, known, task_id, sent)
+        if reply in (b"answered", b"kept"):
+            return Answered(task_id, target, State(rest[0].decode()), reply == b"kept")
+        if reply == b"missing":
+            break
+        if reply != b"moved":
+            raise _refusal(reply, rest, task_id, target)
+        task_id = rest[0].decode()
+        known = await find_task(gateway, Namespace(partition.namespace), task_id)
+    raise TaskNotFound(task_id, f"namespace {partition.namespace!r} on {gateway.address.shown}")
+
+
+class _Sent(NamedTuple):
+    """An answer on its way. wait: id or name, by_id says which. encoded: its JSON."""
+
+    wait: str
+    by_id: bool
+    encoded: bytes
+    by: str
+    digest: str
+    token: str | None
+
+
+async def _send(gateway: Gateway, partition: Partition, task_id: str, sent: _Sent) -> tuple[str, list[bytes]]:
+    """Store an answer. Return the id or the name of its wait, and the reply of the script.
+
+    An open wait that has changed since it was read is read again.
+    """
+    cipher = gateway.encryptor.of(partition, task_id)
+    keys = [partition.record(task_id), partition.inbox(task_id), partition.due, partition.nudge]
+    for _ in range(_TRIES):
+        found = await _target(gateway, partition, task_id, sent)
+        fields: dict[str, Any] = {"value": orjson.Fragment(sent.encoded), "by": sent.by}
+        if found is not None:
+            if found.schema is not None:
+                _check_schema(task_id, found, sent.encoded)
+            shown, kind, target = found.id, f"answer:{found.id}", (found.id, found.head)
+            fields |= {} if found.shows is None else {"shows": found.shows}
+        else:
+            fields["early"] = True
+            shown, kind, target = sent.wait, f"early:{sent.wait}", (sent.wait if sent.by_id else "", "")
+        stored = cipher.encrypt(kind, orjson.dumps(fields))
+        args: list[Argument] = [task_id, wait_name(shown), *target, wake_word("answer", shown), sent.digest, stored]
+        reply = await gateway.run(_ANSWER, keys, [*args, MAX_EARLY, EARLY_BYTES])
+        if reply[0] != b"changed":
+            return shown, reply
+        if found is None and sent.by_id:
+            waits = [wait.id for wait in (await read_waits(gateway, partition, task_id)).open]
+            problem = f"open are: {listed(waits, _SHOWN_IDS)}" if waits else "no wait of the task is open"
+            raise WaitNotFound(task_id, sent.wait, problem)
+    raise AnswerRefused(task_id, sent.wait, "its waits change all the time; try again")
+
+
+def _refusal(reply: bytes, rest: Sequence[bytes], task_id: str, wait: str) -> QueueError:
+    """Return the error of an answer that was not stored."""
+    match reply:
+        case b"ended":
+            return TaskEnded(task_id, rest[0].decode(), what="takes no more answers")
+        case b"encrypted":
+            return NoKey(f"an answer to task {task_id}", "the task")
+        case b"late":
+            problem = "its time has passed"
+        case b"taken" if rest[0] == b"early":
+            problem = "an answer is kept already for the first wait of this name"
+        case b"taken":
+            problem = "it has an answer already"
+        case b"closed":
+            waits = counted(int(rest[0]), "wait")
+            problem = f"none of this name is open, and {waits} of it had an end already: an answer is for one question"
+        case _:
+            kept = counted(int(rest[0]), "answer")
+            problem = f"no wait of this name is open yet, and {kept} with {int(rest[1]):,} bytes came early already"
+    return AnswerRefused(task_id, wait, problem)
+
+
+def is_wait_id(text: str) -> bool:
+    """Return whether a text is an id of a wait and not a name: it has a scope or a number."""
+    return "/" in text or "#" in text
+
+
+def _plain_id(text: str) -> str:
+    return text.removesuffix("#1")
+
+
+async def _target(gateway: Gateway, partition: Partition, task_id: str, sent: _Sent) -> OpenWait | None:
+    """Return the open wait that an answer is for, None if there is none. Raises `WaitNotFound` if there are several."""
+    wait = sent.wait
+    if sent.by_id:
+        stored = await gateway.command("HGET", partition.inbox(task_id), f"w:{wait}")
+        found = [] if stored is None else [_read_wait(gateway, partition, task_id, wait, stored)]
+        if sent.token is not None and not (found and found[0].token == sent.token):
+            raise WaitNotFound(task_id, wait, f"no open wait has the token {sent.token!r}")
+    else:
+        waits = (await read_waits(gateway, partition, task_id)).open
+        found = [one for one in waits if one.name == wait]
+        if len(found) > 1:
+            ids = listed([one.id if is_wait_id(one.id) else f"{one.id}#1" for one in found], _SHOWN_IDS)
+            raise WaitNotFound(task_id, wait, f"several waits of this name are open ({ids}): answer one by its id")
+    if found and found[0].problem is not None:
+        raise AnswerRefused(task_id, found[0].id, found[0].problem)
+    return found[0] if found else None
+
+
+def _check_schema(task_id: str, wait: OpenWait, encoded: bytes) -> None:
+    """Raise `InvalidAnswer` if an answer does not fit. A schema that cannot be used checks nothing: the run does."""
+    schema = {"type": "object", "properties": {"answer": wait.schema}}
+    definitions = (wait.schema or {}).get("$defs")
+    if definitions is not None:
+        schema = {**schema, "$defs": definitions}
+    try:
+        problems = find_problems(schema, b'{"answer":' + encoded + b"}")
+    except UnusableSchema:
+        return
+    if problems:
+        raise InvalidAnswer(task_id, wait.id, problems)
+
+
+# the index
+
+
+class WaitingTask(NamedTuple):
+    """A task with open waits."""
+
+    partition: Partition
+    task_id: str
+    waits: Waits
+
+
+async def list_waiting(gateway: Gateway, partitions: Sequence[Partition]) -> AsyncIterator[WaitingTask]:
+    """Yield the tasks with open waits that have not ended, those that have waited longest first, by partition."""
+    for partition in partitions:
+        start = 0
+        while ids := await _indexed(gateway, partition, start):
+            start += len(ids)
+            live = [task_id for task_id, state in ids if state not in _ENDED]
+            for task_id in live:
+                waits = await read_waits(gateway, partition, task_id)
+                if waits.open:
+                    yield WaitingTask(partition, task_id, waits)
+
+
+_ENDED: Final = frozenset({None, b"succeeded", b"cancelled", b"dead"})
+
+
+async def _indexed(gateway: Gateway, partition: Partition, start: int) -> list[tuple[str, bytes | None]]:
+    """Return a page of the index: ids and states of tasks. What is no id was written by another program."""
+    found = await gateway.command("ZRANGE", partition.waiting, start, start + _PAGE - 1)
+    ids = [name.decode("utf-8", "replace") for name in found]
+    states = await gateway.pipeline([("HGET", partition.record(task_id), "state") for task_id in ids])
+    return list(zip(ids, states, strict=True))
+
+
+async def forget_ended_waits(gateway: Gateway, partition: Partition) -> int:
+    """Remove the tasks that have ended from the index of open waits. Return how many."""
+    start = removed = 0
+    while ids := await _indexed(gateway, partition, start):
+        for task_id, _ in ids:
+            keys = [partition.waiting, partition.record(task_id), partition.inbox(task_id)]
+            gone = await gateway.run(_FORGET, keys, [task_id])
+            removed += gone
+            start += 1 - gone
+    return removed
+
+
+# tokens
+
+
+class TokenHolder(NamedTuple):
+    """Place of the wait that has a token."""
+
+    queue: str
+    partition: int
+    task_id: str
+    wait: str
+
+
+async def claim_token(
+    gateway: Gateway, partition: Partition, task_id: str, wait: str, token: str, *, timeout_ms: int | None
+) -> TokenHolder | None:
+    """Claim the token of a wait that is stored. Return the open wait that has it; None if it is claimed. Idempotent.
+
+    timeout_ms: milliseconds until the time-out of the wait, if it has one.
+    """
+    own = TokenHolder(partition.queue, partition.index, task_id, wait)
+    ttl = _KEPT if timeout_ms is None else max(0, timeout_ms) + _KEPT_AFTER
+    place = Namespace(partition.namespace).token(token)
+    cipher = gateway.encryptor.of(place.place, place.digest)
+    data, read = cipher.encrypt("token", orjson.dumps([*own])), b""
+    while (held := await gateway.run(_CLAIM, [place.key], [data, read, ttl])) is not None:
+        holder = _holder(gateway, token, held, partition.namespace)
+        if holder is not None and holder != own and await _is_open(gateway, partition.namespace, holder, token):
+            return holder
+        read = held
+    return None
+
+
+async def free_token(gateway: Gateway, partition: Partition, task_id: str, wait: str, token: str) -> None:
+    """Free the token of a closed wait, unless another one has taken it over. Idempotent."""
+    key = Namespace(partition.namespace).token(token).key
+    held = await gateway.command("GET", key)
+    own = TokenHolder(partition.queue, partition.index, task_id, wait)
+    if held is not None and _holder(gateway, token, held, partition.namespace) == own:
+        await gateway.run(_CLAIM, [key], ["", held, 0])
+
+
+async def find_token(gateway: Gateway, namespace: Namespace, token: str) -> tuple[Partition, TokenHolder] | None:
+    """Return the place of the wait with a token, None if no wait has it."""
+    held = await gateway.command("GET", namespace.token(token).key)
+    holder = None if held is None else _holder(gateway, token, held, namespace.name)
+    if holder is None:
+        return None
+    partition = await _place(gateway, namespace, holder)
+    return None if partition is None else (partition, holder)
+
+
+async def answer_token(gateway: Gateway, namespace: Namespace, token: str, value: Any, **options: Any) -> Answered:
+    """Answer the wait with a token. See `answer_wait` for options and errors."""
+    check_token(token)
+    found = await find_token(gateway, namespace, token)
+    if found is None:
+        raise WaitNotFound("", token, f"no open wait has the token {token!r}")
+    partition, holder = found
+    return await answer_wait(gateway, partition, holder.task_id, holder.wait, value, token=token, **options)
+
+
+def check_token(token: object) -> str:
+    """Return a token. Raises `ValueError` for one that cannot be used."""
+    if not isinstance(token, str) or not 0 < len(token) <= TOKEN_LENGTH:
+        raise ValueError(f"token must be a text of 1 to {TOKEN_LENGTH} characters, got {token!r}")
+    return token
+
+
+def _holder(gateway: Gateway, token: str, held: bytes, namespace: str) -> TokenHolder | None:
+    """Decode what a token refers to; None for what no run has written."""
+    place = Namespace(namespace).token(token)
+    try:
+        fields = plain_data(gateway.encryptor.of(place.place, place.digest).decrypt("token", held))
+        queue, index, task_id, wait = fields
+        return TokenHolder(str(queue), int(index), str(task_id), str(wait))
+    except (DecryptionError, ValueError, TypeError):
+        return None
+
+
+async def _place(gateway: Gateway, namespace: Namespace, holder: TokenHolder) -> Partition | None:
+    """Return the partition of a token's task, which another number of partitions may have moved."""
+    try:
+        partition = Partition(namespace.name, check_name("queue", holder.queue), holder.partition)
+        if await gateway.command("EXISTS", partition.record(holder.task_id)):
+            return partition
+        return await find_task(gateway, namespace, holder.task_id, holder.queue)
+    except (ValueError, Refused):
+        return None
+
+
+async def _is_open(gateway: Gateway, namespace: str, holder: TokenHolder, token: str) -> bool:
+    """Return whether the wait of a token is open, and its task has not ended."""
+    partition = await _place(gateway, Namespace(namespace), holder)
+    if partition is None:
+        return False
+    inbox, record = partition.inbox(holder.task_id), partition.record(holder.task_id)
+    stored, state = await gateway.pipeline([("HGET", inbox, f"w:{holder.wait}"), ("HGET", record, "state")])
+    if stored is None or state in (None, b"succeeded", b"cancelled"):
+        return False
+    wait = _read_wait(gateway, partition, holder.task_id, holder.wait, stored)
+    return wait.problem is not None or wait.token == token
