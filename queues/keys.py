@@ -42,8 +42,8 @@ on one server.
     {ns:~sessions:n}:junk         stream  workers             like that of a queue
     {ns:~sessions:n}:junk:NAME    any     all                 like that of a queue
     {ns:~sessions:n}:forgotten    hash    workers, operators  while tasks of forgotten sessions are to be deleted
-    {ns:~tokens:n}:token:DIGEST   string  workers             while the wait with this token is open; its time-out and 30
-                                                              days, or 400 days
+    {ns:~tokens:n}:token:DIGEST   string  workers             while the wait with this token is open; its time-out
+                                                              and 30 days, or 400 days
     {ns}:lock:sessions            string  workers             fleet lock for looking at sessions; TTL of half a minute
     {ns}:junk                     stream  all                 like that of a queue
     {ns}:junk:NAME                any     all                 like that of a queue

@@ -4,6 +4,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 
 | script | method |
 |---|---|
+| answer | answer |
 | await_version | await_version |
 | bury | bury |
 | cancel | cancel |
@@ -23,6 +24,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 | enqueue_successor | hand |
 | finish | finish |
 | forget_task | forget_task |
+| forget_waits | forget_waits |
 | join_group | share |
 | leave_group | leave |
 | park | park |
@@ -56,7 +58,7 @@ Every script that moves a task or writes a key of a task has a method of `machin
 
 Scripts of sessions (session_begin, session_correct, session_end, session_forget, session_look, session_send) have a
 model of their own, `test_sessions`. Scripts that write no key of a task have none: records of workers and supervisors
-(count_crash, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), and
-files of shared workspaces (put_file), keys of another type (set_key_aside), reads of a task's past (load_history,
-read_log), and pages of a hash (hash_page). tests/conformance has their tests.
+(count_crash, register_supervisor, register_worker, unpause_supervisor), identities (set_identity), files of shared
+workspaces (put_file), tokens of waits (claim_token), keys of another type (set_key_aside), reads of a task's past
+(load_history, read_log), and pages of a hash (hash_page). tests/conformance has their tests.
 """

@@ -436,8 +436,8 @@ class Ledger:
                 self.held.drop(*((inbox, f"m:{step}") if kind == "taken" else (steps, f"c:{step}")))
             elif kind in ("moved", "part"):
                 self.held.put(record, {"handed_to" if kind == "moved" else f"result:{step}": value})
-            elif kind in ("progress", "excuse"):
-                self._write_progress(task, kind, step, value)
+            elif kind in ("progress", "excuse", "wait", "answered"):
+                self._write_special(task, kind, step, value, data, number)
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
             self.held.put(record, {"entries": number})
@@ -480,6 +480,107 @@ class Ledger:
         self.held.put_new(record, "recent_at", Moment())
         self.held.put(record, {"recent": recent + more, "excused": crashes})
         self.note_event(task, step, b'{"excused":%d}' % crashes)
+
+    def _write_special(self, task: str, kind: str, step: str, value: bytes, data: bytes, number: int) -> None:
+        if kind in ("progress", "excuse"):
+            self._write_progress(task, kind, step, value)
+        else:
+            self._write_wait(task, kind, step, value, data, number)
+
+    def _write_wait(self, task: str, kind: str, wait: str, value: bytes, data: bytes, number: int) -> None:
+        """Open or close a wait. An answer that came early is moved to the first wait of its name."""
+        inbox, name = self.at.inbox(task), wait.rpartition("/")[2].partition("#")[0]
+        fields = self.held.hashes.get(inbox, {})
+        known, (opened, closed, last) = f"w:{wait}" in fields, self._wait_counts(inbox, name)
+        left = int(self.held.get(inbox, "open") or 0)
+        if kind == "answered":
+            if known:
+                self.held.put(inbox, {f"c:{name}": b"%d %d %b" % (opened, closed + 1, value), "open": max(0, left - 1)})
+                self.held.drop(inbox, f"w:{wait}", f"a:{wait}")
+                if left <= 1:
+                    self.held.drop_score(self.at.waiting, task)
+            return
+        limit, early, _ = data.split(b" ", 2)
+        kept = fields.get(f"e:{name}") if early == b"1" and not opened else None
+        self.held.put(inbox, {f"w:{wait}": Stamped(text=b"%b %d %b" % (limit, number, value))})
+        if not known:
+            self.held.put(inbox, {f"c:{name}": b"%d %d %b" % (opened + 1, closed, last), "open": left + 1})
+            if task not in self.held.sets.get(self.at.waiting, {}):
+                self.held.set_score(self.at.waiting, task, Moment())
+        if kept is None:
+            self.held.drop(inbox, f"a:{wait}")
+        else:
+            count, size = self._early_counts(inbox)
+            self.held.put(inbox, {f"a:{wait}": kept, "early": b"%d %d" % (count - 1, size - len(text_of(kept)))})
+            self.held.drop(inbox, f"e:{name}")
+        self.tell(task, "wait" if kept is None else "answer")
+
+    def _wait_counts(self, inbox: str, name: str) -> tuple[int, int, bytes]:
+        opened, closed, last = (self.held.get(inbox, f"c:{name}") or b"0 0 ").split(b" ")
+        return int(opened), int(closed), last
+
+    def _early_counts(self, inbox: str) -> tuple[int, int]:
+        count, size = (self.held.get(inbox, "early") or b"0 0").split(b" ")
+        return int(count), int(size)
+
+    def answer(
+        self, task: str, name: str, wait: str, head: bytes, digest: bytes, answer: bytes, limits: tuple[int, int]
+    ) -> list[bytes]:
+        """Store an answer to a wait, or keep it for the first wait of its name. limits: of those that are kept."""
+        record, *_, inbox, _ = self.parts(task)
+        state, field = self.state(task), f"a:{wait}" if wait else f"e:{name}"
+        parked = state == b"scheduled" and self.held.get(record, "waits") is not None
+        shown = b"waiting" if parked else state or b""
+        if (refused := self._refused_answer(task, name, wait, head, digest, shown)) is not None:
+            return refused
+        count, size = self._early_counts(inbox)
+        length = _STAMP + len(digest) + 1 + len(answer)
+        if not wait and (count >= limits[0] or size + length > limits[1]):
+            return [b"full", b"%d" % count, b"%d" % size]
+        self.held.put(inbox, {field: Stamped(text=b"%b %b" % (digest, answer))})
+        if not wait:
+            self.held.put(inbox, {"early": b"%d %d" % (count + 1, size + length)})
+        elif parked and f"answer:{wait}".encode() in (self.held.get(record, "wakes") or b"").split(b" "):
+            self._wake(task)
+        self.tell(task, "answer")
+        return [b"answered" if wait else b"kept", shown]
+
+    def _refused_answer(  # noqa: PLR0911 - each is a reply of the script
+        self, task: str, name: str, wait: str, head: bytes, digest: bytes, shown: bytes
+    ) -> list[bytes] | None:
+        """Return the reply to an answer that is known, or that its wait does not take."""
+        record, *_, inbox, _ = self.parts(task)
+        opened, closed, last = self._wait_counts(inbox, name)
+        held, state = self.held.get(inbox, f"a:{wait}" if wait else f"e:{name}"), self.state(task)
+        if state is None:
+            return [b"missing"]
+        if held is not None and held.split(b" ")[1] == digest:
+            return [b"answered" if wait else b"kept", shown]
+        if last == digest:
+            return [b"answered", shown]
+        if (moved := self.held.get(record, "handed_to")) is not None:
+            return [b"moved", moved]
+        if state in (b"succeeded", b"cancelled"):
+            return [b"ended", state]
+        if wait:
+            stored = self.held.get(inbox, f"w:{wait}")
+            if stored is None or b" ".join(stored.split(b" ")[:3]) != head:
+                return [b"changed"]
+            if 0 < int(head.split(b" ")[1]) <= self.held.now:
+                return [b"late"]
+        elif opened:
+            return [b"changed"] if opened > closed else [b"closed", b"%d" % closed]
+        return None if held is None else [b"taken", b"answer" if wait else b"early"]
+
+    def forget_waits(self, task: str) -> int:
+        """Remove a task that has ended, or waits no more, from the index."""
+        over = self.state(task) in (None, b"succeeded", b"cancelled")
+        if task not in self.held.sets.get(self.at.waiting, {}):
+            return 0
+        if not over and (self.held.get(self.at.inbox(task), "open") or b"0") != b"0":
+            return 0
+        self.held.drop_score(self.at.waiting, task)
+        return 1
 
     def _used(self, inbox: str) -> int:
         """Return how many of the first messages of an inbox were all used."""
@@ -883,7 +984,9 @@ class Ledger:
         """Return the answer of the script for a page that has all unread messages of an inbox."""
         inbox = self.parts(task)[3]
         sent, used = (int(self.held.get(inbox, name) or 0) for name in ("sent", "used"))
-        known = sum(self.held.get(inbox, name) is not None for name in ("sent", "used", "last", "bytes"))
+        counts = ("sent", "used", "last", "bytes", "open", "early")
+        known = sum(self.held.get(inbox, name) is not None for name in counts)
+        known += sum(name[:2] in ("w:", "a:", "e:", "c:") for name in self.held.hashes.get(inbox, {}))
         foreign = len(self.held.hashes.get(inbox, {})) - known - 2 * min(sent, most) - sent + used
         return [b"", max(0, foreign), *(part for pair in self._unused(inbox).items() for part in pair)]
 

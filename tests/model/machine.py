@@ -158,12 +158,14 @@ changes = st.sampled_from(
     [NO_CHANGES, NO_CHANGES, {"d:s": b"", "i:s": b"", "s:u:1": b""}, {"s:#forgotten": b"1", "d:s": b""}]
 )
 """Fields of the checkpoint for the next attempt."""
+WAITS = ("approval", "approval#2", "page/approval", "approval#3")
+OF_WAITS = ("wait", "answered")
 entries = st.lists(
     st.tuples(
         st.sampled_from(
             [
                 *("done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved"),
-                *("chunk", "part", "progress", "base", "excuse"),
+                *("chunk", "part", "progress", "base", "excuse", "wait", "wait", "answered"),
             ]
         ),
         st.sampled_from(["s", "u:1"]),
@@ -642,19 +644,31 @@ class Queues(RuleBasedStateMachine):
         used = int(self.ledger.held.get(inbox, "used") or 0)
         listed = [(self.ledger.held.get(inbox, f"n:{used + n}") or b"1").partition(b" ")[0] for _, _, n in some]
         named = [
-            (kind, {"taken": number.decode(), "chunk": f"ab:{n % 2}"}.get(kind, step), n)
+            (
+                kind,
+                {"taken": number.decode(), "chunk": f"ab:{n % 2}"}.get(
+                    kind, WAITS[n % 4] if kind in OF_WAITS else step
+                ),
+                n,
+            )
             for (kind, step, n), number in zip(some, listed, strict=True)
         ]
         values = [b"ab %d" % (n % 3) if kind == "drop" and n % 2 else b"%d" % n for kind, _, n in named]
         values = [
             b"" if kind == "chunk" and n % 3 == 2 else value for (kind, _, n), value in zip(named, values, strict=True)
         ]
+        values = [
+            b"%x" % (160 + n % 6) if kind == "answered" and n % 2 else b"" if kind == "answered" else value
+            for (kind, _, n), value in zip(named, values, strict=True)
+        ]
         excused = int(self.ledger.held.get(self.partition.record(task), "excused") or 0)
         values = [
             b"%d %d" % (excused + n, CRASH_WINDOW_MS) if kind == "excuse" else value
             for (kind, _, n), value in zip(named, values, strict=True)
         ]
-        written = [(kind, step, value, b'{"ms":%d}' % n) for (kind, step, n), value in zip(named, values, strict=True)]
+        written = [
+            (kind, step, value, _log_data(kind, task, n)) for (kind, step, n), value in zip(named, values, strict=True)
+        ]
         self.write(delivery, task, written, off)
 
     def last_entry(self, task: str) -> int:
@@ -784,7 +798,7 @@ class Queues(RuleBasedStateMachine):
         if task not in TASKS:
             return
         seen = int(self.ledger.held.get(self.partition.inbox(task), "last") or 0)
-        values = {"message": str(seen), "answer": "approval", "time": ""}
+        values = {"message": str(seen), "answer": WAITS[which % 4], "time": ""}
         conditions: list[WakeCondition] = [(kind, values[kind]) for kind in waits]
         last = self.last_entry(task) + ahead
         if came:
@@ -844,8 +858,30 @@ class Queues(RuleBasedStateMachine):
             answer = self.ground.run(run(queue_script("send_message"), keys, [task, digest, message, 3, limit]))
             expected = self.ledger.send(task, digest, message, (3, limit), answer)
             self.same(answer, expected)
+        self.answer(task, which)
         found = self.ground.run(run(queue_script("read_inbox"), [at.inbox(task)], ["", 3, 9, 1000, 1000]))
         self.same(found, self.ledger.read_inbox(task, 3))
+
+    @rule(task=tasks, which=which)
+    def answer(self, task: str, which: int) -> None:
+        """Answer an open wait, one that is not open, or the first of a name; by a head that is current or not."""
+        at, held = self.partition, self.ledger.held
+        wait = ("", *WAITS)[which % 5]
+        stored = held.get(at.inbox(task), f"w:{wait}") or b"1 0 1"
+        head = b"1 0 1" if which % 7 == 0 else b" ".join(stored.split(b" ")[:3])
+        digest, value, limits = b"%x" % (160 + which % 6), b"%d" % which, (2, 1000 if which % 3 else 60)
+        keys = [at.record(task), at.inbox(task), at.due, at.nudge]
+        given: list[Argument] = [task, "approval", wait, head, f"answer:{wait}", digest, value, *limits]
+        for _ in range(2):
+            answer = self.ground.run(self.ground.gateway.run(queue_script("answer"), keys, given))
+            self.same(answer, self.ledger.answer(task, "approval", wait, head, digest, value, limits))
+
+    @rule(task=tasks)
+    def forget_waits(self, task: str) -> None:
+        keys = [self.partition.waiting, self.partition.record(task), self.partition.inbox(task)]
+        for _ in range(2):
+            expected = self.ledger.forget_waits(task)
+            self.same(self.ground.run(self.ground.gateway.run(queue_script("forget_waits"), keys, [task])), expected)
 
     def put_off(
         self,
@@ -1381,6 +1417,16 @@ class Queues(RuleBasedStateMachine):
 def agree(found: object, expected: object) -> None:
     """Fail with both values where they differ."""
     assert found == expected, f"\nfound:    {found}\nexpected: {expected}"
+
+
+def _log_data(kind: str, task: str, n: int) -> bytes:
+    """Return the log data of an entry; a wait has its time, whether it takes early answers, and the task there."""
+    match kind:
+        case "wait":
+            return b"%d %d %b" % ((0, 1, 99_999_999_999_999)[n % 3], n % 2, task.encode())
+        case "answered":
+            return task.encode()
+    return b'{"ms":%d}' % n
 
 
 async def _raised(gateway: Gateway, delivery: Delivery) -> int:
