@@ -25,6 +25,16 @@ on one server.
     {ns:queue:n}:waiting          zset    workers             tasks with open waits (score: ms of the first one)
     {ns:queue:n}:checked          string  workers             position of the last search for lost tasks in the
                                                               timeline; TTL of an hour
+    {ns:queue:n}:outbox           zset    scripts, workers    tasks that have ended and whose watchers are not notified
+                                                              yet (score: ms from which on to look); see joins.py
+    {ns:queue:n}:joins            zset    workers             joins `PARENT:GROUP` (score: ms of the next look)
+    {ns:queue:n}:join:PARENT:GROUP hash   workers             children of a call and their results; until the parent has
+                                                              read them, or its attempt has ended
+    {ns:queue:n}:open:PARENT:GROUP set    workers             children that were launched and have not ended; like its
+                                                              join
+    {ns:queue:n}:todo:PARENT:GROUP list   workers             messages of children that are not launched yet; like its
+                                                              join
+    {ns:queue:n}:lock:notices     string  workers             fleet lock for delivering notices; TTL of a few seconds
     {ns:queue:n}:lock:promote     string  workers             fleet lock for promoting; TTL of a few seconds
     {ns:queue:n}:lock:clean       string  workers             fleet lock for cleaning up; TTL of half a minute
     {ns:queue:n}:lock:sweep       string  workers             fleet lock for claiming; TTL of half a claim interval
@@ -145,19 +155,15 @@ _TYPES: Final = {
     "hash": (
         *("closed", "record:*", "steps:*", "inbox:*", "control:*", "session:*", "forgotten", "queues", "deployment"),
         *("registry:worker:*", "registry:supervisor:*", "workspace:*", "control:identity:*", "control:config"),
-        "control:pause:*",
+        *("control:pause:*", "join:*"),
     ),
+    "set": ("open:*",),
+    "list": ("todo:*",),
     "stream": ("ready", "nudge", "dead", "junk", "log:*", "history:*"),
     "zset": (
-        *("due", "timeline", "retentions", "versions", "versions:*", "waiting", "registry:sharing:*"),
-        *(
-            "registry:workers",
-            "registry:supervisors",
-            "registry:catalog",
-            "registry:crashes:*",
-            "registry:workspaces",
-            "control:paused",
-        ),
+        *("due", "timeline", "retentions", "versions", "versions:*", "registry:sharing:*", "registry:workers"),
+        *("registry:supervisors", "registry:catalog", "registry:crashes:*", "registry:workspaces", "control:paused"),
+        *("waiting", "outbox", "joins"),
     ),
 }
 """Keys of each type, without their hash tag; `*` stands for an id."""
@@ -193,7 +199,10 @@ def junk_keys(key: str) -> JunkKeys:
 
 
 _STREAMS: Final = ("ready", "nudge", "dead", "junk")
-_OTHERS: Final = ("due", "timeline", "seen", "closed", "mark", "retentions", "versions", "checked", "waiting")
+_OTHERS: Final = (
+    *("due", "timeline", "seen", "closed", "mark", "retentions", "versions", "checked"),
+    *("waiting", "outbox", "joins"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +225,12 @@ class Partition:
     retentions: str = field(init=False, compare=False, repr=False)
     checked: str = field(init=False, compare=False, repr=False)
     waiting: str = field(init=False, compare=False, repr=False)
+    outbox: str = field(init=False, compare=False, repr=False)
+    joins: str = field(init=False, compare=False, repr=False)
     promote_lock: str = field(init=False, compare=False, repr=False)
     clean_lock: str = field(init=False, compare=False, repr=False)
     sweep_lock: str = field(init=False, compare=False, repr=False)
+    notices_lock: str = field(init=False, compare=False, repr=False)
     _record: str = field(init=False, compare=False, repr=False)
     _steps: str = field(init=False, compare=False, repr=False)
     _log: str = field(init=False, compare=False, repr=False)
@@ -229,7 +241,7 @@ class Partition:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
         for name in (*_STREAMS, *_OTHERS):
             object.__setattr__(self, name, f"{tag}:{name}")
-        for name in ("promote", "clean", "sweep"):
+        for name in ("promote", "clean", "sweep", "notices"):
             object.__setattr__(self, f"{name}_lock", f"{tag}:lock:{name}")
         for name in ("record", "steps", "log", "inbox", "control"):
             object.__setattr__(self, f"_{name}", f"{tag}:{name}:")
@@ -252,6 +264,12 @@ class Partition:
     def upload(self, task_id: str, content: str) -> str:
         return f"{{{self.namespace}:{self.queue}:{self.index}}}:upload:{task_id}:{content}"
 
+    def join_keys(self, task_id: str, group: str) -> tuple[str, str, str]:
+        """Return the keys of a join: its hash, the set of open children, the list of those that are not launched."""
+        tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
+        join, launched, waiting = (f"{tag}:{kind}:{task_id}:{group}" for kind in ("join", "open", "todo"))
+        return join, launched, waiting
+
     def run_keys(self, task_id: str) -> tuple[str, ...]:
         """Return what a run of a task writes to: `ready`, record, steps, log, inbox, control."""
         return (
@@ -266,7 +284,7 @@ class Partition:
     @property
     def shared_keys(self) -> tuple[str, ...]:
         """The keys of the partition that belong to no task."""
-        names = (*_STREAMS, *_OTHERS, "promote_lock", "clean_lock", "sweep_lock")
+        names = (*_STREAMS, *_OTHERS, "promote_lock", "clean_lock", "sweep_lock", "notices_lock")
         return tuple(getattr(self, name) for name in names)
 
     def task_versions(self, task: str) -> str:
