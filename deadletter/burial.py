@@ -10,7 +10,7 @@ from typing import Final
 import orjson
 
 from ..queues.delivery.leases import Delivery, check_accepted
-from ..queues.delivery.settlement import Counters
+from ..queues.delivery.settlement import NOTICE_STORED, Counters, OnWatched
 from ..queues.envelope import TaskMessage
 from ..queues.partitions.route import registered_retention
 from ..queues.security.encryption import ERROR
@@ -84,6 +84,8 @@ def _cut(text: str, limit: int, redact: Redaction | None) -> str:
 DEFAULT_RETENTION: Final = 30 * 24 * 3600.0
 """Seconds for which a dead letter and its checkpoint are kept by default."""
 
+_CANCELLED = 2
+
 _BURY = load_script(Path(__file__).parent / "lua" / "bury.lua")
 
 
@@ -106,6 +108,7 @@ async def bury(
     raw: bool | None = None,
     changes: Sequence[Argument] = (),
     cleanup: TaskMessage | None = None,
+    on_watched: OnWatched | None = None,
 ) -> bool:
     """Turn the task into a dead letter and acknowledge its message.
 
@@ -117,6 +120,7 @@ async def bury(
         raw: Keep the fields of the message as they are, because it is not an envelope. By default, if it is unreadable.
         changes: Fields of the checkpoint and their values for a replay; an empty value deletes the field.
         cleanup: The clean-up task, encrypted, which is enqueued in the same act; see `cleanup_id`.
+        on_watched: Called if the notice for tasks that wait for this one is in the outbox now.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -133,6 +137,7 @@ async def bury(
         partition.control(task_id),
         partition.retentions,
         partition.timeline,
+        partition.outbox,
     ]
     letter = (
         task_id,
@@ -150,4 +155,6 @@ async def bury(
         then = (cleanup.id, cleanup.envelope, cleanup.arguments)
     answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, *kept, kept_raw, *then, *changes])
     check_accepted(answer, task_id, "burial")
-    return bool(answer == 1)
+    if answer == NOTICE_STORED and on_watched is not None:
+        on_watched(partition, task_id)
+    return bool(answer != _CANCELLED)

@@ -564,7 +564,7 @@ async def _cancel(
     """
     ready, record, steps, log, inbox, control = partition.run_keys(task_id)
     keys = [ready, record, steps, log, partition.due, partition.retentions, inbox, control, partition.timeline]
-    keys.append(partition.nudge)
+    keys += (partition.nudge, partition.outbox)
     namespace = Namespace(partition.namespace)
     answer = b"changed"
     while answer == b"changed":  # the task was replaced or replayed after it was read

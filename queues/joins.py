@@ -1,14 +1,14 @@
 """Joins: a task that waits for others, and the notices that tell it of their ends.
 
-A join belongs to one call of a task, the parent, and lies in the parent's slot: a hash, the set of its open children, and
-the list of those that wait for a place in its window. A child lies in a slot of its own. Its record has the field
-`watchers`: who is to get a notice of its end. The script that ends a task with watchers puts it into the outbox of its
-partition in the same act, and leaves its record without a TTL. `deliver_notices` reads what is in an outbox, stores each
-result in the join of its parent, and confirms: then the record gets its TTL.
+A join belongs to one call of a task, the parent, and lies in the parent's slot: a hash, the set of its open children,
+and the list of those that wait for a place in its window. A child lies in a slot of its own. The field `watchers` of
+its record names the joins that get a notice of its end. The script that ends a task with watchers puts it into the
+outbox of its partition in the same act, and leaves its record without a TTL. `deliver_notices` reads what is in an
+outbox, stores each result in the join of its parent, and confirms: then the record gets its TTL.
 
 Each act may be repeated, and each may be the last of a process that dies:
 
-    add_children.lua    parent's slot: children into `todo`, the first of them into `open`; fenced by the parent's delivery
+    add_children.lua    parent's slot: children into `open` and `todo`; fenced by the parent's delivery
     enqueue_child.lua   child's slot: message and record, with the watchers; nothing if it is known
     confirm_launch.lua  parent's slot: the place of a child that was launched
     notify_join.lua     parent's slot: the result of a child; the next of the window; wakes the parent
@@ -33,15 +33,85 @@ Fields of the hash `join`:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
-from .delivery.leases import Delivery
-from .envelope import TaskMessage
-from .keys import Namespace, Partition
+import orjson
+
+from .delivery.leases import Delivery, check_accepted
+from .derived_tasks import MAX_HAND_OFFS
+from .envelope import DEFAULT_PAYLOAD_LIMIT, TaskMessage, is_task_id
+from .errors import (
+    ConfigurationError,
+    DecryptionError,
+    KeyMissing,
+    PerdureError,
+    Refused,
+    TaskNotFound,
+    Unavailable,
+)
+from .handle import cancel_task
+from .inspection.views import find_task
+from .junk import report_once
+from .keys import Namespace, Partition, is_name
+from .partitions.route import registered_retention, spread
+from .partitions.router import PartitionRouter
+from .records import opened_evidence
+from .security.encryption import RESULT, RESULT_CHUNKS
+from .transport.backoff import retry_while_unavailable
 from .transport.gateway import Gateway
+from .transport.large_values import LargeValue, cut, read_large, store_with_upload
+from .transport.pipelining import Argument, Command
+from .transport.scripts import milliseconds, queue_script
+
+_ADD = queue_script("add_children")
+_ENQUEUE = queue_script("enqueue_child")
+_CONFIRM = queue_script("confirm_launch")
+_CHUNK = queue_script("put_result_chunk")
+_NOTIFY = queue_script("notify_join")
+_WATCH = queue_script("watch")
+_SENT = queue_script("notice_sent")
+_CLOSE = queue_script("close_join")
+_DUE = queue_script("due")
+
+_SCRIPT_BYTES: Final = 512 * 1024
+"""Size of the messages that one script adds to a join."""
+
+_SCRIPT_CHILDREN: Final = 500
+"""Children that one script adds to a join, and that are looked at or launched together."""
+
+_PAGE_BYTES: Final = 1 << 20
+"""Size of a page of results that is aimed at, by the size of the one before."""
+
+_MAX_PAGE: Final = 512
+"""Results that are read at once."""
+
+_MAX_WATCHERS: Final = 1000
+"""Joins that may wait for one task."""
+
+_SHORTEST: Final = 1200.0
+"""Seconds for which the record of a child is kept at least after its notice.
+
+A launch that a process had repeated, and that was held up, finds the record then: a kernel gives up unsent bytes after
+some 15 minutes.
+"""
+
+_ASIDE_MS: Final = 600_000
+"""Milliseconds after which a notice is tried again that could not be delivered."""
+
+_LOOK_MS: Final = 60_000
+"""Milliseconds between two looks at a join in which nothing happens."""
+
+_DUE_NOTICES: Final = 200
+_DUE_JOINS: Final = 20
+"""Most notices and joins that one sweep of a partition looks at."""
 
 
 class OnFailure(StrEnum):
@@ -135,15 +205,30 @@ class JoinState:
         return self.failed is not None or not (self.open or self.todo)
 
 
-CHUNK_BYTES: Final = 512 * 1024
-"""Size of the messages that one script adds to a join."""
+class Watcher(NamedTuple):
+    """A join that waits for a task: the place of its parent, the name of the call, and of the child in it."""
+
+    queue: str
+    partition: int
+    task_id: str
+    group: str
+    child: str
+
+    def place(self, namespace: str) -> JoinPlace:
+        """Return the join."""
+        return JoinPlace(Namespace(namespace).partition(self.queue, self.partition), self.task_id, self.group)
+
+
+def life_of(attempts: int, replays: int) -> str:
+    """Return which attempt of the parent a join belongs to; joins of another one are closed by the janitor."""
+    return f"{attempts} {replays}"
 
 
 async def add_children(
     gateway: Gateway,
     delivery: Delivery,
     place: JoinPlace,
-    children: Iterable[PlannedChild],
+    children: Sequence[PlannedChild],
     *,
     on_failure: OnFailure,
     limit: int = 0,
@@ -153,7 +238,7 @@ async def add_children(
     """Add children to a join, which the first call creates, and launch as many as its window has room for.
 
     Idempotent: children that the join has are skipped; those whose launch is not confirmed are launched again. They are
-    sent in chunks by size.
+    sent in chunks by size. A child with large arguments is launched at once, whatever the limit is.
 
     Args:
         delivery: Delivery of the parent: the fence.
@@ -166,10 +251,142 @@ async def add_children(
         The partitions of the children that were launched, by their ids.
 
     Raises:
-        LeaseLost: The parent has lost its lease.
-        PayloadTooLarge: A child in a window has arguments over the payload limit.
+        LeaseLost: The parent has lost its lease, or the join is being closed.
+        Refused: Redis has lost children that were added before `first`.
     """
-    raise NotImplementedError
+    added, launched = 0, dict[str, Partition]()
+    for child in children:
+        _check_place(place, child.message.id)
+    while added < len(children):
+        chunk = _next_chunk(gateway, place, children, added)
+        head: list[Argument] = [place.task_id, place.group, first + added, on_failure, limit, life]
+        keys = [delivery.partition.ready, place.partition.record(place.task_id), *place.keys, place.partition.joins]
+        answer = await _repeat(gateway, _ADD, keys, [*delivery.fence, *head, *chunk])
+        if isinstance(answer, int) and answer < 0:
+            added = -1 - answer - first
+            if added < 0:
+                raise Refused(f"could not add children to join {place.group} of task {place.task_id}: Redis lost some")
+            continue
+        check_accepted(answer if isinstance(answer, int) else 1, place.task_id, "spawn")
+        wanted = {name.decode() for name in answer[1:]}
+        now = [child for child in children[added : added + len(chunk) // 2] if child.message.id in wanted]
+        launched |= await launch_children(gateway, place, now)
+        added += len(chunk) // 2
+    return launched
+
+
+def _check_place(place: JoinPlace, child: str) -> None:
+    for what, name in (("group", place.group), ("child", child)):
+        if not is_task_id(name):
+            raise ValueError(f"{what} of a join must have the form of a task id, got {name!r}")
+
+
+def _next_chunk(gateway: Gateway, place: JoinPlace, children: Sequence[PlannedChild], first: int) -> list[Argument]:
+    """Return ids and sealed messages of the next children, about half a megabyte."""
+    cipher = gateway.encryptor.of(place.partition, place.task_id)
+    chunk: list[Argument] = []
+    size = 0
+    for queue, message in islice(children, first, first + _SCRIPT_CHILDREN):
+        sealed = b""
+        if len(message.envelope) + len(message.arguments) <= DEFAULT_PAYLOAD_LIMIT:
+            head = orjson.dumps({"queue": queue, "number": message.number})
+            data = b"\n".join((head, message.envelope, message.arguments))
+            sealed = cipher.encrypt(_launch_kind(place, message.id), data)
+        size += len(sealed)
+        if chunk and size > _SCRIPT_BYTES:
+            break
+        chunk += (message.id, sealed)
+    return chunk
+
+
+def _launch_kind(place: JoinPlace, child: str) -> str:
+    return f"launch:{place.group}:{child}"
+
+
+def _result_kind(place: JoinPlace, child: str) -> str:
+    return f"join:{place.group}:{child}"
+
+
+async def _repeat(gateway: Gateway, script: Any, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    return await retry_while_unavailable(lambda: gateway.run(script, keys, args))
+
+
+_ROUTERS: WeakKeyDictionary[Gateway, dict[tuple[str, str], PartitionRouter]] = WeakKeyDictionary()
+"""Routers by gateway, and by namespace and queue: each reads the route once a minute."""
+
+
+def _router(gateway: Gateway, namespace: str, queue: str) -> PartitionRouter:
+    routers = _ROUTERS.setdefault(gateway, {})
+    found = routers.get((namespace, queue))
+    if found is None:
+        found = routers[namespace, queue] = PartitionRouter(gateway, Namespace(namespace), queue)
+    return found
+
+
+async def launch_children(gateway: Gateway, place: JoinPlace, children: Sequence[PlannedChild]) -> dict[str, Partition]:
+    """Enqueue children of a join, and confirm their launch; return their partitions by id. Idempotent."""
+    launched = dict[str, Partition]()
+    for start in range(0, len(children), _SCRIPT_CHILDREN):
+        some = children[start : start + _SCRIPT_CHILDREN]
+        found = await asyncio.gather(*(_launch(gateway, place, child) for child in some))
+        args: list[Argument] = []
+        for child, partition in zip(some, found, strict=True):
+            launched[child.message.id] = partition
+            args += (child.message.id, f"{partition.queue} {partition.index} {child.message.id}")
+        await gateway.run(_CONFIRM, place.keys[:1], args)
+    return launched
+
+
+async def _launch(gateway: Gateway, place: JoinPlace, child: PlannedChild) -> Partition:
+    """Enqueue a child with its watcher; return its partition, that of a former launch if there was one."""
+    namespace, plain = place.partition.namespace, child.message
+    number = spread(plain.id) if plain.number is None else plain.number
+    router = _router(gateway, namespace, child.queue)
+    cipher = gateway.encryptor.of(Namespace(namespace).partition(child.queue), plain.id)
+    message = plain.encrypted(cipher, store=gateway.value_store)
+    watcher = Watcher(place.partition.queue, place.partition.index, place.task_id, place.group, plain.id)
+    watchers = cipher.encrypt(_WATCHERS, orjson.dumps([[*watcher]]))
+
+    async def store(partition: Partition) -> bool:
+        keys = [partition.ready, partition.closed, partition.record(plain.id), partition.timeline]
+        args = (message.envelope, message.arguments, plain.id, watchers)
+        answer = await store_with_upload(
+            gateway, partition, message.large, lambda uploads: gateway.run(_ENQUEUE, [*keys, *uploads], args)
+        )
+        return bool(answer >= 0)
+
+    async def find(closed: Sequence[Partition]) -> Partition | None:
+        marks: list[Command] = [("HEXISTS", one.closed, "last") for one in closed]
+        found = await gateway.pipeline([*(("EXISTS", one.record(plain.id)) for one in closed), *marks])
+        known, last = found[: len(closed)], found[len(closed) :]
+        router.reopen([where for where, mark in zip(closed, last, strict=True) if not mark])
+        return next((where for where, exists in zip(closed, known, strict=True) if exists), None)
+
+    return await router.place(number, store, find)
+
+
+def _stored_child(gateway: Gateway, place: JoinPlace, child: str, sealed: bytes) -> PlannedChild:
+    """Return a child from its message in the join. Raises `DecryptionError`, `ValueError`."""
+    data = gateway.encryptor.of(place.partition, place.task_id).decrypt(_launch_kind(place, child), sealed)
+    head, envelope, arguments = data.split(b"\n", 2)
+    form = orjson.loads(head)
+    return PlannedChild(str(form["queue"]), TaskMessage(child, envelope, arguments, form["number"], own_id=True))
+
+
+async def _launch_stored(gateway: Gateway, place: JoinPlace, stored: Iterable[tuple[str, bytes]]) -> None:
+    """Launch children by their messages in the join. One that cannot be read ends as lost: it was never enqueued."""
+    children, broken = [], []
+    for child, sealed in stored:
+        try:
+            children.append(_stored_child(gateway, place, child, sealed))
+        except KeyMissing:
+            raise
+        except (DecryptionError, ValueError, LookupError, TypeError) as error:
+            broken.append(ChildOutcome(child, ChildEnd.LOST, reason="unreadable", error=_evidence(error)))
+    await launch_children(gateway, place, children)
+    for outcome in broken:
+        report_once(f"could not launch child {outcome.child} of task {place.task_id}: {outcome.error['message']}")
+        await _notify(gateway, place, outcome)
 
 
 async def watch_task(
@@ -184,66 +401,408 @@ async def watch_task(
         LeaseLost: The parent has lost its lease.
         TaskNotFound: There is no such task.
     """
-    raise NotImplementedError
+    _check_place(place, task_id)
+    head: list[Argument] = [place.task_id, place.group, 0, OnFailure.KEEP, 0, life]
+    at = f"@{partition.queue} {partition.index} {task_id} watched"
+    keys = [delivery.partition.ready, place.partition.record(place.task_id), *place.keys, place.partition.joins]
+    answer = await _repeat(gateway, _ADD, keys, [*delivery.fence, *head, task_id, at])
+    check_accepted(answer if isinstance(answer, int) else 1, place.task_id, "watch")
+    watcher = Watcher(place.partition.queue, place.partition.index, place.task_id, place.group, task_id)
+    state = await retry_while_unavailable(partial(_watch, gateway, partition, task_id, watcher))
+    if state == b"watched":
+        return None
+    await _delete(gateway, place)
+    if state == b"missing":
+        raise TaskNotFound(task_id, f"queue {partition.queue!r} on {gateway.address.shown}")
+    return ChildEnd(state.decode())
 
 
-def life_of(attempts: int, replays: int) -> str:
-    """Return which attempt of the parent a join belongs to; joins of another one are closed by the janitor."""
-    return f"{attempts} {replays}"
+_WATCHERS: Final = "watchers"
+"""Kind of the watchers of a task."""
+
+
+async def _watch(gateway: Gateway, partition: Partition, task_id: str, watcher: Watcher) -> bytes:
+    """Add a watcher to a task; return `watched`, `missing`, or the state of a task that has ended."""
+    record, cipher = partition.record(task_id), gateway.encryptor.of(partition, task_id)
+    answer = b"changed"
+    while answer == b"changed":
+        stored = await gateway.command("HGET", record, "watchers")
+        watchers = [] if stored is None else _watchers(cipher.decrypt(_WATCHERS, stored))
+        if watcher not in watchers:
+            watchers.append(watcher)
+        if len(watchers) > _MAX_WATCHERS:
+            raise Refused(f"could not wait for task {task_id}: {_MAX_WATCHERS} tasks wait for it already")
+        new = cipher.encrypt(_WATCHERS, orjson.dumps([[*known] for known in watchers]))
+        answer = await gateway.run(_WATCH, [record], [stored or b"", new])
+    return bytes(answer)
+
+
+def _watchers(data: bytes) -> list[Watcher]:
+    """Return stored watchers. Raises `ValueError` for anything else."""
+    watchers = [Watcher(*parts) for parts in orjson.loads(data)]
+    for watcher in watchers:
+        texts = (watcher.task_id, watcher.group, watcher.child)
+        if not is_name(watcher.queue) or type(watcher.partition) is not int or not all(map(is_task_id, texts)):
+            raise ValueError(f"not a watcher: {watcher!r}")
+    return watchers
+
+
+async def list_watchers(gateway: Gateway, partition: Partition, task_id: str) -> list[JoinPlace]:
+    """Return the joins that wait for a task. Raises `DecryptionError`."""
+    stored = await gateway.command("HGET", partition.record(task_id), "watchers")
+    if stored is None:
+        return []
+    found = _watchers(gateway.encryptor.of(partition, task_id).decrypt(_WATCHERS, stored))
+    return [watcher.place(partition.namespace) for watcher in found]
 
 
 async def read_join(gateway: Gateway, place: JoinPlace) -> JoinState | None:
     """Return the state of a join, in one round trip. None if there is none (any more)."""
-    raise NotImplementedError
+    join, launched, waiting = place.keys
+    (total, ended, failed), open_, todo = await gateway.pipeline(
+        [("HMGET", join, "total", "ended", "failed"), ("SCARD", launched), ("LLEN", waiting)]
+    )
+    if total is None:
+        return None
+    return JoinState(int(total), int(ended or 0), open_, todo, None if failed is None else failed.decode())
 
 
 async def child_places(gateway: Gateway, place: JoinPlace, children: Sequence[str]) -> dict[str, ChildPlace]:
     """Return where children are, by their ids in the join; those that are not launched are left out."""
-    raise NotImplementedError
+    if not children:
+        return {}
+    found = await gateway.command("HMGET", place.keys[0], *(f"p:{child}" for child in children))
+    known = zip(children, found, strict=True)
+    return {child: _child_place(place, stored) for child, stored in known if stored is not None}
 
 
-def read_outcomes(gateway: Gateway, place: JoinPlace, children: Iterable[str]) -> AsyncIterator[ChildOutcome]:
+def _child_place(place: JoinPlace, stored: bytes) -> ChildPlace:
+    queue, index, task_id, *watched = stored.decode().split(" ")
+    return ChildPlace(Namespace(place.partition.namespace).partition(queue, int(index)), task_id, bool(watched))
+
+
+async def read_outcomes(gateway: Gateway, place: JoinPlace, children: Iterable[str]) -> AsyncIterator[ChildOutcome]:
     """Yield the ends of children in this order, page by page; children that have not ended are left out.
 
     Raises:
         DecryptionError: A result cannot be decrypted.
         LargeValueLost: A part of a large result is missing.
     """
-    raise NotImplementedError
+    names, count = iter(children), _MAX_PAGE // 16
+    while page := list(islice(names, count)):
+        read = partial(gateway.command, "HMGET", place.keys[0], *(f"r:{child}" for child in page))
+        found = await retry_while_unavailable(read)
+        for child, stored in zip(page, found, strict=True):
+            if stored is not None:
+                yield await _read_outcome(gateway, place, child, stored)
+        size = sum(len(stored) for stored in found if stored is not None)
+        count = max(8, min(2 * count, _PAGE_BYTES * count // size if size else _MAX_PAGE, _MAX_PAGE))
+
+
+async def _read_outcome(gateway: Gateway, place: JoinPlace, child: str, stored: bytes) -> ChildOutcome:
+    cipher, kind = gateway.encryptor.of(place.partition, place.task_id), _result_kind(place, child)
+    head, _, result = cipher.decrypt(kind, stored).partition(b"\n")
+    if (large := LargeValue.decode(result)) is not None:
+        decrypt, what = partial(cipher.decrypt, f"{kind}:chunks"), f"the result of child {child}"
+        result = await read_large(gateway, place.keys[0], "c", child, large, decrypt, what)
+    form = orjson.loads(head)
+    state = ChildEnd(form["state"])
+    return ChildOutcome(child, state, result if state is ChildEnd.SUCCEEDED else None, form["reason"], form["error"])
 
 
 async def ended_children(gateway: Gateway, place: JoinPlace, after: int, most: int = 100) -> list[str]:
     """Return the children that have ended, in the order of arrival, after the first `after` of them."""
-    raise NotImplementedError
+    fields = (f"d:{number}" for number in range(after + 1, after + most + 1))
+    found = await retry_while_unavailable(partial(gateway.command, "HMGET", place.keys[0], *fields))
+    return [stored.split(b" ")[0].decode() for stored in found if stored is not None]
 
 
 async def close_join(gateway: Gateway, place: JoinPlace, *, retention: float) -> None:
     """Cancel the open children that the parent has spawned, and delete the join. Idempotent.
 
-    A process that dies in between leaves a join that launches nothing; the janitor closes it.
+    A process that dies in between leaves a join that launches nothing; the janitor closes it. A child whose launch is
+    not confirmed is launched first, so that no launch that is on its way enqueues it later.
 
     Args:
         retention: Seconds for which the records of cancelled children are kept.
     """
-    raise NotImplementedError
+    member = f"{place.task_id}:{place.group}"
+    if not await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "0"]):
+        return
+    async for children in _open_children(gateway, place):
+        unconfirmed = [(child, message) for child, message, _ in children if message]
+        with suppress(DecryptionError):
+            await _launch_stored(gateway, place, unconfirmed)
+        places = await child_places(gateway, place, [child for child, _, _ in children])
+        own = [found for found in places.values() if not found.watched]
+        await asyncio.gather(*(_cancel(gateway, found, retention) for found in own))
+    await _delete(gateway, place)
 
 
-async def list_watchers(gateway: Gateway, partition: Partition, task_id: str) -> list[JoinPlace]:
-    """Return the joins that wait for a task. Raises `DecryptionError`."""
-    raise NotImplementedError
+async def _cancel(gateway: Gateway, found: ChildPlace, retention: float) -> None:
+    with suppress(TaskNotFound):
+        await cancel_task(gateway, found.partition, found.task_id, retention=retention)
 
 
-async def deliver_notices(gateway: Gateway, namespace: Namespace, tasks: Sequence[tuple[Partition, str]]) -> int:
+async def _delete(gateway: Gateway, place: JoinPlace) -> None:
+    member = f"{place.task_id}:{place.group}"
+    await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "1"])
+
+
+async def _open_children(
+    gateway: Gateway, place: JoinPlace
+) -> AsyncIterator[list[tuple[str, bytes | None, bytes | None]]]:
+    """Yield the open children of a join in pages: id, message if the launch is not confirmed, and stored place."""
+    join, launched, _ = place.keys
+    cursor: Argument = 0
+    while True:
+        cursor, names = await gateway.command("SSCAN", launched, cursor, "COUNT", _SCRIPT_CHILDREN)
+        if names:
+            fields = [prefix + name for name in names for prefix in (b"l:", b"p:")]
+            found = await gateway.command("HMGET", join, *fields)
+            children = [name.decode() for name in names]
+            yield list(zip(children, found[::2], found[1::2], strict=True))
+        if int(cursor) == 0:
+            return
+
+
+_FIELDS: Final = ("state", "finished", "settled", "replays", "result", "reason", "error", "watchers", "handed_to")
+
+
+class _Ended(NamedTuple):
+    """What is read of a task whose end is noticed. The first field is the state."""
+
+    state: bytes | None
+    finished: bytes | None
+    settled: bytes | None
+    replays: bytes | None
+    result: bytes | None
+    reason: bytes | None
+    error: bytes | None
+    watchers: bytes | None
+    handed_to: bytes | None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in (b"succeeded", b"dead", b"cancelled")
+
+
+async def deliver_notices(gateway: Gateway, tasks: Sequence[tuple[Partition, str]]) -> int:
     """Notify the watchers of tasks that have ended; return how many tasks are done. Idempotent.
 
     What cannot be delivered is reported once, and put aside; it hides no other notice.
 
     Args:
         tasks: Partition and id, as the settle scripts or an outbox name them.
+
+    Raises:
+        Unavailable: Redis does not answer; nothing is lost.
     """
-    raise NotImplementedError
+    found = await asyncio.gather(*(_try_deliver(gateway, *task) for task in tasks), return_exceptions=True)
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
+    return sum(1 for done in found if done is True)
 
 
-async def sweep_notices(gateway: Gateway, namespace: Namespace, partition: Partition, *, retention: float) -> int:
-    """Do what dead processes have left in a partition: notices in its outbox, launches, and joins without a parent."""
-    raise NotImplementedError
+async def _try_deliver(gateway: Gateway, partition: Partition, task_id: str) -> bool:
+    try:
+        await _deliver(gateway, partition, task_id)
+    except Unavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - a broken notice hides no other
+        shown = f"the notice of the end of task {task_id} of queue {partition.queue!r}"
+        report_once(f"could not deliver {shown}: {error}; it is tried again every {_ASIDE_MS // 60_000} minutes")
+        time = milliseconds(await gateway.command("TIME", node_of=partition.outbox))
+        await gateway.command("ZADD", partition.outbox, "XX", time + _ASIDE_MS, task_id)
+        return False
+    return True
+
+
+async def _deliver(gateway: Gateway, partition: Partition, task_id: str) -> None:
+    ended = _Ended(*await gateway.command("HMGET", partition.record(task_id), *_FIELDS))
+    if ended.has_ended and ended.watchers is not None:
+        cipher = gateway.encryptor.of(partition, task_id)
+        try:
+            watchers = _watchers(cipher.decrypt(_WATCHERS, ended.watchers))
+        except KeyMissing:
+            raise
+        except (DecryptionError, ValueError, TypeError) as error:  # the janitors of the parents look at their children
+            report_once(f"ignored the watchers of task {task_id} of queue {partition.queue!r}: {error}")
+            watchers = []
+        for watcher in watchers:
+            place = watcher.place(partition.namespace)
+            await _pass_on(gateway, place, watcher.child, partition, task_id, ended)
+    args: list[Argument] = [task_id, ended.finished or b"", ended.settled or b"", ended.replays or b""]
+    args += [str(round(_SHORTEST * 1000)), str(registered_retention(_SHORTEST))]
+    await gateway.run(_SENT, [partition.record(task_id), partition.outbox, partition.retentions], args)
+
+
+async def _pass_on(
+    gateway: Gateway, place: JoinPlace, child: str, partition: Partition, task_id: str, ended: _Ended
+) -> None:
+    """Deliver the end of a task to a join; if it has a successor, that is watched in its place."""
+    namespace = Namespace(partition.namespace)
+    watcher = Watcher(place.partition.queue, place.partition.index, place.task_id, place.group, child)
+    for _ in range(MAX_HAND_OFFS + 1):
+        if ended.state != b"succeeded" or ended.handed_to is None:
+            outcome, result = await _outcome(gateway, partition, task_id, child, ended)
+            await _notify(gateway, place, outcome, result)
+            return
+        task_id = ended.handed_to.decode("utf-8", "replace")
+        found = await find_task(gateway, namespace, task_id) if is_task_id(task_id) else None
+        if found is None:
+            break
+        partition = found
+        if await _watch(gateway, partition, task_id, watcher) == b"watched":
+            await _confirm(gateway, place, child, partition, task_id)
+            return
+        ended = _Ended(*await gateway.command("HMGET", partition.record(task_id), *_FIELDS))
+        if not ended.has_ended:
+            break
+    await _notify(gateway, place, ChildOutcome(child, ChildEnd.LOST, reason="lost"))
+
+
+async def _confirm(gateway: Gateway, place: JoinPlace, child: str, partition: Partition, task_id: str) -> None:
+    """Store that a child is another task now, its successor."""
+    known = (await child_places(gateway, place, [child])).get(child)
+    watched = " watched" if known is not None and known.watched else ""
+    await gateway.run(_CONFIRM, place.keys[:1], [child, f"{partition.queue} {partition.index} {task_id}{watched}"])
+
+
+async def _outcome(
+    gateway: Gateway, partition: Partition, task_id: str, child: str, ended: _Ended
+) -> tuple[ChildOutcome, bytes]:
+    """Return how a task has ended, and its result, decrypted. One that can never be read counts as lost."""
+    cipher = gateway.encryptor.of(partition, task_id)
+    state = ChildEnd((ended.state or b"").decode())
+    if state is ChildEnd.DEAD:
+        evidence = {} if ended.error is None else opened_evidence(cipher, ended.error)
+        return ChildOutcome(child, state, reason=(ended.reason or b"").decode("utf-8", "replace"), error=evidence), b""
+    if state is ChildEnd.CANCELLED or ended.result is None:
+        return ChildOutcome(child, state), b"null"
+    try:
+        result = cipher.decrypt(RESULT, ended.result)
+        if (large := LargeValue.decode(result)) is not None:
+            decrypt, what = partial(cipher.decrypt, RESULT_CHUNKS), f"the result of task {task_id}"
+            result = await read_large(gateway, partition.record(task_id), "result", "", large, decrypt, what)
+    except (Unavailable, KeyMissing, ConfigurationError):
+        raise  # another process may have the key, or the store
+    except PerdureError as error:
+        report_once(f"could not read the result of task {task_id} for task that waits for it: {error}")
+        return ChildOutcome(child, ChildEnd.LOST, reason="unreadable", error=_evidence(error)), b""
+    return ChildOutcome(child, state), result
+
+
+def _evidence(error: Exception) -> dict[str, Any]:
+    return {"error": type(error).__name__, "message": str(error), "traceback": ""}
+
+
+async def _notify(gateway: Gateway, place: JoinPlace, outcome: ChildOutcome, result: bytes = b"null") -> None:
+    """Deliver the end of a child to its join, and launch the children that it makes room for."""
+    cipher, kind = gateway.encryptor.of(place.partition, place.task_id), _result_kind(place, outcome.child)
+    head = orjson.dumps({"state": outcome.state, "reason": outcome.reason, "error": dict(outcome.error)})
+    if len(result) > DEFAULT_PAYLOAD_LIMIT:
+        stored = await asyncio.to_thread(cipher.encrypt, f"{kind}:chunks", result)
+        value = cut(outcome.child, stored, size=len(result), store=gateway.value_store)
+        await value.save_object(gateway, f"the result of child {outcome.child} of task {place.task_id}")
+        for number, chunk in enumerate(value.chunks):
+            args: list[Argument] = [outcome.child, value.reference.field("c", number), chunk]
+            if not await gateway.run(_CHUNK, place.keys[:2], args):
+                return
+        result = value.reference.encode()
+    at = place.partition
+    keys = [at.record(place.task_id), *place.keys, at.joins, at.due, at.nudge]
+    sealed = cipher.encrypt(kind, head + b"\n" + result)
+    answer = await gateway.run(_NOTIFY, keys, [place.task_id, place.group, outcome.child, outcome.state, sealed])
+    if len(answer) > 1:
+        launches = zip(answer[1::2], answer[2::2], strict=True)
+        await _launch_stored(gateway, place, [(child.decode(), message) for child, message in launches])
+
+
+async def sweep_notices(gateway: Gateway, partition: Partition, *, retention: float) -> int:
+    """Do what dead processes have left in a partition: notices in its outbox, launches, and joins without a parent.
+
+    Returns how much was done. An error of one join is reported once, and hides no other.
+
+    Args:
+        retention: Seconds for which the records of cancelled children are kept.
+    """
+    (due, _), (joins, _) = await asyncio.gather(
+        gateway.run(_DUE, [partition.outbox], [_DUE_NOTICES]), gateway.run(_DUE, [partition.joins], [_DUE_JOINS])
+    )
+    named = [(partition, name) for member in due if is_task_id(name := member.decode("utf-8", "replace"))]
+    done = await deliver_notices(gateway, named)
+    foreign = [member for member in due if not is_task_id(member.decode("utf-8", "replace"))]
+    if foreign:
+        await gateway.command("ZREM", partition.outbox, *foreign)
+    for member in joins:
+        done += await _try_look(gateway, partition, member, retention)
+    return done
+
+
+async def _try_look(gateway: Gateway, partition: Partition, member: bytes, retention: float) -> bool:
+    """Look at a join, and put it off until its next look. Return whether anything was done."""
+    task_id, _, group = member.decode("utf-8", "replace").partition(":")
+    if not is_task_id(task_id) or not is_task_id(group):
+        await gateway.command("ZREM", partition.joins, member)
+        return False
+    place, done = JoinPlace(partition, task_id, group), False
+    try:
+        done = await look_at_join(gateway, place, retention=retention)
+    except Unavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - a broken join hides no other
+        report_once(f"could not look after join {group} of task {task_id} of queue {partition.queue!r}: {error}")
+    time = milliseconds(await gateway.command("TIME", node_of=partition.joins))
+    await gateway.command("ZADD", partition.joins, "XX", time + _LOOK_MS, member)
+    return done
+
+
+async def look_at_join(gateway: Gateway, place: JoinPlace, *, retention: float) -> bool:
+    """Repeat the launches of a join that are not confirmed, and deliver what its children have become.
+
+    A join whose parent has ended, or is in another attempt, is closed. Return whether anything was done.
+    """
+    (life, mode), (state, attempts, replays) = await gateway.pipeline(
+        [
+            ("HMGET", place.keys[0], "life", "mode"),
+            ("HMGET", place.partition.record(place.task_id), "state", "attempts", "replays"),
+        ]
+    )
+    if life is None:
+        await _delete(gateway, place)
+        return False
+    alive = state is not None and state not in (b"succeeded", b"dead", b"cancelled")
+    if not alive or life.decode() != life_of(int(attempts or 0), int(replays or 0)):
+        await close_join(gateway, place, retention=retention)
+        return True
+    done = False
+    async for children in _open_children(gateway, place):
+        unconfirmed = [(child, message) for child, message, _ in children if message]
+        if unconfirmed:
+            await _launch_stored(gateway, place, unconfirmed)
+            done = True
+        known = [(child, _child_place(place, stored)) for child, message, stored in children if stored and not message]
+        reads = [("HMGET", found.partition.record(found.task_id), *_FIELDS) for _, found in known]
+        for (child, found), reply in zip(known, await gateway.pipeline_each(reads), strict=True):
+            if not isinstance(reply, Refused):
+                done = await _look_at_child(gateway, place, child, found, _Ended(*reply), mode == b"wait") or done
+    return done
+
+
+async def _look_at_child(
+    gateway: Gateway, place: JoinPlace, child: str, found: ChildPlace, ended: _Ended, waits: bool
+) -> bool:
+    if ended.state is None:
+        await _notify(gateway, place, ChildOutcome(child, ChildEnd.LOST, reason="lost"))
+    elif ended.has_ended:
+        if ended.state == b"dead" and waits:
+            return False
+        await _pass_on(gateway, place, child, found.partition, found.task_id, ended)
+    elif ended.watchers is None:
+        watcher = Watcher(place.partition.queue, place.partition.index, place.task_id, place.group, child)
+        await _watch(gateway, found.partition, found.task_id, watcher)
+    else:
+        return False
+    return True

@@ -1,13 +1,13 @@
--- include: fence, payload, retention, on_end
+-- include: fence, payload, retention, on_end, watched
 -- Settle a delivery by turning the task into a dead letter.
--- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline, record of the
---       clean-up task if it has one
+-- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control, retentions, timeline, outbox, record
+--       of the clean-up task if it has one
 -- ARGV  fence (4), last entry (see gap), task id, task name, reason, evidence (JSON), attempts, crashes, retention in
 --       milliseconds, the same rounded up to one that is registered, '1' if the message is not an envelope and its raw
 --       fields are kept (the first 500: Lua cannot pass more than some thousand values to one command), id, envelope and
 --       arguments of the clean-up task ('' without one), then the changes of the checkpoint for the next attempt (see
 --       end_attempt)
--- returns  0 refused, the lease has passed; 1 buried; 2 nothing was done, for the cancellation of the task was requested:
+-- returns  0 refused, the lease has passed; 1 buried; 3 buried, and its notice is in the outbox; 2 nothing was done, for the cancellation of the task was requested:
 --          the caller stores that it was cancelled; -1 - N refused, see gap
 -- Atomic: the message leaves the ready stream in the script that moves the payload from the record to the dead-letter
 -- stream, with the evidence, and enqueues the clean-up task.
@@ -15,7 +15,7 @@
 -- if it was empty: a message to a dead letter is stored without a TTL of its own. A log without an id left (hence pcall)
 -- does not stop the burial in its middle.
 if not owned(KEYS[1]) then
-  return settled(KEYS[2]) and 1 or 0
+  return settled(KEYS[2]) and (is_watched(KEYS[2]) and 3 or 1) or 0
 end
 if redis.call('HEXISTS', KEYS[7], 'cancel') == 1 then
   return 2
@@ -42,6 +42,7 @@ redis.call('XRANGE', KEYS[5], '0-0', '0-0')
 redis.call('HEXISTS', KEYS[6], '')
 redis.call('ZSCORE', KEYS[8], '')
 redis.call('ZSCORE', KEYS[9], '')
+redis.call('ZSCORE', KEYS[10], '')
 begin_outcome(KEYS[1], KEYS[2])
 local envelope, arguments = payload(KEYS[2], ARGV[6])
 if envelope and not raw then
@@ -61,16 +62,21 @@ close(KEYS[1], KEYS[2])
 redis.call('ZADD', KEYS[9], 'NX', redis.call('HGET', KEYS[2], 'at'), ARGV[6])
 redis.call('PEXPIRE', KEYS[9], 2592000000)
 redis.pcall('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[9])
-redis.call('PEXPIRE', KEYS[2], ARGV[12])
+local watched = is_watched(KEYS[2])
+if watched then
+  put_notice(KEYS[10], KEYS[2], ARGV[6], ARGV[12], ARGV[13], now)
+else
+  redis.call('PEXPIRE', KEYS[2], ARGV[12])
+end
 redis.call('PEXPIRE', KEYS[3], ARGV[12])
 redis.call('PEXPIRE', KEYS[4], ARGV[12])
 redis.call('HSETNX', KEYS[6], 'sent', 0)
 redis.call('PEXPIRE', KEYS[6], ARGV[12])
 redis.call('DEL', KEYS[7])
-if KEYS[10] then
+if KEYS[11] then
   redis.call('HSET', KEYS[2], 'cleanup', ARGV[15])
-  enqueue_cleanup(KEYS[1], KEYS[9], KEYS[10], ARGV[15], ARGV[16], ARGV[17])
+  enqueue_cleanup(KEYS[1], KEYS[9], KEYS[11], ARGV[15], ARGV[16], ARGV[17])
 end
 redis.call('PUBLISH', KEYS[2], 'dead')
 end_attempt(KEYS[3], 18, ARGV[12])
-return 1
+return watched and 3 or 1

@@ -6,8 +6,9 @@ Burying is part of the package `deadletter`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
@@ -32,6 +33,14 @@ _RELEASE = queue_script("release")
 _RESCHEDULE = queue_script("reschedule")
 
 _NO_DATA = b"{}"
+
+_NEEDS_OUTBOX = 2
+
+NOTICE_STORED = 3
+"""Answer of a script that ends a task: the notice for the tasks that wait for it is in the outbox."""
+
+OnWatched = Callable[[Partition, str], None]
+"""Called with the partition and the id of an ended task for which others wait."""
 
 
 class Counters(NamedTuple):
@@ -65,6 +74,7 @@ def succeed(
     handed_to: str | None = None,
     entries: int = 0,
     cleanup: TaskMessage | None = None,
+    on_watched: OnWatched | None = None,
 ) -> Coroutine[Any, Any, None]:
     """Store the result and acknowledge the message.
 
@@ -75,6 +85,7 @@ def succeed(
         written: False if this delivery has written nothing into the checkpoint.
         handed_to: Id of the successor, whose result is this task's result.
         cleanup: The clean-up task, encrypted, which is enqueued in the same act; see `cleanup_id`.
+        on_watched: Called if the notice for tasks that wait for this one is in the outbox now.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -83,7 +94,21 @@ def succeed(
     if gateway.encryptor.active:
         result = gateway.encryptor.of(delivery.partition, task_id).encrypt(RESULT, result)
     state = State.SUCCEEDED
-    return _finish(gateway, delivery, task_id, state, result, counters, ran, ttl, written, handed_to, entries, cleanup)
+    return _finish(
+        gateway,
+        delivery,
+        task_id,
+        state,
+        result,
+        counters,
+        ran,
+        ttl,
+        written,
+        handed_to,
+        entries,
+        cleanup,
+        on_watched,
+    )
 
 
 async def cancelled(
@@ -96,10 +121,12 @@ async def cancelled(
     ttl: float,
     written: bool = True,
     cleanup: TaskMessage | None = None,
+    on_watched: OnWatched | None = None,
 ) -> None:
     """Store that the task was cancelled, and acknowledge the message, also if Redis lacks entries. See `succeed`."""
     state, result = State.CANCELLED, b"null"
-    await _finish(gateway, delivery, task_id, state, result, counters, ran, ttl, written, cleanup=cleanup)
+    settle = partial(_finish, gateway, delivery, task_id, state, result, counters, ran, ttl, written)
+    await settle(cleanup=cleanup, on_watched=on_watched)
 
 
 async def _finish(
@@ -115,6 +142,7 @@ async def _finish(
     handed_to: str | None = None,
     entries: int = 0,
     cleanup: TaskMessage | None = None,
+    on_watched: OnWatched | None = None,
 ) -> None:
     partition = delivery.partition
     keys = [
@@ -145,7 +173,14 @@ async def _finish(
         args += ("at", delivery.entry.partition(b"-")[0])
     if handed_to is not None:
         args += ("handed_to", handed_to)
-    check_accepted(await gateway.run(_FINISH, keys, args), task_id, "outcome")
+    if b"watched" in delivery.fields:
+        keys.append(partition.outbox)
+    answer = await gateway.run(_FINISH, keys, args)
+    if answer == _NEEDS_OUTBOX:  # the watchers came after its message, or that was put back
+        answer = await gateway.run(_FINISH, [*keys, partition.outbox], args)
+    check_accepted(answer, task_id, "outcome")
+    if answer == NOTICE_STORED and on_watched is not None:
+        on_watched(partition, task_id)
 
 
 _LONGEST = 96

@@ -1,8 +1,8 @@
--- include: retention
+-- include: retention, watched
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees. One that has a clean-up
 -- task becomes due with such a request: the worker that takes it ends it, and enqueues the clean-up task in one act.
--- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline, nudge stream, tasks that wait for
---       a version
+-- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control, timeline, nudge stream, outbox, tasks that
+--       wait for a version
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
 --       rounded up to one that is registered, then what the caller has read of the record: at, entry, token, replays;
 --       channel of a worker, without its id; what the task waits for, as the caller has read it. The caller names the last
@@ -38,11 +38,12 @@ if not cleanup then
 end
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[6], '')
+redis.call('ZSCORE', KEYS[11], '')
 redis.call('PERSIST', KEYS[8])
 if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])
-  if KEYS[11] then
-    redis.call('ZREM', KEYS[11], ARGV[3])
+  if KEYS[12] then
+    redis.call('ZREM', KEYS[12], ARGV[3])
   end
 else
   local entry = redis.call('HGET', KEYS[2], 'entry')
@@ -70,7 +71,11 @@ redis.call('DEL', KEYS[8])
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', now)
 redis.call('HDEL', KEYS[2], 'entry', 'due', 'waits', 'wakes')
 register_retention(KEYS[6], ARGV[5], now)
-redis.call('PEXPIRE', KEYS[2], ARGV[4])
+if is_watched(KEYS[2]) then
+  put_notice(KEYS[11], KEYS[2], ARGV[3], ARGV[4], ARGV[5], now)
+else
+  redis.call('PEXPIRE', KEYS[2], ARGV[4])
+end
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[4])
 redis.call('PEXPIRE', KEYS[7], ARGV[4])

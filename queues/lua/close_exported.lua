@@ -4,7 +4,8 @@
 -- ARGV  task id, retention in milliseconds, the same rounded up to one that is registered, data of the event, then what
 --       the caller has read: state, events, entries, settled, replays, dead, waits of the record, sent, used, last of
 --       the inbox, id of the last entry of the log
--- returns  1 cancelled; 0 refused: a worker has the task or may take it, it has ended, or something has changed
+-- returns  1 cancelled; 0 refused: a worker has the task or may take it, it has ended, something has changed, or
+--          tasks wait for its end
 -- Atomic: no run, message, edit or replay comes between the comparison and the cancellation. Not idempotent: after a
 -- lost reply the second call is refused.
 local now = redis.call('HMGET', KEYS[1], 'state', 'events', 'entries', 'settled', 'replays', 'dead', 'waits')
@@ -13,7 +14,8 @@ for _, value in ipairs(redis.call('HMGET', KEYS[6], 'sent', 'used', 'last')) do
 end
 local newest = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)[1]
 now[#now + 1] = newest and newest[1]
-if now[1] ~= 'scheduled' and now[1] ~= 'dead' then
+local needed = now[1] == 'scheduled' and 'watchers' or 'kept'
+if (now[1] ~= 'scheduled' and now[1] ~= 'dead') or redis.call('HEXISTS', KEYS[1], needed) == 1 then
   return 0
 end
 for i = 1, 11 do

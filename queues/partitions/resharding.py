@@ -280,6 +280,7 @@ async def retire_generation(
     for partition in partitions:
         streams = (partition.ready, partition.nudge, partition.dead)
         keys = [*streams, partition.due, partition.closed, partition.retentions, partition.timeline]
+        keys += (partition.outbox, partition.joins)
         if not await gateway.run(_RETIRE, keys, [_MARK_TTL]):
             return False
     shorter = route.without(generation)

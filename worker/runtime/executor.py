@@ -15,7 +15,7 @@ from typing import Any
 from ...queues.delivery.checkpoint import History
 from ...queues.delivery.heartbeat import renew_lease
 from ...queues.delivery.leases import Delivery, Leases
-from ...queues.delivery.settlement import raise_count
+from ...queues.delivery.settlement import OnWatched, raise_count
 from ...queues.envelope import Envelope, newer_envelope
 from ...queues.errors import EntriesLost, LeaseLost, QueueError, UnreadableEnvelope
 from ...queues.keys import Partition
@@ -67,6 +67,7 @@ class Executor:
         on_progress: Callable[[], None] | None = None,
         middleware: Sequence[Middleware] = (),
         resources: Callable[[], Any] = lambda: None,
+        on_watched: OnWatched | None = None,
     ) -> None:
         """Build the stages and the hooks.
 
@@ -83,6 +84,7 @@ class Executor:
             on_progress: called once, when the first attempt ended or the first result was recorded.
             middleware: the user's, the outermost first.
             resources: returns what the app's lifespan yielded.
+            on_watched: called after a task that others wait for has ended.
         """
         self._gateway = gateway
         self._registry = registry
@@ -96,7 +98,7 @@ class Executor:
         self.threads = Threads(threads, slots.leak)
         self.extras = Extras()
         self._host = Host(self.threads, registry, self.extras)
-        self._settler = Settler(gateway, registry, shared)
+        self._settler = Settler(gateway, registry, shared, on_watched)
         if settings.log_tasks:
             middleware = [TaskLog(), *middleware]
         own: list[Middleware] = [] if self._webhooks is None else [WebhookMiddleware(self._webhooks)]

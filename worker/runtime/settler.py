@@ -13,7 +13,16 @@ from ...deadletter.burial import Evidence, bury, unreadable_id
 from ...deadletter.policy import Reason
 from ...queues.delivery.leases import Delivery
 from ...queues.delivery.quarantine_store import quarantine
-from ...queues.delivery.settlement import Counters, await_version, cancelled, park, release, reschedule, succeed
+from ...queues.delivery.settlement import (
+    Counters,
+    OnWatched,
+    await_version,
+    cancelled,
+    park,
+    release,
+    reschedule,
+    succeed,
+)
 from ...queues.envelope import TaskMessage
 from ...queues.errors import EntriesLost, UnreadableEnvelope
 from ...queues.runtime import RUNTIME
@@ -49,7 +58,11 @@ class Settler:
     some of them.
     """
 
-    def __init__(self, gateway: Gateway, registry: Registry, shared: SharedSettings) -> None:
+    def __init__(
+        self, gateway: Gateway, registry: Registry, shared: SharedSettings, on_watched: OnWatched | None = None
+    ) -> None:
+        """on_watched: called after a task that others wait for has ended."""
+        self._on_watched = on_watched
         self._gateway = gateway
         self._registry = registry
         self._shared = shared
@@ -81,7 +94,8 @@ class Settler:
                 return partial(self._succeed, run, outcome, ran, last)
             case Cancelled(counters):
                 ttl, cleanup = self._result_ttl(run), self._cleanup(run)
-                return partial(cancelled, gateway, delivery, task_id, counters, ran=ran, ttl=ttl, cleanup=cleanup)
+                settle_cancelled = partial(cancelled, gateway, delivery, task_id, counters, on_watched=self._on_watched)
+                return partial(settle_cancelled, ran=ran, ttl=ttl, cleanup=cleanup)
             case Release(counters):
                 data: dict[str, object] = {
                     "why": STOP_RULES[outcome.stop].why,
@@ -110,6 +124,7 @@ class Settler:
             handed_to=success.handed_to,
             entries=last,
             cleanup=None if success.handed_to is not None else self._cleanup(run),
+            on_watched=self._on_watched,
         )
 
     def _reschedule(self, run: Run, outcome: Rerun | Park | AwaitVersion) -> Callable[[], Awaitable[None]]:
@@ -213,9 +228,11 @@ class Settler:
             raw=raw,
             cleanup=cleanup,
             changes=changes,
+            on_watched=self._on_watched,
         ):
             kept = self._shared.result_ttl if ttl is None else ttl
-            await cancelled(self._gateway, delivery, task_id, counters, ran=ran, ttl=kept, cleanup=cleanup)
+            settle = partial(cancelled, self._gateway, delivery, task_id, counters, on_watched=self._on_watched)
+            await settle(ran=ran, ttl=kept, cleanup=cleanup)
             return Cancelled(counters)
         logger.bind(task=task, id=task_id).error("dead letter ({}): {}: {}", reason, evidence.error, evidence.message)
         return None
