@@ -248,6 +248,7 @@ WakeCondition: TypeAlias = tuple[str, str]
 """Kind and value of a condition that ends the wait of a parked task:
 
 `("message", N)`: a message to its inbox after the one with this number. `("answer", WAIT_ID)`: an answer to this wait.
+`("join", GROUP)`: all children of this join have ended; `("join", "GROUP:N")`: more than N of them.
 `("time", "")`: only its time.
 """
 
@@ -289,6 +290,9 @@ async def park(
     """
     partition = delivery.partition
     keys = [*_deferral_keys(partition, task_id), partition.inbox(task_id), partition.control(task_id)]
+    for kind, value in dict.fromkeys(conditions):
+        if kind == "join":
+            keys += partition.join_keys(task_id, value.partition(":")[0])
     wakes = " ".join(dict.fromkeys(wake_word(*condition) for condition in conditions))
     args: list[Argument] = [*delivery.fence, entries, task_id, *counters, _milliseconds(delay), waits, wakes]
     args += [part for condition in dict.fromkeys(conditions) if condition != TIME for part in condition]

@@ -1,4 +1,4 @@
--- include: joins
+-- include: joins, wake
 -- Deliver the notice of a child's end to the join of its parent, open the next child of the window, and wake the parent if
 -- it need not wait any longer.
 -- KEYS  record of the parent, join, its open children, its children that are not launched, joins, due set, nudge stream
@@ -57,11 +57,7 @@ if task[1] == 'scheduled' and task[2] then
   for word in string.gmatch(task[3] or '', '%S+') do
     local after = string.sub(word, 1, #counted) == counted and tonumber(string.sub(word, #counted + 1))
     if (over and word == plain) or (after and (over or ended > after)) then
-      local first = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')
-      if redis.call('ZADD', KEYS[6], 'XX', 'LT', 'CH', now, ARGV[1]) == 1 and now < tonumber(first[2]) then
-        redis.call('XADD', KEYS[7], 'MAXLEN', 16, '*', 'why', 'due')
-      end
-      break
+      wake(KEYS[6], KEYS[7], ARGV[1], now)
     end
   end
 end

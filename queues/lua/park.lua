@@ -1,14 +1,16 @@
--- include: fence, inbox
+-- include: fence, inbox, joins
 -- Settle a delivery by putting the task into the due set until a condition that it waits for is over, or its time.
--- KEYS  ready stream, record, due set, nudge stream, inbox, control
+-- KEYS  ready stream, record, due set, nudge stream, inbox, control, then the three keys of the join of each condition that
+--       is one, in their order
 -- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, milliseconds after which it runs in any
---       case, what it waits for, what wakes it (words, separated by spaces: message, answer:ID, join:GROUP, time), then
+--       case, what it waits for, what wakes it (words, separated by spaces: message, answer:ID, join:GROUP, join:GROUP:N, time), then
 --       pairs: kind and value of a condition that may be over already (see is_over)
 -- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: the task is due or pending, never both, never neither. Its payload is in the record.
 -- If a condition is over, because its message or answer came after the run has looked, the task is due at once: nothing
 -- can come between the run's look and this act unseen. So is a task whose cancellation was requested. Field `wakes` tells
 -- the scripts that may wake a task whether they do (see wake.lua). The run has logged already that it waits.
+local keys = 6
 local function is_over(kind, value)
   if kind == 'message' then
     -- a message came after the one with this number
@@ -16,6 +18,10 @@ local function is_over(kind, value)
   elseif kind == 'answer' then
     -- the wait with this id is answered
     return redis.call('HEXISTS', KEYS[5], 'a:' .. value) == 1
+  elseif kind == 'join' then
+    -- all children of the join have ended, or more than this number
+    keys = keys + 3
+    return join_over(KEYS[keys - 2], KEYS[keys - 1], KEYS[keys], tonumber(string.match(value, ':(%d+)$')))
   end
   return false
 end
@@ -29,7 +35,7 @@ if lost then
 end
 local over = redis.call('HEXISTS', KEYS[6], 'cancel') == 1
 for i = 13, #ARGV, 2 do
-  over = over or is_over(ARGV[i], ARGV[i + 1])
+  over = is_over(ARGV[i], ARGV[i + 1]) or over
 end
 local due = now_ms()
 if not over then

@@ -12,7 +12,7 @@ from perdure.deadletter.replay import Replay, purge, replay
 from perdure.queues import Gateway, Namespace, Partition, Producer, State, find_task, read_record, set_partitions
 from perdure.queues.delivery.consumer import Consumer
 from perdure.queues.delivery.leases import Delivery
-from perdure.queues.delivery.settlement import Counters, succeed
+from perdure.queues.delivery.settlement import Counters, WakeCondition, park, succeed
 from perdure.queues.derived_tasks import Successor, enqueue_successor
 from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTemplate
 from perdure.queues.errors import LeaseLost, TaskNotFound
@@ -411,9 +411,9 @@ async def test_a_child_whose_launch_is_not_confirmed_is_cancelled_for_good(famil
     assert record.state is State.CANCELLED
 
 
-async def park(family: Family, wakes: str) -> None:
-    await SETTLING["park"](family.gateway, family.parent, "parent")
-    await family.gateway.command("HSET", family.place.partition.record("parent"), "wakes", wakes)
+async def park_parent(family: Family, *conditions: WakeCondition) -> None:
+    waits: Any = {"delay": DAY, "waits": "children", "conditions": conditions}
+    await park(family.gateway, family.parent, "parent", Counters(), **waits)
 
 
 async def is_due(family: Family) -> bool:
@@ -425,18 +425,20 @@ async def is_due(family: Family) -> bool:
 @pytest.mark.parametrize(
     ("wakes", "after"),
     [
-        ("join:gather", 3),
-        ("message join:gather time", 3),
-        ("join:gather:0", 1),
-        ("join:gather:1", 2),
-        ("join:gather:7", 3),
-        ("join:gather2", None),
-        ("message", None),
+        ([("join", "gather")], 3),
+        ([("message", "0"), ("join", "gather"), ("time", "")], 3),
+        ([("join", "gather:0")], 1),
+        ([("join", "gather:1")], 2),
+        ([("join", "gather:1"), ("join", "gather:0")], 1),
+        ([("join", "gather:7")], 3),
+        ([("message", "0")], None),
     ],
 )
-async def test_a_parked_parent_is_woken_by_what_it_waits_for(family: Family, wakes: str, after: int | None) -> None:
+async def test_a_parked_parent_is_woken_by_what_it_waits_for(
+    family: Family, wakes: list[WakeCondition], after: int | None
+) -> None:
     await family.spawn("a", "b", "c")
-    await park(family, wakes)
+    await park_parent(family, *wakes)
     for number in range(1, 4):
         assert not await is_due(family)
         await family.end()
@@ -445,6 +447,25 @@ async def test_a_parked_parent_is_woken_by_what_it_waits_for(family: Family, wak
             return
     assert after is None
     assert not await is_due(family)
+
+
+@pytest.mark.parametrize(
+    ("condition", "due"),
+    [("gather:0", True), ("gather:1", False), ("gather", False), ("gone", True), ("gone:3", True)],
+)
+async def test_a_parent_whose_condition_is_over_is_due_at_once(family: Family, condition: str, due: bool) -> None:
+    """The notice came between the look of the run and its park."""
+    await family.spawn("a", "b")
+    await family.end()
+    await park_parent(family, ("message", "0"), ("join", condition))
+    assert await is_due(family) is due
+
+
+async def test_a_failed_join_wakes_its_parent_before_and_after_it_is_parked(family: Family) -> None:
+    await family.spawn("a", "b")
+    await family.end("bury")
+    await park_parent(family, ("join", "gather"))
+    assert await is_due(family)
 
 
 async def test_a_sweep_delivers_what_a_dead_worker_left(family: Family) -> None:
