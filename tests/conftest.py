@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-import fakeredis
 import hypothesis
 import pytest
 import redis.asyncio
@@ -24,6 +23,7 @@ from perdure.queues.transport.pipelining import ClientAdapter, Command, Pipeline
 from perdure.queues.transport.scripts import loaded_scripts
 from perdure.worker.log import logger
 from perdure.worker.settings import Settings
+from perdure.worker.testing.timed_server import TimedServer
 
 from tests.support.key_leaks import check_for_leaks
 from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
@@ -173,6 +173,13 @@ def shared_cluster(server_program: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def timed_server() -> Iterator[TimedServer]:
+    """Server of the clock of perdure.testing, which tests share, and do not set forward."""
+    with TimedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """PostgreSQL server, started on first use, stopped at the end of the session."""
     programs = find_postgres()
@@ -220,12 +227,12 @@ async def app(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterat
 async def gateway(
     request: pytest.FixtureRequest, shared_servers: dict[str, RedisServer], namespace_name: str
 ) -> AsyncIterator[Gateway]:
-    """A gateway for the conformance set: over fakeredis, the bundled server, a system server where there is one, and
+    """A gateway for the conformance set: over fakeredis, as the clock of perdure.testing runs it, the bundled server, a system server where there is one, and
     a Redis Cluster.
     """
     clients: list[redis.asyncio.Redis]
     if request.param == "fake":
-        clients = [fakeredis.FakeAsyncRedis(version=(7,), protocol=2)]
+        clients = [redis.asyncio.Redis.from_url(request.getfixturevalue("timed_server").url, protocol=2)]
         gateway = Gateway.over(clients[0])
     elif request.param == CLUSTER:
         cluster: Cluster = request.getfixturevalue("shared_cluster")

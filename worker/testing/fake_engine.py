@@ -62,6 +62,12 @@ class _Milliseconds(Database):
     def expired(self, item: Any) -> bool:
         return item.expireat is not None and int(item.expireat * 1000 + 0.01) < int(self.time * 1000)
 
+    def schedule_expiry(self, key: bytes, expireat: float | None) -> None:
+        """Remove a key at once whose lifetime has ended when it is set, as with PEXPIRE key 0."""
+        super().schedule_expiry(key, expireat)
+        if expireat is not None and int(expireat * 1000 + 0.01) <= int(self.time * 1000):
+            self._dict.pop(key, None)
+
 
 _LIST_PENDING: Final = StreamGroup.pending
 _CLAIM: Final = StreamGroup.claim
