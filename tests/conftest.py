@@ -227,8 +227,8 @@ async def app(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterat
 async def gateway(
     request: pytest.FixtureRequest, shared_servers: dict[str, RedisServer], namespace_name: str
 ) -> AsyncIterator[Gateway]:
-    """A gateway for the conformance set: over fakeredis, as the clock of perdure.testing runs it, the bundled server, a system server where there is one, and
-    a Redis Cluster.
+    """A gateway for the conformance set: over fakeredis, as the clock of perdure.testing runs it, the bundled server, a
+    system server where there is one, and a Redis Cluster.
     """
     clients: list[redis.asyncio.Redis]
     if request.param == "fake":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from perdure.queues import ConfigurationError, generate_key
@@ -12,6 +13,7 @@ from perdure.queues.security.encryption import make_encryptor
 from perdure.worker.artifacts.store import open_store
 from perdure.worker.memory.factory import make_store
 from perdure.worker.settings import load_settings
+from perdure.worker.testing.clock import open_clock
 
 
 @pytest.fixture
@@ -53,3 +55,14 @@ def test_keys_need_cryptography(remove: Callable[..., None]) -> None:
     with pytest.raises(ConfigurationError) as raised:
         make_encryptor(key, None)
     assert str(raised.value) == "encryption needs the package cryptography: pip install 'perdure[encryption]'"
+
+
+@pytest.mark.parametrize("package", ["fakeredis", "lupa"])
+def test_the_clock_of_a_test_needs_fakeredis_with_lua(
+    remove: Callable[..., None], package: str, tmp_path: Path
+) -> None:
+    engine = [f"perdure.worker.testing.{name}" for name in ("fake_engine", "timed_server")]
+    remove(package, "fakeredis.commands_mixins.scripting_mixin", *engine)
+    with pytest.raises(ConfigurationError) as raised, open_clock(tmp_path):
+        pass
+    assert str(raised.value) == f"the fixture perdure_clock needs the package {package}: pip install 'perdure[testing]'"

@@ -135,8 +135,9 @@ class PerdureClock(PerdureFixture):
         return outcomes.states
 
     def _due(self, work: Work, wait_due: bool, outcomes: Outcomes) -> float | None:
-        """Return the next time at which a task is due, of all or of those that failed here; None without one."""
-        return min((at for task_id, at in work.due.items() if wait_due or task_id in outcomes.owed), default=None)
+        """Return when the next task is due, of all or of those that failed here or with a lost worker; None: never."""
+        times = [at for task_id, at in work.due.items() if wait_due or not task_id or task_id in outcomes.owed]
+        return min(times, default=None)
 
     async def _move(self, target: float, limit: float) -> None:
         while (work := await self._settle(limit)).served:

@@ -136,20 +136,33 @@ def new_engine(now: float) -> FakeServer:
     return engine
 
 
-def encoded(reply: Any) -> bytes:
-    """Return a reply in RESP 2, https://redis.io/docs/latest/develop/reference/protocol-spec/."""
-    if reply is None:
-        return b"$-1\r\n"
+def encoded(reply: Any, *, resp3: bool = False) -> bytes:
+    """Return a reply in RESP, https://redis.io/docs/latest/develop/reference/protocol-spec/."""
     if isinstance(reply, SimpleError):
         return f"-{reply.value}\r\n".encode()
-    if isinstance(reply, bool):
-        return b":%d\r\n" % reply
     if isinstance(reply, int):
         return b":%d\r\n" % reply
     if isinstance(reply, (list, tuple)):
-        return b"*%d\r\n" % len(reply) + b"".join(map(encoded, reply))
+        return b"*%d\r\n" % len(reply) + b"".join([encoded(item, resp3=resp3) for item in reply])
+    return _encoded_as_3(reply) if resp3 else _encoded_as_2(reply)
+
+
+def _encoded_as_2(reply: Any) -> bytes:
+    if reply is None:
+        return b"$-1\r\n"
     data = reply if isinstance(reply, bytes) else str(reply).encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def _encoded_as_3(reply: Any) -> bytes:
+    if reply is None:
+        return b"_\r\n"
+    if isinstance(reply, float):
+        return f",{reply:.17g}\r\n".encode()
+    if isinstance(reply, dict):
+        items = [encoded(item, resp3=True) for pair in reply.items() for item in pair]
+        return b"%%%d\r\n" % len(reply) + b"".join(items)
+    return _encoded_as_2(reply)
 
 
 @contextmanager

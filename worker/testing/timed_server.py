@@ -22,6 +22,7 @@ import orjson
 
 from ...queues.delivery.due_set import CANCEL_REQUEST
 from ...queues.keys import GROUP, is_reserved
+from ...queues.pubsub import LOST
 from .fake_engine import INFO, EngineSocket, at_time, encoded, new_engine, timed_engine
 
 T = TypeVar("T")
@@ -34,9 +35,6 @@ _LEASE: Final = 30.0
 
 _PAGE: Final = 10_000
 """Messages of a partition that are looked at."""
-
-MOVED: Final = b"time"
-"""Notification on all channels after a step: listeners look again at what they wait for."""
 
 
 @dataclass(slots=True)
@@ -141,7 +139,7 @@ class TimedServer:
                 if self._execute("EXISTS", tag + b":nudge"):
                     self._execute("XADD", tag + b":nudge", "MAXLEN", 16, "*", "why", why)
         for channel in self._execute("PUBSUB", "CHANNELS"):
-            self._execute("PUBLISH", channel, MOVED)
+            self._execute("PUBLISH", channel, LOST)  # as after a lost connection: each listener looks again
 
     def _leases(self) -> Iterator[tuple[bytes, bytes, bytes, int]]:
         """Return the messages that connected workers have: stream, worker, entry, milliseconds since the renewal."""
@@ -189,6 +187,8 @@ class TimedServer:
         found = Work(served=bool(workers))
         for tag in self._served():
             queue = tag.decode("utf-8", "replace").split(":")[1]
+            if tag + b":seen" not in self._items:  # its first look restarts the leases of lost workers
+                found.left.append(f"no worker has looked at queue {queue!r} yet")
             for member in self._scores(tag + b":outbox"):
                 found.left.append(f"the end of task {member} of queue {queue!r} is not delivered")
             for member, score in self._scores(tag + b":due").items():
@@ -293,6 +293,11 @@ _FINDINGS: Final[dict[bytes, Callable[[list[bytes]], Any]]] = {
 """Replies to questions about the server: a test is told of no weakness of its own server."""
 
 
+_KINDS: Final = ("subscribe", "unsubscribe", "message")
+_PUSHES: Final = frozenset(f"{start}{kind}".encode() for start in ("", "p", "s") for kind in _KINDS)
+"""First items of what a subscriber gets, which RESP 3 marks."""
+
+
 class _Socket(EngineSocket):
     """The server's end of a connection; without a connection, that of the server itself, which keeps the reply."""
 
@@ -300,6 +305,7 @@ class _Socket(EngineSocket):
         self._owner = server
         self._connection = connection
         self._reply: Any = None
+        self._subscribes = False
         self.workers: set[bytes] = set()
         """Workers that use the connection."""
         self.tags: set[bytes] = set()
@@ -325,7 +331,9 @@ class _Socket(EngineSocket):
         if name in _FINDINGS:
             self.put_response(_FINDINGS[name](fields))
             return
-        if name == b"XREADGROUP":
+        if name.endswith(b"SUBSCRIBE"):
+            self._subscribes = True
+        elif name == b"XREADGROUP":
             self.workers.add(fields[3])
             self.tags.update(field[:-6] for field in fields if field.endswith(b":ready"))
         elif name == b"EVALSHA" and len(fields) > 3:
@@ -336,8 +344,11 @@ class _Socket(EngineSocket):
     def put_response(self, msg: Any) -> None:
         if self._connection is None:
             self._reply = msg
-        else:
-            self._connection.write(encoded(msg))
+            return
+        data = encoded(msg, resp3=self._resp_version == 3)
+        if self._resp_version == 3 and self._subscribes and isinstance(msg, list) and msg and msg[0] in _PUSHES:
+            data = b">" + data[1:]
+        self._connection.write(data)
 
     def _may_block(self) -> bool:
         return self._connection is not None

@@ -12,8 +12,10 @@ from typing import Any
 
 import anyio
 import pytest
-from perdure import App, Context, Retry, Snooze, TaskFailed, Worker
-from perdure.queues import State, TaskNotFound
+import redis.asyncio
+from perdure import App, Context, Retry, Snooze, TaskFailed, TaskHandle, Worker
+from perdure.queues import Namespace, State, TaskNotFound, list_workers
+from perdure.queues.keys import GROUP
 from perdure.testing import PerdureClock
 
 DAY = 86_400
@@ -74,12 +76,12 @@ async def shop(perdure_clock: PerdureClock) -> AsyncIterator[Shop]:
 async def working(app: App, workers: int = 1) -> AsyncIterator[None]:
     """Run workers while the block runs."""
     async with AsyncExitStack() as stack:
-        group = await stack.enter_async_context(anyio.create_task_group())
         running = [await stack.enter_async_context(Worker(app)) for _ in range(workers)]
-        for worker in running:
-            group.start_soon(worker.run)
-        yield
-        group.cancel_scope.cancel()
+        async with anyio.create_task_group() as group:
+            for worker in running:
+                group.start_soon(worker.run)
+            yield
+            group.cancel_scope.cancel()
 
 
 async def test_a_delay_of_days_passes_with_a_worker(shop: Shop) -> None:
@@ -199,6 +201,41 @@ async def test_the_lease_of_a_running_task_lasts_through_a_jump(shop: Shop) -> N
         assert await handle.result() == 1
 
 
+async def lose(shop: Shop) -> TaskHandle[str]:
+    """Enqueue a task, and lose the worker that gets it."""
+    handle = await shop.work.enqueue("resumed")
+    async with redis.asyncio.Redis.from_url(shop.clock.redis_url) as lost:
+        await lost.xgroup_create(handle.partition.ready, GROUP, id="0")
+        assert await lost.xreadgroup(GROUP, "lost-worker", {handle.partition.ready: ">"})
+    return handle
+
+
+async def test_the_lease_of_a_lost_worker_expires(shop: Shop) -> None:
+    handle, lease = await lose(shop), shop.app.settings.lease
+    async with working(shop.app, workers=2):
+        await shop.clock.advance(lease - 2)
+        assert shop.names == []
+        await shop.clock.advance(4)
+        assert await handle.result() == "resumed"
+    assert [at for _, at in shop.ran] == pytest.approx([lease], abs=1)
+
+
+async def test_run_until_idle_sets_the_time_forward_to_the_end_of_a_lost_lease(shop: Shop) -> None:
+    handle = await lose(shop)
+    assert await shop.clock.run_until_idle(shop.app) == {"succeeded": 1}
+    assert await handle.result() == "resumed"
+
+
+async def test_workers_stay_registered_through_a_jump(shop: Shop) -> None:
+    async with working(shop.app):
+        shop.clock.jump(30 * DAY)
+        gateway = shop.app.settings.make_gateway(None)
+        await gateway.open()
+        [worker] = await list_workers(gateway, Namespace(shop.clock.namespace))
+        await gateway.close()
+        assert not worker.presumed_dead
+
+
 async def test_a_task_that_does_not_end_stops_the_clock(shop: Shop) -> None:
     async with working(shop.app):
         await shop.hold.enqueue()
@@ -242,3 +279,19 @@ async def test_a_moment_has_a_time_zone_and_is_not_past(perdure_clock: PerdureCl
         await perdure_clock.move_to(perdure_clock.now() - timedelta(seconds=1))
     with pytest.raises(TypeError, match="must be seconds or a timedelta"):
         await perdure_clock.advance("1h")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_other_clients_use_the_server(perdure_clock: PerdureClock, protocol: int) -> None:
+    connected = redis.asyncio.Redis.from_url(perdure_clock.redis_url, protocol=protocol)
+    async with connected as client, client.pubsub() as sub:
+        await client.hset("hash", mapping={"a": 1})
+        await client.zadd("scores", {"b": 1.5})
+        assert await client.hgetall("hash") == {b"a": b"1"}
+        assert [[*pair] for pair in await client.zrange("scores", 0, -1, withscores=True)] == [[b"b", 1.5]]
+        assert await client.get("nothing") is None
+        assert await client.blpop("list", timeout=0.01) is None
+        await sub.subscribe("news")
+        assert (await sub.get_message(timeout=5) or {})["type"] == "subscribe"
+        await client.publish("news", "now")
+        assert (await sub.get_message(timeout=5) or {})["data"] == b"now"
