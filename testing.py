@@ -4,8 +4,17 @@ The fixtures `perdure`, `perdure_clock` and `perdure_server` come from the pytes
 """
 
 from .worker.testing.clock import PerdureClock
+from .worker.testing.enqueued import assert_enqueued, refute_enqueued
 from .worker.testing.fixture import PerdureFixture
 from .worker.testing.idle import run_until_idle
 from .worker.testing.unit_context import UnitContext, make_context
 
-__all__ = ["PerdureClock", "PerdureFixture", "UnitContext", "make_context", "run_until_idle"]
+__all__ = [
+    "PerdureClock",
+    "PerdureFixture",
+    "UnitContext",
+    "assert_enqueued",
+    "make_context",
+    "refute_enqueued",
+    "run_until_idle",
+]

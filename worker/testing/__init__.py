@@ -3,6 +3,7 @@
     plugin.py        fixtures for pytest; imports nothing else of the package until one of them is used
     fixture.py       what the fixture `perdure` gives: a server, a namespace of the test, and their removal
     idle.py          run_until_idle: run a worker in the test until nothing is left to do
+    enqueued.py      assert_enqueued and refute_enqueued
     clock.py         what the fixture `perdure_clock` gives: a server whose time the test sets forward
     timed_server.py  that server, in a thread of the process
     fake_engine.py   its engine: fakeredis at the time of the server, which the simulation of the project uses too

@@ -21,6 +21,7 @@ from ...queues.transport.address import Address
 from ...queues.transport.gateway import Gateway
 from ..app import App
 from ..sync_producer import close_sync_producers
+from .enqueued import assert_enqueued, refute_enqueued
 from .idle import run_until_idle
 
 _PAGE = 1000
@@ -34,6 +35,9 @@ class PerdureFixture:
         namespace: prefix of the test's keys, which are removed at the end.
         data_dir: folder of artifacts and memories.
     """
+
+    assert_enqueued = staticmethod(assert_enqueued)
+    refute_enqueued = staticmethod(refute_enqueued)
 
     def __init__(self, redis_url: str, data_dir: Path) -> None:
         self.redis_url = redis_url

@@ -229,7 +229,7 @@ async def test_run_until_idle_sets_the_time_forward_to_the_end_of_a_lost_lease(s
 async def test_workers_stay_registered_through_a_jump(shop: Shop) -> None:
     async with working(shop.app):
         shop.clock.jump(30 * DAY)
-        gateway = shop.app.settings.make_gateway(None)
+        gateway = shop.app.settings.make_gateway(shop.app.encryptor)
         await gateway.open()
         [worker] = await list_workers(gateway, Namespace(shop.clock.namespace))
         await gateway.close()
