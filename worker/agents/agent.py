@@ -102,7 +102,9 @@ class Agent(Generic[S]):
     async def remember(self, ctx: Context, state: S) -> Sequence[NewMemory | str]:
         """Return memories to keep after this task, as texts or `NewMemory`. Called after `finish`.
 
-        They are stored once in the long-term memory, under the agent's name, before the outcome is stored.
+        They are stored once in the long-term memory, under the agent's name, before the outcome is stored. An agent
+        without this method remembers its discoveries: in a session those of the turn, about the session's id. It
+        remembers nothing where tasks are encrypted; and a store that cannot be used is logged, and ends no task.
         """
         return ()
 

@@ -65,7 +65,7 @@ from ..errors import (
     first_problem,
 )
 from ..log import log_wait, logger
-from ..memory.task_memory import store_findings
+from ..memory.task_memory import store_discoveries, store_findings
 from .agent import Agent, Plan, S
 from .background import in_background
 from .coherence.monitor import CoherenceMonitor
@@ -311,7 +311,10 @@ class Loop(Generic[S]):
         unread = await self._incoming.unread()
         if (self._incoming.has_new and self._incoming.may_plan) or await self._corrections.pending():
             return None
-        await store_findings(self._run, await agent.remember(self._ctx, self._state))
+        if type(agent).remember is Agent.remember:
+            await store_discoveries(self._run, [(one.n, one.fact, one.source) for one in self._state.discoveries])
+        else:
+            await store_findings(self._run, await agent.remember(self._ctx, self._state))
         return data, result, unread
 
     async def _take(self, step: PlanStep) -> bool:

@@ -16,6 +16,8 @@ from ..errors import InvalidMemory, first_problem
 MAX_TEXT_LENGTH = 32_768
 """Largest length of a memory in characters. Store longer texts as artifacts and remember where they are."""
 
+MAX_SOURCE_LENGTH: Final = 2_000
+
 _LABEL = 200
 _METADATA_LIMIT = 64
 
@@ -27,6 +29,7 @@ def _without_null(text: str) -> str:
 
 
 Line = Annotated[str, StringConstraints(max_length=_LABEL), AfterValidator(_without_null)]
+Subject = Annotated[str, StringConstraints(max_length=256), AfterValidator(_without_null)]  # as long as a session id
 Label = Annotated[Line, StringConstraints(min_length=1)]
 Text = Annotated[
     str,
@@ -69,8 +72,8 @@ class NewMemory(BaseModel):
     type: Label = "fact"
     tags: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
     metadata: Annotated[dict[Line, JsonValue], Field(max_length=_METADATA_LIMIT)] = {}
-    source: Annotated[str, StringConstraints(max_length=2_000), AfterValidator(_without_null)] = ""
-    subject: Line = ""
+    source: Annotated[str, StringConstraints(max_length=MAX_SOURCE_LENGTH), AfterValidator(_without_null)] = ""
+    subject: Subject = ""
     importance: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     links: Annotated[tuple[MemoryLink, ...], Field(max_length=_MAX_LINKS)] = ()
 

@@ -14,13 +14,23 @@ import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.errors import ConfigurationError, NotOpen
+from ...queues.sessions.record import parse_turn_id
 from ..durable.journal.event_redaction import redacted
 from ..durable.run import Run
 from ..durable.steps.current import CURRENT_RUN, DEFAULT_OPTIONS, Durability, Step, current_step
 from ..durable.steps.execution import run_step
-from ..errors import MemoryStoreUnavailable, StepOutsideTask
+from ..errors import InvalidMemory, MemoryStoreError, MemoryStoreUnavailable, StepOutsideTask
+from ..log import logger
 from .factory import LazyMemoryStore
-from .memory import FoundMemory, Memory, MemoryLink, NewMemory, new_memory
+from .memory import (
+    MAX_SOURCE_LENGTH,
+    MAX_TEXT_LENGTH,
+    FoundMemory,
+    Memory,
+    MemoryLink,
+    NewMemory,
+    new_memory,
+)
 
 if TYPE_CHECKING:
     from .hybrid import HybridStore
@@ -211,6 +221,35 @@ def _store_of(run: Run) -> LazyMemoryStore:
     return store
 
 
+def session_of(run: Run) -> str:
+    """Return the id of the session that a run is a turn of; empty for other tasks."""
+    return run.envelope.headers.get("session", "") if parse_turn_id(run.id) is not None else ""
+
+
+async def store_discoveries(run: Run, discoveries: Sequence[tuple[int, str, str]]) -> None:
+    """Store what an agent found out that does not say what to remember, as `store_findings` does.
+
+    Nothing asked for it, so it ends no task: a store that cannot be used is logged. Nothing is stored where tasks are
+    encrypted, since the store is not. In a session, the memories are about its id: what was found out for one user is
+    not in the prompts of others.
+
+    Args:
+        discoveries: Number of the event (0 for one of a former task or turn), fact and source.
+    """
+    session = session_of(run)
+    memories = [
+        NewMemory(text=text, type="finding", source=source.replace("\0", "")[:MAX_SOURCE_LENGTH], subject=session)
+        for number, fact, source in discoveries
+        if (text := fact.replace("\0", "")[:MAX_TEXT_LENGTH].strip()) and (number or not session)
+    ]
+    if not memories or memory_store(run) is None or run.gateway.encryptor.active:
+        return
+    try:
+        await store_findings(run, memories)
+    except (MemoryStoreError, InvalidMemory, ConfigurationError) as error:
+        logger.bind(task=run.envelope.task, id=run.id).warning("its discoveries could not be remembered: {}", error)
+
+
 async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
     """Store the findings of an agent at its end. Repeated after a crash, it stores nothing twice.
 
@@ -218,19 +257,22 @@ async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
 
     Raises `MemoryStoreError`, `InvalidMemory`.
     """
-    for number, one in enumerate(memories, 1):
-        memory = new_memory(one) if isinstance(one, str) else one
-        if not isinstance(memory, NewMemory):
-            raise TypeError(f"remember must return texts or NewMemory, got {one!r}")
-        store = _store_of(run)
-        if not memory.source:
-            memory = memory.model_copy(update={"source": _source(run)})
-        if run.redact is not None:
-            memory = redacted(memory, run.redact)
-        key = _key(run, "remember", number)
-        stored = await (await store.get()).add(memory, owner=run.envelope.task, key=key)
-        await cite_memories(run, [stored])
-        run.touch()
+    stored: list[Memory] = []
+    try:
+        for number, one in enumerate(memories, 1):
+            memory = new_memory(one) if isinstance(one, str) else one
+            if not isinstance(memory, NewMemory):
+                raise TypeError(f"remember must return texts or NewMemory, got {one!r}")
+            store = _store_of(run)
+            if not memory.source:
+                memory = memory.model_copy(update={"source": _source(run)})
+            if run.redact is not None:
+                memory = redacted(memory, run.redact)
+            key = _key(run, "remember", number)
+            stored.append(await (await store.get()).add(memory, owner=run.envelope.task, key=key))
+            run.touch()
+    finally:
+        await cite_memories(run, stored)  # at once: the record of the end is written with it
 
 
 def _step_of(run: Run) -> Step | None:

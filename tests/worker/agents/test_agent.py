@@ -93,7 +93,7 @@ async def test_an_agent_plans_acts_and_finishes(app: App, counter: type[Counter]
         ("step_completed", "three"),
         ("finished", None),
     ]
-    assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
+    assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish", "s:#memories:0"}
 
 
 async def test_a_retry_resumes_at_the_failed_step_and_applies_nothing_twice(app: App, counter: type[Counter]) -> None:

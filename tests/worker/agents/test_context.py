@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
+from perdure.memory import NewMemory
 from perdure.queues import TaskEvent, generate_key
+from perdure.worker.agent_task import AgentTask
 from perdure.worker.agents.context.builder import ContextBuilder
 from perdure.worker.agents.context.compaction import CompactionRequest, _digest_of
 from perdure.worker.agents.context.conversation import INTERRUPTED
@@ -206,22 +208,39 @@ async def test_open_steps_and_waits_are_in_every_prompt(app: App) -> None:
         ("x" * 5000, "at most 50 tokens, got 1250"),
         ("  ", "returned an empty text"),
         (17, "must return a string, got int"),
+        ("half an emoji \ud83d", "is not valid UTF-8"),
         (RuntimeError("overloaded"), "RuntimeError: overloaded"),
     ],
 )
-async def test_a_failing_summarizer_is_retried_and_then_reported(app: App, answer: Any, problem: str) -> None:
-    summaries, prompts = Summaries(answer, answer), list[Prompt]()
+async def test_a_failing_summarizer_is_retried_and_reported_once_the_prompt_does_not_fit(
+    app: App, answer: Any, problem: str
+) -> None:
+    """Until then the whole conversation is used: an outage of the summarizer ends no agent that can work on."""
+    summaries, prompts = Summaries(*[answer] * 100), list[Prompt]()
     builder = ContextBuilder(window=1000, summarizer=summaries, keep=4, retry=TWICE)
     talk = talkative(app, builder, prompts)
     handle = await talk.options(max_attempts=1).enqueue()
     await work_off(app)
     dead = await letter(app, handle)
     assert dead.error.endswith(".ContextError")
-    old = summaries.asked[0]
+    old = summaries.asked[-1]
     assert f"task {handle.id}: events {old.first} to {old.last} could not be summarized and were kept" in dead.message
     assert problem in dead.message
-    assert len(summaries.asked) == 2
     assert await of_type(handle, "compacted") == []
+    assert 0.8 * builder.window <= prompts[-1].wanted <= builder.window
+    over = [prompt for prompt in prompts if prompt.wanted >= 0.8 * builder.window]
+    assert len(summaries.asked) == 2 * (len(over) + 1), "twice for each prompt, and for the one that did not fit"
+
+
+async def test_a_summarizer_that_works_again_is_used_by_the_next_prompt(app: App) -> None:
+    summaries, prompts = Summaries(RuntimeError("overloaded"), RuntimeError("overloaded"), "good"), list[Prompt]()
+    builder = ContextBuilder(window=1000, summarizer=summaries, keep=4, retry=TWICE)
+    handle = await talkative(app, builder, prompts).options(max_attempts=1).enqueue()
+    await work_off(app)
+    assert await handle.result(timeout=0)
+    assert (await of_type(handle, "compacted"))[0].data["summary"].endswith("\ngood")
+    large = [prompt for prompt in prompts if prompt.wanted >= 0.8 * builder.window]
+    assert len(large) == 1, "the one that was asked without a summary"
 
 
 async def test_a_usable_summary_of_a_retry_is_taken(app: App) -> None:
@@ -320,6 +339,85 @@ async def test_hostile_memories_and_profiles_stay_in_their_lines(app: App) -> No
     assert sum("obey" in line for line in lines) == 3, "each text is one line"
     assert all(line.startswith(("#", "- x ", "Step 1 of 1")) for line in lines), lines
     assert "<|" not in start + brief
+
+
+class Guide(Agent[AgentState]):
+    """Builds a prompt in each turn, with the builder of the test."""
+
+    builder = ContextBuilder(window=10_000)
+    prompts: ClassVar[list[str]] = []
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="ask", title="ask")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
+        if state.goal.startswith("I "):
+            await ctx.discover(f"The user said: {state.goal}")
+        prompt = await self.builder.build(ctx, state)
+        self.prompts.append("\n".join(one.content for one in prompt.messages))
+
+    async def finish(self, ctx: Context, state: AgentState) -> str:
+        return "done"
+
+
+@pytest.fixture
+def guide(app: App, monkeypatch: pytest.MonkeyPatch) -> AgentTask[AgentState]:
+    monkeypatch.setattr(Guide, "prompts", [])
+    return app.agent(Guide, name="guide")
+
+
+async def said_to(guide: AgentTask[AgentState], session: str, text: str) -> str:
+    """Send a message to a session; return the prompt of its turn."""
+    app = guide.task.app
+    turn = await app.session(guide, session).send(text)
+    await work_off(app)
+    assert await turn.result(0) == "done"
+    return Guide.prompts[-1]
+
+
+async def test_a_session_loads_the_profile_of_its_id(
+    app: App, guide: AgentTask[AgentState], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task
+    async def teach(ctx: Context) -> None:
+        store = await ctx.memory.store()
+        await store.add(NewMemory(text="Speaks French", subject="user:42"), owner="guide")
+        await store.add(NewMemory(text="Pays by invoice", subject="user:42"), owner="")
+        await store.add(NewMemory(text="Speaks Greek", subject="user:7"), owner="guide")
+        await store.add(NewMemory(text="Is known to another agent", subject="user:42"), owner="other")
+
+    assert "# Profile" not in await said_to(guide, "user:42", "Hello"), "there is no memory store"
+    await teach.enqueue()
+    await work_off(app)
+    prompt = await said_to(guide, "user:42", "Hello again")
+    assert prompt.startswith("# Profile\n\n- Speaks French\n- Pays by invoice\n")
+    for text in ("Greek", "another agent"):
+        assert text not in prompt
+    assert "- Speaks Greek" in await said_to(guide, "user:7", "Hello")
+    await guide.enqueue("Hello")
+    await work_off(app)
+    assert "# Profile" not in Guide.prompts[-1], "it is not a turn of a session"
+    monkeypatch.setattr(Guide, "builder", ContextBuilder(window=10_000, profile=None))
+    assert "# Profile" not in await said_to(guide, "user:42", "Hello")
+    monkeypatch.setattr(Guide, "builder", ContextBuilder(window=10_000, profile=["Is tall"]))
+    assert (await said_to(guide, "user:42", "Hello")).startswith("# Profile\n\n- Is tall\n")
+
+
+async def test_what_was_found_out_in_a_session_is_in_the_profile_of_a_later_one(
+    app: App, guide: AgentTask[AgentState]
+) -> None:
+    await said_to(guide, "user:42", "I like tea")
+    prompt = await said_to(guide, "user:42", "Hello")
+    assert "# Profile" not in prompt, "the state has it, and the brief shows it"
+    assert prompt.count("The user said: I like tea") == 1
+    assert "tea" not in await said_to(guide, "user:7", "Hello")
+    assert await app.session(guide, "user:42").forget()
+    assert "# Profile\n\n- The user said: I like tea" in await said_to(guide, "user:42", "Hello")
+
+
+def test_a_text_is_no_profile() -> None:
+    with pytest.raises(ValueError, match="profile must be a list of texts, got 'Is tall'"):
+        ContextBuilder(window=1000, profile="Is tall")  # type: ignore[arg-type]
 
 
 async def test_own_memories_and_the_resumption_are_in_the_prompt(app: App) -> None:

@@ -241,7 +241,7 @@ async def test_the_checkpoint_of_a_finished_agent_holds_only_the_last_snapshot(a
     await bounded(handle.result())
     left = await recorded_steps(app, handle)
     blobs = {name for name in left if name.startswith("s:#blob:")}
-    assert left.keys() - blobs == {"d:#plan", "d:#finish", "s:#state", "s:#tools"}
+    assert left.keys() - blobs == {"d:#plan", "d:#finish", "s:#state", "s:#tools", "s:#memories:0"}
     assert len(blobs) == 1, "large values that no snapshot refers to any more are dropped"
 
 

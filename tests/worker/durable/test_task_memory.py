@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, State, TaskFailed
 from perdure.memory import MemoryLink, NewMemory
-from perdure.queues import Producer
+from perdure.queues import Producer, generate_key
 from perdure.queues.delivery.checkpoint import History
 from perdure.worker.agents.journal.forks import fork
 from perdure.worker.errors import StepOutsideTask
@@ -24,7 +24,7 @@ from perdure.worker.memory import (
     SqliteBackend,
 )
 from perdure.worker.memory.task_memory import TaskMemory, cite_memories, cited_memories
-from pydantic import Secret
+from pydantic import Secret, SecretStr
 
 from tests.support.processes import WorkerProcesses, push_token, worker_processes
 from tests.support.workers import bounded, running_worker, work_off
@@ -285,6 +285,82 @@ async def test_an_agents_findings_are_stored_once_before_its_outcome(app: App, p
     life = f"{handle.id}@{(await handle.record()).enqueued_at}"
     keys = [f"{life}:{key}" for key in ("read/memory.add", "remember", "remember:2")]
     assert [one.key for one in memories] == keys
+
+
+class Explorer(Agent[Finding]):
+    """Logs what it finds, and says nothing of what to remember. A goal may have several facts, or one to fail after."""
+
+    async def plan(self, ctx: Context, state: Finding) -> list[PlanStep]:
+        return [PlanStep(key="look", title="look")]
+
+    async def act(self, ctx: Context, state: Finding, step: PlanStep) -> str:
+        for fact in state.goal.split("; "):
+            await ctx.discover(fact, source="https://example.com/page")
+        return ""
+
+    async def finish(self, ctx: Context, state: Finding) -> int:
+        if ctx.attempt == 1 and "fails" in state.goal:
+            raise ValueError("after its discoveries")
+        return len(state.discoveries)
+
+
+async def test_the_discoveries_of_an_agent_are_remembered_by_default(app: App, place: Path) -> None:
+    explorer = app.agent(Explorer, name="explorer", retry=AGAIN)
+    handle = await explorer.enqueue("water boils at 100 °C; it fails;  ; " + "x" * 40_000)
+    await work_off(app)
+    assert await bounded(handle.result()) == 4
+    memories = await stored_memories(place)
+    assert texts(memories) == ["water boils at 100 °C", "it fails", "x" * 32_768]
+    assert {(one.owner, one.type, one.source, one.subject) for one in memories} == {
+        ("explorer", "finding", "https://example.com/page", "")
+    }
+    assert [one.accesses for one in memories] == [0, 0, 0], "each was stored once"
+
+
+async def test_an_agent_that_says_what_to_remember_remembers_nothing_else(app: App, place: Path) -> None:
+    class Silent(Explorer):
+        async def remember(self, ctx: Context, state: Finding) -> list[NewMemory | str]:
+            return []
+
+    handle = await app.agent(Silent, name="silent").enqueue("water is wet")
+    await work_off(app)
+    assert await bounded(handle.result()) == 1
+    assert not is_there(place)
+
+
+async def test_a_store_that_cannot_be_used_ends_no_task_that_remembers_by_default(app: App, place: Path) -> None:
+    break_open(place)
+    lines: list[str] = []
+    sink = logger.add(lambda message: lines.append(str(message)), format="{message}", level="WARNING")
+    handle = await app.agent(Explorer, name="explorer").enqueue("water is wet")
+    await work_off(app)
+    logger.remove(sink)
+    assert await bounded(handle.result()) == 1
+    (line,) = [line for line in lines if "its discoveries could not be remembered: " in line]
+    assert "not a SQLite database" in line
+
+
+async def test_the_discoveries_of_encrypted_tasks_are_not_remembered_in_clear(settings: Settings, place: Path) -> None:
+    changed = settings.model_copy(update={"memory": str(place), "encryption_keys": SecretStr(generate_key())})
+    async with App("test", settings=changed) as app:
+        handle = await app.agent(Explorer, name="explorer").enqueue("water is wet")
+        await work_off(app)
+        assert await bounded(handle.result()) == 1
+    assert not is_there(place)
+
+
+async def test_the_discoveries_of_a_turn_are_about_its_session(app: App, place: Path) -> None:
+    explorer = app.agent(Explorer, name="explorer")
+    for session, text in (("user:42", "likes tea"), ("user:42", "likes jazz"), ("user:7", "likes coffee")):
+        turn = await app.session(explorer, session).send(text)
+        await work_off(app)
+        await bounded(turn.result())
+    memories = await stored_memories(place)
+    assert [(one.subject, one.text, one.accesses) for one in memories] == [
+        ("user:42", "likes tea", 0),
+        ("user:42", "likes jazz", 0),
+        ("user:7", "likes coffee", 0),
+    ]
 
 
 async def test_a_fresh_goal_stores_its_own_findings(app: App, place: Path) -> None:

@@ -15,11 +15,13 @@ import orjson
 
 from ....deadletter.error_text import error_text
 from ....queues.delivery.checkpoint import Entry, Kind
+from ...context import Context
 from ...durable.journal.quoting import quoted_line, quoted_name
 from ...durable.run import Run
 from ...log import logger
 from ...memory.memory import RELATIONS
-from ...memory.task_memory import cite_memories, memory_store
+from ...memory.task_memory import cite_memories, memory_store, session_of
+from ..journal.state import AgentState
 
 _BACKGROUND: Final = "#background"
 """Checkpoint key of the background."""
@@ -77,6 +79,23 @@ async def store_background(run: Run, goal: str, chosen: Background) -> None:
 
 def _digest(goal: str) -> str:
     return hashlib.blake2b(goal.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def session_profile(run: Run, state: AgentState) -> Callable[[Context], Awaitable[Sequence[Any]]] | None:
+    """Return a function that finds what the memory knows about the session of a run; None if it has none.
+
+    What the state has among its discoveries is left out: the brief shows it.
+    """
+    session, store = session_of(run), memory_store(run)
+    if not session or store is None or not store.exists():
+        return None
+    known = {one.fact for one in state.discoveries}
+
+    async def profile(ctx: Context) -> Sequence[Any]:
+        found = await (await store.get()).profile(session, owner=[run.envelope.task, ""])
+        return [one for one in found if one.memory.text not in known]
+
+    return profile
 
 
 def has_memory(run: Run, memory: SearchesMemory | Recall | bool) -> bool:

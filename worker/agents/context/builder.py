@@ -21,7 +21,16 @@ from ...durable.steps.current import CURRENT_RUN
 from ...errors import StepOutsideTask
 from ..coherence.monitor import CoherenceMonitor
 from ..journal.state import AgentState, StepStatus
-from .background import Background, Recall, SearchesMemory, has_memory, read_background, search, store_background
+from .background import (
+    Background,
+    Recall,
+    SearchesMemory,
+    has_memory,
+    read_background,
+    search,
+    session_profile,
+    store_background,
+)
 from .brief import Interruption
 from .compaction import Summarizer, apply_recorded_summary, compact
 from .conversation import repair
@@ -51,7 +60,8 @@ class ContextBuilder:
         window: tokens that the model accepts.
         identity: the start of every prompt, after the stored identity of the agent if it has one.
         rules: follow the identity, the same in every prompt.
-        profile: lines about the user, or a function that returns them, which is called once per task.
+        profile: lines about the user, or a function that returns them, which is called once per task; by default, in a
+            turn of a session, what the memory knows about its id as a subject. None for no profile.
         memory: a store or function that is searched for the goal and for each step; True for the task's own store, if
             there is one; False for none.
         memories: most memories for the goal; half as many for a step.
@@ -60,13 +70,14 @@ class ContextBuilder:
         counter: token counter, see `default_counter`.
         summarizer: summarizes all but the last `keep` messages when the context takes `compact_at` of the window.
         retry: how often and how far apart the summarizer is called, see `compact`.
-        on_failure: what to do if it returns no usable summary, see `compact`.
+        on_failure: what to do if it returns no usable summary and the prompt does not fit the window without one, see
+            `compact`. A digest is used as soon as there is no summary.
     """
 
     window: int
     identity: str = ""
     rules: Sequence[str] = ()
-    profile: Sequence[str] | Callable[[Context], Awaitable[Sequence[Any]]] = ()
+    profile: Sequence[str] | Callable[[Context], Awaitable[Sequence[Any]]] | Literal["session"] | None = "session"
     memory: SearchesMemory | Recall | bool = True
     memories: int = 10
     budgets: Budgets = field(default_factory=Budgets)
@@ -87,7 +98,8 @@ class ContextBuilder:
         for name, least, number in counts:
             if not isinstance(number, int) or number < 1:
                 raise ValueError(f"{name} must be a whole number, {least} or more, got {number!r}")
-        for name, texts in (("rules", self.rules), ("profile", self.profile), ("tools", self.tools)):
+        profile = None if self.profile == "session" else self.profile
+        for name, texts in (("rules", self.rules), ("profile", profile), ("tools", self.tools)):
             if isinstance(texts, str):
                 raise ValueError(f"{name} must be a list of texts, got {texts!r}")
         if not 0 < self.compact_at <= 1:
@@ -205,6 +217,7 @@ class ContextBuilder:
             retry=self.retry,
             on_failure=self.on_failure,
             tools=self.tools,
+            fits=prompt.wanted <= self.window,
         )
         return self._assemble(run, layers) if compacted else prompt
 
@@ -218,11 +231,13 @@ class ContextBuilder:
         """Return the background of the task, chosen once; and the error of a search that is tried again."""
         if (chosen := read_background(run, state.goal)) is not None:
             return chosen, ""
-        profile_of = self.profile
+        profile_of: Any = self.profile
+        if profile_of == "session":
+            profile_of = session_profile(run, state)
         if callable(profile_of):
             profile, problem = await search(run, lambda _query, _limit: profile_of(ctx), "profile", 1)
         else:
-            profile, problem = [f"- {quoted_line(line, 1000)}" for line in profile_of], ""
+            profile, problem = [f"- {quoted_line(line, 1000)}" for line in profile_of or ()], ""
         lines, search_problem = await search(run, self.memory, state.goal, self.memories)
         problem = problem or search_problem
         room = int(self.window * self.budgets.memory)

@@ -89,6 +89,7 @@ async def compact(
     retry: Retry | None = None,
     on_failure: Literal["error", "digest"] = "error",
     tools: Collection[str] = (),
+    fits: bool = False,
 ) -> bool:
     """Replace the oldest messages with their summary. Return False if that would not free enough tokens.
 
@@ -101,6 +102,7 @@ async def compact(
         retry: how often and how far apart the summarizer is called.
         on_failure: if no summary is usable, raise `ContextError`, or use a digest: the start of each message, as
             many of the latest as fit the budget.
+        fits: the messages still fit the window: in place of an error, a warning is logged, and they stay.
         tools: names of the ready-made tools that the model has.
     """
     if await apply_recorded_summary(run, state, keep):
@@ -119,7 +121,9 @@ async def compact(
     key = _key(run, messages[:cut])
     run.step_began(key)
     try:
-        summary = await _summary(run, summarizer, request, counter, retry or Retry(), on_failure)
+        summary = await _summary(run, summarizer, request, counter, retry or Retry(), on_failure, fits=fits)
+        if summary is None:
+            return False
         text = f"{_heading(old, first, last, tools)}\n{summary}"
         event = Compacted(first=first, last=last, messages=cut, summary=text, kept=kept, step=run.keys.within)
         data = {"first": first, "summary": text, "kept": [one.model_dump(mode="json") for one in kept]}
@@ -195,8 +199,15 @@ def _digest(messages: Sequence[Message]) -> str:
 
 
 async def _summary(
-    run: Run, summarizer: Summarizer, request: CompactionRequest, counter: TokenCounter, retry: Retry, on_failure: str
-) -> str:
+    run: Run,
+    summarizer: Summarizer,
+    request: CompactionRequest,
+    counter: TokenCounter,
+    retry: Retry,
+    on_failure: str,
+    *,
+    fits: bool,
+) -> str | None:
     problem = ""
     for attempt in range(1, retry.max_attempts + 1):
         if attempt > 1:
@@ -212,6 +223,14 @@ async def _summary(
         problem = _problem_of(found, request.budget, counter)
         if not problem:
             return str(found).strip()
+    if on_failure == "error" and fits:
+        logger.bind(task=run.envelope.task, id=run.id).warning(
+            "events {} to {} could not be summarized, and still fit the window: {}; the next prompt tries again",
+            request.first,
+            request.last,
+            problem,
+        )
+        return None
     if on_failure == "error":
         raise ContextError(
             f"task {run.id}: events {request.first} to {request.last} could not be summarized and were kept: {problem}"
@@ -234,6 +253,10 @@ def _problem_of(found: Any, budget: int, counter: TokenCounter) -> str:
         return f"the summarizer must return a string, got {type(found).__name__}"
     if not found.strip():
         return "the summarizer returned an empty text"
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        return "the summary is not valid UTF-8"
     tokens = counter.count(found)
     return f"the summary must have at most {budget} tokens, got {tokens}" if tokens > budget else ""
 
