@@ -6,7 +6,7 @@ What many tasks never use (memories, artifacts, workspaces, the state of agents)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
@@ -20,6 +20,7 @@ from .durable.attempt_end import forget
 from .durable.continuation import Receiver, continue_as
 from .durable.ended_task import EndedTask, read_ended_task
 from .durable.event_calls import log_once
+from .durable.first import First, first
 from .durable.journal.chat import Message, Role, ToolCall
 from .durable.journal.event import Event
 from .durable.journal.resumption import Resumption
@@ -422,6 +423,22 @@ class Context(TaskInfo, StepCaller):
             TypeError, ValueError: it is no datetime, or has no time zone.
         """
         await sleep_until(self._run, moment, self._options.durability)
+
+    async def first(self, /, **branches: Awaitable[Any]) -> First[Any]:
+        """Return the name and the value of the branch that ends first, and cancel the others.
+
+        The branches run concurrently, each in a scope of its name. Waits that the others have opened are closed. The
+        outcome is recorded: a resumed run runs the branch that ended first, whose steps are recorded, and no other. If
+        that branch has raised an exception, this raises it. If several have ended, the first one of the call counts.
+
+        Args:
+            branches: calls of the context, or coroutines that make some.
+
+        Raises:
+            StepDefinitionError: there is no branch, or it is not awaitable.
+            StepOutsideTask: a step called this.
+        """
+        return await first(self._run, branches, self._options.durability)
 
     # messages, see docs/how-to/messages.md
 

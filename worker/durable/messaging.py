@@ -37,8 +37,8 @@ from .run import Run, RunObserver
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import DEFAULT_OPTIONS, Durability, StepOptions, check_call, check_name
 from .steps.keys import changed_scope, forget_steps
-from .steps.matching import match_call, match_step
-from .waiting import OPEN, TIMED_OUT, Condition, WaitEnd, wait_until
+from .steps.matching import match_step
+from .waiting import OPEN, TIMED_OUT, Condition, WaitEnd, match_wait, save_wait, saved_wait, wait_until
 
 _INBOX: Final = "#inbox"
 _SEND: Final = "#send"
@@ -133,7 +133,7 @@ async def _receive(
     await check_call(run, read.name, own=True)
     _check_wait(wait)
     _check_options(options)
-    key, recorded, former = await match_call(run, read.name, read.digest, run.history.saved, order=read.order)
+    key, recorded, former = await match_wait(run, read.name, read.digest, order=read.order)
     if former is not None:
         recorded = None if read.shown else StepRecord.decode(former).result
     if recorded is not None:
@@ -149,7 +149,7 @@ async def _receive(
         return found
     # A message that arrives between this call and the read may be missed; parking compares with this position again.
     last, now = await last_message(run.gateway, run.delivery.partition, run.id)
-    started = _started_wait(run, key)
+    started = saved_wait(run, key)
     withdrawn = _withdrawn(run, key, read, former, started, options)
     if withdrawn is not None:
         started = _wait(read, wait, now, last)
@@ -262,19 +262,12 @@ def _wait(read: _Read, seconds: float, now: int, after: int) -> dict[str, Any]:
 
 
 def _saved(run: Run, key: str, started: dict[str, Any]) -> Entry:
-    data = run.history.saved[key] = orjson.dumps(started)
-    return Entry(Kind.SAVED, key, data)
+    return save_wait(run, key, "inbox", started)
 
 
 def _check_wait(wait: float | None) -> None:
     if wait is not None and (math.isnan(wait) or wait < 0):
         raise ValueError(f"wait must be 0 or more seconds, got {wait}")
-
-
-def _started_wait(run: Run, key: str) -> dict[str, Any] | None:
-    """Return the wait that this run or an earlier one started at this call: its end, and the message to start after."""
-    saved = run.history.saved.get(key)
-    return None if saved is None else orjson.loads(saved)
 
 
 async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -> list[InboxMessage]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from ...queues.defaults import MAX_SECONDS
 from ...queues.delivery.checkpoint import Entry, Kind
@@ -18,8 +16,7 @@ from .journal.step_record import StepRecord
 from .run import Run
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import CURRENT_STEP, Durability, check_call, check_place
-from .steps.matching import match_call
-from .waiting import TimePassed, WaitBoard, redis_time, wait_until
+from .waiting import TimePassed, WaitBoard, match_wait, redis_time, save_wait, saved_wait, wait_until
 
 _SLEEP: Final = "#sleep"
 _DAYS: Final = MAX_SECONDS / 86_400
@@ -85,22 +82,20 @@ async def _sleep(run: Run, called_with: object, end: Callable[[int], int], durab
     over: a run that is cut off meanwhile repeats less than a second.
     """
     await check_call(run, _SLEEP, own=True)
-    saved = run.history.saved
     digest, called = fingerprint((called_with,), {})
-    key, recorded, former = await match_call(run, _SLEEP, digest, saved)
+    key, recorded, former = await match_wait(run, _SLEEP, digest)
     if recorded is not None or former is not None:
         run.touch()
         return
     if run.stopping:
         await run.boundary()
     now = await redis_time(run)
-    opened: dict[str, Any] | None = orjson.loads(saved[key]) if key in saved else None
+    opened = saved_wait(run, key)
     until = end(now) if opened is None else int(opened["until"])
     if opened is None and until - now >= WaitBoard.park_after * 1000:
-        opened = {"until": until, "h": digest}
-        data = saved[key] = orjson.dumps(opened)
+        opened = {"h": digest, "until": until}
         started = run.next_entry(WaitStarted(what="time", until=until))
-        await run.recorder.put(Entry(Kind.SAVED, key, data), started, wait=True)
+        await run.recorder.put(save_wait(run, key, "sleep", opened), started, wait=True)
     if until > now:
         await wait_until(run, TimePassed(key, until), looked=now)
     record = StepRecord(b"null", digest, arguments_text(called, run.redact)).encode()
@@ -108,7 +103,7 @@ async def _sleep(run: Run, called_with: object, end: Callable[[int], int], durab
     stored, replicated = durability != "async", durability == "replicated"
     entry = Entry(Kind.DONE_WITH_EVENT, key, record)
     await run.recorder.put(entry, *ended, wait=stored, replicated=replicated, progress=True)
-    saved.pop(key, None)
+    run.history.saved.pop(key, None)
     run.touch()
     if stored:
         run.progressed()

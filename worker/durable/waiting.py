@@ -6,28 +6,36 @@ has open waits and nothing else to do: no step is in progress, and no call of th
 `WaitBoard.park_after` seconds. Code outside steps runs again in the next run anyway. Where only the handler's own
 asyncio task makes calls, it parks at once. Until then the waits are held in memory: the record's channel notifies of
 messages, answers and children.
+
+The saved value of a wait says that it is one, so that `close_waits` closes what a cancelled branch has left open, also
+where an earlier run opened it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import anyio
+import orjson
 
 from ...queues.defaults import MAX_SECONDS
+from ...queues.delivery.checkpoint import Entry, Kind
 from ...queues.delivery.settlement import TIME, WakeCondition
 from ...queues.pubsub import LOST, TaskNotifications
 from ...queues.runtime import RUNTIME
 from ...queues.transport.backoff import retry_while_unavailable
 from ...queues.transport.scripts import milliseconds
 from ..log import log_wait
+from .journal.run_events import Waited
 from .run import Run
+from .steps.keys import Match, forget_steps
+from .steps.matching import match_call
 from .stop_reasons import ParkReason, StopReason
 
 
@@ -104,6 +112,88 @@ async def wait_until(run: Run, condition: Condition, *, looked: int | None = Non
     `LeaseLost`.
     """
     return await _board(run).wait(condition, looked)
+
+
+WAIT: Final = "#wait"
+"""First member of the JSON object that is saved for an open wait: its kind. The second one is `h`, see `match_call`."""
+
+_SAVED_WAIT: Final = b'{"#wait":"'
+
+
+class Closing:
+    """The end of waits whose calls were cancelled: the entries that store it, and what follows once they are stored."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._then: list[Callable[[], Awaitable[None]]] = []
+
+    def add(self, *entries: Entry, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Add entries. then: what follows. It may be left out if the process dies, so something else does it later."""
+        self.entries += entries
+        if then is not None:
+            self._then.append(then)
+
+    async def finish(self) -> None:
+        """Do what follows the entries."""
+        for then in self._then:
+            await then()
+
+
+Closer: TypeAlias = Callable[[Run, str, dict[str, Any], Closing], None]
+
+_CLOSERS: Final[dict[str, Closer]] = {}
+
+
+def set_closer(kind: str, closer: Closer) -> None:
+    """Let a function close open waits of a kind: it gets the run, the key, the saved value, and what it adds to.
+
+    A kind without one has only its saved value and an event.
+    """
+    _CLOSERS[kind] = closer
+
+
+def save_wait(run: Run, key: str, kind: str, saved: Mapping[str, Any]) -> Entry:
+    """Return the entry that stores an open wait of a call. saved: what a later run needs; `h` is the call's digest."""
+    data = run.history.saved[key] = orjson.dumps({WAIT: kind, **saved})
+    return Entry(Kind.SAVED, key, data)
+
+
+async def match_wait(run: Run, name: str, digest: str, *, order: str | None = None) -> Match:
+    """Return the key of a call that waits, and its record if there is one. Its saved wait is known after that.
+
+    See `match_call`. In a branch, any of the open waits may be that of this call.
+    """
+    history = run.history
+    if history.pages is not None and not run.is_own_task():
+        await history.read_all()
+    match = await match_call(run, name, digest, history.saved, order=order)
+    if match[1] is None and match[2] is None:
+        await history.read_unfinished(match[0])
+    return match
+
+
+def saved_wait(run: Run, key: str) -> dict[str, Any] | None:
+    """Return what is saved of the open wait of a call, by this run or an earlier one; None if it has none."""
+    saved = run.history.saved.get(key)
+    return None if saved is None else orjson.loads(saved)
+
+
+async def close_waits(run: Run, scopes: Iterable[str]) -> Closing:
+    """Return the end of all open waits in scopes whose branches were cancelled."""
+    closing = Closing()
+    await run.history.read_all()
+    prefixes = tuple(scopes)
+    for key in sorted(key for key in run.history.saved if key.startswith(prefixes)):
+        data = run.history.saved[key]
+        if data.startswith(_SAVED_WAIT):
+            found = orjson.loads(data)
+            closer = _CLOSERS.get(found[WAIT], _close)
+            closer(run, key, found, closing)
+    return closing
+
+
+def _close(run: Run, key: str, saved: dict[str, Any], closing: Closing) -> None:
+    closing.add(*forget_steps([key], run.history), run.next_entry(Waited(closed=True)))
 
 
 async def redis_time(run: Run) -> int:
@@ -241,7 +331,7 @@ class WaitBoard:
     def _reason(self, conditions: Sequence[Condition]) -> ParkReason:
         ends = [condition.until for condition in conditions if condition.until is not None]
         delay = (min(ends) - self._now()) / 1000 if ends else MAX_SECONDS
-        words = list(dict.fromkeys(condition.what for condition in conditions))
+        words = sorted({condition.what for condition in conditions})
         parked = dict.fromkeys(condition.parked for condition in conditions)
         return ParkReason(max(0.0, min(delay, MAX_SECONDS)), " or ".join(words), tuple(parked))
 

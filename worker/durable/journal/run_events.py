@@ -161,9 +161,13 @@ class WaitStarted(Event):
 
 @built_in
 class Waited(Event):
-    """End of a wait without a message that the handler read."""
+    """End of a wait without a message that the handler read.
+
+    closed: The call was cancelled, since another branch of `ctx.first` ended first.
+    """
 
     type: Literal["waited"] = "waited"
+    closed: bool = False
 
 
 @built_in
