@@ -11,10 +11,12 @@ import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
 from ..errors import StepDefinitionError, StepOutsideTask
+from .attempt_end import forget_undone
 from .journal.step_record import StepRecord
 from .run import Run
 from .steps.codec import arguments_text, fingerprint
 from .steps.current import CURRENT_STEP, Durability, check_call, check_name
+from .steps.failures import drop_failures
 from .waiting import close_waits, match_wait
 
 T = TypeVar("T")
@@ -45,12 +47,15 @@ async def first(run: Run, branches: Mapping[str, Awaitable[T]], durability: Dura
             winner = known
         # The scope of the second call of a scope is `first#2/NAME/`.
         scope = key.rpartition("/")[2].removeprefix("#")
+        lost = [f"{run.keys.scope}{scope}/{name}/" for name in branches if name != winner]
         if winner is not None:
+            run.keys.skip(lost)
             task = _start(run, f"{scope}/{winner}", left.pop(winner))
             try:
-                return First(winner, await task)
+                await asyncio.wait([task])
             finally:
                 await _end([task])
+            return await _outcome(run, key, winner, task)
         if run.stopping:
             await run.boundary()
         if key not in run.history.saved:  # the records of the branches are under this key, whichever branch comes first
@@ -62,18 +67,28 @@ async def first(run: Run, branches: Mapping[str, Awaitable[T]], durability: Dura
             winner = next(name for name, task in tasks.items() if task.done())
         finally:
             await _end(list(tasks.values()), but=None if winner is None else tasks[winner])
-        lost = [f"{run.keys.scope}{scope}/{name}/" for name in branches if name != winner]
+        lost.remove(f"{run.keys.scope}{scope}/{winner}/")
+        run.keys.skip(lost)
         closing = await close_waits(run, lost)
+        for branch in lost:
+            closing.add(*drop_failures(run, branch))  # such as: a step was cut off
         record = StepRecord(orjson.dumps(winner), digest, arguments_text(called, run.redact)).encode()
         entry = Entry(Kind.DONE_WITH_EVENT, key, record)
         stored, replicated = durability != "async", durability == "replicated"
         await run.recorder.put(entry, *closing.entries, wait=stored, replicated=replicated)
         run.history.saved.pop(key, None)
         await closing.finish()
-        return First(winner, tasks[winner].result())
+        return await _outcome(run, key, winner, tasks[winner])
     finally:
         for awaitable in left.values():
             _drop(awaitable)
+
+
+async def _outcome(run: Run, key: str, winner: str, task: asyncio.Task[T]) -> First[T]:
+    """Return or raise the outcome. An attempt that ends with the error of a branch leaves the next one all branches."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        await forget_undone(run, [key], error)
+    return First(winner, task.result())
 
 
 async def _check(run: Run, branches: Mapping[str, Awaitable[Any]]) -> None:

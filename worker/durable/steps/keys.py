@@ -29,7 +29,7 @@ Match: TypeAlias = tuple[str, bytes | None, bytes | None]
 class StepKeys:
     """Keys that one run has given out. within: key of the step of an agent's plan that encloses those called now."""
 
-    __slots__ = ("_ahead", "_matched", "_names", "within")
+    __slots__ = ("_ahead", "_matched", "_names", "_skipped", "within")
 
     def __init__(self) -> None:
         self.within: str | None = None
@@ -38,6 +38,8 @@ class StepKeys:
         """Keys that were given out before one with a lower number."""
         self._matched: set[str] = set()
         """Names of which no record is left."""
+        self._skipped: tuple[str, ...] = ()
+        """Scopes whose steps need not be called."""
 
     @property
     def scope(self) -> str:
@@ -200,7 +202,15 @@ class StepKeys:
 
     def unasked(self, keys: Iterable[str]) -> list[str]:
         """Return the keys of steps that were not given out. Names that start with `#` are not steps."""
-        return [key for key in keys if not key.startswith("#") and "/#" not in key and not self.is_given(key)]
+        return [
+            key
+            for key in keys
+            if not key.startswith(("#", *self._skipped)) and "/#" not in key and not self.is_given(key)
+        ]
+
+    def skip(self, scopes: Iterable[str]) -> None:
+        """Do not expect the recorded steps of these scopes: the run ends their branches."""
+        self._skipped += tuple(scopes)
 
     def is_given(self, key: str) -> bool:
         """Return whether this run has called the step with this key."""
