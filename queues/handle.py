@@ -54,6 +54,7 @@ from .transport.gateway import Gateway
 from .transport.large_values import LargeValue, read_large
 from .transport.scripts import queue_script
 from .transport.threadsafe_calls import blocking
+from .waits import Answered, OpenWait, answer_wait, read_waits
 
 if TYPE_CHECKING:
     from .explanation.sentences import Explanation
@@ -367,6 +368,33 @@ class TaskHandle(Generic[R]):
             hint=True,
         )
 
+    async def answer(self, wait: str, value: Any, *, by: str = "", answer_id: str | None = None) -> Answered:
+        """Answer a wait of the task (`ctx.wait_for`, `ctx.ask`), and wake it.
+
+        By name, the open wait of that name gets the answer. If none of that name was opened yet, it is kept for the
+        first, and `early` of what is returned is true. Otherwise it is refused: it reaches no other question.
+
+        Args:
+            wait: Name of the wait, or its id such as `approval#2`; `approval#1` is the first of its name.
+            value: JSON data or a model, checked by the JSON schema of the wait.
+            by: Name of the sender.
+            answer_id: An answer that is sent again under the same id is stored once.
+
+        Raises:
+            WaitNotFound: The task has no open wait of this id, or several of this name.
+            AnswerRefused: The wait takes no answer: it has one, was closed, or has timed out.
+            InvalidAnswer: The value does not fit the schema of the wait.
+            TaskNotFound, TaskEnded: There is no such task, or it has ended.
+            NoKey, PayloadTooLarge: See there.
+            TypeError: The value is not JSON.
+        """
+        options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self._payload_limit}
+        return await answer_wait(self._gateway, self.partition, self.id, wait, value, **options)
+
+    async def waits(self) -> list[OpenWait]:
+        """Return the open waits of the task for answers, the oldest first."""
+        return (await read_waits(self._gateway, self.partition, self.id)).open
+
     async def correct(
         self, changes: Mapping[str, Any], *, by: str = "", message_id: str | None = None, confirm: bool = False
     ) -> Sent:
@@ -486,6 +514,8 @@ class TaskHandle(Generic[R]):
     successor_sync = blocking(successor, _run)
     cancel_sync = blocking(cancel, _run)
     send_sync = blocking(send, _run)
+    answer_sync = blocking(answer, _run)
+    waits_sync = blocking(waits, _run)
     correct_sync = blocking(correct, _run)
     dismiss_sync = blocking(dismiss, _run)
     doubts_sync = blocking(doubts, _run)

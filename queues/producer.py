@@ -37,6 +37,7 @@ from .transport.address import Address
 from .transport.gateway import Gateway
 from .transport.replication import Replicated, Replication
 from .transport.server_check import ServerRequirements
+from .waits import Answered, answer_token
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -344,6 +345,14 @@ class Producer:
         if handle is None:
             raise TaskNotFound(str(to), f"any queue of namespace {self.namespace.name!r} on {self.address.shown}")
         return await handle.send(content, sender=sender, message_id=message_id)
+
+    async def answer(self, token: str, value: Any, *, by: str = "", answer_id: str | None = None) -> Answered:
+        """Answer the open wait with a token, `ctx.wait_for(..., token=...)`. See `TaskHandle.answer`.
+
+        Raises `WaitNotFound` if no open wait has the token.
+        """
+        options: dict[str, Any] = {"by": by, "answer_id": answer_id, "limit": self.payload_limit}
+        return await answer_token(self.gateway, self.namespace, token, value, **options)
 
     def _enqueuer(self, queue: str, delay: Moment, durability: Replicated | None) -> BatchEnqueuer:
         delay = seconds_until(delay, "delay") if delay else 0.0

@@ -43,6 +43,7 @@ from .errors import (
     AnswerRefused,
     DecryptionError,
     InvalidAnswer,
+    KeyMissing,
     NoKey,
     QueueError,
     Refused,
@@ -175,6 +176,7 @@ class Answer:
         digest: That of its id.
         early: Whether it came before a wait of its name was opened.
         problem: Why it cannot be read, if it cannot.
+        no_key: Whether a process with another key may read it.
     """
 
     value: Any
@@ -184,6 +186,7 @@ class Answer:
     digest: str = ""
     early: bool = False
     problem: str | None = None
+    no_key: bool = False
 
 
 class Waits(NamedTuple):
@@ -254,7 +257,11 @@ async def read_waits(gateway: Gateway, partition: Partition, task_id: str) -> Wa
         else:
             early[name] = _read_answer(gateway, partition, task_id, name, stored, early=True)
     waits = [replace(wait, answered=True) if wait.id in answered else wait for wait in found]
-    return Waits(sorted(waits, key=lambda wait: (wait.opened, wait.id)), early)
+    return Waits(sorted(waits, key=_opened_at), early)
+
+
+def _opened_at(wait: OpenWait) -> tuple[int, int, str]:
+    return wait.opened, count_of(wait.head.rpartition(" ")[2].encode()), wait.id
 
 
 def _read_wait(gateway: Gateway, partition: Partition, task_id: str, wait: str, stored: bytes) -> OpenWait:
@@ -302,7 +309,7 @@ def _read_answer(
     at, digest, data, *_ = [*stored.split(b" ", 2), b"", b""]
     cipher = gateway.encryptor.of(partition, task_id)
     known = (count_of(at), digest.decode("ascii", "replace"))
-    problem = ""
+    problem, no_key = "", False
     kinds = (
         [(f"early:{wait_name(wait)}", True)]
         if early
@@ -318,8 +325,8 @@ def _read_answer(
             by, shows = _text(fields, "by"), _text(fields, "shows")
             return Answer(fields["value"], by or "", known[0], shows, known[1], is_early)
         except (DecryptionError, ValueError) as error:
-            problem = problem or f"could not read the answer: {error}"
-    return Answer(None, at=known[0], digest=known[1], problem=problem)
+            problem, no_key = problem or f"could not read the answer: {error}", isinstance(error, KeyMissing)
+    return Answer(None, at=known[0], digest=known[1], problem=problem, no_key=no_key)
 
 
 async def answer_wait(
@@ -367,8 +374,10 @@ async def answer_wait(
         if known is None:
             break
         target, (reply, *rest) = await _send(gateway, known, task_id, sent)
-        if reply in (b"answered", b"kept"):
-            return Answered(task_id, target, State(rest[0].decode()), reply == b"kept")
+        if reply in (b"answered", b"kept", b"used"):
+            return Answered(
+                task_id, sent.wait if reply == b"used" else target, State(rest[0].decode()), reply == b"kept"
+            )
         if reply == b"missing":
             break
         if reply != b"moved":

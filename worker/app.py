@@ -14,6 +14,7 @@ from ..queues.errors import ConfigurationError
 from ..queues.keys import check_name
 from ..queues.producer import Producer
 from ..queues.security.encryption import Encryptor
+from ..queues.waits import Answered
 from .durable.steps.current import Durability
 from .log import logger
 from .middleware import Chain, Middleware, build_chain, enqueue_innermost
@@ -144,6 +145,13 @@ class App:
         lifespan.
         """
         return self._sync
+
+    async def answer(self, token: str, value: Any, *, by: str = "", answer_id: str | None = None) -> Answered:
+        """Answer the open wait with a token, `ctx.wait_for(..., token=...)`. See `TaskHandle.answer`.
+
+        Raises `WaitNotFound` if no open wait has the token.
+        """
+        return await self.producer.answer(token, value, by=by, answer_id=answer_id)
 
     def shared_workspace(self, name: str, *, by: str = "") -> SharedWorkspace:
         """Return files that several tasks and programs change, while the app is open. by: writer that they name."""

@@ -218,7 +218,7 @@ class Context(TaskInfo, StepCaller):
     ) -> StepCaller:
         """Return `step` and `tool` with options: `await ctx.options(timeout=30).step("fetch", fetch, url)`.
 
-        `inbox` and `ask` take `durability` and `on_mismatch`.
+        `inbox` and waits for answers take `durability` and `on_mismatch`.
 
         Raises `StepDefinitionError`.
 

@@ -52,6 +52,10 @@ PerdureError
 │   ├── VectorsUnavailable      an embedder is set, but vectors cannot be stored
 │   ├── EmbedderMismatch        the store's vectors are another embedder's
 │   └── EmbedderFailed          the embedder raised, or returned no valid embeddings
+├── WaitError                   a wait for an answer ended without one
+│   ├── WaitTimedOut            its time has passed, and it has no default
+│   ├── WaitClosed              the handler has closed it
+│   └── TokenTaken              another open wait has its token
 ├── BadHandoff                  a stored handoff document cannot be read
 ├── Reschedule                  raised by a handler to run the task again later
 │   ├── RetryLater              counts as an attempt
@@ -231,7 +235,7 @@ class StepMismatch(StepError):
             what = f"question {recorded} is recorded with its answer, and the handler now asks {asked} in its place"
             remedy = (
                 "ask again with ctx.options(on_mismatch='rerun').ask(...), give a question whose text differs in each "
-                "run a key, ctx.ask(..., key=...), put a new question into a scope"
+                "run a name, ctx.ask(..., name=...), put a new question into a scope"
             )
         lost = "a step before it was not recorded, so Redis has lost data, or " if after_new else ""
         super().__init__(
@@ -254,6 +258,37 @@ class StepOutOfOrder(StepMismatch):
             "dead letters with --fresh",
         )
         self.step, self.recorded, self.asked = step, recorded, ""
+
+
+class WaitError(PerdureError):
+    """A wait for an answer ended without one."""
+
+
+class WaitTimedOut(WaitError, TimeoutError):
+    """The time of a wait has passed without an answer, and it has no default."""
+
+    def __init__(self, wait: str, who: str = "") -> None:
+        super().__init__(f"wait {wait!r}{f' for {who}' if who else ''} timed out without an answer")
+        self.wait, self.who = wait, who
+
+
+class WaitClosed(WaitError):
+    """The handler has closed the wait that it awaits."""
+
+    def __init__(self, wait: str) -> None:
+        super().__init__(f"wait {wait!r} was closed: await it before wait.close()")
+        self.wait = wait
+
+
+class TokenTaken(WaitError, ValueError):
+    """Another open wait has this token. task_id, wait: its place."""
+
+    def __init__(self, token: str, task_id: str, wait: str) -> None:
+        super().__init__(
+            f"token must be that of one open wait, got {token!r}, which wait {wait!r} of task {task_id} has: "
+            "answer or close that one first, or use another token"
+        )
+        self.token, self.task_id, self.wait = token, task_id, wait
 
 
 class ResultMismatch(StepError):

@@ -10,6 +10,7 @@ from contextvars import Token
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from .context import Context, TaskInfo
+from .durable.answers import Wait
 from .durable.step_caller import StepCaller
 from .durable.steps.current import check_name
 from .durable.sync.blocking import Blocking, blocking
@@ -27,7 +28,7 @@ R = TypeVar("R")
 def _reading(
     method: Callable[Concatenate[StepCaller, P], Awaitable[R]],
 ) -> Callable[Concatenate[SyncStepCaller, P], R]:
-    """Return the synchronous form of a read of the inbox."""
+    """Return the synchronous form of a read of the inbox, or of a wait."""
 
     @functools.wraps(method)
     def read(self: SyncStepCaller, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -35,6 +36,26 @@ def _reading(
         return result
 
     return read
+
+
+class SyncWait(Blocking[Wait[Any]]):
+    """An open wait for an answer; see `Wait`."""
+
+    @property
+    def id(self) -> str:
+        return self._wrapped.id
+
+    @property
+    def token(self) -> str | None:
+        return self._wrapped.token
+
+    @property
+    def by(self) -> str | None:
+        """The name that the sender of the answer gave; None without an answer."""
+        return self._wrapped.by
+
+    result = blocking(Wait.result)
+    close = blocking(Wait.close)
 
 
 class SyncStepCaller:
@@ -65,6 +86,11 @@ class SyncStepCaller:
 
     inbox = _reading(StepCaller.inbox)
     ask = _reading(StepCaller.ask)
+    wait_for = _reading(StepCaller.wait_for)
+
+    def open_wait(self, name: str, type: Any = Any, **options: Any) -> SyncWait:
+        """Open a wait, and return it before it has its answer: `wait.result()` returns that. See `Context.open_wait`."""
+        return SyncWait(call_in_loop(functools.partial(self._caller.open_wait, name, type, **options)))
 
 
 def _options(

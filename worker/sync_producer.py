@@ -96,6 +96,7 @@ class SyncProducer:
     enqueue = blocking(Producer.enqueue, _run)
     find = blocking(Producer.find, _run)
     send_message = blocking(Producer.send_message, _run)
+    answer = blocking(Producer.answer, _run)
     _enqueue_listed = blocking(Producer.enqueue_many, _run)
 
     def enqueue_many(

@@ -21,6 +21,7 @@ from ..shared_config import load_config
 from ..supervisors import paused_supervisors
 from ..transport.gateway import Gateway
 from ..transport.scripts import milliseconds
+from ..waits import OpenWait, read_waits
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class Facts:
         doubts: Risky steps that were cut off, unless the task runs or has ended.
         senders: Senders of its unread messages that can be read, if the task is parked.
         unreadable: Its unread messages that cannot be read, with their problem, if the task is parked.
+        waits: Its open waits for answers, if the task is parked.
         place: Whether the task is where its record says, as one script has seen it; None if this user may not look.
     """
 
@@ -73,6 +75,7 @@ class Facts:
     senders: Sequence[str] | None = ()
     place: Place | None = Place.SOUND
     unreadable: Sequence[InboxMessage] = ()
+    waits: Sequence[OpenWait] = ()
 
 
 async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Facts | None:
@@ -120,7 +123,13 @@ async def read_facts(gateway: Gateway, partition: Partition, task_id: str) -> Fa
         None if inbox is None else [message.sender for message in inbox if message.problem is None],
         place[0] if place else None,
         [message for message in inbox or () if message.problem is not None],
+        await _open_waits(gateway, partition, task_id) if parked and "answer" in (record.waits or "") else (),
     )
+
+
+async def _open_waits(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[OpenWait]:
+    found = await _allowed(read_waits(gateway, partition, task_id))
+    return () if found is None else found.open
 
 
 async def _unread(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[InboxMessage]:

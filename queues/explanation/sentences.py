@@ -231,6 +231,8 @@ def _waiting(facts: Facts) -> _Said:
         return _Said(what, text + unless_served(facts), remedy, since, until, on, why)
     if what == "time":
         return _asleep(facts, since, until)
+    if facts.waits:
+        return _unanswered(facts, until)
     things = "approval" if what == "approval" else waited_for(what)
     text = f"it {'is' if since is None else 'has been'} waiting for {things}"
     text += f" by {on}" if on else ""
@@ -262,6 +264,27 @@ def _asleep(facts: Facts, since: int | None, until: int | None) -> _Said:
     return _Said("time", text + unless_served(facts), None, since, until)
 
 
+def _unanswered(facts: Facts, until: int | None) -> _Said:
+    """Explain a task that waits for answers: the oldest open wait, and how many there are."""
+    record, now = facts.record, facts.now
+    left = [wait for wait in facts.waits if not wait.answered]
+    first = (left or list(facts.waits))[0]
+    text = f"it has been waiting for an answer to {first.id!r}{f' by {first.who}' if first.who else ''}"
+    text += f" since {clock(first.opened, now)}{f' ({short(first.why)})' if first.why else ''}"
+    if len(facts.waits) > 1:
+        text += f", and for {counted(len(facts.waits) - 1, 'other answer')}"
+    if first.problem is not None:
+        text += f"; this process cannot read the wait ({short(first.problem)})"
+    if not left or (until is not None and until <= now):
+        return _woken(facts, "answer", text, first.who or None, first.why or None, first.opened)
+    if until is not None:
+        text += f"; without one it continues {at_text(until, now)}"
+    remedy = f"answer: perdure task answer {record.id} {first.id} JSON"
+    return _Said(
+        "answer", text + unless_served(facts), remedy, first.opened, until, first.who or None, first.why or None
+    )
+
+
 def _unreadable(messages: Sequence[InboxMessage]) -> str:
     """Return why messages do not answer: they cannot be read."""
     first = messages[0]
@@ -276,6 +299,9 @@ def _woken(facts: Facts, what: str, text: str, on: str | None, why: str | None, 
     senders = facts.senders
     if what == "time":
         came = "its time has come"
+    elif facts.waits:
+        answered = any(wait.answered for wait in facts.waits)
+        came = "an answer is there" if answered else "its time has come"
     elif senders is None:
         came = "a message or its time has come"
     elif any(on in (None, sender) for sender in senders):

@@ -4,7 +4,8 @@
 -- ARGV  task id, name of the wait, its id ('' if the sender has found none of this name), the first three words of the
 --       wait as the sender has read it, the word by which a parked task waits for it, digest of the answer's id, the
 --       answer, largest number of answers that came early, largest size of them in bytes
--- returns  {'answered', state of the task (waiting: it is parked)}; {'kept', state}: for the first wait of this name;
+-- returns  {'answered', state of the task (waiting: it is parked)}; {'used', state}: it has closed a wait of this name;
+--          {'kept', state}: for the first wait of this name;
 --          {'missing'}; {'moved', id of the successor}; {'ended', state}; {'encrypted'}: see send_message.lua;
 --          {'changed'}: the waits are not as the sender has read them; {'late'}: the time of the wait has passed;
 --          {'taken', 'answer' or 'early'}: it has another answer; {'closed', waits of this name that were closed};
@@ -26,7 +27,7 @@ local held = redis.call('HGET', KEYS[2], field)
 if held and string.match(held, '^%d+ (%x+) ') == ARGV[6] then
   return {early and 'kept' or 'answered', shown}
 elseif last == ARGV[6] then
-  return {'answered', shown}
+  return {'used', shown}
 elseif task[2] then
   return {'moved', task[2]}
 elseif state == 'succeeded' or state == 'cancelled' then

@@ -557,7 +557,7 @@ class Ledger:
         if held is not None and held.split(b" ")[1] == digest:
             return [b"answered" if wait else b"kept", shown]
         if last == digest:
-            return [b"answered", shown]
+            return [b"used", shown]
         if (moved := self.held.get(record, "handed_to")) is not None:
             return [b"moved", moved]
         if state in (b"succeeded", b"cancelled"):

@@ -21,8 +21,9 @@ from ...queues.explanation.sentences import remedy_for
 from ...queues.keys import Partition
 from ...queues.producer import Producer
 from ...queues.transport.large_results import scan_fields
+from ...queues.waits import RECORDS
 from ...queues.wording import short
-from ..durable.journal.step_record import QUESTIONS, StepRecord
+from ..durable.journal.step_record import StepRecord
 from .support.connection import connected, known_partitions, mask_defined, redis_now, where
 from .support.errors import Failed, Misuse, misuse_of
 from .support.options import (
@@ -415,9 +416,10 @@ async def warn_of_answers(producer: Producer, letters: AsyncIterator[DeadLetter]
 async def _answers(producer: Producer, letter: DeadLetter) -> AsyncIterator[str]:
     """Yield what was answered to which question. Raises `DecryptionError`, ValueError."""
     cipher = producer.gateway.encryptor.of(letter.partition, letter.id)
-    async for name, value in scan_fields(producer.gateway, letter.partition.steps(letter.id), f"d:*{QUESTIONS}*"):
-        if not name.removeprefix("d:").rpartition("/")[2].startswith(QUESTIONS):
+    async for name, value in scan_fields(producer.gateway, letter.partition.steps(letter.id), f"d:*{RECORDS}*"):
+        if not name.removeprefix("d:").rpartition("/")[2].startswith(RECORDS):
             continue
         record = StepRecord.decode(cipher.decrypt(name, value))
-        messages = [short(orjson.dumps(message["content"]).decode()) for message in orjson.loads(record.result)]
-        yield f"{', '.join(messages) or 'no answer'} to {record.arguments}"
+        outcome = orjson.loads(record.result)
+        answer = short(orjson.dumps(outcome["answer"]).decode()) if "answer" in outcome else "no answer"
+        yield f"{answer} to {record.arguments}"

@@ -2,9 +2,6 @@
 
 A read is recorded like a step, in the act that removes the messages from the inbox. An empty read is recorded as well:
 otherwise a resumed run could take another path. Reads and sends find their records by their arguments, then by order.
-
-A question is a read that waits and says for what: `ctx.ask`, and `ctx.inbox` with `wait` and `why`. An answer fits one
-question of one person: a recorded one is not taken for another question, which also withdraws an open one.
 """
 
 from __future__ import annotations
@@ -32,11 +29,10 @@ from ..log import FirstOfEach, logger
 from .journal.event import Event
 from .journal.event_redaction import redacted
 from .journal.run_events import MessageSent, Received, Waited, WaitStarted
-from .journal.step_record import QUESTIONS, StepRecord
+from .journal.step_record import StepRecord
 from .run import Run, RunObserver
 from .steps.codec import arguments_text, fingerprint
-from .steps.current import DEFAULT_OPTIONS, Durability, StepOptions, check_call, check_name
-from .steps.keys import changed_scope, forget_steps
+from .steps.current import DEFAULT_OPTIONS, Durability, StepOptions, check_call
 from .steps.matching import match_step
 from .waiting import OPEN, TIMED_OUT, Condition, WaitEnd, match_wait, save_wait, saved_wait, wait_until
 
@@ -54,7 +50,7 @@ def used_messages(run: Run) -> UsedMessages:
 
 
 class InboxOwner(RunObserver):
-    """Base of an observer that reads the inbox on its own, until the handler does (`ctx.inbox`, `ctx.ask`)."""
+    """Base of an observer that reads the inbox on its own, until the handler does (`ctx.inbox`)."""
 
     __slots__ = ()
 
@@ -67,106 +63,54 @@ class _Read(NamedTuple):
     """One call that reads the inbox.
 
     Attributes:
-        name: Its name among the records: that of questions, or of other reads.
         digest: Hash by which its record is found.
         order: The beginning that the hash of a record must have to be found by order.
-        shown: Text of a question and the person, for errors; empty for other reads.
         waiting: Event of its wait.
-        new_only: Ignore messages from before the first call.
     """
 
-    name: str
     digest: str
     order: str
-    shown: str
     waiting: WaitStarted
-    new_only: bool
 
 
 async def receive(
-    run: Run,
-    *,
-    wait: Moment | None,
-    limit: int | None,
-    sender: str | None,
-    why: str,
-    key: str | None,
-    options: StepOptions,
+    run: Run, *, wait: Moment | None, limit: int | None, sender: str | None, why: str, options: StepOptions
 ) -> list[InboxMessage]:
-    """Read messages from the inbox. See `Context.inbox`."""
+    """Read messages from the inbox, or wait until one arrives. See `Context.inbox`."""
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be 1 or more messages, got {limit}")
-    waiting = WaitStarted(what="message", on=sender or "", why=why)
     seconds = seconds_until(wait, "wait") if wait else None
-    if seconds is not None and (why or key is not None):
-        return await _receive(run, seconds, limit, sender, _question(run, waiting, key, new_only=False), options)
     whose = f"{fingerprint((sender,), {})[0]}:"
-    read = _Read(_INBOX, f"{whose}{limit or ''}", whose, "", waiting, new_only=False)
-    return await _receive(run, seconds, limit, sender, read, options)
-
-
-async def ask(
-    run: Run, who: str, question: str, *, wait: Moment, key: str | None, options: StepOptions
-) -> InboxMessage | None:
-    """Wait for an answer. See `Context.ask`."""
-    wait = seconds_until(wait, "wait")
-    if not wait > 0:
-        raise ValueError(f"wait must be more than 0 seconds, got {wait}")
-    waiting = WaitStarted(what="approval", on=who, why=question)
-    found = await _receive(run, wait, 1, who, _question(run, waiting, key, new_only=True), options)
-    return found[0] if found else None
-
-
-def _question(run: Run, waiting: WaitStarted, key: str | None, *, new_only: bool) -> _Read:
-    digest, asked = fingerprint((waiting.on, waiting.why), {})
-    if key is not None:
-        check_name("key", key)
-        digest, _ = fingerprint((waiting.on,), {"key": key})
-        _, asked = fingerprint((waiting.on, waiting.why), {"key": key})
-    return _Read(QUESTIONS, digest, "", arguments_text(asked, run.redact), waiting, new_only)
-
-
-async def _receive(
-    run: Run, wait: float | None, limit: int | None, sender: str | None, read: _Read, options: StepOptions
-) -> list[InboxMessage]:
-    """Read messages, or park the task until one arrives."""
-    await check_call(run, read.name, own=True)
-    _check_wait(wait)
+    read = _Read(f"{whose}{limit or ''}", whose, WaitStarted(what="message", on=sender or "", why=why))
+    await check_call(run, _INBOX, own=True)
+    _check_wait(seconds)
     _check_options(options)
-    key, recorded, former = await match_wait(run, read.name, read.digest, order=read.order)
+    key, recorded, former = await match_wait(run, _INBOX, read.digest, order=read.order)
     if former is not None:
-        recorded = None if read.shown else StepRecord.decode(former).result
+        recorded = StepRecord.decode(former).result
     if recorded is not None:
         run.touch()
-        return [InboxMessage(**one) for one in orjson.loads(recorded)]
+        return [InboxMessage(**message) for message in orjson.loads(recorded)]
     if run.stopping:
         await run.boundary()
     owner = run.observer(InboxOwner)
     also = [] if owner is None else owner.yield_inbox()
-    if wait is None:
-        found = await _unread(run, limit, sender, 0)
+    if seconds is None:
+        found = await _unread(run, limit, sender)
         await _record(run, key, read, found, also, waited=False, durability=options.durability)
         return found
     # A message that arrives between this call and the read may be missed; parking compares with this position again.
     last, now = await last_message(run.gateway, run.delivery.partition, run.id)
     started = saved_wait(run, key)
-    withdrawn = _withdrawn(run, key, read, former, started, options)
-    if withdrawn is not None:
-        started = _wait(read, wait, now, last)
-        last = await _ask_instead(run, key, read, withdrawn, started, also)
+    found = await _unread(run, limit, sender)
+    if found or (started is not None and started["until"] is not None and now >= started["until"]):
+        await _record(run, key, read, found, also, waited=started is not None, durability=options.durability)
+        return found
+    if started is None:
+        started = {"until": None if seconds > MAX_SECONDS else now + round(seconds * 1000), "h": read.digest}
+        await run.recorder.put(_saved(run, key, started), run.next_entry(read.waiting), *also, wait=True)
         also = []
-    else:
-        after = started["after"] if started is not None else last if read.new_only else 0
-        found = await _unread(run, limit, sender, after)
-        if found or (started is not None and started["until"] is not None and now >= started["until"]):
-            await _record(run, key, read, found, also, waited=started is not None, durability=options.durability)
-            return found
-        if started is None:
-            started = _wait(read, wait, now, after)
-            left = forget_steps(_left_open(run), run.history) if read.shown else []
-            await run.recorder.put(*left, _saved(run, key, started), run.next_entry(read.waiting), *also, wait=True)
-            also = []
-    message = _NewMessage(run, key, read.waiting.what, started, limit, sender, last)
+    message = _NewMessage(run, key, started["until"], limit, sender, last)
     ended = await wait_until(run, message, looked=now)
     found = [] if ended is TIMED_OUT else ended
     await _record(run, key, read, found, also, waited=True, durability=options.durability)
@@ -176,15 +120,12 @@ async def _receive(
 class _NewMessage(Condition):
     """The condition that the inbox has messages which a call takes."""
 
-    __slots__ = ("_after", "_last", "_limit", "_run", "_sender")
+    __slots__ = ("_last", "_limit", "_run", "_sender")
 
-    def __init__(
-        self, run: Run, key: str, what: str, started: dict[str, Any], limit: int | None, sender: str | None, last: int
-    ) -> None:
+    def __init__(self, run: Run, key: str, until: int | None, limit: int | None, sender: str | None, last: int) -> None:
         """last: number of the last message as of the last look."""
-        super().__init__(key, what, started["until"])
+        super().__init__(key, "message", until)
         self._run = run
-        self._after = started["after"]
         self._limit = limit
         self._sender = sender
         self._last = last
@@ -196,7 +137,7 @@ class _NewMessage(Condition):
     async def look(self) -> list[InboxMessage] | WaitEnd:
         run = self._run
         last, _ = await last_message(run.gateway, run.delivery.partition, run.id)
-        found = await _unread(run, self._limit, self._sender, self._after)
+        found = await _unread(run, self._limit, self._sender)
         self._last = last
         return found or OPEN
 
@@ -208,57 +149,7 @@ class _NewMessage(Condition):
 def _check_options(options: StepOptions) -> None:
     plain = DEFAULT_OPTIONS[options.durability]
     if options is not plain and options not in (plain, StepOptions(durability=plain.durability, on_mismatch="rerun")):
-        raise StepDefinitionError(
-            "options of inbox() and ask() must be durability and on_mismatch; a time-out is their wait, an id their key"
-        )
-
-
-def _withdrawn(
-    run: Run, key: str, read: _Read, former: bytes | None, started: dict[str, Any] | None, options: StepOptions
-) -> str | None:
-    """Return the text of the question that this one replaces, None if it replaces none.
-
-    It replaces an open question, and an answered one where a step with other arguments would run again. Raises
-    `StepMismatch`.
-    """
-    if not read.shown:
-        return None
-    if former is not None:
-        asked = StepRecord.decode(former).arguments
-        if options.on_mismatch != "rerun" and changed_scope(run.keys.within) not in run.history.saved:
-            raise StepMismatch(key, asked, read.shown, after_new=run.steps_recorded > 0, question=True)
-        return asked
-    return None if started is None or started["h"] == read.digest else started["a"]
-
-
-async def _ask_instead(
-    run: Run, key: str, read: _Read, former: str, started: dict[str, Any], also: Sequence[Entry]
-) -> int:
-    """Store that a question replaces another one. Return the number of the last message, which does not answer it."""
-    logger.bind(id=run.id).warning(
-        "question {} was withdrawn, the handler asks {} now: messages from before do not answer it. A question whose "
-        "text differs in each run needs a key: ctx.ask(..., key=...)",
-        former,
-        read.shown,
-    )
-    dropped = forget_steps([key, *_left_open(run)], run.history)
-    event = run.next_entry(read.waiting.model_copy(update={"withdrawn": former}))
-    await run.recorder.put(*dropped, _saved(run, key, started), event, *also, wait=True)
-    if run.recorder.mail > started["after"]:  # it came before the question was stored, so it answers the former one
-        started["after"] = run.recorder.mail
-        await run.recorder.put(_saved(run, key, started), wait=True)
-    return int(started["after"])
-
-
-def _left_open(run: Run) -> list[str]:
-    """Return the keys of questions that an earlier run asked later in the handler. This run asks them again there."""
-    return [key for key in run.history.saved if key.rpartition("/")[2].startswith(QUESTIONS)]
-
-
-def _wait(read: _Read, seconds: float, now: int, after: int) -> dict[str, Any]:
-    """Return what is stored of a wait: its end, the message to start after, its digest and its question."""
-    until = None if seconds > MAX_SECONDS else now + round(seconds * 1000)
-    return {"until": until, "after": after, "h": read.digest, "a": read.shown}
+        raise StepDefinitionError("options of inbox() must be durability and on_mismatch; its time-out is its wait")
 
 
 def _saved(run: Run, key: str, started: dict[str, Any]) -> Entry:
@@ -270,7 +161,7 @@ def _check_wait(wait: float | None) -> None:
         raise ValueError(f"wait must be 0 or more seconds, got {wait}")
 
 
-async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -> list[InboxMessage]:
+async def _unread(run: Run, limit: int | None, sender: str | None) -> list[InboxMessage]:
     """Return unread messages: as many as fit into a record, but at least one.
 
     A message belongs to this read from the moment it is seen, although nothing is stored yet: a concurrent read of the
@@ -281,7 +172,7 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
     size = 0
     try:
         async for message in unread_messages(run):
-            if message.number <= after or message.number in used or message.kind:
+            if message.number in used or message.kind:
                 continue
             if sender not in (None, message.sender):
                 continue
@@ -377,7 +268,7 @@ async def _record(
 
     also: further entries of the act.
     """
-    record = StepRecord(orjson.dumps([message.summary() for message in found]), read.digest, read.shown)
+    record = StepRecord(orjson.dumps([message.summary() for message in found]), read.digest)
     entries = [Entry(Kind.DONE_WITH_EVENT, key, record.encode())]
     for message in found:
         entries += consumed(run, message)

@@ -1,16 +1,16 @@
-"""Calls of steps and tools, and reads of the inbox: typed methods of a context, and of `ctx.options(...)`."""
+"""Calls of steps and tools, reads of the inbox, and waits: typed methods of a context, and of `ctx.options(...)`."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ...queues.durations import Moment
 from ...queues.inbox import InboxMessage
 from ..errors import StepDefinitionError
-from .messaging import ask, receive
+from .answers import REQUIRED, Wait, ask, open_wait
+from .messaging import receive
 from .run import Run
 from .steps.current import StepOptions
 from .steps.execution import run_step
@@ -18,6 +18,8 @@ from .steps.tool_calls import CallReasons, LoggedCall
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 class StepCaller:
@@ -76,7 +78,6 @@ class StepCaller:
         limit: int | None = None,
         sender: str | None = None,
         why: str = "",
-        key: str | None = None,
     ) -> list[InboxMessage]:
         """Return the unread messages of this task, in order. Recorded once, like a step.
 
@@ -86,33 +87,118 @@ class StepCaller:
                 if the time passes first.
             limit: the largest number of messages.
             sender: only messages of this sender; others stay unread.
-            why: reason of the wait, for operators. With `wait` it is a question, as that of `ask`.
-            key: identifies the question in place of `why`.
-
-        Raises:
-            StepMismatch: see `ask`.
+            why: reason of the wait, for operators. To ask a question, use `ask` or `wait_for`.
         """
-        return await receive(self._run, wait=wait, limit=limit, sender=sender, why=why, key=key, options=self._options)
+        return await receive(self._run, wait=wait, limit=limit, sender=sender, why=why, options=self._options)
 
-    async def ask(
-        self, who: str, question: str, *, wait: Moment = math.inf, key: str | None = None
-    ) -> InboxMessage | None:
-        """Ask a person or program, and wait for its next message; None when `wait` seconds have passed.
+    # answers, see docs/how-to/approvals.md
 
-        An answer is for one question of one person. If a resumed run asks another one, an open question is withdrawn:
-        the new one is asked, and messages from before do not answer it. A recorded answer raises `StepMismatch`, or
-        with `ctx.options(on_mismatch="rerun")` the new question is asked.
+    @overload
+    async def wait_for(
+        self,
+        name: str,
+        type: type[T],
+        *,
+        timeout: Moment | None = None,
+        default: D = REQUIRED,
+        who: str = "",
+        why: str = "",
+        shows: Any = None,
+        token: str | None = None,
+    ) -> T | D: ...
+    @overload
+    async def wait_for(
+        self,
+        name: str,
+        type: Any = Any,
+        *,
+        timeout: Moment | None = None,
+        default: Any = REQUIRED,
+        who: str = "",
+        why: str = "",
+        shows: Any = None,
+        token: str | None = None,
+    ) -> Any: ...
+    async def wait_for(
+        self,
+        name: str,
+        type: Any = Any,
+        *,
+        timeout: Moment | None = None,
+        default: Any = REQUIRED,
+        who: str = "",
+        why: str = "",
+        shows: Any = None,
+        token: str | None = None,
+    ) -> Any:
+        """Wait for an answer to this name, and return it in its type. Recorded once, like a step.
+
+        The task is parked meanwhile, without a worker or a lease. An answer that came before the first wait of its name
+        is kept for it, unless that has `shows` or `token`; a late or a second one is refused.
 
         Args:
-            who: the sender name of the answer (`perdure task send ID yes --from NAME`). The task is parked meanwhile.
-            question: its text.
-            wait: seconds, or a timedelta, or a datetime until which to wait.
-            key: identifies the question in place of its text, which then may differ in each run.
+            name: of the wait: 1 to 64 letters, digits, `.`, `_` or `-`. The second wait of a name is `name#2`.
+            type: of the answer, by which its sender's JSON data is checked, and again here.
+            timeout: seconds or a timedelta, or a datetime until which to wait; None for ever.
+            default: what a time-out returns; without one it raises.
+            who: person or group that is asked.
+            why: reason, or the question.
+            shows: what people see before they answer, as JSON data or a model. If a later run shows something else, an
+                answer to the former is void.
+            token: name of the answer in this deployment, such as `order:17`: `app.answer("order:17", ...)`.
 
         Raises:
-            StepMismatch: another question was answered here.
+            WaitTimedOut: the time has passed, and there is no default.
+            TokenTaken: another open wait has the token.
+            StepMismatch: an answer is recorded here that another person gave, or to something else than is shown.
+            StepDefinitionError, PayloadTooLarge: an argument is not valid, or too large.
         """
-        return await ask(self._run, who, question, wait=wait, key=key, options=self._options)
+        given: dict[str, Any] = {"timeout": timeout, "default": default, "who": who, "why": why}
+        return await (await open_wait(self._run, name, type, self._options, **given, shows=shows, token=token))
+
+    async def open_wait(
+        self,
+        name: str,
+        type: Any = Any,
+        *,
+        timeout: Moment | None = None,
+        default: Any = REQUIRED,
+        who: str = "",
+        why: str = "",
+        shows: Any = None,
+        token: str | None = None,
+    ) -> Wait[Any]:
+        """Open a wait, and return it before it has its answer: `await wait` returns that. See `wait_for`.
+
+        So people are notified after they can answer: `wait = await ctx.open_wait(...)`, then a step that sends them
+        `wait.id` or the token, then `await wait`.
+        """
+        given: dict[str, Any] = {"timeout": timeout, "default": default, "who": who, "why": why}
+        return await open_wait(self._run, name, type, self._options, **given, shows=shows, token=token)
+
+    async def ask(
+        self,
+        who: str,
+        question: str,
+        type: Any = str,
+        *,
+        name: str | None = None,
+        timeout: Moment | None = None,
+        default: Any = REQUIRED,
+    ) -> Any:
+        """Ask a person or program, and return the answer: `wait_for` with a text for what people are shown.
+
+        Args:
+            who: person or group that is asked.
+            question: its text. Without a name, an answer is for this text only.
+            type: of the answer.
+            name: of the wait, under which it is answered; then the text may differ in each run. `question` by default.
+            timeout, default: see `wait_for`.
+
+        Raises as `wait_for`.
+        """
+        given: dict[str, Any] = {"timeout": timeout, "default": default}
+        return await ask(self._run, who, question, type, name=name, **given, options=self._options)
 
 
 def _caller() -> asyncio.Task[Any] | None:

@@ -21,8 +21,10 @@ from ...queues.inbox import InboxMessage, Sent
 from ...queues.keys import Namespace
 from ...queues.records import State
 from ...queues.transport.gateway import Gateway
+from ...queues.waits import RECORDS
 from ..artifacts.task_artifacts import Artifacts
 from ..context import Context
+from ..durable.answers import QUESTION, REQUIRED, UnitWait, Wait, describe_wait
 from ..durable.checkpoint_writer import CheckpointWriter
 from ..durable.extras import Host
 from ..durable.journal.event import Event
@@ -50,7 +52,13 @@ class _UnitCaller(StepCaller):
     async def inbox(self, *args: Any, **kwargs: Any) -> list[InboxMessage]:
         return await self._ctx.inbox(*args, **kwargs)
 
-    async def ask(self, *args: Any, **kwargs: Any) -> InboxMessage | None:
+    async def wait_for(self, *args: Any, **kwargs: Any) -> Any:
+        return await self._ctx.wait_for(*args, **kwargs)
+
+    async def open_wait(self, *args: Any, **kwargs: Any) -> Wait[Any]:
+        return await self._ctx.open_wait(*args, **kwargs)
+
+    async def ask(self, *args: Any, **kwargs: Any) -> Any:
         return await self._ctx.ask(*args, **kwargs)
 
 
@@ -65,7 +73,13 @@ class UnitContext(Context):
     """
 
     def __init__(
-        self, run: Run, *, inbox: Sequence[Any] = (), recorded: Mapping[str, Any] | None = None, resources: Any = None
+        self,
+        run: Run,
+        *,
+        inbox: Sequence[Any] = (),
+        answers: Mapping[str, Any] | None = None,
+        recorded: Mapping[str, Any] | None = None,
+        resources: Any = None,
     ) -> None:
         super().__init__(run, resources=lambda: resources)
         self.steps: dict[str, Any] = {}
@@ -73,6 +87,9 @@ class UnitContext(Context):
         self.sent: list[tuple[str, Any]] = []
         self.slept: list[Duration | str | datetime] = []
         self._recorded = dict(recorded or {})
+        self._answers = {
+            name: [*found] if isinstance(found, list) else [found] for name, found in (answers or {}).items()
+        }
         self._inbox = [
             one if isinstance(one, InboxMessage) else InboxMessage(number, f"message-{number}", "", one, _now_ms())
             for number, one in enumerate(inbox, 1)
@@ -88,7 +105,7 @@ class UnitContext(Context):
         return value
 
     def options(self, /, *unnamed: Any, **options: Any) -> StepCaller:
-        """Return `step`, `tool`, `inbox` and `ask` with options."""
+        """Return `step`, `tool`, `inbox` and waits for answers with options."""
         return _UnitCaller(self, super().options(*unnamed, **options)._options)
 
     @property
@@ -103,7 +120,6 @@ class UnitContext(Context):
         limit: int | None = None,
         sender: str | None = None,
         why: str = "",
-        key: str | None = None,
     ) -> list[InboxMessage]:
         """Return the given messages that are unread. If there are none, the time to wait has passed at once.
 
@@ -120,12 +136,33 @@ class UnitContext(Context):
             raise Refused(f"the handler waits for ever for a message{whom}: pass make_context(inbox=[...])")
         return found
 
+    async def wait_for(self, name: str, type: Any = Any, **options: Any) -> Any:
+        """Return the next given answer to this name. If there is none, the time to wait has passed at once.
+
+        Raises `Refused` where the task would wait for ever, `WaitTimedOut`, and `pydantic.ValidationError` for an answer
+        that is not of this type.
+        """
+        return await (await self.open_wait(name, type, **options))
+
+    async def open_wait(self, name: str, type: Any = Any, **options: Any) -> Wait[Any]:
+        """Return a wait for the next given answer to this name."""
+        check_place(self._run, RECORDS + name, own=True)
+        call = describe_wait(self._run, name, type, **options)
+        return UnitWait(self._run, call, self._run.keys.next(RECORDS + name), self._answers.get(name, []))
+
     async def ask(
-        self, who: str, question: str, *, wait: Moment = math.inf, key: str | None = None
-    ) -> InboxMessage | None:
-        """Return the next given message, as `inbox` does; None without one, if the wait has an end."""
-        found = await self.inbox(wait, limit=1, sender=who, why=question)
-        return found[0] if found else None
+        self,
+        who: str,
+        question: str,
+        type: Any = str,
+        *,
+        name: str | None = None,
+        timeout: Moment | None = None,
+        default: Any = REQUIRED,
+    ) -> Any:
+        """Return the next given answer to this name, or to `question`. See `wait_for`."""
+        given: dict[str, Any] = {"timeout": timeout, "default": default, "who": who, "why": question}
+        return await self.wait_for(name or QUESTION, type, **given)
 
     async def send(self, to: str | TaskHandle[Any], content: Any, *, sender: str | None = None) -> Sent:
         """Append the message to `sent`."""
@@ -175,6 +212,7 @@ def make_context(
     headers: Mapping[str, str] | None = None,
     tags: Sequence[str] = (),
     inbox: Sequence[Any] = (),
+    answers: Mapping[str, Any] | None = None,
     recorded: Mapping[str, Any] | None = None,
     resources: Any = None,
 ) -> UnitContext:
@@ -184,7 +222,9 @@ def make_context(
 
     Args:
         task, task_id, queue, attempt, crashes, version, headers, tags, resources: what the context says about the task.
-        inbox: messages for `ctx.inbox` and `ctx.ask`: their contents, or each an `InboxMessage`.
+        inbox: messages for `ctx.inbox`: their contents, or each an `InboxMessage`.
+        answers: by the name of the wait, for `ctx.wait_for` and `ctx.open_wait`; `question` for `ctx.ask`. A list has one
+            for each wait of the name.
         recorded: results of steps that an earlier run recorded, by key; these steps are not run.
 
     Raises:
@@ -206,7 +246,7 @@ def make_context(
         settings=settings,
     )
     run.version = version
-    ctx = UnitContext(run, inbox=inbox, recorded=recorded, resources=resources)
+    ctx = UnitContext(run, inbox=inbox, answers=answers, recorded=recorded, resources=resources)
     CURRENT_RUN.set(run)
     run.context = ctx
     return ctx

@@ -25,9 +25,10 @@ from ....queues.keys import Partition
 from ....queues.producer import Producer
 from ....queues.security.secret_arguments import ANY
 from ....queues.transport.large_results import recorded_results
+from ....queues.waits import RECORDS, wait_id
 from ...durable.journal.event import LOG_BASE, RECORDED
 from ...durable.journal.run_events import Forked
-from ...durable.journal.step_record import QUESTIONS, SNAPSHOT, UNSAVED, VERSION, StepRecord
+from ...durable.journal.step_record import SNAPSHOT, UNSAVED, VERSION, StepRecord
 from ...errors import BadHistory, first_problem
 from .agent_events import saved_link
 from .archive import archived_field, archived_steps, retired_fields
@@ -164,6 +165,7 @@ class _SourceAt:
         before: Keys of records that were written last before the point.
         after: Keys of records that were written last after it.
         read: Numbers of the inbox messages that had been read.
+        answered: Ids of the waits that had ended.
         forked: See `Records`.
         archived_later: Keys of steps that left the state after the point.
         same_files: Whether no files of the workspace were saved after the point.
@@ -178,6 +180,7 @@ class _SourceAt:
     before: frozenset[str]
     after: frozenset[str]
     read: frozenset[int]
+    answered: frozenset[str]
     forked: bool
     archived_later: frozenset[str]
     same_files: bool
@@ -191,7 +194,10 @@ class _SourceAt:
             return True
         if self.forked and key not in self.after and self.number:
             return True
-        if key.rpartition("/")[2].startswith(("#inbox", QUESTIONS)):
+        name = key.rpartition("/")[2]
+        if name.startswith(RECORDS):
+            return wait_id(key) in self.answered
+        if name.startswith("#inbox"):
             messages = orjson.loads(StepRecord.decode(value).result)
             return bool(messages) and all(one.get("number") in self.read for one in messages)
         return False
@@ -229,6 +235,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         frozenset(key for key, last in records.written.items() if last <= point),
         frozenset(key for key, last in records.written.items() if last > point),
         frozenset(number for number, when in records.messages.items() if when <= point),
+        frozenset(wait for wait, when in records.waits.items() if when <= point),
         records.forked,
         frozenset(later),
         files_saved <= point,
@@ -268,12 +275,14 @@ class Records:
     Attributes:
         written: Position of the last event of each step record, by key.
         messages: Position of the event that read each message, by number in the inbox.
+        waits: Position of the event with which each wait for an answer ended, by its id.
         forked: Whether the task is a fork itself, which started with records that its log does not mention.
     """
 
     def __init__(self) -> None:
         self.written: dict[str, int] = {}
         self.messages: dict[int, int] = {}
+        self.waits: dict[str, int] = {}
         self.forked = False
         self._times: Counter[str] = Counter()
 
@@ -282,6 +291,7 @@ class Records:
         if event.type == "replayed" and data.get("fresh"):
             self.written.clear()
             self._times.clear()
+            self.waits.clear()
             self.forked = False
         elif event.type in ("forked", LOG_BASE):
             self.forked = True
@@ -289,6 +299,8 @@ class Records:
             self.written[event.step] = position
         elif event.type == "received" and isinstance(data.get("number"), int):
             self.messages[data["number"]] = position
+        elif event.type in ("answered", "waited") and data.get("wait"):
+            self.waits[str(data["wait"])] = position
         elif event.number is not None:
             key = self._key(event, data)
             self._times[key] += 1

@@ -11,7 +11,16 @@ from typing import Any, Final
 
 from ...durable.journal.chat import Message
 from ...durable.journal.event import Event
-from ...durable.journal.run_events import Received, Started, StepCompleted, StepFailed, StepStarted, Waited, WaitStarted
+from ...durable.journal.run_events import (
+    Answered,
+    Received,
+    Started,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
+    Waited,
+    WaitStarted,
+)
 from .agent_events import (
     ArtifactSaved,
     Compacted,
@@ -150,15 +159,18 @@ def _compacted(state: State, event: Compacted, number: int) -> State:
 
 
 def _waiting(state: State, event: WaitStarted, number: int) -> State:
-    return {"waiting_for": {"what": event.what, "on": event.on, "why": event.why}}
+    return {"waiting_for": {"what": event.what, "on": event.on, "why": event.why, "wait": event.wait}}
 
 
-def _waited(state: State, event: Waited, number: int) -> State:
-    return {"waiting_for": None}
+def _waited(state: State, event: Waited | Answered, number: int) -> State:
+    """Note the end of a wait. Of several that are open, the state has the latest."""
+    awaited = state["waiting_for"]
+    return {"waiting_for": None if awaited is None or awaited.get("wait", "") == event.wait else awaited}
 
 
 def _received(state: State, event: Received, number: int) -> State:
-    return {"waiting_for": None}
+    awaited = state["waiting_for"]
+    return {"waiting_for": awaited if awaited is not None and awaited.get("wait") else None}
 
 
 def _log_base(state: State, event: LogBase, number: int) -> State:
@@ -183,5 +195,6 @@ _RULES: Final[dict[str, Callable[[State, Any, int], State]]] = {
     "log_base": _log_base,
     "waiting": _waiting,
     "waited": _waited,
+    "answered": _waited,
     "received": _received,
 }

@@ -131,11 +131,18 @@ class ChangedFile(BaseModel):
 
 
 class WaitingFor(BaseModel):
-    """Thing that the task waits for. what: kind, such as "message". on: sender that is expected."""
+    """Thing that the task waits for.
+
+    Attributes:
+        what: Kind, such as "message".
+        on: Sender that is expected.
+        wait: Id by which it is answered: of a wait for an answer.
+    """
 
     what: str = ""
     on: str = ""
     why: str = ""
+    wait: str = ""
 
 
 UtcTime = Annotated[AwareDatetime, AfterValidator(lambda time: time.astimezone(UTC))]

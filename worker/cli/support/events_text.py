@@ -132,7 +132,13 @@ def _waiting(data: Data) -> str:
     if data.get("what") == "time" and isinstance(data.get("until"), int):
         return f"until {shown_time(data['until'])}"
     instead = f", in place of {_short(data['withdrawn'])}" if data.get("withdrawn") else ""
-    return f"for {_short(data.get('what') or 'something')}{source}{why}{instead}"
+    wait = f" {data['wait']}" if data.get("wait") else ""
+    return f"for {_short(data.get('what') or 'something')}{wait}{source}{why}{instead}"
+
+
+def _answered(data: Data) -> str:
+    by = f" by {_short(data['by'])}" if data.get("by") else ""
+    return f"{data.get('wait')}{by}: {_short(data.get('value', data.get('why', '')))}"
 
 
 def _received(data: Data) -> str:
@@ -166,6 +172,8 @@ _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "correction_refused": lambda data: f"{_short(data.get('why', ''))}{_by(data)}",
     "tool_called": _called,
     "waiting": _waiting,
+    "answered": _answered,
+    "answer_dropped": _answered,
     "received": _received,
     "message_sent": _sent,
     "decided": _decided,

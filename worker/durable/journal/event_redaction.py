@@ -18,8 +18,8 @@ from ....queues.security.secret_arguments import MASK
 M = TypeVar("M", bound=BaseModel)
 Redact = Callable[[str], str]
 
-_NAMES: Final = frozenset({"type", "step", "key", "hash", "to"})
-"""Fields with names that are stored openly elsewhere: of a step, an artifact, a task."""
+_NAMES: Final = frozenset({"type", "step", "key", "hash", "to", "wait"})
+"""Fields with names that are stored openly elsewhere: of a step, an artifact, a task, a wait."""
 
 _SIGNED: Final = ("thinking", "redacted_thinking")
 """Types of blocks of reasoning that their provider has signed, as a sequence: it refuses a changed one."""
@@ -40,6 +40,11 @@ def redacted(model: M, redact: Redact) -> M:
         if kept is not value:
             changed[name] = kept
     return model.model_copy(update=changed) if changed else model
+
+
+def redacted_data(value: Any, redact: Redact) -> Any:
+    """Return JSON data with the secrets in it masked."""
+    return _value(value, redact, numbers=True)
 
 
 _FIXED, _TYPED, _FREE = "fixed", "typed", "free"

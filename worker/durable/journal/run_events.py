@@ -144,11 +144,12 @@ class WaitStarted(Event):
     """Start of a wait.
 
     Attributes:
-        what: Kind of thing, such as "message", "approval" or "time".
+        what: Kind of thing, such as "message", "answer" or "time".
         on: Sender that is expected.
         why: Reason, or the question.
-        withdrawn: Person and question that this one replaces.
-        until: Time at which a sleep ends, in milliseconds of Redis' clock since the epoch.
+        withdrawn: Question that this one replaces.
+        until: Time at which it ends anyway, in milliseconds of Redis' clock since the epoch.
+        wait: Id by which it is answered: of a wait for an answer.
     """
 
     type: Literal["waiting"] = "waiting"
@@ -157,17 +158,48 @@ class WaitStarted(Event):
     why: str = ""
     withdrawn: str = ""
     until: int | None = None
+    wait: str = ""
 
 
 @built_in
 class Waited(Event):
-    """End of a wait without a message that the handler read.
+    """End of a wait without a message or an answer.
 
-    closed: The call was cancelled, since another branch of `ctx.first` ended first.
+    Attributes:
+        wait: Id of a wait for an answer.
+        closed: The call was cancelled, since another branch of `ctx.first` ended first.
     """
 
     type: Literal["waited"] = "waited"
+    wait: str = ""
     closed: bool = False
+
+
+@built_in
+class Answered(Event):
+    """Answer that the handler got.
+
+    Attributes:
+        wait: Id of the wait.
+        by: Name of the sender.
+        early: Whether it came before the wait.
+    """
+
+    type: Literal["answered"] = "answered"
+    wait: str
+    by: str = ""
+    value: Any = None
+    early: bool = False
+
+
+@built_in
+class AnswerDropped(Event):
+    """Answer that the handler did not get, because it was void; the wait stays open. why: reason."""
+
+    type: Literal["answer_dropped"] = "answer_dropped"
+    wait: str
+    by: str = ""
+    why: str = ""
 
 
 @built_in

@@ -18,9 +18,6 @@ from ....queues.step_failures import FAILURE_HEAD
 VERSION: Final = "#version"
 """Checkpoint key of the version of the task's code with which the run began; absent for version 1."""
 
-QUESTIONS: Final = "#question"
-"""Name of the records of questions, whose results are the messages that answered them."""
-
 SNAPSHOT: Final = "#state"
 """Checkpoint key of the snapshot of an agent's state."""
 

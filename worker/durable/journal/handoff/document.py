@@ -62,11 +62,18 @@ class FoundFact(_Part):
 
 
 class AwaitedAnswer(_Part):
-    """Answer that the task waits for. what: kind, such as "message" or "approval". on: sender that is expected."""
+    """Thing that the task waits for.
+
+    Attributes:
+        what: Kind, such as "message" or "answer".
+        on: Sender that is expected.
+        wait: Id by which it is answered: of a wait for an answer.
+    """
 
     what: str = ""
     on: str = ""
     why: str = ""
+    wait: str = ""
 
 
 class ToolUse(_Part):
@@ -295,4 +302,5 @@ def _step(step: OpenStep) -> str:
 
 def _waiting(one: AwaitedAnswer) -> str:
     sender = f"{one.on}: " if one.on else ""
-    return _line(f"{sender}{one.what or 'something'}{f', {one.why}' if one.why else ''}")
+    wait = f" ({one.wait})" if one.wait else ""
+    return _line(f"{sender}{one.what or 'something'}{wait}{f', {one.why}' if one.why else ''}")

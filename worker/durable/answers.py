@@ -1,0 +1,560 @@
+"""Waits for answers: `ctx.wait_for`, `ctx.open_wait` and `ctx.ask`, and what becomes of them in later runs.
+
+A wait is opened in one act: its saved beginning (`Kind.SAVED`), what senders read (`Kind.WAIT`), and its event. Its token
+is claimed after that, in each run, so that a run which dies in between leaves no wait without its token. An answer is
+used in one act as well: the record of the call, the end of the wait (`Kind.WAIT_CLOSED`), and the event. So a run that
+is killed uses no answer twice, and loses none. The script refuses answers after the time of a wait, and a run reads the
+time before it looks: a wait that has timed out has no answer that its sender believes to be stored.
+
+A call finds its record by who is asked, what is shown and why, then by order. A call that shows something else, or asks
+another person, is another question: an open wait is opened again under its id, which drops an answer to the former one;
+a recorded answer is not used, but raises `StepMismatch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import orjson
+from pydantic import PydanticUserError, ValidationError
+from pydantic_core import PydanticSerializationError, from_json
+
+from ...queues.defaults import MAX_SECONDS
+from ...queues.delivery.checkpoint import Entry, Kind
+from ...queues.delivery.settlement import WakeCondition
+from ...queues.durations import Moment, seconds_until
+from ...queues.envelope import check_size
+from ...queues.errors import PayloadTooLarge, Refused
+from ...queues.json_form import as_json
+from ...queues.keys import check_name
+from ...queues.schemas import UnusableSchema, check_schema
+from ...queues.transport.backoff import retry_while_unavailable
+from ...queues.waits import (
+    RECORDS,
+    Answer,
+    check_token,
+    claim_token,
+    closing,
+    free_token,
+    look_at_wait,
+    opening,
+    wait_id,
+    wait_name,
+)
+from ...queues.wording import shortened
+from ..errors import StepDefinitionError, StepMismatch, TokenTaken, WaitClosed, WaitTimedOut, first_problem
+from ..log import FirstOfEach, log_wait, logger
+from .attempt_end import AttemptEnd
+from .journal.event import Event
+from .journal.event_redaction import redacted_data
+from .journal.run_events import AnswerDropped, Answered, Waited, WaitStarted
+from .journal.step_record import StepRecord
+from .json_types import type_problem
+from .run import Run
+from .steps.codec import Codec
+from .steps.current import DEFAULT_OPTIONS, StepOptions, check_call
+from .steps.keys import changed_scope, forget_steps
+from .steps.matching import match_call, read_recorded_steps
+from .waiting import OPEN, TIMED_OUT, Condition, WaitEnd, redis_time, wait_until
+
+T = TypeVar("T")
+
+QUESTION: Final = "question"
+"""Name of the waits of `ctx.ask` without a name."""
+
+REQUIRED: Final[Any] = object()
+"""Default of a wait that has none: a time-out raises."""
+
+_SHOWN_BYTES: Final = 16_384
+"""Largest value that senders can read; of a larger one they have the digest only."""
+
+_SHOWN_TEXT: Final = 200
+"""Most characters of a reason, and of what is shown, in errors."""
+
+_ANY: Final = Codec(Any)
+
+_codecs: dict[Any, tuple[Codec, dict[str, Any] | None]] = {}
+_reported: Final = FirstOfEach()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitCall:
+    """The checked arguments of a call that waits for an answer.
+
+    Attributes:
+        who, why: Person or group that is asked, and the reason or question.
+        type: Declared type of the answer. schema: its JSON schema.
+        seconds: Time until it times out.
+        shows, shown: Digest of what people are shown, and its JSON data, unless that is too large.
+        asked: Text of the question for errors.
+        digest: Hash by which its record is found: of the question, a colon, of the reason.
+    """
+
+    name: str
+    who: str
+    why: str
+    codec: Codec
+    schema: dict[str, Any] | None
+    seconds: float | None
+    default: Any
+    shows: str | None
+    shown: Any
+    token: str | None
+    asked: str
+    digest: str
+
+    @property
+    def takes_early(self) -> bool:
+        """Whether an answer that came before the wait is for it: none that people were to see, or had a token for."""
+        return self.shows is None and self.token is None
+
+
+def describe_wait(
+    run: Run,
+    name: str,
+    kind: Any,
+    *,
+    timeout: Moment | None = None,
+    default: Any = REQUIRED,
+    who: str = "",
+    why: str = "",
+    shows: Any = None,
+    token: str | None = None,
+    asked: str = "",
+) -> WaitCall:
+    """Check the arguments of a call. Raises `StepDefinitionError`, `PayloadTooLarge`."""
+    try:
+        check_name("name of a wait", name)
+        if token is not None:
+            check_token(token)
+    except ValueError as error:
+        raise StepDefinitionError(str(error)) from None
+    texts: dict[str, object] = {"who": who, "why": why}
+    for text, value in texts.items():
+        if not isinstance(value, str):
+            raise StepDefinitionError(f"{text} of wait {name!r} must be a text, got {value!r}")
+    seconds = None if timeout is None else seconds_until(timeout, "timeout")
+    if seconds is not None and not seconds > 0:
+        raise StepDefinitionError(f"timeout of wait {name!r} must be more than 0 seconds, got {seconds}")
+    codec, schema = _codec(name, kind)
+    digest, shown = (None, None) if shows is None else _shown(name, shows)
+    if run.redact is not None:
+        why, shown = run.redact(why), redacted_data(shown, run.redact)
+    question, reason = _hash([who, digest]), _hash([why])
+    asked = asked or _asked(name, who, why, shown)
+    call = WaitCall(
+        name, who, why, codec, schema, seconds, default, digest, shown, token, asked, f"{question}:{reason}"
+    )
+    check_size(f"wait {name!r}", len(orjson.dumps(_fields(call))), run.payload_limit)
+    return call
+
+
+def _asked(name: str, who: str, why: str, shown: Any) -> str:
+    """Return a question as errors name it."""
+    seen = "" if shown is None else f" for {shortened(orjson.dumps(shown).decode(), _SHOWN_TEXT)}"
+    return f"{name}{f' by {who}' if who else ''}{f' ({shortened(why, _SHOWN_TEXT)})' if why else ''}{seen}"
+
+
+def _hash(data: Any) -> str:
+    return hashlib.blake2b(orjson.dumps(data), digest_size=12).hexdigest()
+
+
+def _codec(name: str, kind: Any) -> tuple[Codec, dict[str, Any] | None]:
+    """Return the codec of a type, and the schema that senders check answers by. Raises `StepDefinitionError`."""
+    if kind is Any or kind is inspect.Signature.empty:
+        return _ANY, None
+    try:
+        found = _codecs.get(kind)
+    except TypeError:  # an annotation that cannot be hashed
+        found = None
+    if found is not None:
+        return found
+    try:
+        codec = Codec(kind)
+    except PydanticUserError as error:
+        raise StepDefinitionError(f"type of wait {name!r} cannot be used: {type_problem(kind, error)}") from None
+    if codec.problem is not None:
+        raise StepDefinitionError(f"type of wait {name!r} cannot be used: {codec.problem}")
+    schema = codec.schema()
+    if schema is not None:
+        try:
+            check_schema(schema, thorough=False)
+        except UnusableSchema:
+            schema = None  # the run checks answers all the same
+    try:
+        _codecs[kind] = codec, schema
+    except TypeError:
+        pass
+    return codec, schema
+
+
+def _shown(name: str, shows: Any) -> tuple[str, Any]:
+    """Return the digest of what people are shown, and its data. Raises `StepDefinitionError`."""
+    try:
+        plain = from_json(as_json(shows))
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise StepDefinitionError(f"shows of wait {name!r} must be JSON-serialisable: {error}") from None
+    data = orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    return digest, plain if len(data) <= _SHOWN_BYTES else None
+
+
+def _fields(call: WaitCall) -> dict[str, Any]:
+    """Return what senders read of a wait."""
+    found = {"who": call.who, "why": call.why, "schema": call.schema, "shows": call.shows, "token": call.token}
+    found["shown"] = call.shown
+    return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+async def open_wait(run: Run, name: str, kind: Any, options: StepOptions, **given: Any) -> Wait[Any]:
+    """Open a wait. See `Context.open_wait`."""
+    return await _begin(run, describe_wait(run, name, kind, **given), options)
+
+
+async def ask(
+    run: Run,
+    who: str,
+    question: str,
+    kind: Any,
+    *,
+    name: str | None,
+    timeout: Moment | None,
+    default: Any,
+    options: StepOptions,
+) -> Any:
+    """Ask a question. See `Context.ask`. Without a name, the text is what was shown."""
+    shows = question if name is None else None
+    asked = orjson.dumps([who, question]).decode()
+    given: dict[str, Any] = {"timeout": timeout, "default": default, "who": who, "why": question, "shows": shows}
+    call = describe_wait(run, QUESTION if name is None else name, kind, **given, asked=asked)
+    return await (await _begin(run, call, options)).result()
+
+
+async def _begin(run: Run, call: WaitCall, options: StepOptions) -> Wait[Any]:
+    """Return the wait of a call: one that an earlier run has opened or recorded, or a new one."""
+    record = RECORDS + call.name
+    await check_call(run, record, own=True)
+    _check_options(options)
+    key, recorded, former = await match_call(run, record, call.digest, run.history.saved)
+    if former is not None and _same_question(StepRecord.decode(former).digest, call):
+        recorded = StepRecord.decode(former).result
+    if recorded is not None:
+        run.touch()
+        return Wait(run, call, key, options, orjson.loads(recorded))
+    if run.stopping:
+        await run.boundary()
+    wait = Wait[Any](run, call, key, options)
+    saved = run.history.saved.get(key)
+    started = None if saved is None else orjson.loads(saved)
+    if former is not None:
+        asked = StepRecord.decode(former).arguments
+        if options.on_mismatch != "rerun" and changed_scope(run.keys.within) not in run.history.saved:
+            raise StepMismatch(key, asked, call.asked, after_new=run.steps_recorded > 0, question=True)
+        await wait._open(withdrawn=asked)
+    elif started is None:
+        await wait._open()
+    elif not _same_question(started["h"], call):
+        await wait._open(withdrawn=started["a"])
+    else:
+        wait._until, wait._first = started["until"], started["first"]
+        await wait._claim()
+    return wait
+
+
+def _same_question(digest: str, call: WaitCall) -> bool:
+    return digest.partition(":")[0] == call.digest.partition(":")[0]
+
+
+def _check_options(options: StepOptions) -> None:
+    plain = DEFAULT_OPTIONS[options.durability]
+    if options is not plain and options not in (plain, StepOptions(durability=plain.durability, on_mismatch="rerun")):
+        raise StepDefinitionError("options of a wait must be durability and on_mismatch; its time-out is its own")
+
+
+class _OpenedNames(set[str]):
+    """Names of the waits that a run has opened."""
+
+
+class _Gone:
+    """Result of a look at a wait that the inbox does not have: of an imported task, or Redis has lost it."""
+
+
+_GONE: Final = _Gone()
+
+
+class _AnswerCame(Condition):
+    """The condition that a wait has an answer."""
+
+    __slots__ = ("_run", "_wait")
+
+    def __init__(self, run: Run, key: str, wait: str, until: int | None) -> None:
+        super().__init__(key, "answer", until)
+        self._run = run
+        self._wait = wait
+
+    @property
+    def parked(self) -> WakeCondition:
+        return ("answer", self._wait)
+
+    async def look(self) -> Answer | _Gone | WaitEnd:
+        run = self._run
+        found = await look_at_wait(run.gateway, run.delivery.partition, run.id, self._wait)
+        if not found.open:
+            return _GONE
+        if found.answer is not None and found.answer.no_key:
+            _report_unreadable(run, self._wait, found.answer)
+            return OPEN
+        return OPEN if found.answer is None else found.answer
+
+
+def _report_unreadable(run: Run, wait: str, answer: Answer) -> None:
+    """Log once in this process that an answer cannot be read here: it may be for a worker that has the key."""
+    level = "WARNING" if _reported.is_first(run.id, wait, answer.digest) else "DEBUG"
+    log = logger.bind(task=run.envelope.task, id=run.id)
+    log.log(level, "the answer to wait {} of task {} could not be read: {}", wait, run.id, answer.problem)
+
+
+class Wait(Generic[T]):
+    """An open wait for an answer: `await wait` returns the answer. See `Context.open_wait`.
+
+    Attributes:
+        id: By which it is answered: its name, with its scope and its number, such as `approval#2`.
+        token: By which it is answered as well, if it has one.
+    """
+
+    def __init__(
+        self, run: Run, call: WaitCall, key: str, options: StepOptions, outcome: dict[str, Any] | None = None
+    ) -> None:
+        self.id = wait_id(key)
+        self.token = call.token
+        self._run = run
+        self._call = call
+        self._key = key
+        self._options = options
+        self._until: int | None = None
+        self._first = False
+        """Whether it was the first of its name when it was opened."""
+        self._outcome = outcome
+        self._waiting = asyncio.Lock()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result().__await__()
+
+    def __repr__(self) -> str:
+        return f"<Wait {self.id} of task {self._run.id}>"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._call.name
+
+    @property
+    def by(self) -> str | None:
+        """The name that the sender of the answer gave; None without an answer."""
+        return None if self._outcome is None else self._outcome.get("by")
+
+    async def result(self) -> T:
+        """Wait for the answer, and return it. The same as `await wait`.
+
+        Raises:
+            WaitTimedOut: Its time has passed, and it has no default.
+            WaitClosed: `close` was called.
+            TokenTaken: Another open wait has its token.
+        """
+        await check_call(self._run, self._key, own=True)
+        async with self._waiting:
+            while self._outcome is None:
+                await self._await_answer()
+        outcome = self._outcome
+        if "answer" in outcome:
+            value: T = self._call.codec.decode_record(self._key, orjson.dumps(outcome["answer"]))
+            return value
+        if "closed" in outcome:
+            raise WaitClosed(self.id)
+        if self._call.default is not REQUIRED:
+            default: T = self._call.default
+            return default
+        error = WaitTimedOut(self.id, self._call.who)
+        # the next attempt waits again, unless the handler has continued after the time-out
+        AttemptEnd.of(self._run).undone.append((error, {self._key: ()}))
+        raise error
+
+    async def close(self) -> None:
+        """Close the wait, if it is open: it takes no answer any more. Recorded once."""
+        await check_call(self._run, self._key, own=True)
+        async with self._waiting:
+            if self._outcome is None:
+                await self._end({"closed": True}, Waited(wait=self.id))
+
+    async def _await_answer(self) -> None:
+        """Wait for an answer or for the end, and record it; an answer that is void is dropped."""
+        run = self._run
+        came = await wait_until(run, _AnswerCame(run, self._key, self.id, self._until))
+        if came is TIMED_OUT:
+            await self._end({"timeout": True}, Waited(wait=self.id))
+        elif isinstance(came, _Gone):
+            await self._open_again()
+        else:
+            await self._use(came)
+
+    async def _use(self, answer: Answer) -> None:
+        """Record an answer, or drop it if it is void: in one act each."""
+        problem = answer.problem or self._void(answer)
+        if problem is None:
+            event = Answered(wait=self.id, by=answer.by, value=answer.value, early=answer.early)
+            outcome = {"answer": answer.value, "by": answer.by, "at": answer.at}
+            try:
+                check_size(f"the answer to wait {self.id!r}", len(orjson.dumps(outcome)), self._run.payload_limit)
+                await self._end(outcome, event, answer)
+            except PayloadTooLarge as error:
+                problem = str(error)
+        if problem is not None:
+            log = logger.bind(task=self._run.envelope.task, id=self._run.id)
+            log.warning("an answer to wait {} was dropped, which stays open: {}", self.id, problem)
+            await self._open_again(AnswerDropped(wait=self.id, by=answer.by, why=problem))
+
+    def _void(self, answer: Answer) -> str | None:
+        """Return why an answer is void, None if it is not."""
+        if answer.shows != self._call.shows and not (answer.early and self._call.takes_early):
+            return "it is an answer to something else than what is shown now"
+        if answer.early and not self._first:
+            return "it came before another wait of this name"
+        try:
+            self._call.codec.decode(orjson.dumps(answer.value))
+        except ValidationError as error:
+            return first_problem(error)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    async def _is_first(self) -> bool:
+        """Return whether no wait of this name was opened in this task: an early answer is for the first one only."""
+        run, name = self._run, self._call.name
+        opened = run.extras.of(_OpenedNames, _OpenedNames)
+        known = name in opened
+        opened.add(name)
+        if known:
+            return False
+        keys = (*run.history.saved, *await read_recorded_steps(run))
+        return not any(_is_record(key) and wait_name(wait_id(key)) == name for key in keys)
+
+    async def _end(self, outcome: dict[str, Any], event: Event, answer: Answer | None = None) -> None:
+        """Record how the wait has ended, and close it, in one act. Then free its token."""
+        run = self._run
+        record = StepRecord(orjson.dumps(outcome), self._call.digest, self._call.asked)
+        logged = run.next_entry(event)
+        entries = [Entry(Kind.DONE_WITH_EVENT, self._key, record.encode()), closing(run.id, self.id, answer), logged]
+        replicated = self._options.durability == "replicated"
+        await run.recorder.put(*entries, wait=True, replicated=replicated, progress=True)
+        run.history.saved.pop(self._key, None)
+        self._outcome = outcome
+        run.touch()
+        run.progressed()
+        if self.token is not None:
+            await self._repeat(
+                lambda: free_token(run.gateway, run.delivery.partition, run.id, self.id, self.token or "")
+            )
+
+    async def _open(self, withdrawn: str = "") -> None:
+        """Open the wait, in place of another question if there was one, and claim its token."""
+        run, call = self._run, self._call
+        self._first = not withdrawn and await self._is_first()
+        now = await redis_time(run)
+        endless = call.seconds is None or call.seconds > MAX_SECONDS
+        self._until = None if endless or call.seconds is None else now + round(call.seconds * 1000)
+        dropped = []
+        if withdrawn:
+            logger.bind(id=run.id).warning(
+                "question {} was withdrawn, the handler asks {} now: an answer to the former one is dropped. A question "
+                "whose text differs in each run needs a name: ctx.ask(..., name=...)",
+                withdrawn,
+                call.asked,
+            )
+            dropped = forget_steps([self._key], run.history)
+        event = WaitStarted(
+            what="answer", on=call.who, why=call.why, withdrawn=withdrawn, wait=self.id, until=self._until
+        )
+        await run.recorder.put(*dropped, self._saved(), self._opening(), run.next_entry(event), wait=True)
+        run.touch()
+        await self._claim()
+
+    async def _open_again(self, *events: Event) -> None:
+        """Open the same wait again, without its answer."""
+        entries = [self._run.next_entry(event) for event in events]
+        await self._run.recorder.put(self._opening(), *entries, wait=True)
+
+    def _saved(self) -> Entry:
+        started = {"until": self._until, "h": self._call.digest, "a": self._call.asked}
+        started |= {"first": self._first, "token": self.token}
+        data = self._run.history.saved[self._key] = orjson.dumps(started)
+        return Entry(Kind.SAVED, self._key, data)
+
+    def _opening(self) -> Entry:
+        call = self._call
+        early = self._first and call.takes_early
+        return opening(self._run.id, self.id, _fields(call), until=self._until, early=early)
+
+    async def _claim(self) -> None:
+        """Claim the token of the open wait; close that if another one has it. Raises `TokenTaken`."""
+        run, token = self._run, self.token
+        if token is None:
+            return
+        left = None if self._until is None else max(0, self._until - await redis_time(run))
+        place = (run.gateway, run.delivery.partition, run.id, self.id, token)
+        holder = await self._repeat(lambda: claim_token(*place, timeout_ms=left))
+        if holder is not None:
+            dropped = forget_steps([self._key], run.history)
+            await run.recorder.put(*dropped, closing(run.id, self.id), run.next_entry(Waited(wait=self.id)), wait=True)
+            raise TokenTaken(token, holder.task_id, holder.wait)
+
+    async def _repeat(self, call: Any) -> Any:
+        """Repeat a call while Redis is unavailable."""
+        run = self._run
+        return await retry_while_unavailable(call, on_wait=log_wait(f"the waits of task {run.id}", run.touch))
+
+
+class UnitWait(Wait[Any]):
+    """A wait of a unit test, whose answers are given."""
+
+    def __init__(self, run: Run, call: WaitCall, key: str, answers: list[Any]) -> None:
+        super().__init__(run, call, key, DEFAULT_OPTIONS["sync"])
+        self._answers = answers
+
+    async def _await_answer(self) -> None:
+        call = self._call
+        if self._answers:
+            value = orjson.loads(as_json(self._answers.pop(0)))
+            call.codec.decode(orjson.dumps(value))
+            self._outcome = {"answer": value, "by": call.who}
+        elif call.seconds is not None:
+            self._outcome = {"timeout": True}
+        else:
+            remedy = f"pass make_context(answers={{{call.name!r}: ...}})"
+            raise Refused(f"the handler waits for ever for an answer to {self.id!r}: {remedy}")
+
+    async def close(self) -> None:
+        self._outcome = self._outcome or {"closed": True}
+
+
+async def close_waits(run: Run, scope: str) -> None:
+    """Close the open waits in a scope, which a cancelled branch has left, and free their tokens."""
+    left = {key: saved for key, saved in run.history.saved.items() if key.startswith(scope) and _is_record(key)}
+    if not left:
+        return
+    entries = forget_steps(left, run.history)
+    for key in left:
+        entries += [closing(run.id, wait_id(key)), run.next_entry(Waited(wait=wait_id(key)))]
+    await run.recorder.put(*entries, wait=True)
+    for key, saved in left.items():
+        token = orjson.loads(saved).get("token")
+        if token is not None:
+            await free_token(run.gateway, run.delivery.partition, run.id, wait_id(key), token)
+
+
+def _is_record(key: str) -> bool:
+    return key.rpartition("/")[2].startswith(RECORDS)
