@@ -587,8 +587,15 @@ class _Ended(NamedTuple):
         return self.state in (b"succeeded", b"dead", b"cancelled")
 
 
-async def deliver_notices(gateway: Gateway, tasks: Sequence[tuple[Partition, str]]) -> int:
-    """Notify the watchers of tasks that have ended; return how many tasks are done. Idempotent.
+class Delivered(NamedTuple):
+    """What a delivery has done: number of the tasks whose watchers know, and the parents that it has woken."""
+
+    done: int
+    woken: Sequence[tuple[Partition, str]]
+
+
+async def deliver_notices(gateway: Gateway, tasks: Sequence[tuple[Partition, str]]) -> Delivered:
+    """Notify the watchers of tasks that have ended. Idempotent.
 
     What cannot be delivered is reported once, and put aside; it hides no other notice.
 
@@ -599,15 +606,18 @@ async def deliver_notices(gateway: Gateway, tasks: Sequence[tuple[Partition, str
         Unavailable: Redis does not answer; nothing is lost.
     """
     found = await asyncio.gather(*(_try_deliver(gateway, *task) for task in tasks), return_exceptions=True)
-    for error in found:
-        if isinstance(error, BaseException):
-            raise error
-    return sum(1 for done in found if done is True)
+    woken: dict[tuple[Partition, str], None] = {}
+    for delivered in found:
+        if isinstance(delivered, BaseException):
+            raise delivered
+        woken.update(dict.fromkeys(delivered or ()))
+    return Delivered(sum(delivered is not None for delivered in found), list(woken))
 
 
-async def _try_deliver(gateway: Gateway, partition: Partition, task_id: str) -> bool:
+async def _try_deliver(gateway: Gateway, partition: Partition, task_id: str) -> list[tuple[Partition, str]] | None:
+    """Return the parents that were woken; None if the notice was put aside."""
     try:
-        await _deliver(gateway, partition, task_id)
+        return await _deliver(gateway, partition, task_id)
     except Unavailable:
         raise
     except Exception as error:  # noqa: BLE001 - a broken notice hides no other
@@ -615,11 +625,11 @@ async def _try_deliver(gateway: Gateway, partition: Partition, task_id: str) -> 
         report_once(f"could not deliver {shown}: {error}; it is tried again every {_ASIDE_MS // 60_000} minutes")
         time = milliseconds(await gateway.command("TIME", node_of=partition.outbox))
         await gateway.command("ZADD", partition.outbox, "XX", time + _ASIDE_MS, task_id)
-        return False
-    return True
+        return None
 
 
-async def _deliver(gateway: Gateway, partition: Partition, task_id: str) -> None:
+async def _deliver(gateway: Gateway, partition: Partition, task_id: str) -> list[tuple[Partition, str]]:
+    woken = []
     ended = _Ended(*await gateway.command("HMGET", partition.record(task_id), *_FIELDS))
     if ended.has_ended and ended.watchers is not None:
         cipher = gateway.encryptor.of(partition, task_id)
@@ -632,23 +642,27 @@ async def _deliver(gateway: Gateway, partition: Partition, task_id: str) -> None
             watchers = []
         for watcher in watchers:
             place = watcher.place(partition.namespace)
-            await _pass_on(gateway, place, watcher.child, partition, task_id, ended)
+            if await _pass_on(gateway, place, watcher.child, partition, task_id, ended):
+                woken.append((place.partition, place.task_id))
     args: list[Argument] = [task_id, ended.finished or b"", ended.settled or b"", ended.replays or b""]
     args += [str(round(_SHORTEST * 1000)), str(registered_retention(_SHORTEST))]
     await gateway.run(_SENT, [partition.record(task_id), partition.outbox, partition.retentions], args)
+    return woken
 
 
 async def _pass_on(
     gateway: Gateway, place: JoinPlace, child: str, partition: Partition, task_id: str, ended: _Ended
-) -> None:
-    """Deliver the end of a task to a join; if it has a successor, that is watched in its place."""
+) -> bool:
+    """Deliver the end of a task to a join; if it has a successor, that is watched in its place.
+
+    Return whether that woke the parent.
+    """
     namespace = Namespace(partition.namespace)
     watcher = Watcher(place.partition.queue, place.partition.index, place.task_id, place.group, child)
     for _ in range(MAX_HAND_OFFS + 1):
         if ended.state != b"succeeded" or ended.handed_to is None:
             outcome, result = await _outcome(gateway, partition, task_id, child, ended)
-            await _notify(gateway, place, outcome, result)
-            return
+            return await _notify(gateway, place, outcome, result)
         task_id = ended.handed_to.decode("utf-8", "replace")
         found = await find_task(gateway, namespace, task_id) if is_task_id(task_id) else None
         if found is None:
@@ -656,11 +670,11 @@ async def _pass_on(
         partition = found
         if await _watch(gateway, partition, task_id, watcher) == b"watched":
             await _confirm(gateway, place, child, partition, task_id)
-            return
+            return False
         ended = _Ended(*await gateway.command("HMGET", partition.record(task_id), *_FIELDS))
         if not ended.has_ended:
             break
-    await _notify(gateway, place, ChildOutcome(child, ChildEnd.LOST, reason="lost"))
+    return await _notify(gateway, place, ChildOutcome(child, ChildEnd.LOST, reason="lost"))
 
 
 async def _confirm(gateway: Gateway, place: JoinPlace, child: str, partition: Partition, task_id: str) -> None:
@@ -698,8 +712,11 @@ def _evidence(error: Exception) -> dict[str, Any]:
     return {"error": type(error).__name__, "message": str(error), "traceback": ""}
 
 
-async def _notify(gateway: Gateway, place: JoinPlace, outcome: ChildOutcome, result: bytes = b"null") -> None:
-    """Deliver the end of a child to its join, and launch the children that it makes room for."""
+async def _notify(gateway: Gateway, place: JoinPlace, outcome: ChildOutcome, result: bytes = b"null") -> bool:
+    """Deliver the end of a child to its join, and launch the children that it makes room for.
+
+    Return whether that woke the parent.
+    """
     cipher, kind = gateway.encryptor.of(place.partition, place.task_id), _result_kind(place, outcome.child)
     head = orjson.dumps({"state": outcome.state, "reason": outcome.reason, "error": dict(outcome.error)})
     if len(result) > DEFAULT_PAYLOAD_LIMIT:
@@ -709,7 +726,7 @@ async def _notify(gateway: Gateway, place: JoinPlace, outcome: ChildOutcome, res
         for number, chunk in enumerate(value.chunks):
             args: list[Argument] = [outcome.child, value.reference.field("c", number), chunk]
             if not await gateway.run(_CHUNK, place.keys[:2], args):
-                return
+                return False
         result = value.reference.encode()
     at = place.partition
     keys = [at.record(place.task_id), *place.keys, at.joins, at.due, at.nudge]
@@ -718,6 +735,7 @@ async def _notify(gateway: Gateway, place: JoinPlace, outcome: ChildOutcome, res
     if len(answer) > 1:
         launches = zip(answer[1::2], answer[2::2], strict=True)
         await _launch_stored(gateway, place, [(child.decode(), message) for child, message in launches])
+    return bool(answer[0] == 2)
 
 
 async def sweep_notices(gateway: Gateway, partition: Partition, *, retention: float) -> int:
@@ -732,7 +750,7 @@ async def sweep_notices(gateway: Gateway, partition: Partition, *, retention: fl
         gateway.run(_DUE, [partition.outbox], [_DUE_NOTICES]), gateway.run(_DUE, [partition.joins], [_DUE_JOINS])
     )
     named = [(partition, name) for member in due if is_task_id(name := member.decode("utf-8", "replace"))]
-    done = await deliver_notices(gateway, named)
+    done = (await deliver_notices(gateway, named)).done
     foreign = [member for member in due if not is_task_id(member.decode("utf-8", "replace"))]
     if foreign:
         await gateway.command("ZREM", partition.outbox, *foreign)

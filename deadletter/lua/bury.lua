@@ -64,7 +64,8 @@ redis.call('PEXPIRE', KEYS[9], 2592000000)
 redis.pcall('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[9])
 local watched = is_watched(KEYS[2])
 if watched then
-  put_notice(KEYS[10], KEYS[2], ARGV[6], ARGV[12], ARGV[13], now)
+  redis.call('HSET', KEYS[2], 'kept', ARGV[12] .. ' ' .. ARGV[13])
+  put_notice(KEYS[10], ARGV[6], now)
 else
   redis.call('PEXPIRE', KEYS[2], ARGV[12])
 end

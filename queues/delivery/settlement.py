@@ -173,11 +173,11 @@ async def _finish(
         args += ("at", delivery.entry.partition(b"-")[0])
     if handed_to is not None:
         args += ("handed_to", handed_to)
-    if b"watched" in delivery.fields:
-        keys.append(partition.outbox)
-    answer = await gateway.run(_FINISH, keys, args)
-    if answer == _NEEDS_OUTBOX:  # the watchers came after its message, or that was put back
-        answer = await gateway.run(_FINISH, [*keys, partition.outbox], args)
+    known = b"watched" in delivery.fields
+    answer = _NEEDS_OUTBOX if known else await gateway.run(_FINISH, keys, args)
+    if answer == _NEEDS_OUTBOX:  # or the watchers came after the message of the task, or that was put back
+        kept = f"{max(1, round(ttl * 1000))} {registered_retention(ttl)}"
+        answer = await gateway.run(_FINISH, [*keys, partition.outbox], [*args, "kept", kept])
     check_accepted(answer, task_id, "outcome")
     if answer == NOTICE_STORED and on_watched is not None:
         on_watched(partition, task_id)

@@ -72,7 +72,8 @@ redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', now)
 redis.call('HDEL', KEYS[2], 'entry', 'due', 'waits', 'wakes')
 register_retention(KEYS[6], ARGV[5], now)
 if is_watched(KEYS[2]) then
-  put_notice(KEYS[11], KEYS[2], ARGV[3], ARGV[4], ARGV[5], now)
+  redis.call('HSET', KEYS[2], 'kept', ARGV[4] .. ' ' .. ARGV[5])
+  put_notice(KEYS[11], ARGV[3], now)
 else
   redis.call('PEXPIRE', KEYS[2], ARGV[4])
 end

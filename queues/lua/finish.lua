@@ -1,11 +1,12 @@
 -- include: fence, inbox, retention, on_end, watched
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
 -- KEYS  ready stream, record, inbox, control, retentions, timeline, then steps and log if there may be any, then the
---       record of its clean-up task if it has one, then the outbox if the caller knows that the task has watchers
+--       record of its clean-up task if it has one, then the outbox if ARGV has the retentions at its end
 -- ARGV  fence (4), last entry (see gap), state, result (JSON), attempts, crashes, milliseconds of the last run,
 --       retention of all keys of the task in milliseconds, the same rounded up to one that is registered, then id,
 --       envelope and arguments of the clean-up task if it has one, then names and values of what the record gets: the
---       time of the enqueue, unless it has that, the successor, and the clean-up task
+--       time of the enqueue, unless it has that, the successor, and the clean-up task; last the name `kept` and both
+--       retentions, if the caller knows that the task has watchers
 -- returns  0 refused, the lease has passed; 1 settled; 2 nothing was done: the task has watchers, and the caller asks again
 --          with the outbox; 3 settled, and its notice is in the outbox; -1 - N refused, see gap
 -- Atomic: stores the outcome, acknowledges and deletes the message, sets the retention, enqueues the clean-up task, and
@@ -25,12 +26,10 @@ local watched = is_watched(KEYS[2])
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and (watched and 3 or 1) or 0
 end
-local count = #KEYS
-local outbox = string.sub(KEYS[count], -8) == '}:outbox' and KEYS[count]
-if watched and not outbox then
+local known = ARGV[#ARGV - 1] == 'kept'
+if watched and not known then
   return 2
 end
-count = outbox and count - 1 or count
 local lost = gap(KEYS[2], ARGV[5])
 if lost then
   return lost
@@ -41,12 +40,10 @@ begin_outcome(KEYS[1], KEYS[2])
 local now = now_ms()
 register_retention(KEYS[5], ARGV[12], now)
 redis.call('HSET', KEYS[2], 'state', ARGV[6], 'result', ARGV[7], 'attempts', ARGV[8], 'crashes', ARGV[9],
-  'ran', ARGV[10], 'finished', now, 'worker', ARGV[2], 'settled', fence_text(), unpack(ARGV, count > 8 and 16 or 13))
+  'ran', ARGV[10], 'finished', now, 'worker', ARGV[2], 'settled', fence_text(), unpack(ARGV, #KEYS > (known and 9 or 8) and 16 or 13))
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
-if watched then
-  put_notice(outbox, KEYS[2], string.match(KEYS[2], '[^:]*$'), ARGV[11], ARGV[12], now)
-else
+if not watched then
   redis.call('PEXPIRE', KEYS[2], ARGV[11])
 end
 redis.call('PEXPIRE', KEYS[6], 2592000000)
@@ -57,8 +54,12 @@ if kept then
   redis.call('DEL', KEYS[4])
   redis.call('PEXPIRE', KEYS[3], ARGV[11])
 end
-for i = 7, count do
-  if i > 8 then
+for i = 7, #KEYS do
+  if known and i == #KEYS then
+    if watched then
+      put_notice(KEYS[i], string.match(KEYS[2], '[^:]*$'), now)
+    end
+  elseif i > 8 then
     enqueue_cleanup(KEYS[1], KEYS[6], KEYS[i], ARGV[13], ARGV[14], ARGV[15])
   else
     redis.call('PEXPIRE', KEYS[i], ARGV[11])

@@ -3,7 +3,8 @@
 -- it need not wait any longer.
 -- KEYS  record of the parent, join, its open children, its children that are not launched, joins, due set, nudge stream
 -- ARGV  id of the parent, group, id of the child, how it has ended, its sealed result
--- returns  {0}: the join is gone, or does not wait for the child (any more); {1, id and message of each child to launch}
+-- returns  {0}: the join is gone, or does not wait for the child (any more); else {1, or 2 if it has woken the parent, id and
+--          message of each child to launch}
 -- Atomic: a child leaves the open ones in the act that stores its result. Idempotent by that set: bytes that arrive late
 -- change nothing. A dead child of a join with the mode `wait` stays open: its replay is to satisfy the join. One that was
 -- cancelled or lost cannot be replayed. The first write frees memory (see fence.lua); sets and lists shrink last. What
@@ -57,7 +58,7 @@ if task[1] == 'scheduled' and task[2] then
   for word in string.gmatch(task[3] or '', '%S+') do
     local after = string.sub(word, 1, #counted) == counted and tonumber(string.sub(word, #counted + 1))
     if (over and word == plain) or (after and (over or ended > after)) then
-      wake(KEYS[6], KEYS[7], ARGV[1], now)
+      answer[1] = wake(KEYS[6], KEYS[7], ARGV[1], now) and 2 or answer[1]
     end
   end
 end

@@ -1,7 +1,7 @@
 -- include: fence, inbox, joins
 -- Settle a delivery by putting the task into the due set until a condition that it waits for is over, or its time.
--- KEYS  ready stream, record, due set, nudge stream, inbox, control, then the three keys of the join of each condition that
---       is one, in their order
+-- KEYS  ready stream, record, due set, nudge stream, inbox, control, then the keys of the joins among the conditions, in
+--       their order: three of each (see joins.lua)
 -- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, milliseconds after which it runs in any
 --       case, what it waits for, what wakes it (words, separated by spaces: message, answer:ID, join:GROUP, join:GROUP:N, time), then
 --       pairs: kind and value of a condition that may be over already (see is_over)
@@ -10,7 +10,7 @@
 -- If a condition is over, because its message or answer came after the run has looked, the task is due at once: nothing
 -- can come between the run's look and this act unseen. So is a task whose cancellation was requested. Field `wakes` tells
 -- the scripts that may wake a task whether they do (see wake.lua). The run has logged already that it waits.
-local keys = 6
+local joined = {}
 local function is_over(kind, value)
   if kind == 'message' then
     -- a message came after the one with this number
@@ -19,9 +19,8 @@ local function is_over(kind, value)
     -- the wait with this id is answered
     return redis.call('HEXISTS', KEYS[5], 'a:' .. value) == 1
   elseif kind == 'join' then
-    -- all children of the join have ended, or more than this number
-    keys = keys + 3
-    return join_over(KEYS[keys - 2], KEYS[keys - 1], KEYS[keys], tonumber(string.match(value, ':(%d+)$')))
+    -- all children of the join have ended, or more than this number of them: see below
+    joined[#joined + 1] = tonumber(string.match(value, ':(%d+)$')) or ''
   end
   return false
 end
@@ -36,6 +35,9 @@ end
 local over = redis.call('HEXISTS', KEYS[6], 'cancel') == 1
 for i = 13, #ARGV, 2 do
   over = is_over(ARGV[i], ARGV[i + 1]) or over
+end
+for i = 7, #KEYS, 3 do
+  over = join_over(KEYS[i], KEYS[i + 1], KEYS[i + 2], joined[(i - 4) / 3]) or over
 end
 local due = now_ms()
 if not over then

@@ -81,7 +81,7 @@ class Family:
         return name
 
     async def deliver(self, *names: str) -> int:
-        return await deliver_notices(self.gateway, [(self.partition, name) for name in names])
+        return (await deliver_notices(self.gateway, [(self.partition, name) for name in names])).done
 
     async def end(self, how: str = "succeed") -> str:
         name = await self.run(how)

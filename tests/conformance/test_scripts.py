@@ -80,7 +80,10 @@ from tests.support.servers.every_node import on_every_node
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
-PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload", "waits", "wake"}
+PRELUDES = {
+    *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "waits", "wake"),
+    "watched",
+}
 
 
 def header(path: Path) -> str:

@@ -20,7 +20,10 @@ from tests.conftest import watched
 SCRIPTS = sorted(Path(perdure.__file__).parent.glob("*/lua/*.lua"))
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
-PRELUDES = {"bounded", "fence", "inbox", "on_end", "payload", "retention", "seen", "upload", "waits", "wake"}
+PRELUDES = {
+    *("bounded", "fence", "inbox", "joins", "on_end", "payload", "retention", "seen", "upload", "waits", "wake"),
+    "watched",
+}
 KEYLESS = {"INFO", "TIME"}
 FIRST = {
     "XPENDING",
@@ -42,8 +45,9 @@ FIRST = {
 FIRST |= {"GET", "HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "HSTRLEN", "PUBLISH"}
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
 FIRST |= {"HSCAN", "HKEYS", "HLEN", "XLEN", "ZCARD", "ZCOUNT", "ZREMRANGEBYSCORE"}
+FIRST |= {"SADD", "SREM", "SCARD", "SISMEMBER", "RPUSH", "LRANGE", "LLEN", "LTRIM"}
 SECOND = {"XGROUP", "XINFO"}
-EVERY = {"DEL", "EXISTS", "RENAME"}
+EVERY = {"DEL", "EXISTS", "RENAME", "UNLINK"}
 LATER = {"XREADGROUP"}
 """Commands by their keys: none, the first argument, the second, all, the first half of those after STREAMS."""
 
@@ -197,7 +201,7 @@ def parameters(source: str) -> dict[str, set[str]]:
     return {name: values - bound.keys() for name, values in bound.items()}
 
 
-DECLARED = re.compile(r"KEYS\[(\d+|i|i \+ 1)\]")
+DECLARED = re.compile(r"KEYS\[(\d+|i|i \+ [12])\]")
 WORKER_CHANNEL = re.compile(r"ARGV\[\d+\] \.\. .+")
 """Channel of a worker that a script finds. It is no key: a cluster passes what is published to all nodes."""
 
@@ -223,14 +227,14 @@ def test_scripts_build_no_key_names(path: Path) -> None:
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
         around = source[max(0, found.start() - 4) : found.end() + 4]
         assert ".." not in around, f"{path.name}: {around}"
-    kinds = "ready|nudge|due|seen|dead|closed|lock|record|steps|log|inbox|control|upload"
+    kinds = "ready|nudge|due|seen|dead|closed|lock|record|steps|log|inbox|control|upload|outbox|joins|join|open|todo"
     assert not re.search(rf"[{{}}]:|:({kinds})\b", source)
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
 def test_the_header_of_a_script_declares_the_keys_of_its_body(path: Path) -> None:
     used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", code(path))}
-    loop = re.search(r"for i = (\d+), #KEYS(?:, 2)? do", code(path))
+    loop = re.search(r"for i = (\d+), #KEYS(?:, \d)? do", code(path))
     header = re.search(r"-- KEYS +(.*)", path.read_text("utf-8"))
     assert header is not None
     fixed = re.split(r", then ", header[1])[0].split(", ")

@@ -8,6 +8,7 @@ from ...queues.runtime import RUNTIME
 from ...queues.transport.gateway import Gateway
 from .executor import Executor
 from .intake import Intake
+from .maintenance.notices import NoticeDelivery
 from .maintenance.partitions import AssignmentWatcher
 from .maintenance.promoter import ClockMonitor
 from .slots import Slots
@@ -31,6 +32,7 @@ class Burst:
         slots: Slots,
         executor: Executor,
         clock: ClockMonitor,
+        notices: NoticeDelivery,
         stop: anyio.Event,
     ) -> None:
         self._gateway = gateway
@@ -39,6 +41,7 @@ class Burst:
         self._slots = slots
         self._owed = executor.owed = {}
         self._clock = clock
+        self._notices = notices
         self._awaited = 0.0
         self._stop = stop
 
@@ -47,7 +50,7 @@ class Burst:
             await self._slots.wait_free()
             if not await self._finds_nothing():
                 continue
-            if self._slots.taken or await self._is_owed() or self._awaits_leases():
+            if self._slots.taken or self._notices.busy or await self._is_owed() or self._awaits_leases():
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await self._slots.wait_change()
             elif await self._finds_nothing():  # a retry may have become due after the first check

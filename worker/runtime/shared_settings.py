@@ -88,6 +88,7 @@ class WorkerTimings:
         last_reply: for the replies of Redis while the worker stops.
         sweep_interval: between two sweeps for pending messages, at most: the tasks of a lost host resume within
             lease + 5 s.
+        notice_interval: between two looks for notices and joins that dead workers have left.
         clean_interval: between two rounds of one janitor.
         clean_lock: between two rounds in the fleet, at least: less than the shortest sleep of one janitor.
     """
@@ -96,6 +97,7 @@ class WorkerTimings:
     handler_poll: float = 0.02
     last_reply: float = 1.0
     sweep_interval: float = 3.0
+    notice_interval: float = 3.0
     clean_interval: float = 60.0
     clean_lock: float = 25.0
 

@@ -37,6 +37,7 @@ from .health.redis_contact import RedisContact
 from .health.report import Health, Report
 from .intake import Intake
 from .maintenance.janitor import Janitor, VersionWaker
+from .maintenance.notices import NoticeDelivery
 from .maintenance.partitions import AssignmentWatcher
 from .maintenance.promoter import ClockMonitor, Promoter
 from .maintenance.registration import CancelListener, Registration, describe
@@ -116,6 +117,7 @@ class Worker:
             on_progress=None if self._link is None else partial(self._link.send, "progress"),
             middleware=app.middleware,
             resources=lambda: app.resources,
+            on_watched=lambda partition, task_id: self._notices.give(partition, task_id),
         )
         self._watchdog = LoopWatchdog(
             warn_after=self.settings.stall_warning,
@@ -146,6 +148,14 @@ class Worker:
         self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch, lambda: self._shared.result_ttl)
         shares = self._partitions == "share" and not self._gate.dedicated
         self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
+        self._notices = NoticeDelivery(
+            self._gateway,
+            self._assignment,
+            worker=self.id,
+            retention=lambda: self._shared.result_ttl,
+            on_woken=self._parent_woken,
+            interval=self.timings.notice_interval,
+        )
         self._assignment_watcher = AssignmentWatcher(
             self._gateway, self._assignment, self._consumer, self._set_partitions, app.tasks.versions
         )
@@ -304,7 +314,8 @@ class Worker:
                 interval=self.timings.clean_interval,
                 lock_ttl=self.timings.clean_lock,
             )
-            for duty in (self._assignment_watcher, self._registration, self._contact, self._deadlines, self._webhooks):
+            duties = (self._assignment_watcher, self._registration, self._contact, self._deadlines, self._webhooks)
+            for duty in (*duties, self._notices):
                 background.start_soon(keep_running, duty.run)
             self._executor.extras.put(SharedNotifications(self.app.producer.notifications))
             cancellations = CancelListener(self.app.producer, self.id, self._heartbeat.renew_now)
@@ -313,6 +324,7 @@ class Worker:
                 wake = VersionWaker(self._gateway, self._assignment, self.app.tasks.versions, self._slots, intake.claim)
                 for one in (self._promoter, janitor, wake):
                     background.start_soon(keep_running, one.run)
+                background.start_soon(keep_running, self._notices.sweep_all)
             try:
                 if burst:
                     await Burst(
@@ -322,6 +334,7 @@ class Worker:
                         self._slots,
                         self._executor,
                         self._clock,
+                        self._notices,
                         self._stop,
                     ).run()
                 else:
@@ -335,6 +348,8 @@ class Worker:
                 with anyio.CancelScope(shield=True):
                     await self._drain(intake)
                     await self._slots.cancel()
+                    with anyio.move_on_after(self.timings.release_limit):
+                        await self._notices.drain()
                 reading.cancel_scope.cancel()
                 background.cancel_scope.cancel()
 
@@ -355,6 +370,11 @@ class Worker:
     async def _execute(self, delivery: Delivery) -> None:
         if await self._executor.execute(delivery):
             self._promoter.wake(delivery.partition)
+
+    def _parent_woken(self, partition: Partition, task_id: str) -> None:
+        self._promoter.wake(partition)
+        if self._executor.owed is not None:
+            self._executor.owed[task_id] = partition
 
     async def _give_back(self, delivery: Delivery) -> None:
         try:

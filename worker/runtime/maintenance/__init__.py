@@ -2,6 +2,7 @@
 
     promoter.py         Promoter: moves due tasks to the ready stream; ClockMonitor
     janitor.py          Janitor: expires dead letters, idle consumers and old partitions; looks at sessions
+    notices.py          NoticeDelivery: tells tasks that wait for others of their ends
     partitions.py       AssignmentWatcher: follows changes of the worker's partitions
     registration.py     Registration: publishes the worker; SettleRate, CancelListener
 
