@@ -10,13 +10,13 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import anyio
 import perdure
 from perdure import AlreadyDone, App, Context, Retry, Snooze, SyncContext, current_step
 
 from .agents import ChaosAgent, RunLog
+from .children import register_children
 from .instrumentation import (
     FOLDER,
     JOURNAL,
@@ -26,32 +26,20 @@ from .instrumentation import (
     logged,
     logged_plain,
     made,
+    options_of,
     running,
     stepped,
     stepped_plain,
+    work,
 )
 from .journal import SECOND
-from .kinds import KINDS
 from .sessions import register_listener
+from .waiting import register_waiting
 
 app = App("chaos", middleware=[RunLog()])
 
 _STALL = 0.5
 """Seconds of a standstill of this process that are logged."""
-
-
-def _retry(kind: str) -> Retry:
-    return Retry(max_attempts=KINDS[kind].attempts, max_crashes=KINDS[kind].crashes, base=0.1, cap=1.0)
-
-
-def _options(kind: str) -> dict[str, Any]:
-    return {"name": kind, "queue": KINDS[kind].queue, "retry": _retry(kind)}
-
-
-async def work(inputs: list[str], pause: float) -> str:
-    token = began(inputs)
-    await anyio.sleep(pause)
-    return made(token)
 
 
 def labour(inputs: list[str], pause: float) -> str:
@@ -61,7 +49,7 @@ def labour(inputs: list[str], pause: float) -> str:
     return made(token)
 
 
-@app.task(**_options("chain"))
+@app.task(**options_of("chain"))
 @logged
 async def chain(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps that build on each other, each recorded before the next begins."""
@@ -71,7 +59,7 @@ async def chain(ctx: Context, steps: int, pause: float) -> list[str]:
     return found
 
 
-@app.task(**_options("hasty"))
+@app.task(**options_of("hasty"))
 @logged
 async def hasty(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps recorded in the background, every third before the next begins."""
@@ -82,7 +70,7 @@ async def hasty(ctx: Context, steps: int, pause: float) -> list[str]:
     return found
 
 
-@app.task(**_options("threads"))
+@app.task(**options_of("threads"))
 @logged
 async def threads(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps that are not async."""
@@ -92,7 +80,7 @@ async def threads(ctx: Context, steps: int, pause: float) -> list[str]:
     return found
 
 
-@app.task(**_options("plain"))
+@app.task(**options_of("plain"))
 @logged_plain
 def plain(ctx: SyncContext, steps: int, pause: float) -> list[str]:
     """A handler that is a plain function, with steps of both kinds."""
@@ -106,7 +94,7 @@ async def bulk(inputs: list[str], pause: float) -> str:
     return f"{await work(inputs, pause)} {'x' * PADDING}"
 
 
-@app.task(**_options("bulky"))
+@app.task(**options_of("bulky"))
 @logged
 async def bulky(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps with large results, which are stored in chunks."""
@@ -116,7 +104,7 @@ async def bulky(ctx: Context, steps: int, pause: float) -> list[str]:
     return found
 
 
-@app.task(**_options("fans"))
+@app.task(**options_of("fans"))
 @logged
 async def fans(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps at the same time, and one that takes what all have made."""
@@ -141,7 +129,7 @@ async def flaky(inputs: list[str], pause: float, failures: int) -> str:
     return made(token)
 
 
-@app.task(**_options("tries"))
+@app.task(**options_of("tries"))
 @logged
 async def tries(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps that are tried again within the run."""
@@ -166,7 +154,7 @@ async def piecework(inputs: list[str], pause: float, pieces: int) -> str:
     return made(token)
 
 
-@app.task(**_options("saves"))
+@app.task(**options_of("saves"))
 @logged
 async def saves(ctx: Context, steps: int, pause: float) -> list[str]:
     """A step that saves its progress, and one that is recorded after it."""
@@ -197,7 +185,7 @@ def _ledger() -> Path:
     return FOLDER / "ledger" / current_step().idempotency_key.replace(":", "-")
 
 
-@app.task(**_options("payment"))
+@app.task(**options_of("payment"))
 @logged
 async def payment(ctx: Context, steps: int, pause: float) -> list[str]:
     """A risky step that can find out whether it acted already."""
@@ -206,7 +194,7 @@ async def payment(ctx: Context, steps: int, pause: float) -> list[str]:
     return [order, charged, await stepped(ctx, "receipt", work, [order, charged], pause)]
 
 
-@app.task(**_options("doubtful"))
+@app.task(**options_of("doubtful"))
 @logged
 async def doubtful(ctx: Context, steps: int, pause: float) -> list[str]:
     """A risky step that is left to a person rather than done twice."""
@@ -215,7 +203,7 @@ async def doubtful(ctx: Context, steps: int, pause: float) -> list[str]:
     return [order, charged]
 
 
-@app.task(**_options("stumbles"))
+@app.task(**options_of("stumbles"))
 @logged
 async def stumbles(ctx: Context, steps: int, pause: float) -> list[str]:
     """Fails at first, and keeps its checkpoint from attempt to attempt."""
@@ -227,7 +215,7 @@ async def stumbles(ctx: Context, steps: int, pause: float) -> list[str]:
     return found
 
 
-@app.task(**_options("dozes"))
+@app.task(**options_of("dozes"))
 @logged
 async def dozes(ctx: Context, steps: int, pause: float) -> list[str]:
     """Sleeps without a slot between its steps."""
@@ -239,7 +227,7 @@ async def dozes(ctx: Context, steps: int, pause: float) -> list[str]:
     return found
 
 
-@app.task(**_options("fails"))
+@app.task(**options_of("fails"))
 @logged
 async def fails(ctx: Context, steps: int, pause: float) -> list[str]:
     """Fails in each attempt."""
@@ -253,7 +241,7 @@ async def endless(inputs: list[str]) -> str:
     raise AssertionError
 
 
-@app.task(**_options("overtime"), timeout=0.8)
+@app.task(**options_of("overtime"), timeout=0.8)
 @logged
 async def overtime(ctx: Context, steps: int, pause: float) -> list[str]:
     """Exceeds its time limit."""
@@ -261,7 +249,7 @@ async def overtime(ctx: Context, steps: int, pause: float) -> list[str]:
     return [first, await stepped(ctx, "endless", endless, [first])]
 
 
-@app.task(**_options("fragile"))
+@app.task(**options_of("fragile"))
 @logged
 async def fragile(ctx: Context, steps: int, pause: float) -> list[str]:
     """Does no harm, and is given up after its second crash."""
@@ -280,7 +268,7 @@ async def suicide(inputs: list[str]) -> str:
     raise AssertionError
 
 
-@app.task(**_options("poison"))
+@app.task(**options_of("poison"))
 @logged
 async def poison(ctx: Context, steps: int, pause: float) -> list[str]:
     """Kills its process in its second step, with all other tasks that run there."""
@@ -288,15 +276,17 @@ async def poison(ctx: Context, steps: int, pause: float) -> list[str]:
     return [first, await stepped(ctx, "suicide", suicide, [first])]
 
 
-@app.task(**_options("keyed"))
+@app.task(**options_of("keyed"))
 @logged
 async def keyed(ctx: Context, steps: int, pause: float) -> list[str]:
     """One of a key's tasks."""
     return [await stepped(ctx, "step-0", work, [], pause)]
 
 
-app.agent(ChaosAgent, **_options("agent"), result_ttl=None)
+app.agent(ChaosAgent, **options_of("agent"), result_ttl=None)
 register_listener(app)
+register_waiting(app)
+register_children(app)
 
 
 def _log_stalls() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from perdure import Producer
@@ -19,6 +20,9 @@ from .journal import JournalWriter
 from .kinds import KINDS
 
 __all__ = ["note_finals", "settle_down"]
+
+_TOKEN: Final = re.compile(rb'"\d+\.\d+/')
+"""Begin of the value of a step."""
 
 
 async def settle_down(producer: Producer, patience: float) -> bool:
@@ -49,7 +53,8 @@ async def note_finals(producer: Producer, folder: Path, journal: JournalWriter) 
             turns = [turn["content"] for turn in state["messages"]]
         else:
             steps, turns = await _steps(producer, partition, record.id), []
-        journal.write("final", **_final(record, steps), conversation=turns, unread=record.unused, kept=kept)
+        more = {"conversation": turns, "unread": record.unused, "kept": kept, "spot": _spot(record)}
+        journal.write("final", **_final(record, steps), **more)
     for ledger in sorted((folder / "ledger").iterdir()):
         task, _, _ = ledger.name.rpartition("-")
         journal.write("ledger", task=task, tokens=ledger.read_text().splitlines())
@@ -73,9 +78,18 @@ def _final(record: Record, steps: dict[str, str]) -> dict[str, object]:
 
 
 async def _steps(producer: Producer, partition: Partition, task_id: str) -> dict[str, str]:
-    """Return recorded values by step: the second line of a record is the value."""
+    """Return recorded values by step: the second line of a record is the value. Waits and children are no steps."""
     found = await recorded_results(producer.gateway, partition, task_id)
-    return {step: token_of(orjson.loads(record.partition(b"\n")[2])) for step, record in found.items()}
+    values = {step: record.partition(b"\n")[2] for step, record in found.items()}
+    return {step: token_of(orjson.loads(value)) for step, value in values.items() if _TOKEN.match(value)}
+
+
+def _spot(record: Record) -> str | None:
+    """Return the spot of a child, from its arguments."""
+    if not record.args:
+        return None
+    spot = orjson.loads(record.args).get("spot")
+    return None if spot is None else str(spot)
 
 
 async def _state_of_agent(producer: Producer, partition: Partition, task_id: str) -> dict[str, Any]:

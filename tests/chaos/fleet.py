@@ -187,7 +187,7 @@ class Fleet:
         options = self._options
         rate = 0.0 if producer.finishing else options.rate / options.producers
         seed = options.seed * 1000 + producer.number
-        command = [sys.executable, "-m", "tests.chaos.producer", str(seed), str(rate)]
+        command = [sys.executable, "-m", "tests.chaos.producer", str(seed), str(rate), options.mix]
         return command, self.environment(self._proxies[-1].url, producer.version)
 
     def environment(self, url: str, version: str) -> dict[str, str]:

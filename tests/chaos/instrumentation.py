@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from perdure import Context, SyncContext, current_step
+import anyio
+from perdure import Context, Retry, SyncContext, current_step
 from perdure.queues.delivery.leases import Delivery
 from perdure.worker.durable.run import Run
 from perdure.worker.durable.steps.current import CURRENT_RUN
 
 from .journal import JournalWriter
+from .kinds import KINDS
 
 __all__ = [
     "FOLDER",
@@ -33,11 +35,14 @@ __all__ = [
     "logged_plain",
     "logged_run",
     "made",
+    "options_of",
+    "replays",
     "returned",
     "running",
     "stepped",
     "stepped_plain",
     "token_of",
+    "work",
 ]
 
 P = ParamSpec("P")
@@ -55,6 +60,13 @@ _RUNS: Final[dict[int, str]] = {}
 """Names of the runs in this process, by identity: a run after lost data has the fencing token of the last one."""
 
 _NUMBERS = itertools.count(1)
+
+
+def options_of(kind: str) -> dict[str, Any]:
+    """Return the options of the task of a kind."""
+    own = KINDS[kind]
+    retry = Retry(max_attempts=own.attempts, max_crashes=own.crashes, base=0.1, cap=1.0)
+    return {"name": kind, "queue": own.queue, "retry": retry}
 
 
 def logged(
@@ -135,6 +147,11 @@ def running() -> str:
     return _RUNS[id(_current())]
 
 
+def replays() -> int:
+    """Return how often the dead letter of the current task was replayed."""
+    return _current().history.replays
+
+
 def began(inputs: list[str]) -> str:
     """Log the start of a step's function; return the token that it will make."""
     step = current_step()
@@ -156,6 +173,13 @@ def made(token: str) -> str:
     """Log the effect of the step, and return its token."""
     effect(token)
     return token
+
+
+async def work(inputs: list[str], pause: float) -> str:
+    """Do the work of a step: nothing, for so many seconds."""
+    token = began(inputs)
+    await anyio.sleep(pause)
+    return made(token)
 
 
 async def stepped(ctx: Context, name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["KINDS", "PATIENT", "Kind"]
+__all__ = ["KINDS", "PATIENT", "Kind", "drawn"]
 
 PATIENT: Final = 50
 """Crash limit of an innocent task: more than one task has in any run."""
@@ -13,8 +13,9 @@ PATIENT: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """weight: relative frequency. attempts, crashes: limits of its retry policy. deaths: reasons with which it may
-    become a dead letter. succeeds: whether it may succeed. queue: the queue it is enqueued on.
+    """weight: relative frequency; 0 for children, which only handlers spawn. attempts, crashes: limits of its retry
+    policy. deaths: reasons with which it may become a dead letter. succeeds: whether it may succeed. queue: the queue it
+    is enqueued on. waits: whether it waits, or has children. cancelled: part of its tasks that the producer cancels.
     """
 
     weight: int
@@ -23,6 +24,8 @@ class Kind:
     deaths: frozenset[str] = frozenset()
     succeeds: bool = True
     queue: str = "default"
+    waits: bool = False
+    cancelled: float = 0.06
 
 
 KINDS: Final[dict[str, Kind]] = {
@@ -44,4 +47,32 @@ KINDS: Final[dict[str, Kind]] = {
     "fragile": Kind(12, crashes=1, deaths=frozenset({"crash_loop"})),
     "poison": Kind(1, crashes=2, deaths=frozenset({"crash_loop"}), succeeds=False),
     "keyed": Kind(28, queue="keyed"),
+    "sleeps": Kind(10, waits=True),
+    "asks": Kind(12, waits=True),
+    "early": Kind(6, waits=True),
+    "orders": Kind(8, waits=True),
+    "branches": Kind(8, waits=True),
+    "races": Kind(8, waits=True),
+    "expires": Kind(8, waits=True),
+    "family": Kind(10, waits=True, cancelled=0.15),
+    "crowd": Kind(8, waits=True, cancelled=0.15),
+    "clan": Kind(8, waits=True, cancelled=0.25),
+    "mourns": Kind(8, waits=True),
+    "relapses": Kind(6, attempts=4, waits=True),
+    "patient": Kind(4, waits=True),
+    "awaits": Kind(6, waits=True),
+    "hopeless": Kind(4, waits=True, succeeds=False, cancelled=0.5),
+    "elder": Kind(6, waits=True),
+    "leaf": Kind(0, waits=True),
+    "curious": Kind(0, waits=True),
+    "branch": Kind(0, waits=True),
+    "mortal": Kind(0, attempts=2, deaths=frozenset({"attempts_exhausted"}), succeeds=False, waits=True),
+    "lapsing": Kind(0, attempts=1, deaths=frozenset({"attempts_exhausted"}), waits=True),
+    "mute": Kind(0, succeeds=False, waits=True),
 }
+"""Kinds by name. Those that wait, and their children, are in waiting.py and children.py."""
+
+
+def drawn(mix: str) -> list[str]:
+    """Return the kinds that producers draw from. mix: "all", or "waits" for those that wait or have children."""
+    return [name for name, kind in KINDS.items() if kind.weight and (mix == "all" or kind.waits)]

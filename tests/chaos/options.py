@@ -30,6 +30,7 @@ class Options:
         patience: Seconds for all tasks to end after the last fault.
         previous: Commit whose workers share the queue; None for the default, empty for none.
         faults: The possible faults.
+        mix: Tasks that the producers enqueue: "all", or "waits" for those that wait or have children.
     """
 
     journal: Path
@@ -45,3 +46,4 @@ class Options:
     previous: str | None = None
     processes: int = 2
     faults: Sequence[str] = tuple(WEIGHTS)
+    mix: str = "all"

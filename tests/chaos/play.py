@@ -15,6 +15,7 @@ from perdure import Producer
 from perdure.queues import list_workers
 from perdure.worker.log import configure_logging
 
+from .clerk import Clerk
 from .final_state import note_finals, settle_down
 from .fleet import Fleet
 from .injector import FaultInjector
@@ -26,7 +27,7 @@ from .schedule import schedule
 from .server import DurableServer
 from .sessions import note_sessions, sessions_settled
 from .ticker import Ticker
-from .versions import NoHistory, former_commit, unpack
+from .versions import NoHistory, former_commit, knows_children, unpack
 
 __all__ = ["play"]
 
@@ -66,6 +67,8 @@ async def play(options: Options) -> None:
         await _wait_for_workers(producer, fleet)
         observing = asyncio.create_task(Observer(producer, options.journal, journal).run())
         stack.callback(observing.cancel)
+        clerking = asyncio.create_task(Clerk(producer, journal).run())
+        stack.callback(clerking.cancel)
         ticker = Ticker(server.url)
         ticking = asyncio.create_task(ticker.run())
         stack.callback(ticking.cancel)
@@ -77,13 +80,18 @@ async def play(options: Options) -> None:
         quiet = await settle_down(producer, options.patience) and await sessions_settled(producer, options.patience)
         journal.write("quiet" if quiet else "impatient")
         await asyncio.sleep(1.0)  # waiters get the last outcomes, and the observer sees them
-        observing.cancel()
-        await asyncio.gather(observing, return_exceptions=True)
-        if observing.done() and not observing.cancelled() and (error := observing.exception()):
-            raise error
+        await _end(observing, clerking)
         await note_finals(producer, options.journal, journal)
         await note_sessions(producer, journal)
         journal.write("ends")
+
+
+async def _end(*looking: asyncio.Task[None]) -> None:
+    for task in looking:
+        task.cancel()
+    for error in await asyncio.gather(*looking, return_exceptions=True):
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            raise error
 
 
 async def _wait_for_workers(producer: Producer, fleet: Fleet) -> None:
@@ -101,8 +109,11 @@ def _former(options: Options, stack: AsyncExitStack, journal: JournalWriter) -> 
     try:
         commit = options.previous or former_commit()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-former-")))
+        former = unpack(commit, folder)
+        if not knows_children(former):
+            raise NoHistory(f"commit {commit[:12]} has neither waits nor children")
         journal.write("versions", former=commit)
-        return unpack(commit, folder)
+        return former
     except NoHistory as problem:
         sys.stderr.write(f"no other version takes part: {problem}\n")
         journal.write("versions", former=None, problem=str(problem)[:200])

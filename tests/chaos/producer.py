@@ -1,6 +1,6 @@
 """Producer of the run: enqueues tasks of every kind, waits for their outcomes, cancels some.
 
-`python -m tests.chaos.producer SEED RATE`. At SIGTERM it stops enqueuing and waits on; its parent ends it.
+`python -m tests.chaos.producer SEED RATE MIX`. At SIGTERM it stops enqueuing and waits on; its parent ends it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from perdure import App, Producer, State, TaskCancelled, TaskFailed, TaskHandle,
 from perdure.queues import QueueError
 
 from .instrumentation import JOURNAL
-from .kinds import KINDS
+from .kinds import KINDS, drawn
+from .respondent import Respondent
 from .sessions import Speaker
 
 __all__ = ["TaskSource"]
@@ -29,13 +30,15 @@ MAX_WAITED_FOR: Final = 120
 class TaskSource:
     """Enqueues tasks drawn from its seed, and waits for them."""
 
-    def __init__(self, producer: Producer, seed: int, rate: float) -> None:
-        """rate: tasks per second; 0 for none."""
+    def __init__(self, producer: Producer, seed: int, rate: float, mix: str) -> None:
+        """rate: tasks per second; 0 for none. mix: see `drawn`."""
         self._producer = producer
         self._dice = random.Random(seed)
         self._seed = seed
         self._name = f"{seed}-{os.getpid()}"
         self._rate = rate
+        self._kinds = drawn(mix)
+        self._respondent = Respondent(producer, self._name, self._dice, JOURNAL)
         self._number = 0
         self._finishing = asyncio.Event()
         if not rate:
@@ -60,7 +63,7 @@ class TaskSource:
         await asyncio.Event().wait()
 
     async def _enqueue(self) -> None:
-        kind = self._dice.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
+        kind = self._dice.choices(self._kinds, [KINDS[name].weight for name in self._kinds])[0]
         args: dict[str, Any] = {"steps": self._dice.randint(2, 5), "pause": round(self._dice.uniform(0.02, 0.35), 3)}
         draw = self._dice.random()
         if kind == "agent":
@@ -74,7 +77,9 @@ class TaskSource:
             handle = await self._one(kind, args, delay=delay)
             if handle is not None and kind == "agent":
                 self._start(self._talk(handle, self._dice.randint(0, 3), args["pause"]))
-            if handle is not None and self._dice.random() < 0.06:
+            if handle is not None and KINDS[kind].waits:
+                self._start(self._respondent.attend(handle, kind, args["pause"]))
+            if handle is not None and self._dice.random() < KINDS[kind].cancelled:
                 self._start(self._cancel(handle, self._dice.uniform(0.0, 1.5)))
 
     async def _one(
@@ -162,7 +167,7 @@ class TaskSource:
 
 async def main() -> None:
     async with Producer() as producer:
-        source = TaskSource(producer, int(sys.argv[1]), float(sys.argv[2]))
+        source = TaskSource(producer, int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, source.finish)
         await source.run()
 

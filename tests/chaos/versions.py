@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from zipfile import ZipFile
 
-__all__ = ["ROOT", "NoHistory", "former_commit", "knows_supervisors", "unpack"]
+__all__ = ["ROOT", "NoHistory", "former_commit", "knows_children", "knows_supervisors", "unpack"]
 
 ROOT: Final = Path(__file__).parents[2]
 """The checkout, which is the package."""
@@ -49,6 +49,11 @@ def unpack(commit: str, folder: Path) -> Path:
 def knows_supervisors(folder: Path) -> bool:
     """Return whether the version unpacked there has `worker run --processes`."""
     return (folder / "perdure" / "worker" / "supervise").is_dir()
+
+
+def knows_children(folder: Path) -> bool:
+    """Return whether the version unpacked there has `ctx.spawn` and the waits that came with it."""
+    return (folder / "perdure" / "worker" / "durable" / "joining.py").is_file()
 
 
 def _git(*command: str) -> bytes:

@@ -22,6 +22,7 @@ def counted(history: History) -> Iterator[str]:
     """Yield the counts, line by line."""
     yield from _tasks(history)
     yield from _steps(history)
+    yield from _waits(history)
     yield from _faults(history)
     yield from _repeats(history)
     yield from _recoveries(history)
@@ -52,6 +53,17 @@ def _steps(history: History) -> Iterator[str]:
     given = sum(len(run.values) for run in runs)
     again = sum(value["token"].partition("/")[0] != run.name for run in runs for value in run.values)
     yield f"steps: {started} started, {done} ended, {given} values returned, {again} of them from the record"
+
+
+def _waits(history: History) -> Iterator[str]:
+    tasks = history.tasks.values()
+    replies = Counter(line.what for task in tasks for line in {(one["nonce"], one.what): one for one in task.replies}.values())
+    taken = {(task.id, line["wait"]) for task in tasks for line in task.used if line["nonce"] is not None}
+    yield f"answers: {replies['answered']} stored, {replies['refused']} refused, {len(taken)} used"
+    spots = {line["spot"] for task in tasks for line in task.births}
+    children = sum(bool(task.births) for task in tasks)
+    joined = {(line["task"], line["spot"]) for task in tasks for line in task.joined}
+    yield f"children: {children} have run, for {len(spots)} spots; {len(joined)} results joined"
 
 
 def _faults(history: History) -> Iterator[str]:

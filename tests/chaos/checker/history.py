@@ -60,12 +60,12 @@ class Run:
         return any(line["step"] == step for line in self.begins)
 
 
-_ENDED_FROM_OUTSIDE = ("CancelledError", "LeaseLost")
+_ENDED_FROM_OUTSIDE = ("CancelledError", "LeaseLost", "RunStopped")
 
 
 @dataclass(slots=True)
 class Task:
-    """One task, as in the journal."""
+    """One task, as in the journal. replies: answers on their way to it. births: runs of a child, with its spot."""
 
     id: str
     kind: str = ""
@@ -77,8 +77,18 @@ class Task:
     answers: list[Line] = field(default_factory=list)
     seen: list[Line] = field(default_factory=list)
     sent: list[Line] = field(default_factory=list)
+    replies: list[Line] = field(default_factory=list)
+    used: list[Line] = field(default_factory=list)
+    births: list[Line] = field(default_factory=list)
+    joined: list[Line] = field(default_factory=list)
     final: Line | None = None
     ledger: Line | None = None
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the parent, which is in the spot of a child; None of other tasks."""
+        spot = self.births[0]["spot"] if self.births else (self.final or {}).get("spot")
+        return spot.rpartition("/")[0] if isinstance(spot, str) else None
 
     @property
     def rules(self) -> Kind:
@@ -117,10 +127,16 @@ class History:
         since = at if asked is None else asked
         return any(loss.kept < at and since <= loss.until and loss.begin.at <= until for loss in self.losses)
 
-    def replayed_between(self, since: int, until: int, *, fresh: bool = False) -> bool:
-        """Return whether dead letters may have been replayed between two times. fresh: without their checkpoint."""
+    def replayed_between(self, since: int, until: int, *, fresh: bool = False, task: str | None = None) -> bool:
+        """Return whether dead letters may have been replayed between two times, or that of one task.
+
+        fresh: without their checkpoint.
+        """
         return any(
-            replay.begin.at <= until and replay.until >= since and (replay.begin["fresh"] or not fresh)
+            replay.begin.at <= until
+            and replay.until >= since
+            and (replay.begin["fresh"] or not fresh)
+            and replay.begin.get("letter") in (None, task)
             for replay in self.replays
         )
 
@@ -132,6 +148,13 @@ _OF_A_TASK: Final = {
     "answer": "answers",
     "seen": "seen",
     "sent": "sent",
+    "answering": "replies",
+    "answered": "replies",
+    "unsure": "replies",
+    "refused": "replies",
+    "used": "used",
+    "child": "births",
+    "joined": "joined",
 }
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ..history import History, Violation
+from .answers import check_answers
 from .cancelling import check_cancelled
+from .children import check_children
 from .endings import check_lost, check_once, check_outcomes
 from .gaps import check_gaps
 from .letters import check_letters
@@ -39,5 +41,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_settings,
     check_sessions,
     check_messages,
+    check_answers,
+    check_children,
 )
 """All rules, in the order of the report."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...journal import SECOND
-from ..history import History, Violation
+from ...journal import SECOND, Line
+from ..history import History, Task, Violation
 
 __all__ = ["check_cancelled"]
 
@@ -15,7 +15,7 @@ def check_cancelled(history: History) -> Iterator[Violation]:
     for task in history.tasks.values():
         told = [line for line in [*task.outcomes, task.final] if line is not None and line["state"] == "cancelled"]
         for line in told:
-            if not any(cancel.at < line.at for cancel in task.cancels):
+            if not _asked(history, task, line):
                 yield Violation("cancelled unasked", f"{task.id} is cancelled without a request", (line,))
         for answer in task.answers:
             if answer["state"] != "cancelled" or history.lost(answer.at, history.end):
@@ -28,3 +28,15 @@ def check_cancelled(history: History) -> Iterator[Violation]:
                 if run.at > answer.at and history.faults.explain(run.pid, since, run.at) is None:
                     what = f"{task.id} was started after it had been cancelled"
                     yield Violation("finished twice", what, (answer, run.first))
+
+
+def _asked(history: History, task: Task, told: Line) -> bool:
+    """Return whether a task was to be cancelled: by a request, or with the attempt or the call of its parent."""
+    if any(cancel.at < told.at for cancel in task.cancels):
+        return True
+    parent = history.tasks.get(task.parent or "")
+    if parent is None:
+        return False
+    left = any(line.what == "abandons" and line["task"] == parent.id and line.at < told.at for line in history.lines)
+    failed = any(run.failed and run.at < told.at for run in parent.runs)
+    return left or failed or _asked(history, parent, told)

@@ -37,7 +37,7 @@ def _one_outcome(history: History, task: Task) -> Iterator[Violation]:
     told = [line for line in told if not history.lost(line.at, history.end)]
     for earlier, later in pairwise(told):
         same = earlier["state"] == later["state"] and earlier.get("result") == later.get("result")
-        replayed = earlier["state"] == "dead" and history.replayed_between(0, later.at)
+        replayed = earlier["state"] == "dead" and history.replayed_between(0, later.at, task=task.id)
         if not same and not replayed:
             yield Violation("finished twice", f"{task.id} has two outcomes", (earlier, later))
     for line in task.outcomes:

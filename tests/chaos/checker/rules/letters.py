@@ -35,7 +35,7 @@ def _last_life(history: History, task: Task) -> list[Run]:
     for run in task.runs:
         fresh = run.first["attempt"] == 1 and run.first["crashes"] == 0
         another = bool(life) and run.fence.entry != life[-1].fence.entry
-        if fresh and another and history.replayed_between(life[-1].at, run.at):
+        if fresh and another and history.replayed_between(life[-1].at, run.at, task=task.id):
             life = []
         life.append(run)
     return life

@@ -54,7 +54,8 @@ def reason_of_repeat(history: History, former: Run, first: Line, later: Run, sec
     if former.end is not None and former.end.at < second.at:
         if former.failed or later.first["attempt"] > former.first["attempt"]:
             return "attempt"
-        if former.fence.entry != later.fence.entry and history.replayed_between(former.end.at, second.at):
+        task = former.first["task"]
+        if former.fence.entry != later.fence.entry and history.replayed_between(former.end.at, second.at, task=task):
             return "replay"
     return None
 

@@ -36,7 +36,7 @@ def check_states(history: History) -> Iterator[Violation]:
                 continue
             if history.lost(earlier["since"], later.at):
                 continue
-            if earlier["state"] == "dead" and history.replayed_between(earlier["since"], later.at):
+            if earlier["state"] == "dead" and history.replayed_between(earlier["since"], later.at, task=task.id):
                 continue
             what = f"{task.id} was {earlier['state']}, and then {later['state']}"
             yield Violation("impossible state", what, (earlier, later))
