@@ -130,8 +130,7 @@ def register_children(app: App) -> None:
         grown = await ctx.gather(leaf, calls, limit=3)
         found = [joined(ctx, call["spot"], one) for call, one in zip(calls, grown, strict=True)]
         others = [_call(ctx, f"later-{number}", pause / 4) for number in range(steps)]
-        async for one in ctx.as_completed(leaf, others, limit=2):
-            found.append(joined(ctx, one["spot"], one))
+        found += [joined(ctx, one["spot"], one) async for one in ctx.as_completed(leaf, others, limit=2)]
         return [*found, await stepped(ctx, "step-0", work, [], pause)]
 
     @app.task(**options_of("clan"))

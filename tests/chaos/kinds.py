@@ -14,8 +14,8 @@ PATIENT: Final = 50
 @dataclass(frozen=True, slots=True)
 class Kind:
     """weight: relative frequency; 0 for children, which only handlers spawn. attempts, crashes: limits of its retry
-    policy. deaths: reasons with which it may become a dead letter. succeeds: whether it may succeed. queue: the queue it
-    is enqueued on. waits: whether it waits, or has children. cancelled: part of its tasks that the producer cancels.
+    policy. deaths: reasons with which it may become a dead letter. succeeds: whether it may succeed. queue: its queue.
+    waits: whether it waits, or has children. cancelled: part of its tasks that the producer cancels.
     """
 
     weight: int

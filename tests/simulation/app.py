@@ -23,6 +23,9 @@ from perdure.worker.middleware import CallNext, Middleware
 from perdure.worker.settings import Settings
 
 from .fleet.elements import RESTART_DELAYS, WorkerPlan
+from .fleet.families import register_families
+from .fleet.kit import TaskKit
+from .fleet.waits import register_waits
 from .loop import SimulatedLoop, current
 
 __all__ = ["AGENT", "MESSAGES", "NAMESPACE", "Entry", "Journal", "make_app", "messages_of"]
@@ -48,7 +51,8 @@ class Entry:
     Attributes:
         at: Virtual time.
         what: "effect" of a step; "got" for a result that a handler has, so that it is recorded; "acked" by a producer;
-            "result" of a handler; "dies" for a handler that ends its process.
+            "result" of a handler; "failed" for an error of one, with its kind; "dies" for a handler that ends its
+            process. Those of waits and families are in fleet/.
     """
 
     at: float
@@ -119,7 +123,8 @@ class _RunLog(Middleware):
         self._journal.write("run", ctx.task_id)
         try:
             result = await call_next()
-        except Exception:
+        except Exception as error:
+            self._journal.write("failed", ctx.task_id, ctx.task, repr(error))
             await self._journal.rest(ctx.task_id)
             raise
         else:
@@ -258,6 +263,10 @@ def _make_app(journal: Journal, url: str, worker: WorkerPlan, release: int) -> A
         """Hands its work to a task that waits for the messages which were sent to this one."""
         await stepped(ctx, "step-0", [], pause)
         await ctx.continue_as(listens, why="the messages", arguments={"steps": 1, "pause": pause})
+
+    kit = TaskKit(app, journal, stepped, {"retry": retry, "version": release})
+    register_waits(kit)
+    register_families(kit)
 
     if worker.supervised:
 

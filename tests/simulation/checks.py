@@ -12,11 +12,13 @@ import orjson
 
 from .app import Entry, messages_of
 from .deliveries import DeliveryChecks
+from .fleet.families import check_families, left_behind
 from .fleet.releases import check_release
 from .fleet.resharding import KeyOrder, RecordPlaces
 from .fleet.sessions import check_turn
 from .fleet.settings import check_settings
 from .fleet.supervisors import SupervisorChecks
+from .fleet.waits import check_waits
 from .loop import current
 from .plan import LISTENING
 
@@ -194,6 +196,7 @@ class Checks:
             *sorted(live - self._waiting()),
             *(task.id for task in self._world.plan.tasks if task.id not in acked),
             *sessions,
+            *left_behind(self._world),
         ]
 
     def _waiting(self) -> set[str]:
@@ -218,6 +221,8 @@ class Checks:
         self._check_logs()
         self._check_keys()
         check_settings(world)
+        check_waits(world)
+        check_families(world)
         self.supervisors.finish()
         self.order.finish()
         for caller in world.callers:
@@ -244,6 +249,8 @@ class Checks:
                 self.add(kind, f"{task.id} ({task.kind}) is {state}{self._why(task.id)}")
             elif state != "succeeded" or task.kind == "relay":
                 continue
+            elif task.kind == "hopeless":
+                self.add("wrong outcome", f"{task.id} has the result of a child that waits for ever")
             elif task.kind == "listens":
                 self._check_messages(task.id)
             elif task.kind == "passes":

@@ -15,6 +15,7 @@ from perdure.queues.inspection.views import queue_partitions
 from perdure.queues.transport.scripts import loaded_scripts
 from perdure.worker.agents.journal.forks import fork
 
+from .fleet.families import PARENTS
 from .fleet.releases import deploy
 from .fleet.resharding import reshard
 from .fleet.sessions import kill_caller
@@ -28,8 +29,9 @@ from .fleet.supervisors import (
     reload,
     stop_supervisor,
 )
+from .fleet.waits import WAITING
 from .network import Connection
-from .plan import AIMED, FAULTS, LISTENING, PRODUCED, Fault
+from .plan import AIMED, FAULTS, LISTENING, PRODUCER_COMMANDS, Fault
 
 if TYPE_CHECKING:
     from .world import Process, World
@@ -229,7 +231,8 @@ async def _replay(world: World, fault: Fault) -> None:
 
 async def _fork(world: World, fault: Fault) -> None:
     """Fork a task, from what it has recorded so far."""
-    names = sorted(task.id for task in world.plan.tasks if task.id in world.handles and task.kind not in LISTENING)
+    apart = {*LISTENING, *WAITING, *PARENTS}
+    names = sorted(task.id for task in world.plan.tasks if task.id in world.handles and task.kind not in apart)
     producer = world.producer
     if not names or producer is None:
         return
@@ -337,7 +340,7 @@ async def _aim(world: World, fault: Fault) -> None:
     digest = next((script.sha for script in loaded_scripts() if script.name == fault.on), fault.on)
 
     def act(line: Connection, data: bytes) -> bool:
-        if fault.on in PRODUCED:
+        if fault.on in PRODUCER_COMMANDS:
             meant = world.is_producer(line.machine)
         elif fault.on in SUPERVISOR_COMMANDS:
             meant = world.is_supervisor(line.machine)

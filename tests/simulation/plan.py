@@ -9,7 +9,7 @@ from typing import Final
 
 from .fleet.elements import OPERATIONS, SessionPlan, SupervisorPlan, WorkerPlan, with_elements
 
-__all__ = ["FAULTS", "KINDS", "Fault", "Plan", "TaskPlan", "draw"]
+__all__ = ["FAULTS", "KINDS", "PRODUCER_COMMANDS", "Fault", "Plan", "TaskPlan", "draw"]
 
 SPAN: Final = 8.0
 """Virtual seconds in which tasks are enqueued and faults occur."""
@@ -50,7 +50,10 @@ AIMED: Final = frozenset({"cut", "late", "kill", "freeze", "lose tail", "step cl
 """Kinds of faults that may wait for a command of a worker, or of the producer."""
 
 PRODUCED: Final = ("enqueue", "enqueue", "schedule", "send_message", "send_message", "cancel", "replay", "enqueue_copy")
-"""Commands of the producer."""
+"""Commands of the producer, as often as they are drawn."""
+
+PRODUCER_COMMANDS: Final = frozenset({*PRODUCED, "answer"})
+"""Commands of the producer that a fault may wait for."""
 
 _RARE: Final = frozenset({"message", "garbage", *OPERATIONS})
 """Kinds of faults that are not drawn at random; see `_aimed` and fleet/elements.py."""

@@ -30,12 +30,14 @@ from .app import NAMESPACE, Journal, make_app, messages_of
 from .checks import Checks, Violation
 from .faults import strike
 from .fleet.elements import WorkerPlan
+from .fleet.families import see_to
 from .fleet.processes import SimulatedProcess
 from .fleet.releases import own_library
 from .fleet.resharding import ask_again
 from .fleet.sessions import Caller
 from .fleet.settings import store_lease, worker_type
 from .fleet.supervisors import Host, start_child
+from .fleet.waits import ASKING, attend
 from .loop import MAIN_THREAD, Machine, SimulatedLoop, Standstill, current
 from .network import Connection, Network, connector
 from .plan import LISTENING, SPAN, Plan, TaskPlan
@@ -375,6 +377,9 @@ class World:
                     await self._wait_for_successor(task.id)
                 if task.kind in LISTENING:
                     await self._talk(handle, 0.0 if task.kind == "passes" else task.pause)
+                if task.kind in ASKING:
+                    await attend(self, producer, handle, task)
+                await see_to(self, producer, handle, task)
                 return
 
     async def store(self, producer: Producer, task: TaskPlan) -> TaskHandle[Any]:

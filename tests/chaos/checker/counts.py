@@ -57,7 +57,7 @@ def _steps(history: History) -> Iterator[str]:
 
 def _waits(history: History) -> Iterator[str]:
     tasks = history.tasks.values()
-    replies = Counter(line.what for task in tasks for line in {(one["nonce"], one.what): one for one in task.replies}.values())
+    replies = Counter(what for _, what in {(line["nonce"], line.what) for task in tasks for line in task.replies})
     taken = {(task.id, line["wait"]) for task in tasks for line in task.used if line["nonce"] is not None}
     yield f"answers: {replies['answered']} stored, {replies['refused']} refused, {len(taken)} used"
     spots = {line["spot"] for task in tasks for line in task.births}

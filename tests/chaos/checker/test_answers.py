@@ -11,7 +11,9 @@ from tests.chaos.checker.test_children import LOSS, Event, final, read, rules, r
 TASK = "asks-1"
 
 
-def answer(at: float, nonce: str, to: str = "approval", by: str = "id", end: str = "answered", task: str = TASK) -> list[Event]:
+def answer(
+    at: float, nonce: str, to: str = "approval", by: str = "id", end: str = "answered", task: str = TASK
+) -> list[Event]:
     call = {"task": task, "nonce": nonce}
     more = {"error": "refused"} if end == "refused" else {"by": by, "to": to}
     return [(at, "answering", {**call, "by": by, "to": to}), (at + 0.1, end, {**call, **more})]

@@ -121,7 +121,8 @@ def test_a_parent_that_has_the_result_of_a_child_that_was_cancelled() -> None:
 
 
 def test_a_parent_that_is_given_another_result_in_a_later_run() -> None:
-    changed = (3, "joined", {"task": PARENT, "run": "1.1", "spot": SPOT, "grown": {"spot": SPOT, "token": "2.2/step-0/1"}})
+    other = {"spot": SPOT, "token": "2.2/step-0/1"}
+    changed = (3, "joined", {"task": PARENT, "run": "1.1", "spot": SPOT, "grown": other})
     children = [*child("leaf-1", 2, "2.1"), *child("leaf-2", 2, "2.2")]
     assert rules(*parent(), changed, *children) == {"result changed", "child doubled"}
 
@@ -149,8 +150,8 @@ def test_a_child_is_cancelled_with_its_parent() -> None:
     end = final(PARENT, "family", "cancelled", None)
     assert rules(*events, end, *cancelled, (2.5, "cancel", {"task": PARENT})) == set()
     left = (2.5, "abandons", {"task": PARENT, "run": "1.1"})
-    instead = [*parent(), *child("leaf-2", 3, "2.2", f"{PARENT}/1")]
-    instead[3] = (4, "joined", {"task": PARENT, "run": "1.1", "spot": f"{PARENT}/1", "grown": {"spot": f"{PARENT}/1", "token": "2.2/step-0/1"}})
+    other = f"{PARENT}/1"
+    instead = [*parent({"spot": other, "token": "2.2/step-0/1"}, other), *child("leaf-2", 3, "2.2", other)]
     assert rules(*instead, left, *cancelled) == set()
     assert rules(*instead, *cancelled) == {"cancelled unasked"}
 

@@ -5,13 +5,16 @@ Each is drawn from a random stream of its own, after all else, so that the other
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from .families import PARENTS
+from .waits import WAITING
+
 if TYPE_CHECKING:
-    from ..plan import Fault, Plan
+    from ..plan import Fault, Plan, TaskPlan
 
 __all__ = ["ELEMENTS", "OPERATIONS", "RESTART_DELAYS", "SessionPlan", "SupervisorPlan", "WorkerPlan", "with_elements"]
 
@@ -35,6 +38,8 @@ _SHARES: Final = {
     "deploy": 0.06,
     "sessions": 0.1,
     "supervised hosts": 0.1,
+    "waits": 0.15,
+    "children": 0.2,
 }
 """Shares of the runs that have an element. One that costs more than an ordinary run occurs less often."""
 
@@ -220,6 +225,41 @@ def _with_supervisors(plan: Plan, random: Random, fault: _Draw) -> Plan:
     return replace(plan, supervisors=supervisors, workers=random.choice((1, 1, 2)), tasks=tasks).along(*faults)
 
 
+def _with_waits(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Let some tasks wait for time and answers, and let faults meet what they write and are sent."""
+    tasks = _of_kinds(plan.tasks[:_MAX_TASKS], WAITING, random)
+    return replace(plan, tasks=tasks, clean=5.0).along(*_aimed_at(_OF_WAITS, random, fault))
+
+
+def _with_children(plan: Plan, random: Random, fault: _Draw) -> Plan:
+    """Let some tasks have children, and let faults meet what launches them and tells of their ends."""
+    tasks = _of_kinds(plan.tasks[:_MAX_TASKS], PARENTS, random)
+    return replace(plan, tasks=tasks, clean=5.0).along(*_aimed_at(_OF_CHILDREN, random, fault))
+
+
+def _of_kinds(tasks: Sequence[TaskPlan], kinds: Sequence[str], random: Random) -> tuple[TaskPlan, ...]:
+    """Return the tasks, two to four of them of other kinds."""
+    chosen = random.sample(range(len(tasks)), k=min(len(tasks), random.choice((2, 3, 4))))
+    drawn = {number: random.choice(kinds) for number in chosen}
+    return tuple(replace(task, kind=drawn.get(number, task.kind)) for number, task in enumerate(tasks))
+
+
+def _aimed_at(commands: Sequence[str], random: Random, fault: _Draw) -> list[Fault]:
+    found = []
+    for _ in range(random.choice((0, 1, 2, 3))):
+        kind = random.choice(("cut", "late", "kill", "kill", "freeze", "lose tail"))
+        found.append(replace(fault(random, kind, random.uniform(0.3, _SPAN + 2.0)), on=random.choice(commands)))
+    sent = ("kill", "freeze")  # an answer is sent by the producer, which neither dies nor stands still
+    return [replace(one, kind="cut") if one.on == "answer" and one.kind in sent else one for one in found]
+
+
+_OF_WAITS: Final = ("write_checkpoint", "write_checkpoint", "park", "park", "answer", "answer", "claim_token", "promote")
+_OF_CHILDREN: Final = (
+    *("add_children", "enqueue_child", "confirm_launch", "notify_join", "notify_join", "notice_sent", "close_join"),
+    *("finish", "finish", "bury", "park", "watch", "write_checkpoint", "cancel"),
+)
+"""Commands that the faults of such runs wait for."""
+
 _STRIKES: Final = (
     *("kill", "kill", "kill", "freeze", "block", "stop"),
     *("kill supervisor", "kill host", "freeze supervisor", "stop supervisor", "reload"),
@@ -236,5 +276,7 @@ ELEMENTS: Final[dict[str, Callable[[Plan, Random, _Draw], Plan]]] = {
     "deploy": _with_deploy,
     "sessions": _with_sessions,
     "supervised hosts": _with_supervisors,
+    "waits": _with_waits,
+    "children": _with_children,
 }
 assert ELEMENTS.keys() == _SHARES.keys()

@@ -7,6 +7,7 @@ of the parent that has failed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ...journal import Line
 from ..history import History, Task, Violation
@@ -51,7 +52,7 @@ def _check_doubled(history: History, spot: str, children: list[Task]) -> Iterato
     failed = 0 if parent is None else sum(run.failed for run in parent.runs)
     lost = sum(
         history.lost(earlier.births[0].at, later.births[0].at)
-        for earlier, later in zip(children, children[1:], strict=False)
+        for earlier, later in pairwise(children)
     )
     if len(children) > 1 + failed + lost:
         what = f"spot {spot} has {len(children)} children, and {failed} attempts of its parent have failed"
@@ -64,7 +65,8 @@ def _check_joined(line: Line, children: list[Task]) -> Iterator[Violation]:
     made = {effect["token"] for child in children for run in child.runs for effect in run.effects}
     if grown["spot"] != line["spot"] or grown["token"] not in made:
         what = f"{line['task']}: the result for {line['spot']} is {grown}, which no child of this spot has made"
-        yield Violation("result of another child", what, (line, *(birth for child in children for birth in child.births)))
+        births = [birth for child in children for birth in child.births]
+        yield Violation("result of another child", what, (line, *births))
 
 
 def _check_same(history: History, task: Task) -> Iterator[Violation]:
@@ -89,10 +91,10 @@ def _check_outcomes(history: History, task: Task, spots: dict[str, list[Task]]) 
         if line["run"] != finisher.name:
             continue
         ends = [child.final for child in spots.get(line["spot"], []) if child.final is not None]
-        if not any(end["state"] == "succeeded" and end["result"] == line["grown"] for end in ends):
-            if not history.lost(line.at, history.end):
-                what = f"{task.id} has the result of {line['spot']}, and no child of it has succeeded with that"
-                yield Violation("result of another child", what, (line, *ends))
+        found = any(end["state"] == "succeeded" and end["result"] == line["grown"] for end in ends)
+        if not found and not history.lost(line.at, history.end):
+            what = f"{task.id} has the result of {line['spot']}, and no child of it has succeeded with that"
+            yield Violation("result of another child", what, (line, *ends))
 
 
 def _lines(task: Task) -> tuple[Line, ...]:
