@@ -435,7 +435,8 @@ class Context(TaskInfo, StepCaller):
             branches: calls of the context, or coroutines that make some.
 
         Raises:
-            StepDefinitionError: there is no branch, or it is not awaitable.
+            StepDefinitionError: there is no branch, or it is not awaitable, or runs already.
+            StepMismatch: an earlier run has recorded another call here.
             StepOutsideTask: a step called this.
         """
         return await first(self._run, branches, self._options.durability)

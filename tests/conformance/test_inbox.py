@@ -27,7 +27,7 @@ from perdure.queues import (
 )
 from perdure.queues.delivery.checkpoint import Entry, Kind
 from perdure.queues.delivery.leases import Delivery
-from perdure.queues.delivery.settlement import TIME, Counters, message_after, park, reschedule, succeed
+from perdure.queues.delivery.settlement import TIME, Counters, WakeCondition, message_after, park, reschedule, succeed
 from perdure.queues.errors import NoKey
 from perdure.queues.inbox import read_inbox, send_message
 from perdure.queues.security.encryption import is_encrypted
@@ -368,6 +368,48 @@ async def test_a_message_wakes_no_task_that_sleeps(producer: Producer, partition
     await promote(gateway, partition, "t")
     assert await gateway.command("HMGET", record, "waits", "wakes") == [None, None]
     assert await unread(gateway, partition) == ["before", "during"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "wakes", "woken"),
+    [
+        ([], "", False),
+        ([TIME], "time", False),
+        ([message_after(0)], "message", True),
+        ([message_after(7), TIME, message_after(0), TIME], "message time", True),
+        ([("answer", "message"), ("join", "message:3")], "answer:message join:message:3", False),
+        ([("answer", "a page/sign off#2"), message_after(0)], "answer:a%20page/sign%20off#2 message", True),
+    ],
+)
+async def test_a_message_wakes_a_task_if_that_is_one_of_its_conditions(
+    producer: Producer, partition: Partition, conditions: list[WakeCondition], wakes: str, *, woken: bool
+) -> None:
+    gateway, record = producer.gateway, partition.record("t")
+    await producer.enqueue("t", task_id="t", queue="default")
+    delivery = await read_one(await worker(gateway, partition))
+    for _ in range(2):  # the reply may be lost
+        await park(gateway, delivery, "t", Counters(), delay=600, waits="message", conditions=conditions)
+    assert await gateway.command("HGET", record, "wakes") == wakes.encode()
+    assert not await _is_due(gateway, partition)
+    await producer.send_message("t", "now")
+    assert await _is_due(gateway, partition) is woken
+
+
+@pytest.mark.parametrize("over", ["message", "answer"])
+async def test_a_task_is_due_at_once_if_one_of_its_conditions_is_over(
+    producer: Producer, partition: Partition, over: str
+) -> None:
+    """The message or the answer came after the run had looked."""
+    gateway, inbox = producer.gateway, partition.inbox("t")
+    await producer.enqueue("t", task_id="t", queue="default")
+    delivery = await read_one(await worker(gateway, partition))
+    if over == "message":
+        await producer.send_message("t", "now")
+    else:
+        await gateway.command("HSET", inbox, "a:sign off", "1 d {}")
+    conditions = [TIME, ("answer", "other"), ("answer", "sign off"), message_after(0)]
+    await park(gateway, delivery, "t", Counters(), delay=600, waits="answer or message", conditions=conditions)
+    assert await _is_due(gateway, partition)
 
 
 async def test_messages_are_sealed(producer: Producer, partition: Partition) -> None:

@@ -48,7 +48,8 @@ def forks() -> Iterator[Forks]:
 
 
 def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, write: int) -> None:
-    import tests.replay.ends  # noqa: F401 - it adds handlers
+    import tests.replay.ends
+    import tests.replay.waits  # noqa: F401 - they add handlers
     from tests.replay.handlers import HANDLERS
 
     settings = Settings(redis_url=url, namespace=namespace, lease=30.0)
@@ -59,7 +60,8 @@ def _work(url: str, namespace: str, folder: str, name: str, rehearsal: str, writ
 
 
 def _main() -> None:
-    import tests.replay.ends  # noqa: F401 - before the first fork
+    import tests.replay.ends
+    import tests.replay.waits  # noqa: F401 - before the first fork
 
     for line in sys.stdin:
         child = os.fork()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import orjson
 
 from ...queues.delivery.checkpoint import Entry, Kind
-from ..errors import StepDefinitionError, StepOutsideTask
+from ..errors import StepDefinitionError, StepMismatch, StepOutsideTask
 from .attempt_end import forget_undone
 from .journal.step_record import StepRecord
 from .run import Run
@@ -39,49 +39,90 @@ async def first(run: Run, branches: Mapping[str, Awaitable[T]], durability: Dura
     """
     left = dict(branches)
     try:
-        await _check(run, branches)
-        digest, called = fingerprint((sorted(branches),), {})
-        key, recorded, former = await match_wait(run, _FIRST, digest)
-        winner = None if recorded is None else str(orjson.loads(recorded))
-        if former is not None and (known := str(orjson.loads(StepRecord.decode(former).result))) in branches:
-            winner = known
-        # The scope of the second call of a scope is `first#2/NAME/`.
-        scope = key.rpartition("/")[2].removeprefix("#")
-        lost = [f"{run.keys.scope}{scope}/{name}/" for name in branches if name != winner]
+        with run.calling():
+            call, winner = await _begin(run, branches)
         if winner is not None:
-            run.keys.skip(lost)
-            task = _start(run, f"{scope}/{winner}", left.pop(winner))
+            run.keys.skip(call.scope_of(name) for name in branches if name != winner)
+            task = call.start(winner, left.pop(winner))
             try:
                 await asyncio.wait([task])
             finally:
                 await _end([task])
-            return await _outcome(run, key, winner, task)
-        if run.stopping:
-            await run.boundary()
-        if key not in run.history.saved:  # the records of the branches are under this key, whichever branch comes first
-            plan = run.history.saved[key] = orjson.dumps({"h": digest})
-            await run.recorder.put(Entry(Kind.SAVED, key, plan), wait=False)
-        tasks = {name: _start(run, f"{scope}/{name}", left.pop(name)) for name in branches}
+            return await _outcome(run, call.key, winner, task)
+        tasks = {name: call.start(name, left.pop(name)) for name in branches}
         try:
             await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
             winner = next(name for name, task in tasks.items() if task.done())
+            with run.calling():
+                await _end([task for name, task in tasks.items() if name != winner])
+                await call.record(winner, [name for name in branches if name != winner], durability)
         finally:
-            await _end(list(tasks.values()), but=None if winner is None else tasks[winner])
-        lost.remove(f"{run.keys.scope}{scope}/{winner}/")
-        run.keys.skip(lost)
-        closing = await close_waits(run, lost)
-        for branch in lost:
-            closing.add(*drop_failures(run, branch))  # such as: a step was cut off
-        record = StepRecord(orjson.dumps(winner), digest, arguments_text(called, run.redact)).encode()
-        entry = Entry(Kind.DONE_WITH_EVENT, key, record)
-        stored, replicated = durability != "async", durability == "replicated"
-        await run.recorder.put(entry, *closing.entries, wait=stored, replicated=replicated)
-        run.history.saved.pop(key, None)
-        await closing.finish()
-        return await _outcome(run, key, winner, tasks[winner])
+            await _end(list(tasks.values()))
+        return await _outcome(run, call.key, winner, tasks[winner])
     finally:
         for awaitable in left.values():
             _drop(awaitable)
+
+
+class _Call:
+    """One call. Its branches have the scopes `first/NAME/`, those of the second call `first#2/NAME/`."""
+
+    def __init__(self, run: Run, key: str, digest: str, shown: str) -> None:
+        self.key = key
+        self._run = run
+        self._digest = digest
+        self._shown = shown
+        self._scope = key.rpartition("/")[2].removeprefix("#")
+
+    def scope_of(self, name: str) -> str:
+        """Return the prefix of the keys of a branch."""
+        return f"{self._run.keys.scope}{self._scope}/{name}/"
+
+    def start(self, name: str, branch: Awaitable[T]) -> asyncio.Task[T]:
+        """Run a branch in its scope."""
+        with self._run.keys.scoped(f"{self._scope}/{name}"):
+            return asyncio.create_task(_await(branch))
+
+    async def plan(self) -> None:
+        """Store the call with the next write: its key, under which its branches record, is that of these names."""
+        if self.key not in self._run.history.saved:
+            plan = self._run.history.saved[self.key] = orjson.dumps({"h": self._digest})
+            await self._run.recorder.put(Entry(Kind.SAVED, self.key, plan), wait=False)
+
+    async def record(self, winner: str, losers: Sequence[str], durability: Durability) -> None:
+        """Record the outcome, and close what the other branches have left open."""
+        run, scopes = self._run, [self.scope_of(name) for name in losers]
+        run.keys.skip(scopes)
+        closing = await close_waits(run, scopes)
+        for scope in scopes:
+            closing.add(*drop_failures(run, scope))  # such as: a step was cut off
+        record = StepRecord(orjson.dumps(winner), self._digest, self._shown).encode()
+        entry = Entry(Kind.DONE_WITH_EVENT, self.key, record)
+        stored, replicated = durability != "async", durability == "replicated"
+        await run.recorder.put(entry, *closing.entries, wait=stored, replicated=replicated, progress=True)
+        run.history.saved.pop(self.key, None)
+        run.touch()
+        if stored:
+            run.progressed()
+        await closing.finish()
+
+
+async def _begin(run: Run, branches: Mapping[str, Awaitable[Any]]) -> tuple[_Call, str | None]:
+    """Return a call and the branch that has ended first in an earlier run; None if the branches run now."""
+    await _check(run, branches)
+    digest, called = fingerprint((sorted(branches),), {})
+    shown = arguments_text(called, run.redact)
+    key, recorded, former = await match_wait(run, _FIRST, digest)
+    if former is not None:
+        raise StepMismatch(key, StepRecord.decode(former).arguments, shown, after_new=run.steps_recorded > 0)
+    call = _Call(run, key, digest, shown)
+    if recorded is not None:
+        run.touch()
+        return call, str(orjson.loads(recorded))
+    if run.stopping:
+        await run.boundary()
+    await call.plan()
+    return call, None
 
 
 async def _outcome(run: Run, key: str, winner: str, task: asyncio.Task[T]) -> First[T]:
@@ -101,36 +142,36 @@ async def _check(run: Run, branches: Mapping[str, Awaitable[Any]]) -> None:
         raise StepDefinitionError("ctx.first must get at least one branch, such as ctx.first(late=ctx.sleep(60))")
     for name, awaitable in branches.items():
         check_name("name of a branch", name)
+        if isinstance(awaitable, asyncio.Future):
+            raise StepDefinitionError(
+                f"branch {name!r} must be a coroutine, such as ctx.sleep(60), got {awaitable!r}, which runs already"
+            )
         if not inspect.isawaitable(awaitable):
             raise StepDefinitionError(f"branch {name!r} must be awaitable, such as ctx.sleep(60), got {awaitable!r}")
     await check_call(run, _FIRST, own=True)
-
-
-def _start(run: Run, scope: str, branch: Awaitable[T]) -> asyncio.Task[T]:
-    """Run a branch in a scope of its own."""
-    with run.keys.scoped(scope):
-        return asyncio.create_task(_await(branch))
 
 
 async def _await(branch: Awaitable[T]) -> T:
     return await branch
 
 
-async def _end(tasks: list[asyncio.Task[Any]], *, but: asyncio.Task[Any] | None = None) -> None:
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancel the branches that run, and wait until they have ended; what they raise then is lost."""
-    others = [task for task in tasks if task is not but]
-    for task in others:
+    running = [task for task in tasks if not task.done()]
+    for task in running:
         task.cancel()
-    if running := [task for task in others if not task.done()]:
+    if running:
         await asyncio.wait(running)
-    for task in others:
-        if not task.cancelled():
-            task.exception()  # it is retrieved, so that asyncio does not report it
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # asyncio reports an exception that is not retrieved
 
 
-def _drop(branch: Awaitable[Any]) -> None:
-    """Drop a branch that is not run."""
+def _drop(branch: object) -> None:
+    """Close a branch that is not run."""
     if inspect.iscoroutine(branch):
+        frame = branch.cr_frame if inspect.getcoroutinestate(branch) == inspect.CORO_CREATED else None
+        arguments = [] if frame is None else list(frame.f_locals.values())
         branch.close()
-    elif isinstance(branch, asyncio.Future):
-        branch.cancel()
+        for value in arguments:  # such as that of asyncio.wait_for: Python reports coroutines that are never awaited
+            _drop(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import AbstractContextManager
 from typing import ClassVar, Final, NoReturn
 
 import anyio
@@ -24,6 +25,22 @@ def is_closing() -> bool:
 
 _QUICK_REFUSALS: Final = 20
 """Calls of a stopped run that are refused at once. A handler that swallows more of them must not block the loop."""
+
+
+class _Calling:
+    """A block in which a call of the context is in progress that is no step."""
+
+    __slots__ = ("_handler",)
+
+    def __init__(self, handler: HandlerTask) -> None:
+        self._handler = handler
+
+    def __enter__(self) -> None:
+        self._handler.calls += 1
+
+    def __exit__(self, *raised: object) -> None:
+        self._handler.calls -= 1
+        self._handler.calls_ended += 1
 
 
 class HandlerTask:
@@ -51,6 +68,8 @@ class HandlerTask:
         "_step_tasks",
         "_task",
         "branched",
+        "calls",
+        "calls_ended",
         "steps_in_flight",
         "stopped",
         "stopping",
@@ -59,6 +78,8 @@ class HandlerTask:
     def __init__(self) -> None:
         self.steps_in_flight: dict[str, float] = {}
         """Monotonic time at which each began, by their keys."""
+        self.calls = self.calls_ended = 0
+        """Calls of the context in progress that are no steps, but for waits; and those that have ended."""
         self.branched = False
         """Whether another asyncio task than the handler's own has made a call of the context."""
         self.stopping = self._failed = False
@@ -136,6 +157,10 @@ class HandlerTask:
                 self._equal_calls = EqualCalls()
             own = self._own_call
             self._equal_calls.add(key, digest, task, own if own[0] in self.steps_in_flight else ("", ""))
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Return a block in which open waits do not park the run: a call of the context is in progress."""
+        return _Calling(self)
 
     def note_caller(self) -> None:
         """Note whether another asyncio task than the handler's own makes a call."""

@@ -82,6 +82,13 @@ async def receive(
     seconds = seconds_until(wait, "wait") if wait else None
     whose = f"{fingerprint((sender,), {})[0]}:"
     read = _Read(f"{whose}{limit or ''}", whose, WaitStarted(what="message", on=sender or "", why=why))
+    with run.calling():
+        return await _receive(run, seconds, limit, sender, read, options)
+
+
+async def _receive(
+    run: Run, seconds: float | None, limit: int | None, sender: str | None, read: _Read, options: StepOptions
+) -> list[InboxMessage]:
     await check_call(run, _INBOX, own=True)
     _check_wait(seconds)
     _check_options(options)

@@ -375,8 +375,8 @@ class Run(HandlerTask):
 
     @property
     def may_park(self) -> bool:
-        """Whether open waits may park the run now: no step is in flight, and it does not stop for another reason."""
-        if self.stopped or self._failed or self._leaving_itself or self.steps_in_flight:
+        """Whether open waits may park the run now: no call is in progress, and it does not stop for another reason."""
+        if self.stopped or self._failed or self._leaving_itself or self.steps_in_flight or self.calls:
             return False
         return not self.stopping or self._leaving is _SHUTDOWN
 

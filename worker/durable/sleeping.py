@@ -26,13 +26,15 @@ _LAST: Final = datetime.fromtimestamp(MAX_SECONDS, UTC)
 async def sleep(run: Run, duration: Duration | str, durability: Durability) -> None:
     """Sleep for a time. See `Context.sleep`."""
     milliseconds = check_sleep(run, duration)
-    await _sleep(run, milliseconds, lambda now: now + milliseconds, durability)
+    with run.calling():
+        await _sleep(run, milliseconds, lambda now: now + milliseconds, durability)
 
 
 async def sleep_until(run: Run, moment: datetime, durability: Durability) -> None:
     """Sleep until a point in time. See `Context.sleep_until`."""
     until = check_sleep_until(run, moment)
-    await _sleep(run, f"until {until}", lambda _: until, durability)
+    with run.calling():
+        await _sleep(run, f"until {until}", lambda _: until, durability)
 
 
 def check_sleep(run: Run, duration: Duration | str) -> int:

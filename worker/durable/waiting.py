@@ -106,6 +106,8 @@ class TimePassed(Condition):
 async def wait_until(run: Run, condition: Condition, *, looked: int | None = None) -> Any:
     """Return the value of a condition that is over, `TIMED_OUT` when its time has passed; meanwhile the run may park.
 
+    The call is within `run.calling()`, so that the run does not park before its result is recorded.
+
     looked: time of Redis in milliseconds at which the caller has looked, and found nothing; else this looks first.
 
     Raises what `look` raises, `RunStopped` where the handler's own task waits and the run parks, `CancelledError`,
@@ -281,6 +283,15 @@ class WaitBoard:
                 return value
         else:
             self._note_time(looked)
+        calls, run.calls = run.calls, max(0, run.calls - 1)  # the call that waits is not in progress
+        try:
+            return await self._wait(condition)
+        finally:
+            run.calls += min(1, calls)
+
+    async def _wait(self, condition: Condition) -> Any:
+        """Wait in memory, or park the run at once where the handler makes all calls itself."""
+        run = self._run
         own = run.is_own_task()
         if own and not run.branched and not self._waiters and run.may_park and self._is_long([condition]):
             await run.park(self._reason([condition]))
@@ -390,8 +401,11 @@ class WaitBoard:
     async def _next_news(self) -> set[bytes]:
         """Return the notifications of the next time that there is something to do."""
         found: set[bytes] = set()
-        with anyio.move_on_after(self._pause()):
+        pause, began = self._pause(), RUNTIME.monotonic()
+        with anyio.move_on_after(pause):
             found.add(await self._news.get())
+        if RUNTIME.monotonic() - began > pause + self.park_after / 4:  # the event loop was blocked: no branch could run
+            self._quiet_since = RUNTIME.monotonic()
         while not self._news.empty():
             found.add(self._news.get_nowait())
         return found
@@ -449,8 +463,8 @@ class WaitBoard:
     def _note_activity(self) -> None:
         """Note whether a call of the context has begun or ended since the last look."""
         run = self._run
-        activity = (run.active, run.last_entry, self._number)
-        if activity != self._activity or run.steps_in_flight:
+        activity = (run.active, run.last_entry, run.calls_ended, self._number)
+        if activity != self._activity or run.steps_in_flight or run.calls:
             self._activity, self._quiet_since = activity, RUNTIME.monotonic()
 
 

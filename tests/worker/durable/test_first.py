@@ -291,6 +291,10 @@ async def test_a_wrong_call_is_refused(app: App) -> None:
             await ctx.first()
         with pytest.raises(StepDefinitionError, match="branch 'b' must be awaitable"):
             await ctx.first(a=ctx.sleep(60), b=5)  # type: ignore[arg-type]
+        running = asyncio.ensure_future(ctx.step("x", value, "x"))
+        with pytest.raises(StepDefinitionError, match="branch 'a' must be a coroutine"):
+            await ctx.first(a=running, b=asyncio.wait_for(ctx.sleep(60), 1))
+        await running
         with pytest.raises(StepDefinitionError, match="name of a branch must be 1 to 200 characters"):
             await ctx.first(**{"a#1": ctx.sleep(60)})
 
