@@ -14,7 +14,8 @@
 -- nothing, and after it a full server accepts the rest (see fence.lua). A command that arrives late does not cancel a
 -- task that was replayed, or enqueued again under the same id, since. The notification of the worker is a hint: if it is
 -- lost or refused (hence pcall), the worker sees the request when it next renews the lease. A task has a clean-up task if
--- its envelope says so, or if a run of it has (`s:#on_end` in the checkpoint): only a worker can encrypt that.
+-- its envelope says so, or if a run of it has (`s:#on_end` in the checkpoint): only a worker can encrypt that. One that has
+-- children is deferred as well: the worker that ends it cancels them.
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
   return 'missing'
@@ -36,6 +37,7 @@ if not cleanup then
   local read, form = pcall(cjson.decode, envelope or '')
   cleanup = read and type(form) == 'table' and form.on_end == true
 end
+cleanup = cleanup or redis.call('HEXISTS', KEYS[2], 'joins') == 1
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[6], '')
 redis.call('ZSCORE', KEYS[11], '')

@@ -66,4 +66,4 @@ for i = 7, #KEYS do
   end
 end
 redis.call('PUBLISH', KEYS[2], ARGV[6])
-return 1
+return watched and 3 or 1

@@ -104,6 +104,16 @@ class Worker:
         self._gate = QuarantineGate(link, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()
         self._webhooks = WebhookQueue(WebhookTarget.of(self.settings))
+        shares = self._partitions == "share" and not self._gate.dedicated
+        self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
+        self._notices = NoticeDelivery(
+            self._gateway,
+            self._assignment,
+            worker=self.id,
+            retention=lambda: self._shared.result_ttl,
+            on_woken=self._parent_woken,
+            interval=self.timings.notice_interval,
+        )
         self._executor = Executor(
             self._gateway,
             app.tasks,
@@ -117,7 +127,7 @@ class Worker:
             on_progress=None if self._link is None else partial(self._link.send, "progress"),
             middleware=app.middleware,
             resources=lambda: app.resources,
-            on_watched=lambda partition, task_id: self._notices.give(partition, task_id),
+            on_watched=self._notices.give,
         )
         self._watchdog = LoopWatchdog(
             warn_after=self.settings.stall_warning,
@@ -146,16 +156,6 @@ class Worker:
         )
         self._reclaim = ReclaimSchedule([], self._shared.claim_lease, self.timings.sweep_interval)
         self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch, lambda: self._shared.result_ttl)
-        shares = self._partitions == "share" and not self._gate.dedicated
-        self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
-        self._notices = NoticeDelivery(
-            self._gateway,
-            self._assignment,
-            worker=self.id,
-            retention=lambda: self._shared.result_ttl,
-            on_woken=self._parent_woken,
-            interval=self.timings.notice_interval,
-        )
         self._assignment_watcher = AssignmentWatcher(
             self._gateway, self._assignment, self._consumer, self._set_partitions, app.tasks.versions
         )

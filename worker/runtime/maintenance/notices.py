@@ -103,7 +103,7 @@ class NoticeDelivery:
     async def drain(self) -> None:
         """Return when everything that was given is delivered, or was tried."""
         await self.flush()
-        while self.busy:
+        while self.busy:  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(_POLL)
 
     async def sweep_all(self) -> None:
