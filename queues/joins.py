@@ -103,6 +103,11 @@ A launch that a process had repeated, and that was held up, finds the record the
 some 15 minutes.
 """
 
+_LATE_MS: Final = round(_SHORTEST * 1000)
+"""Milliseconds for which children are refused that are added to a join after its end."""
+
+_ENDED: Final = (b"succeeded", b"dead", b"cancelled")
+
 _ASIDE_MS: Final = 600_000
 """Milliseconds after which a notice is tried again that could not be delivered."""
 
@@ -251,8 +256,8 @@ async def add_children(
         The partitions of the children that were launched, by their ids.
 
     Raises:
-        LeaseLost: The parent has lost its lease, or the join is being closed.
-        Refused: Redis has lost children that were added before `first`.
+        LeaseLost: The parent has lost its lease.
+        Refused: The join was closed, or Redis has lost children that were added before `first`.
     """
     added, launched = 0, dict[str, Partition]()
     for child in children:
@@ -267,12 +272,18 @@ async def add_children(
             if added < 0:
                 raise Refused(f"could not add children to join {place.group} of task {place.task_id}: Redis lost some")
             continue
-        check_accepted(answer if isinstance(answer, int) else 1, place.task_id, "spawn")
+        _check_added(answer, place)
         wanted = {name.decode() for name in answer[1:]}
         now = [child for child in children[added : added + len(chunk) // 2] if child.message.id in wanted]
         launched |= await launch_children(gateway, place, now)
         added += len(chunk) // 2
     return launched
+
+
+def _check_added(answer: Any, place: JoinPlace) -> None:
+    check_accepted(answer if isinstance(answer, int) else 1, place.task_id, "spawn")
+    if answer[0] == 0:
+        raise Refused(f"could not add children to join {place.group} of task {place.task_id}: it was closed")
 
 
 def _check_place(place: JoinPlace, child: str) -> None:
@@ -402,11 +413,16 @@ async def watch_task(
         TaskNotFound: There is no such task.
     """
     _check_place(place, task_id)
+    state = await retry_while_unavailable(partial(gateway.command, "HGET", partition.record(task_id), "state"))
+    if state is None:
+        raise TaskNotFound(task_id, f"queue {partition.queue!r} on {gateway.address.shown}")
+    if state in _ENDED:
+        return ChildEnd(state.decode())
     head: list[Argument] = [place.task_id, place.group, 0, OnFailure.KEEP, 0, life]
     at = f"@{partition.queue} {partition.index} {task_id} watched"
     keys = [delivery.partition.ready, place.partition.record(place.task_id), *place.keys, place.partition.joins]
     answer = await _repeat(gateway, _ADD, keys, [*delivery.fence, *head, task_id, at])
-    check_accepted(answer if isinstance(answer, int) else 1, place.task_id, "watch")
+    _check_added(answer, place)
     watcher = Watcher(place.partition.queue, place.partition.index, place.task_id, place.group, task_id)
     state = await retry_while_unavailable(partial(_watch, gateway, partition, task_id, watcher))
     if state == b"watched":
@@ -520,14 +536,14 @@ async def ended_children(gateway: Gateway, place: JoinPlace, after: int, most: i
 async def close_join(gateway: Gateway, place: JoinPlace, *, retention: float) -> None:
     """Cancel the open children that the parent has spawned, and delete the join. Idempotent.
 
-    A process that dies in between leaves a join that launches nothing; the janitor closes it. A child whose launch is
-    not confirmed is launched first, so that no launch that is on its way enqueues it later.
+    Record first what the join has led to: a run that needs the join again cannot open it. A process that dies in
+    between leaves a join that launches nothing; the janitor closes it. A child whose launch is not confirmed is launched first, so that no launch that is on its way enqueues it later.
 
     Args:
         retention: Seconds for which the records of cancelled children are kept.
     """
     member = f"{place.task_id}:{place.group}"
-    if not await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "0"]):
+    if not await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "0", _LATE_MS]):
         return
     async for children in _open_children(gateway, place):
         unconfirmed = [(child, message) for child, message, _ in children if message]
@@ -546,7 +562,7 @@ async def _cancel(gateway: Gateway, found: ChildPlace, retention: float) -> None
 
 async def _delete(gateway: Gateway, place: JoinPlace) -> None:
     member = f"{place.task_id}:{place.group}"
-    await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "1"])
+    await gateway.run(_CLOSE, [*place.keys, place.partition.joins], [member, "1", _LATE_MS])
 
 
 async def _open_children(
@@ -584,7 +600,7 @@ class _Ended(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        return self.state in (b"succeeded", b"dead", b"cancelled")
+        return self.state in _ENDED
 
 
 class Delivered(NamedTuple):
@@ -791,7 +807,7 @@ async def look_at_join(gateway: Gateway, place: JoinPlace, *, retention: float) 
     if life is None:
         await _delete(gateway, place)
         return False
-    alive = state is not None and state not in (b"succeeded", b"dead", b"cancelled")
+    alive = state is not None and state not in _ENDED
     if not alive or life.decode() != life_of(int(attempts or 0), int(replays or 0)):
         await close_join(gateway, place, retention=retention)
         return True

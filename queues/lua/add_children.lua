@@ -4,21 +4,22 @@
 -- ARGV  fence (4) of the parent, id of the parent, group, number of the first child of this call (from 0), mode, limit (0
 --       for none), life of the parent, then id and message of each child: an empty message belongs to a child that the
 --       parent launches itself, whatever the limit is; one that begins with '@' is the place of a task that exists
--- returns  0 refused, the lease has passed, or the join is being closed; -1 - N: the join has only N children, and lacks
---          those before the first; else {1, ids of the children of this call to launch now: their launch is not confirmed}
+-- returns  0 refused, the lease has passed; {0} refused, the join was closed; -1 - N: the join has only N children, and
+--          lacks those before the first; else {1, ids of the children of this call to launch now: their launch is not
+--          confirmed}
 -- Atomic: a child is in the join before its notice can arrive. Idempotent: children are counted, and those that the join
--- has are not added again. The first write needs memory, so that a full server refuses the whole script.
+-- has are not added again. A join that was closed is not created again by bytes that arrive late (see close_join.lua). The first write needs memory, so that a full server refuses the whole script.
 if not owned(KEYS[1]) then
   return 0
 end
 local known = redis.call('HMGET', KEYS[3], 'total', 'closed', 'limit')
 local total, number = tonumber(known[1] or 0), tonumber(ARGV[7])
-if known[2] then
-  return 0
+local waiting = redis.call('LLEN', KEYS[5])
+if known[2] or (not known[1] and waiting > 0) then
+  return {0}
 elseif number > total then
   return -1 - total
 end
-local waiting = redis.call('LLEN', KEYS[5])
 -- a key of another type ends the script here, before its first write
 redis.call('ZSCORE', KEYS[6], '')
 local room = waiting > 0 and 0 or join_room(tonumber(known[3] or ARGV[9]), redis.call('SCARD', KEYS[4]))

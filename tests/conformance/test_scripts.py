@@ -34,7 +34,7 @@ from perdure.queues.delivery.checkpoint import Position, close_exported, edit_ch
 from perdure.queues.delivery.due_set import promote_due, wake_version
 from perdure.queues.delivery.lost_tasks import put_back_lost
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
-from perdure.queues.delivery.settlement import await_version, raise_count, release
+from perdure.queues.delivery.settlement import Counters, await_version, raise_count, release, succeed
 from perdure.queues.derived_tasks import (
     Successor,
     TaskPast,
@@ -48,6 +48,16 @@ from perdure.queues.envelope import DEFAULT_PAYLOAD_LIMIT, Envelope, EnvelopeTem
 from perdure.queues.event_log import read_events
 from perdure.queues.inbox import read_inbox
 from perdure.queues.inspection.timeline import TaskFilter, page_tasks, trim_timeline
+from perdure.queues.joins import (
+    JoinPlace,
+    OnFailure,
+    PlannedChild,
+    add_children,
+    close_join,
+    deliver_notices,
+    life_of,
+    watch_task,
+)
 from perdure.queues.junk import set_aside
 from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.partitions.assignment import join_group
@@ -285,6 +295,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await gateway.run(queue_script("dismiss"), keys, given) in (b"missing", b"changed")
         assert await (await known(producer, "newer")).cancel() is State.CANCELLED
         await converse(gateway, namespace)
+        await raise_children(gateway, namespace, producer)
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
     assert await trim_timeline(gateway, partition) == 0
@@ -300,6 +311,27 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     info = WorkerInfo("b", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
     await announce(gateway, namespace, info, ttl=60)
     assert [one.id for one in await list_workers(gateway, namespace)] == ["b"]
+
+
+async def raise_children(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    """Call every script of joins."""
+    family, small = namespace.partition("family"), namespace.partition("small")
+    await producer.enqueue("t", task_id="parent", queue="family")
+    parent, children = await read_one(await worker(gateway, family)), await worker(gateway, small)
+    place, template = JoinPlace(family, "parent", "g"), EnvelopeTemplate("t")
+    planned = [PlannedChild("small", template.message(b"{}", task_id=name)) for name in ("one", "two")]
+    how: dict[str, Any] = {"on_failure": OnFailure.KEEP, "life": life_of(0, 0)}
+    assert len(await add_children(gateway, parent, place, planned, **how)) == 2
+    large = b'"%b"' % (b"x" * DEFAULT_PAYLOAD_LIMIT)
+    await succeed(gateway, await read_one(children), "one", large, Counters(1), ran=0.1, ttl=60)
+    assert (await deliver_notices(gateway, [(small, "one")])).done == 1
+    handle = await known(producer, "two")
+    watched = place._replace(group="h")
+    assert await watch_task(gateway, parent, watched, handle.partition, "two", life=life_of(0, 0)) is None
+    await SETTLING["succeed"](gateway, parent, "parent")
+    for join in (place, watched):
+        await close_join(gateway, join, retention=60)
+    assert (await deliver_notices(gateway, [(small, "two")])).done == 1
 
 
 async def converse(gateway: Gateway, namespace: Namespace) -> None:

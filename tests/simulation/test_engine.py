@@ -170,6 +170,10 @@ def _reads(kind: bytes, key: bytes) -> list[list[bytes]]:
             return [lifetime, [b"HGETALL", key]]
         case b"zset":
             return [lifetime, [b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"]]
+        case b"set":
+            return [lifetime, [b"SMEMBERS", key]]
+        case b"list":
+            return [lifetime, [b"LRANGE", key, b"0", b"-1"]]
         case b"stream" if key.endswith((b":ready", b":nudge")):
             return [lifetime, [b"XRANGE", key, b"-", b"+"], [b"XPENDING", key, b"workers", b"-", b"+", b"1000"]]
         case b"stream":

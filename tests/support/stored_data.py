@@ -17,6 +17,8 @@ _READ: dict[bytes, tuple[str | int, ...]] = {
     b"hash": ("HGETALL",),
     b"stream": ("XRANGE", "-", "+"),
     b"zset": ("ZRANGE", 0, -1, "WITHSCORES"),
+    b"set": ("SMEMBERS",),
+    b"list": ("LRANGE", 0, -1),
 }
 
 

@@ -113,6 +113,10 @@ async def _content(gateway: Gateway, key: bytes) -> Any:
             return lives, await gateway.command("ZRANGE", key, 0, -1, "WITHSCORES")
         case "stream":
             return lives, await gateway.command("XRANGE", key, "-", "+"), await _groups(gateway, key)
+        case "set":
+            return lives, sorted(await gateway.command("SMEMBERS", key))
+        case "list":
+            return lives, await gateway.command("LRANGE", key, 0, -1)
         case _ if key.endswith(b":seen"):
             return lives
         case _:

@@ -19,7 +19,7 @@ _KEY_AT: Final = {
     **dict.fromkeys(
         ("HGET", "HSET", "HSETNX", "HMGET", "HGETALL", "HKEYS", "HLEN", "HDEL", "HINCRBY", "HEXISTS", "HSTRLEN"), 1
     ),
-    **dict.fromkeys(("HSCAN", "ZSCAN"), 1),
+    **dict.fromkeys(("HSCAN", "SSCAN", "ZSCAN"), 1),
     **dict.fromkeys(("LPUSH", "RPUSH", "LPOP", "RPOP", "LRANGE", "LLEN", "SADD", "SREM", "SMEMBERS", "SCARD"), 1),
     **dict.fromkeys(
         (

@@ -9,6 +9,7 @@ must change nothing; `test_late_arrivals.py` delivers them there, and compares t
 | `commands` | of runs, of producers, and for dead letters |
 | `chores` | of a partition, uploads, and edits by persons |
 | `registrations` | of processes, settings, routes and apps |
+| `joins` | of parents and children |
 | `sessions` | for a session |
 | `workspaces` | for identities and shared files |
 """

@@ -27,6 +27,7 @@ from tests.conformance.late.chores import (
     upload,
 )
 from tests.conformance.late.commands import COMMANDS
+from tests.conformance.late.joins import JOINS
 from tests.conformance.late.registrations import REGISTERING, REGISTRATIONS
 from tests.conformance.late.sessions import SESSIONS, address_of, answered
 from tests.conformance.late.workspaces import WORKSPACES
@@ -47,7 +48,8 @@ def scene(
 
 
 @pytest.mark.parametrize(
-    "case", [*COMMANDS.cases, *CHORES.cases, *REGISTRATIONS.cases, *SESSIONS.cases, *WORKSPACES.cases]
+    "case",
+    [*COMMANDS.cases, *CHORES.cases, *JOINS.cases, *REGISTRATIONS.cases, *SESSIONS.cases, *WORKSPACES.cases],
 )
 async def test_a_call_that_arrives_late_changes_nothing(scene: Scene, case: Callable[[Scene], Moments]) -> None:
     await scene.play(case)
