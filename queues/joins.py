@@ -483,6 +483,15 @@ async def read_join(gateway: Gateway, place: JoinPlace) -> JoinState | None:
     return JoinState(int(total), int(ended or 0), open_, todo, None if failed is None else failed.decode())
 
 
+async def has_joins(gateway: Gateway, partition: Partition, task_id: str) -> bool:
+    """Return whether a task has a join."""
+    cursor: Argument = 0
+    while True:
+        cursor, found = await gateway.command("ZSCAN", partition.joins, cursor, "MATCH", f"{task_id}:*", "COUNT", 1000)
+        if found or int(cursor) == 0:
+            return bool(found)
+
+
 async def child_places(gateway: Gateway, place: JoinPlace, children: Sequence[str]) -> dict[str, ChildPlace]:
     """Return where children are, by their ids in the join; those that are not launched are left out."""
     if not children:

@@ -125,8 +125,8 @@ SESSION_PARTITIONS: Final = 16
 TOKEN_PARTITIONS: Final = 16
 """Hash slots that the tokens of open waits are spread over. Part of the data format."""
 
-TaskKey = Literal["record", "steps", "log", "inbox", "control"]
-"""A kind of key that each task may have."""
+TaskKey = Literal["record", "steps", "log", "inbox", "control", "join"]
+"""A kind of key that each task may have, a join for each of several calls."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

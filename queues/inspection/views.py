@@ -328,7 +328,7 @@ async def linked_objects(gateway: Gateway, namespace: Namespace) -> AsyncIterato
     An upload links its object for some minutes only, and became that of a task or of none when those are over.
     """
     partitions = await queue_partitions(gateway, namespace)
-    kinds: tuple[TaskKey, ...] = ("record", "steps")
+    kinds: tuple[TaskKey, ...] = ("record", "steps", "join")
     for pattern, _, node in [scan for kind in kinds for scan in _scans(gateway, namespace, None, partitions, kind)]:
         async for keys in _scan(gateway, pattern, node):
             for fields in (await _fields(gateway, [key.decode() for key in keys], LINKS)).values():

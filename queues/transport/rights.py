@@ -19,6 +19,12 @@ _PAGE: Final = "the page on security"
 
 _COMMON: Final = ("evalsha", "ping", "select", "info", "time")
 
+_JOINS: Final = (
+    *("sadd", "srem", "scard", "sismember", "smembers", "sscan"),
+    *("rpush", "lrange", "llen", "ltrim", "unlink"),
+)
+"""Commands on the children of joins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Role:
@@ -119,7 +125,7 @@ ROLES: Final = (
         commands=(
             *("exists", "get", "pttl", "hget", "hmget", "hgetall", "hexists", "hkeys", "hlen", "hscan", "hstrlen"),
             *("xlen", "xrange", "xrevrange", "xpending", "xinfo", "zcard", "zcount", "zrange", "zrangebyscore"),
-            *("zrevrangebyscore", "zscan", "zscore", "type", "scan", "subscribe", "unsubscribe", *_COMMON),
+            *("zrevrangebyscore", "zscan", "zscore", "scard", "sscan", "llen", "type", "scan", "subscribe", "unsubscribe", *_COMMON),
         ),
     ),
     Role(
@@ -127,6 +133,7 @@ ROLES: Final = (
         keys=("{perdure:*", "{perdure}:*"),
         commands=(
             *("@hash", "@stream", "@sortedset", "set", "get", "del", "exists", "persist", "pexpire", "pttl", "rename"),
+            *_JOINS,
             *(
                 "type",
                 "script|load",
@@ -145,7 +152,8 @@ ROLES: Final = (
         keys=("{perdure:*", "{perdure}:*"),
         commands=(
             *("@hash", "@stream", "@sortedset", "get", "del", "exists", "persist", "pexpire", "pttl", "rename", "type"),
-            *("scan", "script|load", "script|exists", "publish", "subscribe", "unsubscribe", *_COMMON),
+            *("scard", "sscan", "llen", "scan", "script|load", "script|exists", "publish", "subscribe", "unsubscribe"),
+            *_COMMON,
         ),
         excluded=("xreadgroup", "xautoclaim", "xclaim"),
     ),
@@ -157,6 +165,7 @@ EVERYTHING: Final = Role(
     keys=("{perdure:*", "{perdure}:*"),
     commands=(
         *("@hash", "@stream", "@sortedset", "set", "get", "del", "exists", "persist", "pexpire", "pttl", "rename"),
+        *_JOINS,
         *("type", "scan", "script|load", "script|exists", "publish", "subscribe", "unsubscribe", "client|id"),
         *("client|unblock", *_COMMON),
     ),
@@ -166,6 +175,7 @@ EVERYTHING: Final = Role(
 _READS: Final = frozenset(
     (
         *("exists", "get", "hget", "hmget", "hgetall", "hexists", "hkeys", "hlen", "hscan", "hstrlen", "pttl"),
+        *("scard", "sismember", "smembers", "sscan", "lrange", "llen"),
         *("xinfo", "xlen", "xpending", "xrange", "xrevrange", "zcard", "zcount", "zrange", "zrangebyscore"),
         *("zrevrangebyscore", "zscan", "zscore"),
     )

@@ -23,6 +23,7 @@ from ...queues.delivery.checkpoint import close_exported, read_mark
 from ...queues.derived_tasks import confirm_successor, read_task_input
 from ...queues.errors import UnreadableRecord
 from ...queues.handle import TaskHandle
+from ...queues.joins import has_joins
 from ...queues.keys import Partition
 from ...queues.producer import Producer
 from ...queues.records import State, number_of
@@ -85,7 +86,7 @@ async def export_task(
     """
     gateway, partition, task_id = producer.gateway, handle.partition, handle.id
     mark = await read_mark(gateway, partition, task_id)
-    await _check(handle, mark)
+    await _check(gateway, handle, mark)
     origin = await read_task_input(gateway, partition, task_id)
     record = partition.record(task_id)
     data_format = await gateway.command("HGET", record, "format")
@@ -119,7 +120,7 @@ async def export_task(
     return ExportedTask(handle, out.end(), mark, events, artifacts, len(cited), written)
 
 
-async def _check(handle: TaskHandle[object], mark: tuple[bytes, ...]) -> None:
+async def _check(gateway: Gateway, handle: TaskHandle[object], mark: tuple[bytes, ...]) -> None:
     state, task_id = mark[0], handle.id
     if state not in (b"scheduled", b"dead"):
         shown = (await handle.status()).value
@@ -134,6 +135,13 @@ async def _check(handle: TaskHandle[object], mark: tuple[bytes, ...]) -> None:
         raise TransferError(f"task {task_id} is a turn of a session: see 'perdure session export'")
     if not number_of(handle.partition.record(task_id), "entries", mark[2]):
         raise TransferError(f"task {task_id} has not started: enqueue it on the other deployment instead")
+    watched, parent = await gateway.command(
+        "HMGET", handle.partition.record(task_id), "watchers" if state == b"scheduled" else "kept", "joins"
+    )
+    if watched is not None:
+        raise TransferError(f"task {task_id} cannot be exported: another task waits for its end, which stays here")
+    if parent is not None and state == b"scheduled" and await has_joins(gateway, handle.partition, task_id):
+        raise TransferError(f"task {task_id} cannot be exported while it waits for children: wait until they have ended")
 
 
 async def close_source(producer: Producer, exported: ExportedTask) -> bool:

@@ -259,6 +259,30 @@ async def test_a_task_that_changed_is_not_closed(here: Settings) -> None:
         assert not await close_exported(gateway, handle.partition, "a", mark, event=b"{}", retention=60)
 
 
+async def test_a_parent_or_a_child_is_not_exported(here: Settings, tmp_path: Path, at: Any) -> None:
+    """Notices of children stay on this deployment."""
+    app = make_app(here, Ledger())
+    async with app:
+        await app.producer.enqueue("builder", {"goal": "build it"}, task_id="a", queue="test")
+    await run(app, "a", State.WAITING)
+    async with app:
+        handle = await find(app, "a")
+        gateway, partition = app.producer.gateway, handle.partition
+        record, file = partition.record("a"), str(tmp_path / "a.jsonl")
+        await gateway.command("HSET", record, "watchers", "[]")
+        refused = await at(here, "task", "export", "a", "-o", file)
+        assert (refused.code, "another task waits for its end" in refused.err) == (1, True), refused.err
+        mark = await read_mark(gateway, partition, "a")
+        assert not await close_exported(gateway, partition, "a", mark, event=b"{}", retention=60)
+        await gateway.command("HDEL", record, "watchers")
+        await gateway.command("HSET", record, "joins", "1")
+        await gateway.command("ZADD", partition.joins, 1, "a:g")
+        refused = await at(here, "task", "export", "a", "-o", file)
+        assert (refused.code, "while it waits for children" in refused.err) == (1, True), refused.err
+        await gateway.command("DEL", partition.joins)
+        assert await close_exported(gateway, partition, "a", mark, event=b"{}", retention=60)
+
+
 def make_remembering_app(settings: Settings) -> App:
     app = App("test", settings=settings)
 
